@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from milkglass.client.remote.responses import is_number, is_whole, rows
-from milkglass.engines.engine import Finish, IdLogprob, IdsChunk, IdsRequest, Reader
+from milkglass.engines.engine import Call, Finish, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader
 from milkglass.errors import RemoteError, Unauthorized
 
 HINT = "is --engine the right one?"
@@ -116,12 +116,17 @@ def best_first(taken: IdLogprob, best: Sequence[IdLogprob], count: int) -> list[
     return [taken, *sorted(best, key=lambda one: -one.logprob)[:count]]
 
 
-def vectors_of(answer: Mapping[str, Any]) -> list[list[float]]:
-    """Of OpenAI's `/v1/embeddings`."""
-    found = [row.get("embedding") for row in sorted(rows(answer), key=_place)]
-    if not all(isinstance(one, list) and one and all(map(is_number, one)) for one in found):
-        raise RemoteError("the engine's vectors are not numbers", "does it serve an embedding model?")
-    return [[float(number) for number in one] for one in found if one is not None]
+class EmbedsIds(IdsEngine):
+    """An engine that embeds rows of ids, by OpenAI's `/v1/embeddings`."""
+
+    def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:
+        return Call("/v1/embeddings", {"model": model, "input": [list(row) for row in rows]})
+
+    def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:
+        found = [row.get("embedding") for row in sorted(rows(answer), key=_place)]
+        if not all(isinstance(one, list) and one and all(map(is_number, one)) for one in found):
+            raise RemoteError("the engine's vectors are not numbers", "does it serve an embedding model?")
+        return [[float(number) for number in one] for one in found if one is not None]
 
 
 def _place(row: Mapping[str, Any]) -> int:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from milkglass.engines.answers import choice_reader, vectors_of
-from milkglass.engines.engine import Call, IdsEngine, IdsRequest, Reader
+from milkglass.engines.answers import EmbedsIds, choice_reader
+from milkglass.engines.engine import Call, IdsRequest, Reader
 
 
 @dataclass(frozen=True)
-class MilkglassServer(IdsEngine):
-    """`POST /v1/completions` with ids. It takes fields from the request alone: no generation_config.json decides."""
+class MilkglassServer(EmbedsIds):
+    """`POST /v1/completions` with ids; an encoder embeds: means of its last hidden states, of length 1. It takes fields
+    from the request alone: no generation_config.json decides."""
 
     name: ClassVar[str] = "milkglass"
     options: ClassVar[frozenset[str]] = frozenset(
@@ -40,10 +40,3 @@ class MilkglassServer(IdsEngine):
 
     def reader(self, request: IdsRequest) -> Reader:
         return choice_reader(request)
-
-    def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:
-        """Of an encoder: means of its last hidden states, of length 1."""
-        return Call("/v1/embeddings", {"model": model, "input": [list(row) for row in rows]})
-
-    def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:
-        return vectors_of(answer)

@@ -8,18 +8,18 @@ answer alone there and seeds need another mode, so neither is offered. Read in S
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from milkglass.client.remote.responses import is_count
-from milkglass.engines.answers import HINT, best_first, finish_of, ids_of, logprob, require_no_error, vectors_of
-from milkglass.engines.engine import Call, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader
+from milkglass.engines.answers import HINT, EmbedsIds, best_first, finish_of, ids_of, logprob, require_no_error
+from milkglass.engines.engine import Call, IdLogprob, IdsChunk, IdsRequest, Reader
 from milkglass.errors import RemoteError
 
 
 @dataclass(frozen=True)
-class SGLang(IdsEngine):
+class SGLang(EmbedsIds):
     """Generates; with an embedding model (`--is-embedding`) embeds."""
 
     name: ClassVar[str] = "sglang"
@@ -44,12 +44,6 @@ class SGLang(IdsEngine):
 
     def reader(self, request: IdsRequest) -> Reader:
         return _SGLangAnswer(request).read
-
-    def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:
-        return Call("/v1/embeddings", {"model": model, "input": [list(row) for row in rows]})
-
-    def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:
-        return vectors_of(answer)
 
 
 class _SGLangAnswer:

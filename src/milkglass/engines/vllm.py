@@ -8,16 +8,15 @@ text, and refuses what would need it. Without `--tokens-only` (or `--skip-tokeni
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from milkglass.engines.answers import choice_reader, vectors_of
-from milkglass.engines.engine import Call, IdsEngine, IdsRequest, Reader
+from milkglass.engines.answers import EmbedsIds, choice_reader
+from milkglass.engines.engine import Call, IdsRequest, Reader
 
 
 @dataclass(frozen=True)
-class VLLM(IdsEngine):
+class VLLM(EmbedsIds):
     """Generates; with `--runner pooling`, which wants the folder of `milkglass export --for transformers`, embeds."""
 
     name: ClassVar[str] = "vllm"
@@ -42,9 +41,3 @@ class VLLM(IdsEngine):
 
     def reader(self, request: IdsRequest) -> Reader:
         return choice_reader(request)
-
-    def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:
-        return Call("/v1/embeddings", {"model": model, "input": [list(row) for row in rows]})
-
-    def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:
-        return vectors_of(answer)
