@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from milkglass.audit.outcome import AttackResult, strongest
+from milkglass.audit.report.findings import warnings
 from milkglass.audit.report.verdict import crossing, level, of_100, unfinished, verdict
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.metrics.interval import Interval
@@ -125,3 +126,17 @@ def test_the_verdict_says_what_crosses() -> None:
         "From the hidden states that are sent, an attacker with text like yours, who can run the client's trained half "
         "on it, reads most of your texts: 60 of 100 words, and 50 of 100 names"
     )
+
+
+def test_a_figure_of_an_attack_that_was_cut_has_no_interval_in_words() -> None:
+    seen = Transcript((Tokens(Sequences.of([[1, 2]])),), 5)
+    scene = Scene.of(seen, truth_of(), Adversary.without_text(Knowledge()), scheme={"name": "coarse"})
+    bits = {
+        **cell(0.2, 0.1).measures,
+        "content hidden bits": Interval(9.5, 9, 10, 5),
+        "tokens hidden bits": Interval(6, 5, 7, 5),
+    }
+    whole = replace(cell(0.2, 0.1, "symbol-decoder"), measures=bits)
+    for one, title in ((whole.ended(True), "At most 9.5 bits"), (whole.ended(False), "About 9.5 bits")):
+        (found,) = [some for some in warnings(scene, (one,), {}) if "stay hidden" in some.title]
+        assert found.title.startswith(title) and "nan" not in str(found)

@@ -197,9 +197,10 @@ def _hidden(cells: tuple[AttackResult, ...]) -> Finding | None:
         return None
     least = min(told, key=lambda cell: cell.value("content hidden bits"))
     bits = least.measures["content hidden bits"]
+    between = "the attack was cut short" if least.cut else f"{bits.low:.1f} to {bits.high:.1f} bits"
     return Finding(
-        f"About {bits.value:.1f} bits of each content token stay hidden",
-        f"{bits.low:.1f} to {bits.high:.1f} bits; of all tokens {least.value('tokens hidden bits'):.1f}",
+        f"{'At most' if least.cut else 'About'} {bits.value:.1f} bits of each content token stay hidden",
+        f"{between}; of all tokens {least.value('tokens hidden bits'):.1f}",
         f"This is the cross-entropy of one attack ({least.title.lower()}). A better one leaves less hidden, none more.",
         "Fewer symbols hide more, and cost accuracy.",
     )
