@@ -185,6 +185,10 @@ class RemoteError(MilkglassError):
     exit_code = 6
 
 
+class RefusedThere(RemoteError):
+    """The server or engine found the request itself at fault; the same again fails again."""
+
+
 class Unreachable(RemoteError):
     pass
 

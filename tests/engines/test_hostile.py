@@ -242,7 +242,7 @@ def test_whole_answers_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
         (flooding(HEAD, b" " * 65536), "more than 1048576 bytes"),
         (dripping(HEAD, b" "), "went silent"),
         (sending(HEAD, b'{"data": 3}'), "no list of data"),
-        (sending(HEAD, b'{"data": [{"id": "../x"}]}'), "no proper id"),
+        (sending(HEAD, b'{"data": [{"id": "a\\u001b[2Jb"}]}'), "no proper name"),
         (sending(HEAD, b'{"data": [{"id": "x", "max_model_len": -1}]}'), "max_model_len"),
     ]
     for script, words in cases:

@@ -84,7 +84,12 @@ def proxying(codec: Codec, upstream: Callable[[], Upstream], page: Page | None =
     state: dict[str, Any] = {}
 
     async def main() -> None:
-        backend, _ = await connected(codec, upstream(), (), None if page is None else page.observer)
+        behind = upstream()
+        try:
+            backend, _ = await connected(codec, behind, (), None if page is None else page.observer)
+        except BaseException:
+            await behind.close()
+            raise
         async with nullcontext() if page is None else page.running(backend) as routes:
             app = create_app(backend, page=routes, **more)
             state["server"] = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none"))

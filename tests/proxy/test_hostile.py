@@ -24,7 +24,7 @@ from milkglass.proxy.backend import connected
 from milkglass.proxy.run import listen
 from tests import tiny
 from tests.engines.kit import HASTY, HEAD, Script, Wire, event, sending, wire
-from tests.proxy.kit import Scrambled
+from tests.proxy.kit import Scrambled, proxying
 
 QUESTION = [{"role": "user", "content": tiny.TEXTS[0]}]
 MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 128}]}
@@ -160,7 +160,7 @@ FAULTS: dict[str, tuple[Script, str]] = {
     "dies": (dying(event([5])), "broke off"),
     "garbage": (dying(b"data: \xff\xfe{]\n\n"), "not a JSON object"),
     "floods": (flood, "more than the 60 tokens"),
-    "foreign ids": (dying(event([100_000]), event([], "stop")), "id is outside 0 to 299"),
+    "foreign ids": (dying(event([100_000]), event([], "stop")), "an id that the model does not have"),
     "an error": (sending(b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"), "answered 500"),
     "a page": (sending(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>"), "broke off"),
 }
@@ -175,6 +175,68 @@ def test_each_fault_of_an_engine_is_a_clear_error(model: Scrambled, name: str) -
     assert words in error["message"] and error["hint"], error
     streamed = asked(model, script, chatting(stream=True)).text
     assert words in streamed and streamed.endswith("data: [DONE]\n\n")
+
+
+def logprobs_of(*pairs: tuple[int, list[int]]) -> bytes:
+    """An event: of each token the id that its log-probability names, and the likeliest."""
+    content = [
+        {"token_id": named, "logprob": -1.0, "top_logprobs": [{"token_id": one, "logprob": -1.0} for one in best]}
+        for named, best in pairs
+    ]
+    choice = {"index": 0, "token_ids": [5] * len(pairs), "finish_reason": None, "logprobs": {"content": content}}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (logprobs_of((5, [100_000])), "an id that the model does not have"),
+        (logprobs_of((6, [5])), "of other tokens than its answer"),
+    ],
+)
+def test_log_probabilities_that_cannot_be_end_the_answer(model: Scrambled, sent: bytes, words: str) -> None:
+    script, more = dying(sent, event([], "stop")), {"logprobs": True, "top_logprobs": 1}
+    answer = asked(model, script, chatting(**more))
+    assert answer.status_code == 502 and words in answer.json()["error"]["message"]
+    streamed = asked(model, script, chatting(stream=True, **more)).text
+    assert words in streamed and streamed.endswith("data: [DONE]\n\n")
+
+
+def test_an_engine_that_finds_the_request_at_fault_is_asked_once(model: Scrambled) -> None:
+    """A 502 would have the official client ask again, with the whole prompt."""
+    script = sending(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    assert asked(model, script, chatting()).status_code == 400
+
+
+def test_a_prompt_that_no_tokenizer_makes_short_enough_is_refused_at_once(model: Scrambled) -> None:
+    answer = asked(model, dying(), chatting(messages=[{"role": "user", "content": "a " * 1_000_000}]))
+    assert answer.status_code == 400 and "has 2,000,000 letters" in answer.json()["error"]["message"]
+
+
+def test_a_stream_of_responses_that_breaks_off_is_raised(model: Scrambled) -> None:
+    """Events of errors that official clients merely pass on would make a broken answer look like a short one."""
+    import openai
+
+    async def work(client: httpx2.AsyncClient, server: Wire) -> None:
+        official = openai.AsyncOpenAI(http_client=client, base_url="http://127.0.0.1/v1", api_key="any", max_retries=0)
+        kinds = []
+        with pytest.raises(openai.APIError, match="broke off"):
+            async for one in await official.responses.create(model="tiny", input="hello", stream=True):
+                kinds.append(one.type)
+        assert kinds[:2] == ["response.created", "response.in_progress"] and "error" not in kinds
+
+    asked(model, dying(event([5])), work)
+
+
+def test_two_calls_and_what_follows_them(model: Scrambled) -> None:
+    """A tokenizer of few tokens and a short model: the second call comes in the first one's section."""
+    two = '<tool_call>{"name": "f", "arguments": {}};{"name": "f", "arguments": {}}</tool_call>'
+    more: dict[str, Any] = {"messages": SHORT, "max_tokens": 100, "tools": [TOOL]}
+    (choice,) = asked(model, writing(model, two + "\nso"), chatting(**more)).json()["choices"]
+    assert len(choice["message"]["tool_calls"]) == 2 and choice["message"]["content"] == "so"
+    (single,) = asked(model, writing(model, two), chatting(**more, parallel_tool_calls=False)).json()["choices"]
+    assert len(single["message"]["tool_calls"]) == 1
+    assert single["message"]["content"] is None and single["finish_reason"] == "tool_calls"
 
 
 def test_a_token_does_not_wait_for_an_acknowledgement() -> None:
@@ -199,7 +261,6 @@ def test_nothing_is_sent_for_a_request_that_is_refused(model: Scrambled) -> None
 
 def test_an_application_that_leaves_ends_its_request(model: Scrambled) -> None:
     """On a real connection: the engine's is closed as well."""
-    from tests.proxy.kit import proxying
 
     async def run() -> None:
         async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -241,32 +302,47 @@ def test_an_application_that_leaves_ends_its_request(model: Scrambled) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_requests_to_an_engine_that_fails_in_every_way(model: Scrambled, tmp_path: Path) -> None:
-    """64 at a time: each ends in an answer or a clear error, none hangs, and memory stays flat."""
+    """Over 64 connections: each ends in an answer or a clear error, none hangs, and memory stays flat."""
     chance, scripts = random.Random(0), [*(script for script, _ in FAULTS.values()), writing(model, "all is well")]
 
     async def any_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await chance.choice(scripts)(reader, writer)
 
-    async def work(client: httpx2.AsyncClient, server: Wire) -> Counter[int]:
-        found, gate, sizes = Counter[int](), asyncio.Semaphore(64), list[int]()
+    async def part(client: httpx2.AsyncClient, first: int) -> Counter[int]:
+        found = Counter[int]()
 
         async def one(number: int) -> None:
-            async with gate:
-                body = {"model": "tiny", "messages": QUESTION, "max_tokens": 60, "stream": number % 2 == 0}
-                async with asyncio.timeout(60):
-                    answer = await client.post("/v1/chat/completions", json=body)
-                text = answer.text
-                parts = re.findall(r'"content":"([^"]*)"', text)
-                assert "all is well" in "".join(parts) or '"error"' in text, text[:200]
-                found[answer.status_code] += 1
+            body = {"model": "tiny", "messages": QUESTION, "max_tokens": 60, "stream": number % 2 == 0}
+            async with asyncio.timeout(120), client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                text = (await answer.aread()).decode()
+            written = "".join(re.findall(r'"content":"([^"]*)"', text)) == "all is well"
+            assert written != ('"error"' in text), text[:200]  # whole, or an error: never a short answer
+            found[answer.status_code] += 1
 
-        for part in range(4):
-            await asyncio.gather(*(one(250 * part + number) for number in range(250)))
-            gc.collect()
-            sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-        assert sizes[-1] - sizes[0] < 30_000, sizes  # kB
-        assert len([task for task in asyncio.all_tasks() if "pieces" in repr(task)]) == 0
+        await asyncio.gather(*(one(first + number) for number in range(250)))
         return found
 
-    found = asked(model, any_of, work)
+    async def run() -> Counter[int]:
+        script, found, sizes = lists_models(any_of), Counter[int](), list[int]()
+        async with wire(script) as server:
+            script.wire = server  # type: ignore[attr-defined]
+
+            def asking() -> None:
+                limits = httpx2.Limits(max_connections=64)
+
+                async def some(url: str, first: int) -> Counter[int]:
+                    async with httpx2.AsyncClient(base_url=url, limits=limits, timeout=120) as client:
+                        return await part(client, first)
+
+                with proxying(model.codec, lambda: Upstream(server_engine(), server.url, patience=HASTY)) as url:
+                    for first in range(0, 1000, 250):
+                        found.update(asyncio.run(some(url, first)))
+                        gc.collect()
+                        sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+            await asyncio.to_thread(asking)
+        assert sizes[-1] - sizes[0] < 30_000, sizes  # kB
+        return found
+
+    found = asyncio.run(run())
     assert sum(found.values()) == 1000 and set(found) <= {200, 502} and min(found.values()) > 100

@@ -60,19 +60,21 @@ def sections_of(text: str, cuts: list[int], **settings_: Any) -> list[tuple[str,
     return joined
 
 
-WRITTEN = 'hm <think>let <me> see</think>ok <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call> done'
+WRITTEN = ' <think>let <me> see</think>ok <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call> done'
 
 
 @settings(deadline=None, derandomize=True)
 @given(cuts=st.lists(st.integers(0, len(WRITTEN)), max_size=12))
 def test_sections_are_found_however_text_comes(cuts: list[int]) -> None:
     assert sections_of(WRITTEN, cuts, format=HERMES, reasons=True) == [
-        ("content", "hm "),
+        ("content", " "),
         ("reasoning", "let <me> see"),
         ("content", "ok "),
         ("call", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
         ("content", " done"),
     ]
+    literal = "the mark <think> is text </think> here"
+    assert "".join(text for kind, text in sections_of(literal, cuts, reasons=True) if kind == "content") == literal
     assert sections_of(WRITTEN, cuts) == [("content", WRITTEN)]  # no tools given, no marks in the template
 
 
@@ -99,18 +101,26 @@ def test_reasoning_may_have_begun_in_the_prompt() -> None:
             [("f", {"x": 1}), ("g", {})],
         ),
         (2, '<|python_tag|>{"name": "g", "parameters": {"q": "ü"}}', [("g", {"q": "ü"})]),
-        (3, '{"name": "g", "parameters": {"q": 1}}', [("g", {"q": 1})]),
+        (2, '{"name": "g", "parameters": {"q": 1}}', [("g", {"q": 1})]),
+        (2, '{"type": "function", "name": "g", "parameters": {"q": 1}}', [("g", {"q": 1})]),
+        (2, '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', [("f", {}), ("g", {})]),
     ],
 )  # fmt: skip
 def test_calls_are_read_as_each_family_writes_them(mark: int, text: str, found: Any) -> None:
-    calls = calls_in(text, FORMATS[mark], {"f", "g"})
-    assert (calls and [(one.name, json.loads(one.arguments)) for one in calls]) == found
-    if calls:
-        assert len({one.id for one in calls}) == len(calls)
+    read = calls_in(text, FORMATS[mark], {"f", "g"})
+    assert (read and [(one.name, json.loads(one.arguments)) for one in read[0]]) == found
+    if read:
+        assert len({one.id for one in read[0]}) == len(read[0]) and read[1] == ""
+        assert (
+            calls_in(text.removesuffix("</tool_call>") + " It is 5 mg.", FORMATS[mark], {"f", "g"})[1] == "It is 5 mg."
+        )
 
 
 def test_a_template_shows_how_its_model_calls() -> None:
-    assert [tool_format(f"x {one.mark} y") for one in FORMATS] == list(FORMATS)
+    for one in FORMATS:
+        assert {tool_format(f"x {mark} y") for mark in one.marks} == {one}
+    llama = tool_format("{%- if builtin %}<|python_tag|>{%- else %}{{- '\"parameters\": ' }}")  # Llama 3.1's has both
+    assert llama is not None and llama.begun and '{"name":' in llama.openings
     assert tool_format("{{ messages }}") is None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from milkglass.client.remote.responses import is_number, is_whole, rows
 from milkglass.engines.engine import Call, Finish, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader
-from milkglass.errors import RemoteError, Unauthorized
+from milkglass.errors import RefusedThere, RemoteError, Unauthorized
 
 HINT = "is --engine the right one?"
 MAX_ID = 1 << 31
@@ -84,7 +84,8 @@ def refusal(status: int, kind: Any) -> RemoteError:
     hint = STATUS_HINTS.get(status, "the engine's log says more")
     if 300 <= status < 400:
         hint = "redirects are not followed: give the address that it redirects to"
-    error = (Unauthorized if status in (401, 403) else RemoteError)(f"the engine answered {status}{named}", hint)
+    kinds = {401: Unauthorized, 403: Unauthorized, 400: RefusedThere, 413: RefusedThere, 422: RefusedThere}
+    error = kinds.get(status, RemoteError)(f"the engine answered {status}{named}", hint)
     error.status = status
     return error
 

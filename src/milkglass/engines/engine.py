@@ -10,15 +10,17 @@ Out of scope: keys, tokenizers, text.
 from __future__ import annotations
 
 import abc
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from milkglass.client.remote import responses
-from milkglass.errors import UnsupportedModel, UsageError
+from milkglass.errors import RemoteError, UnsupportedModel, UsageError
 
 Finish = Literal["stop", "length"]
 NO_BIAS: Mapping[int, float] = {}
+NAME = re.compile(r"[!-~]{1,200}")  # of a model: nothing that steers a terminal
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,17 @@ class ServedModel:
     owner: str | None = None
 
 
+def name_of(record: Mapping[str, Any]) -> str:
+    """A model's name: an engine's default is often a path. It is sent back in a body and printed, in no address. Raises
+    RemoteError."""
+    name = record.get("id")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise RemoteError(
+            "a model of the engine has no proper name", "give it one, with --served-model-name or --alias"
+        )
+    return name
+
+
 @dataclass(frozen=True)
 class Call:
     """A request as it crosses: nothing else is sent but the fixed headers of upstream.py.
@@ -154,7 +167,7 @@ class IdsEngine(abc.ABC):
         """Of the answer to `models`, in OpenAI's shape. Raises RemoteError."""
         return [
             ServedModel(
-                responses.response_id(one),
+                name_of(one),
                 one.get("max_model_len"),
                 one.get("key_id"),
                 one.get("kind"),

@@ -18,9 +18,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from milkglass.client.remote.responses import MODEL, is_count, response_id, rows
+from milkglass.client.remote.responses import MODEL, is_count, rows
 from milkglass.engines.answers import HINT, best_first, finish_of, ids_of, logprob, require_no_error
-from milkglass.engines.engine import Call, Finish, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
+from milkglass.engines.engine import (
+    Call,
+    Finish,
+    IdLogprob,
+    IdsChunk,
+    IdsEngine,
+    IdsRequest,
+    Reader,
+    ServedModel,
+    name_of,
+)
 from milkglass.engines.opaque import opaque_name
 from milkglass.errors import RemoteError
 
@@ -66,12 +76,10 @@ class LlamaCpp(IdsEngine):
 
 
 def _model(record: Mapping[str, Any]) -> ServedModel:
-    """The file's name is the model's unless `--alias` gives one; a path is refused."""
+    """The file's name is the model's unless `--alias` gives one."""
     meta = record.get("meta")
     length = meta.get("n_ctx") if isinstance(meta, Mapping) else None
-    return ServedModel(
-        response_id(record), length if is_count(length) else None, None, "decoder", record.get("owned_by")
-    )
+    return ServedModel(name_of(record), length if is_count(length) else None, None, "decoder", record.get("owned_by"))
 
 
 class _LlamaCppAnswer:

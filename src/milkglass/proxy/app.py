@@ -6,11 +6,12 @@ unless a token is required.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -36,6 +37,7 @@ from milkglass.system import is_loopback
 log = logging.getLogger("milkglass.proxy")
 B = TypeVar("B", bound=BaseModel)
 MAX_BODY = 64 << 20  # bytes of a request
+LONG = 64 << 10  # bytes of a request that is encoded in a thread
 OPEN = frozenset({"/", "/health"})
 HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
 
@@ -115,7 +117,10 @@ async def _body(request: Request, kind: type[B]) -> B:
         raise UsageError(*refusals.of_fields(error, kind)) from None
 
 
-async def _answered(request: Request, answer: Answering, stream: bool | None, end: bool = True) -> Response:
+async def _answered(request: Request, make: Callable[[], Answering], stream: bool | None, end: bool = True) -> Response:
+    """make: refuses or encodes, in a thread where a long prompt would hold up other answers."""
+    long = len(await request.body()) > LONG
+    answer = await asyncio.to_thread(make) if long else make()
     if stream:
         return EventStream(_stream(answer, end), lambda: None)
     found = await first(answer.whole(), disconnect(request))
@@ -123,13 +128,20 @@ async def _answered(request: Request, answer: Answering, stream: bool | None, en
 
 
 async def _stream(answer: Answering, end: bool) -> AsyncGenerator[str, None]:
+    """A fault is an event with `error`, which official clients raise."""
+    number = 0
     try:
         async with aclosing(answer.events()) as events:  # type: ignore[type-var]
             async for one in events:
+                number += 1
                 yield event(json.dumps(one, ensure_ascii=False, separators=(",", ":")), None if end else one["type"])
-    except MilkglassError as error:
-        info = refusals.body(refusals.gateway(error))
-        yield event(info) if end else event({"type": "error", "sequence_number": 0, **info["error"]}, "error")
+    except Exception as error:  # noqa: BLE001  (its message may quote a text)
+        if not isinstance(error, MilkglassError):
+            log.error("internal error: %s", place_of(error))
+        info = refusals.of_any(error)
+        about = info["error"]
+        numbered = {"type": "error", "sequence_number": number, "message": about["message"], "code": about["code"]}
+        yield event(info) if end else event({**numbered, "param": None, **info}, "error")
     if end:
         yield event("[DONE]")
 
@@ -161,19 +173,19 @@ def _backend(request: Request) -> Backend:
 @router.post("/v1/chat/completions")
 async def chat(request: Request) -> Response:
     body = await _body(request, ChatBody)
-    return await _answered(request, ChatAnswer(_backend(request), body), body.stream)
+    return await _answered(request, lambda: ChatAnswer(_backend(request), body), body.stream)
 
 
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
     body = await _body(request, CompletionBody)
-    return await _answered(request, CompletionAnswer(_backend(request), body), body.stream)
+    return await _answered(request, lambda: CompletionAnswer(_backend(request), body), body.stream)
 
 
 @router.post("/v1/responses")
 async def responses(request: Request) -> Response:
     body = await _body(request, ResponseBody)
-    return await _answered(request, ResponseAnswer(_backend(request), body), body.stream, end=False)
+    return await _answered(request, lambda: ResponseAnswer(_backend(request), body), body.stream, end=False)
 
 
 @router.post("/v1/embeddings")

@@ -21,6 +21,8 @@ from milkglass.proxy.reply import Question, Reply
 from milkglass.proxy.text.sections import begins_reasoning, reasons, tool_format
 from milkglass.proxy.text.tokens import TokenNames
 
+EMBEDDED = 64  # rows of one question to the engine
+LETTERS = 128  # of a token at most, on average over a text
 DEFAULT_TOKENS = 4096  # of an answer at most, where the application names no limit
 
 
@@ -53,12 +55,14 @@ class Backend:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
         choice: str | None = None,
+        single: bool = False,
         **options: Any,
     ) -> Question:
         """A conversation in the model's template.
 
         Args:
             choice: the tool that is to be called; "" any one, None where the model may choose.
+            single: whether one call is taken at most.
             options: see `_question`.
 
         Raises:
@@ -72,19 +76,28 @@ class Backend:
             if not form.begun:
                 raise UsageError("tool_choice cannot be enforced for this model", "leave it out, or give auto")
             begun = form.begun.format(name=choice) if choice else form.begun.partition("{name}")[0].replace("{{", "{")
+        self._require_short(sum(len(str(one.get("content", ""))) for one in messages))
         ids = self.codec.encode_chat(messages, tools=tools, begun=begun)
         thinks = reasons(template) and not begun
         inside = thinks and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
         question = self._question(name, ids.tolist(), **options)
         names = frozenset(one["function"]["name"] for one in tools)
         kind = "reasoning" if inside else "content"
-        return replace(question, format=form, tools=names, reasons=thinks, kind=kind, begun=begun)  # type: ignore[arg-type]
+        return replace(question, format=form, tools=names, reasons=thinks, kind=kind, begun=begun, single=single)  # type: ignore[arg-type]
 
     def completion(self, name: str, prompt: str | Sequence[int], **options: Any) -> Question:
         """A text to go on from, or the tokenizer's own ids of one. Raises CodecError, UsageError."""
         if isinstance(prompt, str):
+            self._require_short(len(prompt))
             return self._question(name, self.codec.encode([prompt]).ids[0].tolist(), **options)
         return self._question(name, self.scrambled(prompt), **options)
+
+    def _require_short(self, letters: int) -> None:
+        """Raises TooLong for a text that no tokenizer makes short enough: it would be minutes in the tokenizer."""
+        if letters > LETTERS * self.codec.limit:
+            raise TooLong(
+                f"the prompt has {letters:,} letters; the model takes {self.codec.limit} tokens", "shorten it"
+            )
 
     def scrambled(self, ids: Sequence[int]) -> list[int]:
         """Of the tokenizer's own ids. Raises UsageError for ids that it does not have."""
@@ -140,15 +153,19 @@ class Backend:
         model = self.model(name)
         if model.kind == "decoder":
             raise UnsupportedModel(f"{model.name} is a decoder: it makes no embeddings", "serve an encoder for them")
-        for row in rows:
-            self.observer.sent(row)
-        return await self.upstream.embed(model.name, rows)
+        vectors: list[list[float]] = []
+        for start in range(0, len(rows), EMBEDDED):
+            some = rows[start : start + EMBEDDED]
+            for row in some:
+                self.observer.sent(row)
+            vectors += await self.upstream.embed(model.name, some)
+        return vectors
 
 
 async def connected(
     codec: Codec, upstream: Upstream, requested: Sequence[str] = (), observer: Observer | None = None
 ) -> tuple[Backend, list[str]]:
-    """A backend of an engine that answers, and warnings. Where there is none, the upstream is closed.
+    """A backend of an engine that answers, and warnings. Where it raises, the upstream is still the caller's to close.
 
     Args:
         requested: names of models; none: all that the engine serves for this key.
@@ -157,11 +174,7 @@ async def connected(
         KeyForOtherModel: no model there was scrambled with the key. UsageError: it is another engine. RemoteError,
         ModelNotFound.
     """
-    try:
-        own = await _served(codec, upstream, requested)
-    except BaseException:
-        await upstream.close()
-        raise
+    own = await _served(codec, upstream, requested)
     warnings = [
         f"the engine does not say with which key {one.name} was scrambled: it is taken to be this one"
         for one in own

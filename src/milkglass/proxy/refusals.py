@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from milkglass.errors import MilkglassError, RemoteError
+from milkglass.errors import MilkglassError, RefusedThere, RemoteError
 from milkglass.server.http import errors
 
 BUSY = frozenset({429, 503})
@@ -50,10 +50,18 @@ def body(error: MilkglassError) -> dict[str, Any]:
     return _joined(errors.error_body(error))
 
 
+def of_any(error: Exception) -> dict[str, Any]:
+    """Of an error after an answer began; what is not one of ours is named and not quoted."""
+    if isinstance(error, MilkglassError):
+        return body(gateway(error))
+    return _joined(errors.body(500, errors.INTERNAL, "internal_error", "its log names the place; please report it"))
+
+
 def gateway(error: MilkglassError) -> MilkglassError:
-    """An engine's failure is not the application's: 502, unless the engine asks for patience."""
+    """An engine's failure is not the application's: 502, unless the engine asks for patience or finds the request at
+    fault, which no client repeats."""
     if isinstance(error, RemoteError) and error.status not in BUSY:
-        error.status = 502
+        error.status = 400 if isinstance(error, RefusedThere) else 502
     return error
 
 

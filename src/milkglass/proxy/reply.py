@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from milkglass.client.codec.codec import Codec
 from milkglass.engines.engine import IdsChunk, IdsRequest
@@ -48,6 +48,7 @@ class Question:
         reasons: whether the model marks its reasoning.
         kind: of the text that comes first.
         begun: the beginning of the answer, which the engine goes on from.
+        single: whether one call is taken at most.
     """
 
     model: str
@@ -58,6 +59,7 @@ class Question:
     reasons: bool = False
     kind: Kind = "content"
     begun: str = ""
+    single: bool = False
 
 
 @dataclass
@@ -79,6 +81,7 @@ class Reply:
     tokens: int = 0
     finish: str = "stop"
     _called: bool = False
+    _said: bool = False  # since the last call
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Raises RemoteError for an engine that fails."""
@@ -110,9 +113,18 @@ class Reply:
     async def _chunks(self) -> AsyncGenerator[IdsChunk, None]:
         async with aclosing(self.upstream.generate(self.question.model, self.question.request)) as chunks:
             async for chunk in chunks:
+                self._require(chunk)
                 self.tokens += len(chunk.ids)
                 self.received(chunk.ids)
                 yield chunk
+
+    def _require(self, chunk: IdsChunk) -> None:
+        """Raises RemoteError for an id that no row of the model has."""
+        size = len(self.codec.inverse)
+        if any(one >= size for one in chunk.ids) or any(one.id >= size for row in chunk.logprobs for one in row):
+            raise RemoteError("the engine answered an id that the model does not have", "is it the key's model?")
+        if chunk.logprobs and [row[0].id for row in chunk.logprobs] != list(chunk.ids):
+            raise RemoteError("the engine's log-probabilities are of other tokens than its answer", "don't trust it")
 
     @staticmethod
     def _text(push, chunk: IdsChunk) -> str:  # type: ignore[no-untyped-def]
@@ -125,12 +137,27 @@ class Reply:
 
     def _read(self, parts: Iterator[tuple[Kind, str]], pending: list[Logprobs] | None = None) -> Iterator[Piece]:
         for kind, text in parts:
-            piece = Piece(kind, text, logprobs=tuple(pending or ()))
-            if pending:
-                pending.clear()
-            if kind == "call" and self.question.format:
-                calls = calls_in(text, self.question.format, self.question.tools)
-                self._called = self._called or calls is not None
-                kept = piece.logprobs
-                piece = Piece("call", calls=calls, logprobs=kept) if calls else Piece("content", text, logprobs=kept)
-            yield piece
+            for piece in self._pieces(kind, text):
+                if pending:
+                    piece = replace(piece, logprobs=tuple(pending))
+                    pending.clear()
+                yield piece
+
+    def _pieces(self, kind: Kind, text: str) -> Iterator[Piece]:
+        """White space after a call is the model's layout, not an answer."""
+        form = self.question.format
+        found = calls_in(text, form, self.question.tools) if kind == "call" and form else None
+        if found is None:
+            shown = text.lstrip() if self._called and kind == "content" and not self._said else text
+            if shown:
+                self._said = True
+                yield Piece("content" if kind == "call" else kind, shown)
+            return
+        calls, rest = found
+        self._said, first = False, not self._called
+        self._called = True
+        if not self.question.single or first:
+            yield Piece("call", calls=calls[:1] if self.question.single else calls)
+        if rest:
+            self._said = True
+            yield Piece("content", rest)

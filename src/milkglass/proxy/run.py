@@ -67,7 +67,11 @@ def run(
 
     async def work() -> None:
         observer = counter if page is None else Several((counter, page.observer))
-        backend, warnings = await connected(codec, upstream, requested, observer)
+        try:
+            backend, warnings = await connected(codec, upstream, requested, observer)
+        except BaseException:
+            await upstream.close()
+            raise
         for warning in warnings:
             notice(f"warning: {warning}")
         names = [one.name for one in backend.models]

@@ -1,8 +1,13 @@
 """The proxy without a process or a port: HTTP clients for OpenAI's own packages, whose requests are answered in place.
 
-    OpenAI(http_client=milkglass.transport("clinic.mgkey", passphrase, "https://gpu.example:8000"), api_key="any")
+    OpenAI(
+        http_client=milkglass.transport("clinic.mgkey", passphrase, "https://gpu.example:8000"),
+        base_url=milkglass.NOWHERE, api_key="any",
+    )
 
-Whatever address such a client is given, nothing of a request leaves but what proxy/app.py sends to the engine.
+Whatever address such a client is given, nothing of an HTTP request leaves but what proxy/app.py sends to the engine.
+OpenAI's calls over WebSockets (`responses.connect`, `realtime`) use no HTTP client: they go to `base_url`, in plain
+text. At NOWHERE no one listens.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from milkglass.client.key.file import UnlockedKey
 from milkglass.client.session import codec_of
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.upstream import Upstream
-from milkglass.errors import MilkglassError, RemoteError
+from milkglass.errors import MilkglassError
 from milkglass.progress import Log, no_log
 from milkglass.proxy import refusals
 from milkglass.proxy.app import create_app
@@ -31,10 +36,11 @@ from milkglass.proxy.backend import connected
 from milkglass.proxy.counting import UsageCount
 
 T = TypeVar("T")
+NOWHERE = "http://127.0.0.1:9/v1"  # the port "discard", which only root can open
 
 
 def transport(key: Path | str, passphrase: str, server: str, token: str | None = None, **options: Any) -> httpx2.Client:
-    """A client for `OpenAI(http_client=...)`.
+    """A client for `OpenAI(http_client=..., base_url=NOWHERE)`.
 
     Args:
         key: the key file that `milkglass obfuscate` wrote.
@@ -110,7 +116,8 @@ class _Exchange:
 
     def __init__(self, app: ASGIApp, request: httpx2.Request, body: bytes) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
-        self._left, self._body, self._begun = asyncio.Event(), body, False
+        self._left, self._body, self._begun, self._ended = asyncio.Event(), body, False, False
+        self._patience: float | None = (request.extensions.get("timeout") or {}).get("read")
         headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in OWN]
         scope: Scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,
@@ -135,15 +142,27 @@ class _Exchange:
 
     async def begin(self) -> tuple[int, list[tuple[bytes, bytes]]]:
         """Status and headers."""
-        message = await self._messages.get()
+        message = await self._next()
         if message is None:
-            raise RemoteError("the proxy gave no answer", "please report it")
+            raise httpx2.RemoteProtocolError("the proxy gave no answer")
         return int(message["status"]), list(message["headers"])
 
     async def part(self) -> bytes | None:
-        """The next of the body; None at its end."""
-        message = await self._messages.get()
-        return None if message is None else bytes(message.get("body", b""))
+        """The next of the body; None at its end. Raises RemoteProtocolError where an answer ends before its end."""
+        if self._ended:
+            return None
+        message = await self._next()
+        if message is None:
+            raise httpx2.RemoteProtocolError("the answer broke off")
+        self._ended = not message.get("more_body", False)
+        return bytes(message.get("body", b""))
+
+    async def _next(self) -> Message | None:
+        try:
+            async with asyncio.timeout(self._patience):
+                return await self._messages.get()
+        except TimeoutError:
+            raise httpx2.ReadTimeout(f"no answer within {self._patience:g} s") from None
 
     async def close(self) -> None:
         self._left.set()
@@ -160,6 +179,18 @@ def _refused(error: MilkglassError) -> httpx2.Response:
     return httpx2.Response(known.status, json=refusals.body(known))
 
 
+async def _begun(
+    local: _Local, request: httpx2.Request, body: bytes
+) -> tuple[_Exchange, int, list[tuple[bytes, bytes]]]:
+    """An exchange whose answer began; where that is not awaited to its end, the request ends."""
+    exchange = _Exchange(await local.app(), request, body)
+    try:
+        return exchange, *await exchange.begin()
+    except BaseException:
+        await exchange.close()
+        raise
+
+
 class _AsyncInPlace(httpx2.AsyncBaseTransport):
     def __init__(self, local: _Local) -> None:
         self._local = local
@@ -167,10 +198,9 @@ class _AsyncInPlace(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         body = await request.aread()
         try:
-            exchange = _Exchange(await self._local.app(), request, body)
+            exchange, status, headers = await _begun(self._local, request, body)
         except MilkglassError as error:
             return _refused(error)
-        status, headers = await exchange.begin()
         return httpx2.Response(status, headers=headers, stream=_AsyncParts(exchange))
 
     async def aclose(self) -> None:
@@ -198,17 +228,16 @@ class _InPlace(httpx2.BaseTransport):
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # an interruption, too, ends what was begun
+            future.cancel()
+            raise
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        body = request.read()
-
-        async def begin() -> tuple[_Exchange, int, list[tuple[bytes, bytes]]]:
-            exchange = _Exchange(await self._local.app(), request, body)
-            return exchange, *await exchange.begin()
-
         try:
-            exchange, status, headers = self.call(begin())
+            exchange, status, headers = self.call(_begun(self._local, request, request.read()))
         except MilkglassError as error:
             return _refused(error)
         return httpx2.Response(status, headers=headers, stream=_Parts(self, exchange))

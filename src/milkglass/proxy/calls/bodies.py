@@ -22,7 +22,7 @@ Message = dict[str, Any]
 # Fields of OpenAI's that are about its own service: they change nothing of an answer here, and are sent to no one.
 IGNORED = (
     "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store",
-    "parallel_tool_calls", "verbosity", "include",
+    "verbosity", "include", "max_tool_calls",
 )  # fmt: skip
 # What would tell the engine the tokens' texts, or has no meaning for text. None and false are "not asked for".
 PRIVATE = {
@@ -34,6 +34,7 @@ PRIVATE = {
     "web_search_options": "nothing but the engine is asked",
     "functions": "use `tools`",
     "function_call": "use `tool_choice`",
+    "echo": "an answer does not repeat its prompt",
     "suffix": "models behind a key continue a text, they do not fill gaps",
     "previous_response_id": "no conversation is kept: send the whole of it",
     "conversation": "no conversation is kept: send the whole of it",
@@ -49,16 +50,23 @@ def _known(value: Any) -> Any:
     """Take out what changes nothing, and name what cannot be had."""
     if not isinstance(value, dict):
         return value
-    kept = {name: one for name, one in value.items() if name not in IGNORED}
+    if "message.output_text.logprobs" in (value.get("include") or ()):
+        value = {"top_logprobs": 0, **value}
+    kept = {name: one for name, one in value.items() if name not in IGNORED and one is not None}
     format_ = kept.get("response_format")
     if isinstance(format_, dict) and format_.get("type") == "text":
         del kept["response_format"]
     if kept.get("modalities") == ["text"]:
         del kept["modalities"]
     for name, why in PRIVATE.items():
-        if kept.pop(name, None) not in (None, False, {}, []):
+        if not _nothing(kept.pop(name, None)):
             raise PydanticCustomError("not_private", f"`{name}` is not offered: {why}")
     return kept
+
+
+def _nothing(value: Any) -> bool:
+    """Whether a field asks for nothing: it is empty, or holds empty fields alone."""
+    return not value or (isinstance(value, dict) and not any(value.values()))
 
 
 class StreamSettings(RequestBody):
@@ -115,6 +123,13 @@ class ChatBody(Generating):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: list[Tool] | None = Field(None, max_length=512)
     tool_choice: Literal["none", "auto", "required"] | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _both(self) -> ChatBody:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise PydanticCustomError("incomplete", "`top_logprobs` wants `logprobs` to be true")
+        return self
 
     @property
     def most(self) -> int | None:
@@ -125,7 +140,6 @@ class CompletionBody(Generating):
     prompt: Text | list[Text] | list[int] | list[list[int]]
     max_tokens: int | None = Field(16, ge=1, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=20)
-    echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
 
 
@@ -143,13 +157,18 @@ class ResponseBody(Generating):
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
     tools: list[Tool] | None = Field(None, max_length=512)
     tool_choice: Literal["none", "auto", "required"] | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     text: Mapping[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
 
+    @property
+    def logprobs(self) -> int | None:
+        return self.top_logprobs
+
     @model_validator(mode="after")
     def _plain_text(self) -> ResponseBody:
-        kind = ((self.text or {}).get("format") or {}).get("type", "text")
-        if kind != "text":
+        form = (self.text or {}).get("format") or {"type": "text"}
+        if not isinstance(form, Mapping) or form.get("type") != "text":
             raise PydanticCustomError("not_private", f"`text.format` is not offered: {PRIVATE['response_format']}")
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -20,7 +20,7 @@ class ChatAnswer:
     """One request's answers. Made before anything is sent; raises CodecError, UsageError for what cannot be.
 
     Attributes:
-        replies: see reply.py.
+        replies: see reply.py; none before it begins, in the event loop.
     """
 
     def __init__(self, backend: Backend, body: ChatBody) -> None:
@@ -28,14 +28,16 @@ class ChatAnswer:
         names = frozenset(one["function"]["name"] for one in tools)
         question = backend.chat(
             body.model, templated(body.messages), tools, chosen(body.tool_choice, names) if tools else None,
-            most=body.most, stops=body.stops, logit_bias=body.logit_bias,
+            most=body.most, stops=body.stops, logit_bias=body.logit_bias, single=body.parallel_tool_calls is False,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None, **body.drawing(),
         )  # fmt: skip
         self._body, self._head = body, {"id": new_id("chatcmpl"), "created": int(time.time()), "model": question.model}
         self._prompt = len(question.request.prompt)
-        self.replies = backend.replies(question, body.n or 1)
+        self._begin: Callable[[], list[Reply]] = lambda: backend.replies(question, body.n or 1)
+        self.replies: list[Reply] = []
 
     async def whole(self) -> dict[str, Any]:
+        self.replies = self._begin()
         found = await gathered(self.replies)
         answers = [_message(reply, pieces) for reply, pieces in zip(self.replies, found, strict=True)]
         return {
@@ -48,6 +50,7 @@ class ChatAnswer:
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a streamed answer."""
         head: dict[str, Any] = {**self._head, "object": "chat.completion.chunk"}
+        self.replies = self._begin()
         calls = [0] * len(self.replies)
         for one in self.replies:
             yield {**head, "choices": [_chunk(one.index, {"role": "assistant", "content": ""})]}

@@ -17,14 +17,14 @@ from milkglass.proxy.calls.merge import merged
 from milkglass.proxy.reply import Logprobs, Reply
 from milkglass.server.storage.store import new_id
 
-MOST_PROMPTS = 64
+MOST_PROMPTS = 128  # answers of one request, all prompts together
 
 
-def prompts_of(given: Any) -> list[str | list[int]]:
-    """Of a text, texts, ids, or lists of ids."""
+def prompts_of(given: Any, most: int = MOST_PROMPTS) -> list[str | list[int]]:
+    """Of a text, texts, ids, or lists of ids. Raises UsageError for more than `most`."""
     many = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
-    if len(many) > MOST_PROMPTS:
-        raise UsageError(f"{len(many)} inputs are more than the {MOST_PROMPTS} of one request", "send several")
+    if len(many) > most:
+        raise UsageError(f"{len(many)} inputs are more than the {most} of one request", "send several")
     return list(many)
 
 
@@ -41,16 +41,20 @@ class CompletionAnswer:
                 body.model, prompt, most=body.max_tokens, stops=body.stops, logit_bias=body.logit_bias,
                 logprobs=body.logprobs, **body.drawing(),
             )
-            for prompt in prompts_of(body.prompt)
+            for prompt in prompts_of(body.prompt, MOST_PROMPTS // (body.n or 1))
         ]  # fmt: skip
         self._body, self._prompt = body, sum(len(one.request.prompt) for one in questions)
         self._head: dict[str, Any] = {
             "id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": questions[0].model
         }  # fmt: skip
-        every = [reply for one in questions for reply in backend.replies(one, body.n or 1)]
-        self.replies = [replace(reply, index=index) for index, reply in enumerate(every)]
+        self._backend, self._questions, self.replies = backend, questions, list[Reply]()
+
+    def _begin(self) -> list[Reply]:
+        every = [reply for one in self._questions for reply in self._backend.replies(one, self._body.n or 1)]
+        return [replace(reply, index=index) for index, reply in enumerate(every)]
 
     async def whole(self) -> dict[str, Any]:
+        self.replies = self._begin()
         found = await gathered(self.replies)
         answers = []
         for reply, pieces in zip(self.replies, found, strict=True):
@@ -60,24 +64,31 @@ class CompletionAnswer:
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a streamed answer."""
+        self.replies = self._begin()
+        offsets = [0] * len(self.replies)
         async with aclosing(merged(self.replies)) as pieces:
             async for reply, piece in pieces:
-                shown = ("", (), reply.finish) if piece is None else (piece.text, piece.logprobs, None)
-                yield {**self._head, "choices": [_choice(reply, *shown)]}
+                text, logprobs = ("", ()) if piece is None else (piece.text, piece.logprobs)
+                finish = reply.finish if piece is None else None
+                yield {**self._head, "choices": [_choice(reply, text, logprobs, finish, offsets[reply.index])]}
+                offsets[reply.index] += sum(len(taken.token) for taken, _ in logprobs)
         if self._body.with_usage:
             yield {**self._head, "choices": [], "usage": usage(self._prompt, self.replies)}
 
 
-def _choice(reply: Reply, text: str, logprobs: Sequence[Logprobs], finish: str | None) -> dict[str, Any]:
-    return {"index": reply.index, "text": text, "logprobs": _logprobs(logprobs), "finish_reason": finish}
+def _choice(
+    reply: Reply, text: str, logprobs: Sequence[Logprobs], finish: str | None, offset: int = 0
+) -> dict[str, Any]:
+    return {"index": reply.index, "text": text, "logprobs": _logprobs(logprobs, offset), "finish_reason": finish}
 
 
-def _logprobs(found: Sequence[Logprobs]) -> dict[str, Any] | None:
+def _logprobs(found: Sequence[Logprobs], offset: int) -> dict[str, Any] | None:
+    """offset: letters of the tokens before these."""
     if not found:
         return None
     return {
         "tokens": [taken.token for taken, _ in found],
         "token_logprobs": [taken.logprob for taken, _ in found],
         "top_logprobs": [{one.token: one.logprob for one in (taken, *top)} for taken, top in found],
-        "text_offset": [0, *accumulate(len(taken.token) for taken, _ in found[:-1])],
+        "text_offset": [*accumulate((len(taken.token) for taken, _ in found[:-1]), initial=offset)],
     }

@@ -7,17 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from milkglass.errors import UsageError
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.calls.bodies import EmbeddingBody
 from milkglass.proxy.calls.completions import prompts_of
 
+MOST_INPUTS = 2048  # of one request, as OpenAI's
+
 
 async def embedded(backend: Backend, body: EmbeddingBody) -> dict[str, Any]:
     """Raises CodecError or UsageError before anything is sent, UnsupportedModel where the engine makes none."""
-    inputs = prompts_of(body.input)
-    texts = [one for one in inputs if isinstance(one, str)]
-    encoded = iter(backend.codec.encode(texts).ids)
-    rows = [next(encoded).tolist() if isinstance(one, str) else backend.scrambled(one) for one in inputs]
+    texts = prompts_of(body.input, MOST_INPUTS)
+    if any(not isinstance(one, str) for one in texts):
+        raise UsageError(
+            "embeddings are made of texts: ids, as some clients send them, are another tokenizer's",
+            "send texts; in LangChain with check_embedding_ctx_length=False",
+        )
+    rows = [row.tolist() for row in backend.codec.encode([str(one) for one in texts]).ids]
     vectors = await backend.embeddings(body.model, rows)
     read = sum(map(len, rows))
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,11 +41,11 @@ def messages_of(body: ResponseBody) -> list[dict[str, Any]]:
 
 
 def _add_call(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
-    """Calls that follow each other are one message."""
+    """Calls that follow each other, or what the model said before them, are one message."""
     function = {"name": item.get("name"), "arguments": item.get("arguments")}
     call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
-    if messages and messages[-1]["role"] == "assistant" and "tool_calls" in messages[-1]:
-        messages[-1]["tool_calls"].append(call)
+    if messages and messages[-1]["role"] == "assistant":
+        messages[-1].setdefault("tool_calls", []).append(call)
     else:
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
 
@@ -60,26 +60,27 @@ class ResponseAnswer:
         names = frozenset(one["function"]["name"] for one in tools)
         question = backend.chat(
             body.model, templated(messages_of(body)), tools, chosen(body.tool_choice, names) if tools else None,
-            most=body.max_output_tokens, logit_bias=body.logit_bias, logprobs=body.top_logprobs, **body.drawing(),
+            most=body.max_output_tokens, logit_bias=body.logit_bias, logprobs=body.logprobs,
+            single=body.parallel_tool_calls is False, **body.drawing(),
         )  # fmt: skip
         self._prompt = len(question.request.prompt)
-        self._reply: Reply = backend.replies(question)[0]
+        self._begin: Callable[[], Reply] = lambda: backend.replies(question)[0]
         self._head = {
             "id": new_id("resp"), "object": "response", "created_at": int(time.time()), "model": question.model,
             "error": None, "instructions": body.instructions, "max_output_tokens": body.max_output_tokens,
-            "metadata": {}, "parallel_tool_calls": True, "temperature": body.temperature, "top_p": body.top_p,
+            "metadata": {}, "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "temperature": body.temperature, "top_p": body.top_p,
             "tool_choice": body.tool_choice or "auto", "tools": body.tools or [], "previous_response_id": None,
             "store": False, "text": {"format": {"type": "text"}}, "truncation": "disabled",
         }  # fmt: skip
 
     async def whole(self) -> dict[str, Any]:
-        items = _Items()
-        for piece in (await gathered([self._reply]))[0]:
+        items, reply = _Items(), self._begin()
+        for piece in (await gathered([reply]))[0]:
             items.take(piece)
-        return self._document(items.whole())
+        return self._document(reply, items.whole())
 
-    def _document(self, output: Sequence[Mapping[str, Any]], status: str | None = None) -> dict[str, Any]:
-        reply = self._reply
+    def _document(self, reply: Reply, output: Sequence[Mapping[str, Any]], status: str | None = None) -> dict[str, Any]:
         short = reply.finish == "length" and status is None
         status = status or ("incomplete" if short else "completed")
         usage = None
@@ -94,11 +95,11 @@ class ResponseAnswer:
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Each with its `type` and number."""
-        items, number = _Items(), 0
+        items, number, reply = _Items(), 0, self._begin()
         for kind in ("response.created", "response.in_progress"):
-            yield {"type": kind, "sequence_number": number, "response": self._document([], "in_progress")}
+            yield {"type": kind, "sequence_number": number, "response": self._document(reply, [], "in_progress")}
             number += 1
-        async with aclosing(self._reply.pieces()) as pieces:
+        async with aclosing(reply.pieces()) as pieces:
             async for piece in pieces:
                 for event in items.take(piece):
                     yield {**event, "sequence_number": number}
@@ -106,8 +107,12 @@ class ResponseAnswer:
         for event in items.close():
             yield {**event, "sequence_number": number}
             number += 1
-        done = self._document(items.whole())
+        done = self._document(reply, items.whole())
         yield {"type": f"response.{done['status']}", "sequence_number": number, "response": done}
+
+
+def _logprobs(found: Sequence[Logprobs]) -> list[dict[str, Any]]:
+    return [{**taken.document(), "top_logprobs": [one.document() for one in top]} for taken, top in found]
 
 
 @dataclass
@@ -127,8 +132,8 @@ class _Items:
             if self.open is None or self.open["type"] != kind:
                 events += self.close() + self._begin(kind)
             self._text += piece.text
+            self._logprobs += piece.logprobs
             events.append(self._delta(piece))
-        self._logprobs += piece.logprobs
         for call in piece.calls:
             events += self.close() + self._call(call)
         return events
@@ -145,7 +150,7 @@ class _Items:
         part = self._part(item["type"], self._text)
         item |= {"status": "completed", "content": [part]}
         self.done.append(item)
-        self.open, text, self._text = None, self._text, ""
+        self.open, text, self._text, self._logprobs = None, self._text, "", []
         at = {"item_id": item["id"], "output_index": place, "content_index": 0}
         kind = "output_text" if item["type"] == "message" else "reasoning_text"
         more = {"logprobs": part["logprobs"]} if kind == "output_text" else {}
@@ -168,16 +173,13 @@ class _Items:
     def _part(self, kind: str, text: str) -> dict[str, Any]:
         if kind != "message":
             return {"type": "reasoning_text", "text": text}
-        logprobs = [
-            {**taken.document(), "top_logprobs": [one.document() for one in top]} for taken, top in self._logprobs
-        ]
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs if text else []}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": _logprobs(self._logprobs)}
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         assert self.open is not None
         at = {"item_id": self.open["id"], "output_index": len(self.done), "content_index": 0}
         kind = "reasoning_text" if piece.kind == "reasoning" else "output_text"
-        more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
+        more: dict[str, Any] = {"logprobs": _logprobs(piece.logprobs)} if kind == "output_text" else {}
         return {"type": f"response.{kind}.delta", **at, "delta": piece.text, **more}
 
     def _call(self, call: ToolCall) -> list[dict[str, Any]]:

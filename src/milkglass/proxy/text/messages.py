@@ -63,6 +63,7 @@ def _call(number: int, given: Any) -> dict[str, Any]:
         raise UsageError(f"a tool call of message {number} names no function", "give it as it was answered")
     try:
         arguments = json.loads(function.get("arguments") or "{}")
+        json.dumps(arguments, ensure_ascii=False).encode()  # a lone surrogate is no text
     except (ValueError, TypeError, RecursionError):
         raise UsageError(f"a tool call of message {number} has arguments that are not JSON", "mend them") from None
     known = {"name": function["name"], "arguments": arguments}

@@ -17,40 +17,45 @@ from milkglass.proxy.text.stops import unfinished
 
 Kind = Literal["content", "reasoning", "call"]
 THINK, THOUGHT = "<think>", "</think>"
+DECODER = json.JSONDecoder()
+BETWEEN = " \t\r\n;,"  # what models write between two calls
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a model writes a call.
+    """How a model writes calls.
 
     Attributes:
-        mark: what a chat template has if its model calls so.
-        opening: before a call.
-        closing: after it; "" where the call ends with the answer.
+        marks: of which a chat template has one if its model calls so.
+        openings: one of them is before a call; one that begins with a brace is a part of it.
+        closing: after it; "" where calls end with the answer.
         arguments: the field that has them.
         shown: special tokens that must stay in the text.
         begun: the beginning of an answer that calls the tool {name}, where one can be made.
     """
 
-    mark: str
-    opening: str
+    marks: tuple[str, ...]
+    openings: tuple[str, ...]
     closing: str
     arguments: str = "arguments"
     shown: tuple[str, ...] = ()
     begun: str = ""
 
 
+TAG = "<|python_tag|>"  # Llama's, before calls of its built-in tools and sometimes of others
+BARE = ('{"name":', '{"type": "function", "name":')
 FORMATS = (
-    ToolFormat("<tool_call>", "<tool_call>", "</tool_call>", begun='<tool_call>\n{{"name": "{name}", "arguments": '),
-    ToolFormat("[TOOL_CALLS]", "[TOOL_CALLS]", "", shown=("[TOOL_CALLS]",)),
-    ToolFormat("<|python_tag|>", "<|python_tag|>", "", "parameters", ("<|python_tag|>",)),
-    ToolFormat('"parameters": ', '{"name":', "", "parameters", begun='{{"name": "{name}", "parameters": '),
+    ToolFormat(
+        ("<tool_call>",), ("<tool_call>",), "</tool_call>", begun='<tool_call>\n{{"name": "{name}", "arguments": '
+    ),
+    ToolFormat(("[TOOL_CALLS]",), ("[TOOL_CALLS]",), "", shown=("[TOOL_CALLS]",)),
+    ToolFormat((TAG, '"parameters": '), (TAG, *BARE), "", "parameters", (TAG,), '{{"name": "{name}", "parameters": '),
 )
 
 
 def tool_format(template: str) -> ToolFormat | None:
     """That of a chat template; None: it shows none that is known here."""
-    return next((one for one in FORMATS if one.mark in template), None)
+    return next((one for one in FORMATS if any(mark in template for mark in one.marks)), None)
 
 
 @dataclass
@@ -67,6 +72,7 @@ class Sections:
     reasons: bool = False
     kind: Kind = "content"
     _held: str = field(default="", repr=False)
+    _begun: bool = False  # the answer itself: a mark of reasoning in it is text
 
     def push(self, text: str) -> Iterator[tuple[Kind, str]]:
         """(kind, text) of what became certain. A call comes whole, at its end."""
@@ -74,6 +80,7 @@ class Sections:
         while step := self._step():
             kind, fresh = step
             if fresh:
+                self._begun = self._begun or (kind == "content" and not fresh.isspace())
                 yield kind, fresh
 
     def flush(self) -> Iterator[tuple[Kind, str]]:
@@ -88,12 +95,15 @@ class Sections:
             return {THOUGHT: "content"}
         if self.kind == "call":
             return {self.format.closing: "content"} if self.format and self.format.closing else {}
-        opened: dict[str, Kind] = {THINK: "reasoning"} if self.reasons else {}
-        return opened | ({self.format.opening: "call"} if self.format else {})
+        opened: dict[str, Kind] = {THINK: "reasoning"} if self.reasons and not self._begun else {}
+        calls = self.format.openings if self.format else ()
+        return opened | dict.fromkeys(calls, "call")
 
     def _step(self) -> tuple[Kind, str] | None:
         marks, before = self._marks(), self.kind
         places = {mark: at for mark in marks if (at := self._held.find(mark)) >= 0}
+        if THINK in places and before == "content" and self._held[: places[THINK]].strip():
+            del places[THINK]
         if places:
             mark = min(places, key=places.__getitem__)
             fresh = self._held[: places[mark]]
@@ -121,21 +131,30 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
-def calls_in(text: str, form: ToolFormat, names: Collection[str]) -> list[ToolCall] | None:
-    """The calls that the text of a section "call", with its marks, has. None: it cannot be read, or is of a tool that
-    is not among `names`."""
-    inside = text if form.opening.startswith("{") else text.removeprefix(form.opening)
-    try:
-        read = json.JSONDecoder().raw_decode(inside.strip())[0]
-    except ValueError:
+def calls_in(text: str, form: ToolFormat, names: Collection[str]) -> tuple[list[ToolCall], str] | None:
+    """The calls that the text of a section "call", with its marks, has, and what it says after them. None: it cannot be
+    read, or is of a tool that is not among `names`."""
+    opening = next((one for one in form.openings if text.startswith(one) and not one.startswith("{")), "")
+    rest = text.removeprefix(opening).removesuffix(form.closing).lstrip()
+    found: list[ToolCall] = []
+    while rest.startswith(("{", "[")):
+        try:
+            read, end = DECODER.raw_decode(rest)
+        except (ValueError, RecursionError):
+            break
+        calls = [_call(one, form, names) for one in (read if isinstance(read, list) else [read])]
+        if not calls or None in calls:
+            break
+        found += [one for one in calls if one is not None]
+        rest = rest[end:].lstrip(BETWEEN)
+    return (found, rest) if found else None
+
+
+def _call(one: Any, form: ToolFormat, names: Collection[str]) -> ToolCall | None:
+    arguments = one.get(form.arguments, one.get("arguments")) if isinstance(one, dict) else None
+    if not isinstance(arguments, dict) or one.get("name") not in names:
         return None
-    found = []
-    for one in read if isinstance(read, list) else [read]:
-        arguments = one.get(form.arguments, one.get("arguments")) if isinstance(one, dict) else None
-        if not isinstance(arguments, dict) or one.get("name") not in names:
-            return None
-        found.append(ToolCall(one["name"], json.dumps(arguments, ensure_ascii=False)))
-    return found or None
+    return ToolCall(one["name"], json.dumps(arguments, ensure_ascii=False))
 
 
 def reasons(template: str) -> bool:

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from milkglass.errors import MilkglassError
 from milkglass.server.storage.data_dir import known_error
 
+INTERNAL = "the server made a mistake; nothing of your request is repeated here"
 SHOWN = 3  # validation errors that are named in one answer
 REASONS = {
     400: "the request could not be read",
@@ -79,8 +80,7 @@ def code_of(kind: type[Exception]) -> str:
 
 
 def internal() -> JSONResponse:
-    message = "the server made a mistake; nothing of your request is repeated here"
-    return JSONResponse(body(500, message, "internal_error", "its log names the place; please report it"), 500)
+    return JSONResponse(body(500, INTERNAL, "internal_error", "its log names the place; please report it"), 500)
 
 
 def validation_message(error: RequestValidationError | ValidationError) -> str:
