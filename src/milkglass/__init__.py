@@ -3,6 +3,7 @@
 The public surface, on one page. Everything else may change between versions.
 
     Session.open(key, passphrase, server)     a key, its codec and a server: classify, generate, chat, finetune
+    AsyncSession.open(...)                    the same for asyncio: its verbs are awaited
     resolve(ref) -> Path                      a model's local folder
     Checkpoint.open(folder) -> Checkpoint     its config and where its tensors lie
     ObfusLM(k, epsilon, ...)                  the scheme
@@ -23,6 +24,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from milkglass.client.async_session import AsyncSession
     from milkglass.client.codec.codec import Codec
     from milkglass.client.data.data_file import DataFile
     from milkglass.client.key.file import read_key, write_key
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncSession": "milkglass.client.async_session",
     "Checkpoint": "milkglass.models.checkpoint",
     "Codec": "milkglass.client.codec.codec",
     "DataFile": "milkglass.client.data.data_file",
@@ -60,6 +63,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AsyncSession",
     "Checkpoint",
     "Codec",
     "DataFile",
