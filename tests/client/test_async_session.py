@@ -19,6 +19,7 @@ from milkglass.client.key import usage
 from milkglass.client.key.file import write_key
 from milkglass.client.remote.remote import Sampling
 from milkglass.errors import MilkglassError, UnsupportedModel, UsageError
+from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 from tests.client.stub import TOKEN as STUB_TOKEN
 from tests.client.stub import Handler, Stub
@@ -94,7 +95,7 @@ def test_answers_are_those_of_the_session(served: tuple[Path, Server, Tap, Scram
             assert conversation.turns == turns.turns
             ids = await session.prompt(tiny.TEXTS[1], chat=False)
             assert session.codec.decode(ids) == tiny.TEXTS[1]
-            with pytest.raises(MilkglassError, match="no model"):
+            with pytest.raises(MilkglassError, match="no such model"):
                 await session.describe("other")
         with pytest.raises(UsageError, match="the session is closed"):
             await session.describe("scrambled")
@@ -108,27 +109,33 @@ def test_answers_are_those_of_the_session(served: tuple[Path, Server, Tap, Scram
 def test_a_cancelled_answer_ends_its_request(served: tuple[Path, Server, Tap, Scrambled]) -> None:
     """The others go on, and the session can be asked again."""
     key, server, _, _ = served
-    long = Sampling(max_tokens=100, temperature=1.0, seed=5, stop_token_ids=(0,))
+    long = Sampling(max_tokens=70, temperature=1.0, seed=5, stop_token_ids=(0,))
 
-    async def first(session: AsyncSession) -> None:
+    async def read(session: AsyncSession, begun: asyncio.Event) -> None:
         async for _ in await session.generate("scrambled", tiny.TEXTS[0], long):
-            await asyncio.sleep(3600)
+            begun.set()
 
     async def run() -> None:
         async with await AsyncSession.open(key, PASSPHRASE, server.url, TOKEN) as session:
-            tasks = [asyncio.create_task(first(session)) for _ in range(3)]
-            await asyncio.sleep(0.5)
-            for task in tasks:
+            await (await session.generate("scrambled", tiny.TEXTS[0], Sampling(max_tokens=1))).whole()
+            (entry,) = server.app.state.context.loader._entries.values()
+            engine = entry.engine.result()
+            server.slow_down(engine)
+            begun = [asyncio.Event() for _ in range(3)]
+            tasks = [asyncio.create_task(read(session, one)) for one in begun]
+            for task, one in zip(tasks, begun, strict=True):
+                await asyncio.wait_for(one.wait(), 120)
                 task.cancel()
             found = await asyncio.gather(*tasks, return_exceptions=True)
-            assert all(isinstance(one, asyncio.CancelledError) for one in found)
-            await asyncio.to_thread(until, lambda: not server.app_tasks())
+            assert all(isinstance(one, asyncio.CancelledError) for one in found), found
+            await asyncio.to_thread(until, lambda: not server.app_tasks() and not engine.active())
+            assert server.steps < 70, "an answer ran to its end"
             left = await session.generate("scrambled", tiny.TEXTS[0], long)
             async for _ in left:
                 break
             await left.close()
             await asyncio.to_thread(until, lambda: not server.app_tasks())
-            assert left.tokens < 100
+            assert left.tokens < 70
             assert (await session.describe("scrambled"))["id"] == "scrambled"
 
     asyncio.run(run())
@@ -180,7 +187,7 @@ def test_what_waits_is_cut_and_not_asked_again(served: tuple[Path, Server, Tap, 
 
 
 def test_a_fine_tune_is_awaited(tmp_path: Path) -> None:
-    model = Scrambled.of(tmp_path, "bert", template="")
+    model = Scrambled.of(tmp_path, "bert", template="", scheme=ObfusLM(4, 0.1, 0.9))
     key = tmp_path / "k.mgkey"
     write_key(key, model.key, PASSPHRASE, weak=True, scrypt_n=2)
     rows = [{"text": text, "label": label} for text, label in zip(tiny.TEXTS[:2], ("care", "time"), strict=True)] * 4
