@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from milkglass.client.call_threads import Call, CallThreads
+from milkglass.client.call_threads import CallThreads, SessionCall
 from milkglass.client.codec.conversation import Message
 from milkglass.client.results import Answer, Conversation, Job
 
@@ -15,7 +15,7 @@ from milkglass.client.results import Answer, Conversation, Job
 class AsyncAnswer:
     """Generated text, a piece at a time as it becomes certain: iterate once, then read `text` and `tokens`."""
 
-    def __init__(self, threads: CallThreads, call: Call, answer: Answer) -> None:
+    def __init__(self, threads: CallThreads, call: SessionCall, answer: Answer) -> None:
         self._answer = answer
         self._pieces = threads.stream(lambda _: _pieces(answer), call)
 
@@ -80,7 +80,7 @@ class AsyncJob:
         """Cancel the job on the server. To cancel the task that waits for it leaves the job as it is."""
         await self.threads.run(lambda call: self._in(call).cancel())
 
-    def _in(self, call: Call) -> Job:
+    def _in(self, call: SessionCall) -> Job:
         return Job(call.remote, self.id, self.task, self.status)
 
 
@@ -95,7 +95,7 @@ class AsyncConversation:
     """
 
     threads: CallThreads = field(repr=False)
-    ask: Callable[[Call, list[Message]], Answer] = field(repr=False)
+    ask: Callable[[SessionCall, list[Message]], Answer] = field(repr=False)
     start: Sequence[Message] = field(repr=False)
     turns: list[Message] = field(init=False, repr=False)
 

@@ -27,7 +27,7 @@ MOST = 64  # calls at once; more wait
 _END = object()
 
 
-class Call(Session):
+class SessionCall(Session):
     """The session of one call. Its key and codec are those of all calls; what is noted in the key is noted for all."""
 
     def __init__(self, shared: Session) -> None:
@@ -57,10 +57,10 @@ class CallThreads:
         self._idle, self._busy = [shared.remote], set[Remote]()
         self._closed = False
 
-    def call(self) -> Call:
-        return Call(self._shared)
+    def call(self) -> SessionCall:
+        return SessionCall(self._shared)
 
-    async def run(self, work: Callable[[Call], T], call: Call | None = None) -> T:
+    async def run(self, work: Callable[[SessionCall], T], call: SessionCall | None = None) -> T:
         """What `work` returns; call: the one that goes on."""
         call = call or self.call()
         remote = call.remote = self._take()
@@ -69,7 +69,9 @@ class CallThreads:
         finally:
             self._give(remote)
 
-    async def stream(self, begin: Callable[[Call], Generator[T]], call: Call | None = None) -> AsyncGenerator[T, None]:
+    async def stream(
+        self, begin: Callable[[SessionCall], Generator[T]], call: SessionCall | None = None
+    ) -> AsyncGenerator[T, None]:
         """What the generator yields. It is closed where the loop over it is left."""
         call = call or self.call()
         remote = call.remote = self._take()
