@@ -138,12 +138,13 @@ def test_trl_trains_a_scrambled_model(tmp_path: Path) -> None:
     ]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows), "utf-8")
     base = Checkpoint.open(tiny.save("llama-untied", tmp_path / "plain"))
-    key = new_key(base, str(base.folder), ObfusLM(4, 1.0, 0.9), base.digest(), bytes(32))
+    (base.folder / "chat_template.jinja").write_text(tiny.TRAINABLE_TEMPLATE, "utf-8")
+    key = new_key(base, str(base.folder), ObfusLM(4, 1.0, 0.9), base.digest())
     write_key(tmp_path / "k.mgkey", key, PASSPHRASE, weak=True, scrypt_n=2)
     scramble(base, key, tmp_path / "scrambled")
     out = tmp_path / "out"
     printed(ran("trl_train.py", tmp_path / "k.mgkey", tmp_path / "scrambled", tmp_path / "chats.jsonl", out,
-                "--epochs", 100, "--batch-size", 4, "--learning-rate", "0.005", "--cpu",
+                "--epochs", 100, "--batch-size", 8, "--learning-rate", "0.005", "--cpu",
                 packages=packages, HF_DATASETS_CACHE=str(tmp_path / "cache"),
                 HF_HOME=str(tmp_path / "hf")))  # fmt: skip
     sent = b"".join(one.read_bytes() for one in (out / "provider").rglob("*") if one.is_file())
