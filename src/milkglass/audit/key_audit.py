@@ -87,6 +87,7 @@ def audit_key(
     seen = None if server_transcript is None else Path(server_transcript)
     transcript = None if seen is None else transcript_file.load(seen)
     unlocked = UnlockedKey.open(Path(key), passphrase)
+    unlocked.key.require_whole()
     codec, base = codec_of(unlocked, model), resolve(model or unlocked.key.info.model)
     named = {name: None if one is None else one.path for name, one in sources.items()}
     about = {**identity(unlocked, named, seen, rows, seed), "columns": [_columns(one) for one in given]}

@@ -64,6 +64,7 @@ def audit(
     if rows is not None and rows < 20:
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
     opened = KeyOptions(key, model, passphrase_file).open()
+    opened.key.require_whole()
     sources = columns.texts(text), columns.others(public), columns.others(known)
 
     from milkglass.audit.key_audit import identity, remember
