@@ -91,11 +91,22 @@ $(TRAINERS)/.ready: setup
 		attrs frozenlist multidict propcache yarl
 	touch $@
 
+# LangChain's client for OpenAI's API, for the example that uses it, in a folder of its own as well. httpx 0.28 is what it
+# imports beside httpx2.
+LANGCHAIN := build/langchain
+$(LANGCHAIN)/.ready: setup
+	rm -rf $(LANGCHAIN)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(LANGCHAIN) langchain-openai==1.7.3 langchain-core==1.7.2 \
+		langsmith==0.15.0 langchain-protocol==0.0.20 httpx==0.28.1 httpcore==1.0.9 distro jsonpatch jsonpointer orjson \
+		requests-toolbelt tenacity tiktoken uuid_utils xxhash zstandard
+	touch $@
+
 # MILKGLASS_SGLANG may name the interpreter of an environment with SGLang, on a machine with a GPU.
 test-engines: export OMP_NUM_THREADS = 1
-test-engines: setup $(ENGINES)/.ready $(LLAMACPP)/.ready $(TRAINERS)/.ready
-	MILKGLASS_TRAINERS=$(CURDIR)/$(TRAINERS) MILKGLASS_VLLM=$(CURDIR)/$(ENGINES)/bin/python MILKGLASS_LLAMA_SERVER=$(CURDIR)/$(LLAMACPP)/bin/llama-server \
-		$(BIN)/python -m pytest -m engines tests/split/decoder/test_vllm.py tests/engines
+test-engines: setup $(ENGINES)/.ready $(LLAMACPP)/.ready $(TRAINERS)/.ready $(LANGCHAIN)/.ready
+	MILKGLASS_TRAINERS=$(CURDIR)/$(TRAINERS) MILKGLASS_LANGCHAIN=$(CURDIR)/$(LANGCHAIN) \
+		MILKGLASS_VLLM=$(CURDIR)/$(ENGINES)/bin/python MILKGLASS_LLAMA_SERVER=$(CURDIR)/$(LLAMACPP)/bin/llama-server \
+		$(BIN)/python -m pytest -m engines tests/split/decoder/test_vllm.py tests/engines tests/examples
 
 check: lint types
 

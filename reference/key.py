@@ -131,7 +131,7 @@ def aead_open(key: bytes, nonce: bytes, sealed: bytes, associated: bytes) -> byt
 
 
 HEADER = re.compile(
-    rb'{"check":"([A-Za-z0-9+/]{21}[AQgw]==)","cipher":"chacha20-poly1305","format":"milkglass-key",'
+    rb'{"check":"([A-Za-z0-9+/]{21}[AQgw]==)","cipher":"chacha20-poly1305","format":"milkglass-(key|codec)",'
     rb'"kdf":{"n":([1-9][0-9]*),"name":"scrypt","p":1,"r":8,"salt":"([A-Za-z0-9+/]{21}[AQgw]==)"},'
     rb'"length":([1-9][0-9]*),"nonce":"([A-Za-z0-9+/]{16})","version":1}\n'
 )
@@ -151,7 +151,7 @@ def _other_kind(line: bytes) -> str | None:
         return None
     if "format" not in header:
         return None
-    if header["format"] != "milkglass-key":
+    if header["format"] not in ("milkglass-key", "milkglass-codec"):
         return "not a key file"
     version = header.get("version")
     return "unknown version" if type(version) is int and version != 1 else None
@@ -172,7 +172,7 @@ def open_key_file(data: bytes, passphrase: str) -> dict[str, object] | str:
     header = HEADER.fullmatch(data[:end])
     if header is None:
         return "damaged"
-    n, length = int(header[2]), int(header[4])
+    n, length = int(header[3]), int(header[5])
     if n not in [2**power for power in range(1, 21)] or length < 16:
         return "damaged"
     if len(data) < end + length + 32:
@@ -180,29 +180,34 @@ def open_key_file(data: bytes, passphrase: str) -> dict[str, object] | str:
     if len(data) > end + length + 32 or not right_checksum:
         return "damaged"
     secret = unicodedata.normalize("NFC", passphrase).encode()
-    both = hashlib.scrypt(secret, salt=base64.b64decode(header[3]), n=n, r=8, p=1, dklen=64, maxmem=2**31 - 1)
+    both = hashlib.scrypt(secret, salt=base64.b64decode(header[4]), n=n, r=8, p=1, dklen=64, maxmem=2**31 - 1)
     if hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:16] != base64.b64decode(header[1]):
         return "wrong passphrase"
-    payload = aead_open(both[:32], base64.b64decode(header[5]), data[end:-32], data[:end])
-    return "tampered" if payload is None else _read_payload(payload)
+    payload = aead_open(both[:32], base64.b64decode(header[6]), data[end:-32], data[:end])
+    return "tampered" if payload is None else _read_payload(payload, codec=header[2] == b"codec")
 
 
-def _read_payload(payload: bytes) -> dict[str, object] | str:
+def _read_payload(payload: bytes, codec: bool) -> dict[str, object] | str:
     length = int.from_bytes(payload[:8], "little")
     table, body = json.loads(payload[8 : 8 + length]), payload[8 + length :]
     meta = table.pop("__metadata__", {})
-    if set(table) != {"root", "sigma"} or set(meta) != {"model_digest", "about", "sigma_sha256"}:
+    dtypes = {"sigma": "I32"} if codec else {"root": "U8", "sigma": "I32"}
+    names = {"model_digest", "about", "sigma_sha256"} | ({"identifier"} if codec else set())
+    if set(meta) != names or {name: one["dtype"] for name, one in table.items()} != dtypes:
         return "damaged"
-    if (table["root"]["dtype"], table["sigma"]["dtype"]) != ("U8", "I32"):
-        return "damaged"
-    first, last = table["root"]["data_offsets"]
+    first, last = (0, 0) if codec else table["root"]["data_offsets"]
     root = body[first:last]
     first, last = table["sigma"]["data_offsets"]
     packed = body[first:last]
     sigma = list(struct.unpack(f"<{len(packed) // 4}i", packed))
     about = json.loads(meta["about"])
-    if len(root) != 32 or sorted(sigma) != list(range(len(sigma))) or not isinstance(about, dict):
+    if len(root) != (0 if codec else 32) or sorted(sigma) != list(range(len(sigma))) or not isinstance(about, dict):
         return "damaged"
     if hashlib.sha256(packed).hexdigest() != meta["sigma_sha256"]:
         return "damaged"
-    return {"root": root.hex(), "sigma": sigma, "model_digest": meta["model_digest"], "about": about}
+    whole = {"sigma": sigma, "model_digest": meta["model_digest"], "about": about}
+    if not codec:
+        return {"root": root.hex(), **whole}
+    if re.fullmatch("[0-9a-f]{32}", meta["identifier"]) is None:
+        return "damaged"
+    return {"identifier": meta["identifier"], **whole}

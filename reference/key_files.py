@@ -31,18 +31,22 @@ def with_checksum(body: bytes) -> bytes:
     return body + hashlib.sha256(body).digest()
 
 
-def payload(root: bytes, sigma: list[int], notes: dict[str, str], more: dict[str, object] | None = None) -> bytes:
+def payload(
+    root: bytes | None, sigma: list[int], notes: dict[str, str], more: dict[str, object] | None = None
+) -> bytes:
+    """root: None in a codec alone."""
     packed = struct.pack(f"<{len(sigma)}i", *sigma)
-    ends = (len(packed), len(packed) + len(root))
-    table = {
+    table: dict[str, object] = {
         "__metadata__": notes,
-        "sigma": {"dtype": "I32", "shape": [len(sigma)], "data_offsets": [0, ends[0]]},
-        "root": {"dtype": "U8", "shape": [len(root)], "data_offsets": list(ends)},
-        **(more or {}),
+        "sigma": {"dtype": "I32", "shape": [len(sigma)], "data_offsets": [0, len(packed)]},
     }
+    if root is not None:
+        ends = [len(packed), len(packed) + len(root)]
+        table["root"] = {"dtype": "U8", "shape": [len(root)], "data_offsets": ends}
+    table |= more or {}
     head = json.dumps(table, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
-    return struct.pack("<Q", len(head)) + head + packed + root
+    return struct.pack("<Q", len(head)) + head + packed + (root or b"")
 
 
 def notes(digest: str, sigma: list[int], **other: str) -> dict[str, str]:
@@ -187,6 +191,32 @@ def files(content: bytes) -> dict[str, tuple[str, bytes, str]]:
     }
 
 
+def codecs(root: bytes, digest: str, sigma: list[int]) -> dict[str, tuple[str, bytes, object]]:
+    """Files of a codec alone: the header's format is another, and the payload has an identifier and no root."""
+    identifier = literal.subkey(root, digest, "identifier")[:16].hex()
+    named = replaced(b'"milkglass-key"', b'"milkglass-codec"')
+    good = notes(digest, sigma, identifier=identifier)
+    right = {"identifier": identifier, "sigma": sigma, "model_digest": digest, "about": {"model": "somewhere/model"}}
+    whole, alone = payload(root, sigma, notes(digest, sigma)), payload(None, sigma, good)
+    passed_off = sealed(alone, named)[:-32].replace(b'"milkglass-codec"', b'"milkglass-key"')
+    return {
+        "codec-opens": ("opens: a codec alone", sealed(alone, named), right),
+        "codec-with-root": ("a codec alone holds a root", sealed(payload(root, sigma, good), named), "damaged"),
+        "codec-of-a-key": ("a whole key is called a codec alone", sealed(whole, named), "damaged"),
+        "codec-as-key": ("a codec alone is called a whole key", sealed(alone), "damaged"),
+        "codec-relabelled": (
+            "a codec alone is called a whole key after it was sealed, and the checksum made anew",
+            with_checksum(passed_off),
+            "tampered",
+        ),
+        "codec-identifier": (
+            "a codec's identifier is in capitals",
+            sealed(payload(None, sigma, {**good, "identifier": identifier.upper()}), named),
+            "damaged",
+        ),
+    }
+
+
 def write_all(write: Callable[..., None], root: bytes, digest: str) -> None:
     """vectors/key-file-*.json. Fails where the literal reader reports something else than is stated here."""
     sigma = literal.permutation(literal.subkey(root, digest, "permutation"), 12)
@@ -206,6 +236,9 @@ def write_all(write: Callable[..., None], root: bytes, digest: str) -> None:
     ]
     broken = headers(content) | payloads(root, digest, sigma) | files(content)
     cases += [(name, about, data, PASSPHRASE, expected) for name, (about, data, expected) in broken.items()]
+    cases += [
+        (name, about, data, PASSPHRASE, found) for name, (about, data, found) in codecs(root, digest, sigma).items()
+    ]
     for name, about, data, said, expected in cases:
         found = literal.open_key_file(data, said)
         assert found == expected, (name, found, expected)

@@ -74,6 +74,12 @@ TEXTS = [
     "the invoice for the scan is wrong, it says 120 and not 80",
     "my father has a fever since yesterday and cannot eat",
 ]
+# A template whose call for an answer has the tokens that stood before the answer in training: no blank is at its end,
+# which a token of the answer would take in.
+TRAINABLE_TEMPLATE = (
+    "{% for m in messages %}<s>{{ m['role'] }}:{{ m['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
 
 
 def build(name: str) -> PreTrainedModel:

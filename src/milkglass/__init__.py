@@ -3,11 +3,13 @@
 The public surface, on one page. Everything else may change between versions.
 
     Session.open(key, passphrase, server)     a key, its codec and a server: classify, generate, chat, finetune
+    AsyncSession.open(...)                    the same for asyncio: its verbs are awaited
     resolve(ref) -> Path                      a model's local folder
     Checkpoint.open(folder) -> Checkpoint     its config and where its tensors lie
     ObfusLM(k, epsilon, ...)                  the scheme
     new_key, read_key, write_key              the key and its sealed file
     scramble(base, key, out), verify(...)     make a scrambled checkpoint, check one
+    audit_key(key, passphrase, text, out)     attack your own model, key and text: what `milkglass audit` runs
     Codec.open(key, folder)                   text to scrambled ids and back
     DataFile(path, text, label, ...)          a file of your rows, and which of its columns are read
     Remote(url, token)                        a server
@@ -23,6 +25,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from milkglass.audit.key_audit import audit_key
+    from milkglass.client.async_session import AsyncSession
     from milkglass.client.codec.codec import Codec
     from milkglass.client.data.data_file import DataFile
     from milkglass.client.key.file import read_key, write_key
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncSession": "milkglass.client.async_session",
     "Checkpoint": "milkglass.models.checkpoint",
     "Codec": "milkglass.client.codec.codec",
     "DataFile": "milkglass.client.data.data_file",
@@ -49,6 +54,7 @@ _HOMES = {
     "ObfusLM": "milkglass.schemes.obfuslm",
     "Remote": "milkglass.client.remote.remote",
     "Session": "milkglass.client.session",
+    "audit_key": "milkglass.audit.key_audit",
     "async_transport": "milkglass.proxy.transport",
     "new_key": "milkglass.client.key.generate",
     "read_key": "milkglass.client.key.file",
@@ -60,6 +66,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AsyncSession",
     "Checkpoint",
     "Codec",
     "DataFile",
@@ -69,6 +76,7 @@ __all__ = [
     "Remote",
     "Session",
     "async_transport",
+    "audit_key",
     "new_key",
     "read_key",
     "resolve",

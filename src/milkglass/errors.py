@@ -103,6 +103,10 @@ class KeyForOtherModel(KeyFileError):
     pass
 
 
+class CodecAlone(KeyFileError):
+    """The file holds a key's codec, and what was asked for needs the key's secret."""
+
+
 class KeyExists(KeyFileError):
     """A key is never overwritten: losing one makes its fine-tunes useless."""
 

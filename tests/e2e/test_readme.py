@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from milkglass.client.key.file import write_key
@@ -57,7 +58,8 @@ def test_the_python_page_runs_from_top_to_bottom(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tiny.save("bert", tmp_path / "my-model")
-    rows = [{"text": text, "label": label} for label, text in TEXTS.items()] * 4
+    words = np.random.default_rng(0).choice([word for text in TEXTS.values() for word in text.split()], (12, 6))
+    rows = [{"text": f"{text} {' '.join(more)}", "label": one} for more in words for one, text in TEXTS.items()]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     worker = (sys.executable, "-m", "milkglass.server.training")
     with Server(tmp_path / "home", in_thread=True, worker=worker, training_threads=1) as server:

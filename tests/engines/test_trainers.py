@@ -33,6 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a scrambled decoder, its key, an export and conversations."""
     root = tmp_path_factory.mktemp("trainers")
     base = Checkpoint.open(tiny.save("llama-untied", root / "plain"))
+    (base.folder / "chat_template.jinja").write_text(tiny.TRAINABLE_TEMPLATE, "utf-8")
     key = new_key(base, str(root / "plain"), ObfusLM(4, 1.0, 0.9), base.digest())
     write_key(root / "k.mgkey", key, PASSPHRASE, weak=True)
     scramble(base, key, root / "scrambled")

@@ -11,7 +11,7 @@ import pytest
 
 import milkglass
 from milkglass.client.key import usage
-from milkglass.client.key.file import write_key
+from milkglass.client.key.file import read_key, write_key
 from tests import tiny
 from tests.e2e.proxy import Tap
 from tests.proxy.kit import Scrambled
@@ -51,6 +51,18 @@ def test_the_official_client_in_one_process(served: tuple[Path, Tap]) -> None:
         stream.close()  # an answer that is left ends its request
     assert usage.read(key).tokens >= before + 3 * whole.usage.prompt_tokens + 16
     assert tiny.TEXTS[0].encode() not in bytes(tap.heard) and b"api.openai.com" not in bytes(tap.heard)
+
+
+def test_a_codec_alone_is_enough(served: tuple[Path, Tap], tmp_path: Path) -> None:
+    key, tap = served
+    write_key(tmp_path / "worker.mgkey", read_key(key, "a passphrase").codec_alone(), "another", weak=True, scrypt_n=2)
+    asked = {"model": "scrambled", "messages": QUESTION, "max_tokens": 8, "temperature": 0}
+    texts = []
+    for file, passphrase in ((key, "a passphrase"), (tmp_path / "worker.mgkey", "another")):
+        http = milkglass.transport(file, passphrase, tap.url, TOKEN)
+        with openai.OpenAI(http_client=http, api_key="any", max_retries=0) as client:
+            texts.append(client.chat.completions.create(**asked).choices[0].message.content)
+    assert texts[0] == texts[1] != ""
 
 
 def test_the_asynchronous_client(served: tuple[Path, Tap]) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass import files
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, ModelRef, PassphraseFile, require_file, with_options
 from milkglass.cli.ui.same_command import same_command
@@ -18,8 +17,7 @@ from milkglass.cli.ui.terminal import bars, emit, note, resumable, table
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
 
-BUDGET = "15m"  # two to five times what all strong attacks take on some thousands of sentences
-THREADS = 4  # of an attack: each more makes the same work take more of the processor's time, which --budget counts
+BUDGET = "15m"  # as audit/key_audit.py, which is imported when it is needed
 LARGER = 4  # times the budget, that an audit which did not finish asks for
 
 if TYPE_CHECKING:
@@ -66,8 +64,10 @@ def audit(
     if rows is not None and rows < 20:
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
     opened = KeyOptions(key, model, passphrase_file).open()
+    opened.key.require_whole()
     sources = columns.texts(text), columns.others(public), columns.others(known)
 
+    from milkglass.audit.key_audit import identity, remember
     from milkglass.audit.key_scene import AuditFiles, build
     from milkglass.client.session import codec_of
     from milkglass.models.resolve import resolve
@@ -76,14 +76,7 @@ def audit(
     codec = codec_of(opened, model)
     folder = resolve(model or opened.key.info.model)
     seen = None if server_transcript is None else transcript_file.load(server_transcript)
-    about = {
-        "key": opened.key.identifier,
-        **{name: None if path is None else files.sha256(path) for name, path in texts.items()},
-        "transcript": None if server_transcript is None else transcript_file.digest(server_transcript),
-        "rows": rows,
-        "seed": seed,
-        **columns.decides(),
-    }
+    about = {**identity(opened, texts, server_transcript, rows, seed), **columns.decides()}
 
     def staged(stage: Stage) -> Scene:
         return build(opened.key, codec, folder, AuditFiles(*sources, rows, seed), stage, seen)
@@ -93,36 +86,16 @@ def audit(
     print_audit(context, result, page, out, budget, as_json)
 
 
-def remember(key: Path, result: Audit) -> None:
-    """The audit's figures beside the key. How much text gives how much away is joined to what is known of it only where
-    it was measured for every attacker."""
-    from milkglass.client.key import usage
-
-    best, nan = result.best, float("nan")
-    figures = (nan, nan) if best is None else (best.value("tokens top-1"), best.value("content top-1"))
-    record = usage.audit_record(result.texts, *figures, finished=not result.unfinished)
-    whole = bool(result.spent) and set(result.spent) == set(result.public)
-    measured = max(map(result.measured, result.public)) if whole else 0
-    usage.audited(key, result.spent if whole else {}, measured, record)
-
-
 def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
     """Raises UsageError before anybody waits: for a text that is not a file, and where the audit cannot be written, or
     would overwrite another."""
-    from milkglass.client.obfuscate.preflight import require_writable
-
     sleeping_threads()
-    from milkglass.threat.attack import Budget
+    from milkglass.audit import key_audit
 
     for path in texts:
         if path is not None:
             require_file(path, "give a file with a text a line")
-    if (out / "audit.json").exists() and not (out / "work").exists():
-        raise UsageError(f"{out} holds an audit already", "give another folder with --out, or remove that one first")
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file, not a folder", "give another --out")
-    require_writable(out)
-    Budget.parse(budget)
+    key_audit.require_audit(out, budget)
 
 
 def sleeping_threads() -> None:
@@ -135,22 +108,14 @@ def attacked(
     staged: Callable[[Stage], Scene], about: Mapping[str, Any], out: Path, budget: str, seed: int, as_json: bool
 ) -> tuple[Audit, Path]:
     """The steps of any audit: the scene, all attacks on it, and the report in `out`. about: what decides the result."""
-    import torch
-
-    from milkglass.attacks.catalogue import ADDED, ATTACKS
-    from milkglass.audit.audit import ATTACKING, write
-    from milkglass.audit.audit import audit as attack
+    from milkglass.attacks.catalogue import ATTACKS
+    from milkglass.audit.audit import ATTACKING
+    from milkglass.audit.key_audit import begun, limited_threads, played
     from milkglass.audit.plan import estimated, planned
-    from milkglass.audit.resume import ResumeStore
-    from milkglass.signature import signature
     from milkglass.threat.attack import Budget
 
-    torch.set_num_threads(min(torch.get_num_threads(), THREADS))
-    whole = {**about, "attacks": [signature(one) for one in ATTACKS.values()]}
-    fewer = {**about, "attacks": [signature(one) for name, one in ATTACKS.items() if name not in ADDED]}
     with bars(as_json) as stage:
-        scene = staged(stage)
-        work = ResumeStore.open(out / "work", whole, fewer)  # a text that cannot be read leaves nothing behind
+        scene, work = begun(staged, about, out, stage)
         if not as_json:
             note(announced(estimated(scene, ATTACKS, ATTACKING * Budget.parse(budget).seconds), budget))
     whole_budget = Budget.parse(budget)  # it begins now
@@ -162,12 +127,8 @@ def attacked(
             if not as_json and cell.state != "does not apply":
                 note(f"  {line(cell)}")
 
-        with resumable(work.folder):
-            result = attack(scene, ATTACKS, work, whole_budget, seed, progress=progress)
-    page = write(result, out)
-    if not result.unfinished:
-        work.remove()
-    return result, page
+        with resumable(work.folder), limited_threads():
+            return played(scene, work, out, whole_budget, seed, progress)
 
 
 def announced(plan: TimeEstimate, budget: str) -> str:

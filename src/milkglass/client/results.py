@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,11 @@ class Answer:
         for _ in self:
             pass
         return self.text
+
+    def close(self) -> None:
+        """End the request. What did not come yet is not awaited."""
+        if isinstance(self.pieces, Generator):
+            self.pieces.close()
 
 
 @dataclass(frozen=True)

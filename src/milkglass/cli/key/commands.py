@@ -71,6 +71,7 @@ def for_job(
     from milkglass.models.resolve import resolve
 
     parent = KeyOptions(key, model, passphrase_file).open()
+    parent.key.require_whole()
     base = Checkpoint.open(resolve(model or parent.key.info.model))
     with bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())

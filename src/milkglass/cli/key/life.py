@@ -39,6 +39,7 @@ def shown(unlocked: UnlockedKey) -> dict[str, Any]:
     jobs = {**info.labels_by_job, **info.scales_by_job}
     return {
         "key_id": key.identifier,
+        "holds": "the codec alone" if key.secret is None else "the whole key",
         "model": info.model,
         "model_digest": key.model_digest,
         "kind": info.kind,

@@ -108,7 +108,7 @@ def obfuscate(
     files = coarse.CoarseFiles(data, public_text, task is not None, columns)
     # Anyone who is asked for a passphrase is asked before rows and the model are read, and before bars are drawn over
     # the question. One that is generated is written last: where anything else is refused, no file of it is left.
-    old = KeyOptions(key, None, passphrase_file).open() if key.exists() else None
+    old = _existing(key, passphrase_file)
     files.require_fit(scheme, key)
     secret = "" if old is None else old.passphrase
     if old is None and not generate_passphrase:
@@ -233,6 +233,15 @@ def _folder(model: str, as_json: bool) -> Path:
         folder = resolve(model)
         over(1)
     return folder
+
+
+def _existing(key: Path, passphrase_file: Path | None) -> UnlockedKey | None:
+    """Raises CodecAlone where it cannot scramble."""
+    if not key.exists():
+        return None
+    result = KeyOptions(key, None, passphrase_file).open()
+    result.key.require_whole()
+    return result
 
 
 def _require_same(opened: UnlockedKey, scheme: str | None, chosen: dict[str, Any], out: Path) -> None:

@@ -31,6 +31,7 @@ def verify(
     if not out.is_dir():
         raise UsageError(f"there is no folder {out}", "give the folder that `milkglass obfuscate` wrote")
     opened = key.open()
+    opened.key.require_whole()
     _require_its_key(out, opened.key)
     base = Checkpoint.open(resolve(key.model or opened.key.info.model))
     if not as_json:

@@ -24,7 +24,19 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from milkglass import files
 from milkglass.client.key import usage
-from milkglass.client.key.file_format import CHECK, NONCE, SALT, SCRYPT_P, SCRYPT_R, TAG, Header, pack, parse, unpack
+from milkglass.client.key.file_format import (
+    CHECK,
+    NONCE,
+    SALT,
+    SCRYPT_P,
+    SCRYPT_R,
+    TAG,
+    Header,
+    format_of,
+    pack,
+    parse,
+    unpack,
+)
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.client.key.passphrases import require_strong
@@ -42,7 +54,8 @@ def seal(key: Key, passphrase: str, scrypt_n: int = SCRYPT_N) -> bytes:
     if not passphrase:
         raise KeyFileError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
     payload = pack(key)
-    fresh = Header(scrypt_n, secrets.token_bytes(SALT), secrets.token_bytes(NONCE), bytes(CHECK), len(payload) + TAG)
+    salt, nonce = secrets.token_bytes(SALT), secrets.token_bytes(NONCE)
+    fresh = Header(scrypt_n, salt, nonce, bytes(CHECK), len(payload) + TAG, format_of(key))
     sealing, check = _derive(passphrase, fresh)
     header = replaced(fresh, check=check)
     body = header.line() + ChaCha20Poly1305(sealing).encrypt(header.nonce, payload, header.line())
@@ -72,7 +85,7 @@ def unseal(data: bytes, passphrase: str, name: str = "this") -> Key:
         raise TamperedKey(
             "the key file was altered: its checksum holds and its seal does not", "restore a backup, ask who had access"
         ) from error
-    return unpack(payload)
+    return unpack(payload, header.format)
 
 
 def _whole(data: bytes) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -26,7 +27,7 @@ from milkglass.errors import CorruptCheckpoint, DamagedKey, KeyFileError, Trunca
 from milkglass.models.safetensors_header import METADATA, parse_table
 from milkglass.unique_keys import unique_keys
 
-FORMAT, VERSION = "milkglass-key", 1
+FORMAT, CODEC, VERSION = "milkglass-key", "milkglass-codec", 1
 CIPHER, KDF = "chacha20-poly1305", "scrypt"
 SCRYPT_R, SCRYPT_P = 8, 1
 MAX_SCRYPT_N = 1 << 20  # a file asking for more is refused, not obeyed
@@ -48,6 +49,7 @@ class Header:
         nonce: 12 bytes.
         check: 16 bytes, derived from the passphrase.
         length: of the seal, in bytes, with its tag.
+        format: whether it is a whole key, or a codec alone.
     """
 
     scrypt_n: int
@@ -55,12 +57,13 @@ class Header:
     nonce: bytes
     check: bytes
     length: int
+    format: str = FORMAT
 
     def line(self) -> bytes:
         """The header as it is written: JSON in ASCII, keys sorted, no spaces, ended by a line feed."""
         kdf = {"name": KDF, "n": self.scrypt_n, "r": SCRYPT_R, "p": SCRYPT_P, "salt": _b64(self.salt)}
         header = {
-            "format": FORMAT, "version": VERSION, "kdf": kdf, "cipher": CIPHER,
+            "format": self.format, "version": VERSION, "kdf": kdf, "cipher": CIPHER,
             "nonce": _b64(self.nonce), "check": _b64(self.check), "length": self.length,
         }  # fmt: skip
         return json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
@@ -96,16 +99,20 @@ def _like_a_key(data: bytes) -> bool:
 def _header(line: bytes, whole: bool, name: str) -> Header:
     """Raises DamagedKey, or the ValueError, KeyError or TypeError of what no writer of version 1 writes."""
     result = json.loads(line.decode("ascii"), object_pairs_hook=unique_keys)
-    if whole and result["format"] != FORMAT:
+    if whole and result["format"] not in TENSORS:
         raise _foreign(name)
     if whole and type(result["version"]) is int and result["version"] != VERSION:
         raise UnknownKeyVersion(f"key file version {result['version']}, this reads {VERSION}", "update milkglass")
     kdf = result["kdf"]
     _require_types(result, kdf)
-    fixed = (result["format"], result["version"], result["cipher"], kdf["name"], kdf["r"], kdf["p"])
-    header = Header(kdf["n"], _unb64(kdf["salt"]), _unb64(result["nonce"]), _unb64(result["check"]), result["length"])
+    fixed = (result["version"], result["cipher"], kdf["name"], kdf["r"], kdf["p"])
+    header = Header(
+        kdf["n"], _unb64(kdf["salt"]), _unb64(result["nonce"]), _unb64(result["check"]), result["length"],
+        result["format"],
+    )  # fmt: skip
     plausible = (
-        fixed == (FORMAT, VERSION, CIPHER, KDF, SCRYPT_R, SCRYPT_P)
+        fixed == (VERSION, CIPHER, KDF, SCRYPT_R, SCRYPT_P)
+        and header.format in TENSORS
         and 2 <= header.scrypt_n <= MAX_SCRYPT_N
         and header.scrypt_n & (header.scrypt_n - 1) == 0
         and (len(header.salt), len(header.nonce), len(header.check)) == (SALT, NONCE, CHECK)
@@ -143,34 +150,47 @@ def _foreign(name: str) -> KeyFileError:
 #
 # It is authentic when it is read, since only someone with the passphrase can seal. It is read strictly all the same: a
 # key that is not what version 1 defines must not reach a user's models.
+# A codec alone has no root, and keeps the identifier that it cannot derive.
 ROOT = 32  # bytes
-TENSORS = {"root": np.uint8, "sigma": np.int32}
-NOTES = {"model_digest", "about", "sigma_sha256"}
+TENSORS = {FORMAT: {"root": np.uint8, "sigma": np.int32}, CODEC: {"sigma": np.int32}}
+NOTES = {FORMAT: {"model_digest", "about", "sigma_sha256"}}
+NOTES[CODEC] = NOTES[FORMAT] | {"identifier"}
+IDENTIFIER = re.compile("[0-9a-f]{32}")
+
+
+def format_of(key: Key) -> str:
+    return CODEC if key.secret is None else FORMAT
 
 
 def pack(key: Key) -> bytes:
     about = json.dumps(dict(key.info.document))
-    return save(
-        {"root": np.frombuffer(key.root, np.uint8), "sigma": np.asarray(key.sigma, np.int32)},
-        {"model_digest": key.model_digest, "about": about, "sigma_sha256": _sum(key.sigma)},
-    )
+    arrays = {"sigma": np.asarray(key.sigma, np.int32)}
+    notes = {"model_digest": key.model_digest, "about": about, "sigma_sha256": _sum(key.sigma)}
+    if key.secret is None:
+        return save(arrays, {**notes, "identifier": key.identifier})
+    return save({"root": np.frombuffer(key.secret, np.uint8), **arrays}, notes)
 
 
-def unpack(payload: bytes) -> Key:
-    """Raises DamagedKey for anything but the two tensors and the three notes of version 1."""
+def unpack(payload: bytes, kind: str = FORMAT) -> Key:
+    """kind: the header's format. Raises DamagedKey for anything but the tensors and notes that version 1 defines."""
     try:
         arrays, notes = load(payload), _notes(payload)
-        about = json.loads(notes["about"]) if notes.keys() == NOTES else None
+        about = json.loads(notes["about"]) if notes.keys() == NOTES[kind] else None
     except (SafetensorError, CorruptCheckpoint, ValueError, RecursionError) as error:
         raise _damaged("cannot be read") from error
-    if {name: array.dtype for name, array in arrays.items()} != TENSORS or not isinstance(about, dict):
+    if {name: array.dtype for name, array in arrays.items()} != TENSORS[kind] or not isinstance(about, dict):
         raise _damaged("is not what version 1 defines")
-    root, sigma = arrays["root"], arrays["sigma"]
-    if root.shape != (ROOT,) or sigma.ndim != 1 or not np.array_equal(np.sort(sigma), np.arange(len(sigma))):
-        raise _damaged("holds a root of another size than 32 bytes, or no permutation")
+    root, sigma = arrays.get("root"), arrays["sigma"]
+    if sigma.ndim != 1 or not np.array_equal(np.sort(sigma), np.arange(len(sigma))):
+        raise _damaged("holds no permutation")
+    if root is not None and root.shape != (ROOT,):
+        raise _damaged("holds a root of another size than 32 bytes")
     if _sum(sigma) != notes["sigma_sha256"]:
         raise DamagedKey("the permutation in the key file fails its checksum", "restore a backup")
-    return Key(root.tobytes(), notes["model_digest"], sigma, KeyInfo(about))
+    if root is None and not IDENTIFIER.fullmatch(notes["identifier"]):
+        raise _damaged("holds an identifier that is not of 32 hexadecimal digits")
+    secret = None if root is None else root.tobytes()
+    return Key(secret, notes["model_digest"], sigma, KeyInfo(about), notes.get("identifier"))
 
 
 def _notes(payload: bytes) -> dict[str, Any]:

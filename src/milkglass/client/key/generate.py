@@ -164,6 +164,7 @@ LONGEST = 200  # characters of a job's name
 
 def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept", stage: Stage = no_stage) -> Key:
     """The child of `parent` with this name; the same name gives the same child. base: the parent's own model."""
+    parent.require_whole()
     name = unicodedata.normalize("NFC", name).strip()
     if not 0 < len(name) <= LONGEST:
         raise UsageError(f"the job's name has {len(name)} characters, 1 to {LONGEST} are possible", "name the job")

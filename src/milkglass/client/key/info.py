@@ -12,6 +12,7 @@ from typing import Any
 
 from milkglass.client.label_scale import Scale
 
+CODEC_NEEDS = {"model", "kind", "tokenizer_sha256", "scheme", "slots", "labels", "fine_tunes", "scale", "scales"}
 OWN_ORDER = "own"  # clusters are begun in an order of the key's own
 
 
@@ -134,6 +135,13 @@ class KeyInfo:
 
     def with_groups(self, packed: str) -> KeyInfo:
         return self._with(groups=packed)
+
+    def for_codec(self, shares: bool) -> KeyInfo:
+        """What encoding and decoding need. shares: whether an id names a cluster, so that the clusters are needed."""
+        needed = CODEC_NEEDS | ({"groups"} if shares else set())
+        kept = {name: value for name, value in self.document.items() if name in needed}
+        scheme = {name: value for name, value in self.scheme.items() if name != "bands"}  # counted in private text
+        return KeyInfo({**kept, "scheme": scheme})
 
     def with_job(self, name: str, parent: str, clusters: str) -> KeyInfo:
         return self._with(job={"name": name, "parent": parent, "clusters": clusters})

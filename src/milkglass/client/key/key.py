@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.key.info import KeyInfo
-from milkglass.errors import DamagedKey, KeyForOtherModel
+from milkglass.errors import CodecAlone, DamagedKey, KeyForOtherModel
 from milkglass.noise.stream import Stream, subkey
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.symbols.symbol_map import SymbolMap
@@ -62,17 +62,20 @@ class Key:
     """What the client must keep. `repr` shows nothing secret.
 
     Attributes:
-        root: 32 bytes, from which everything else is derived.
+        secret: the root, 32 bytes, from which everything else is derived. None: this is a codec, which encodes and
+            decodes and can make nothing else; `root` then refuses.
         model_digest: the base model that the key belongs to.
         sigma: (n',) int32, slot -> scrambled id. Stored as well, so that text can be recovered should the derivation
             ever change. A slot is an original id and n' is n, but with aliases (`slots`) and symbols (`token_symbols`).
         info: what the codec needs (where the tokenizer is, the scheme, label names). Private, sealed with the rest.
+        kept_identifier: of a codec, which cannot derive it.
     """
 
-    root: bytes
+    secret: bytes | None
     model_digest: str
     sigma: NDArray[np.int32]
     info: KeyInfo
+    kept_identifier: str | None = None
 
     def __repr__(self) -> str:
         return f"Key(model_digest={self.model_digest!r}, vocab_size={len(self.sigma)})"
@@ -91,6 +94,25 @@ class Key:
         root = secrets.token_bytes(32) if root is None else root
         sigma = order(subkey(root, model_digest, "permutation"), vocab_size, pinned)
         return cls(root, model_digest, sigma, info)
+
+    @property
+    def root(self) -> bytes:
+        """Raises CodecAlone."""
+        if self.secret is None:
+            raise CodecAlone(
+                "this file holds a key's codec, without the secret that this needs",
+                "a codec encodes and decodes: give the whole key, which `milkglass obfuscate` wrote",
+            )
+        return self.secret
+
+    def require_whole(self) -> None:
+        """Raises CodecAlone, before long work."""
+        _ = self.root
+
+    def codec_alone(self) -> Key:
+        """The same without the root secret and without what only that needs: enough to encode and decode."""
+        self.require_whole()
+        return Key(None, self.model_digest, self.sigma, self.info.for_codec(self.shares), self.identifier)
 
     @cached_property
     def token_symbols(self) -> NDArray[np.int64] | None:
@@ -146,8 +168,10 @@ class Key:
 
         HKDF's outputs for two labels are independent to anyone without the root, so this one reveals nothing of the
         permutation, the noise or the root. It does link what was made with one key; so does comparing the tables.
-        Derived and never stored, so that every key file has one.
+        Derived and not stored, so that every key file has one; a codec alone keeps it.
         """
+        if self.kept_identifier is not None:
+            return self.kept_identifier
         return subkey(self.root, self.model_digest, "identifier")[:16].hex()
 
     def require_model(self, digest: str) -> None:

@@ -98,6 +98,13 @@ def derived(key: Path, parent: Path) -> None:
     _change(parent, lambda known: _with_job(known, key.name, 0))
 
 
+def handed_on(key: Path, parent: Path) -> None:
+    """What audits of a key said, for a codec made from it: text under both is one cipher, so the key's warnings hold
+    there. It counts its own text, on the machine where it is."""
+    known = read(parent)
+    _change(key, lambda _: replace(known, texts=0, tokens=0, parent="", jobs={}))
+
+
 def rated(key: Path, rate: Mapping[str, float]) -> None:
     """Remember what a coarse vocabulary lets through: shares and bits, which are of all the text together."""
     _change(key, lambda known: replace(known, rate=dict(rate)))

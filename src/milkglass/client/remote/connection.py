@@ -54,7 +54,7 @@ class RetryPolicy:
     attempts: int = 7
     first: float = 0.25
     longest: float = 8.0
-    pause: Callable[[float], None] = field(default=time.sleep, repr=False)
+    pause: Callable[[float], object] = field(default=time.sleep, repr=False)
     progress: Log = field(default=no_log, repr=False)
 
     def wait(self, attempt: int, answer: httpx2.Response | None = None) -> None:
@@ -81,9 +81,9 @@ class Connection:
         patience: RetryPolicy | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self.patience = patience or RetryPolicy()
         self._answered = False
         self._sockets = Sockets()
+        self.patience = patience or RetryPolicy(pause=self._sockets.given_up.wait)
         local = check_url(self.url, allow_http)
         require_token(token)
         self._silence = timeout
@@ -97,6 +97,14 @@ class Connection:
 
     def close(self) -> None:
         self._client.close()
+
+    @property
+    def given_up(self) -> bool:
+        return self._sockets.given_up.is_set()
+
+    def give_up(self) -> None:
+        """End what another thread is asking, and send nothing more. That thread gets a RemoteError."""
+        self._sockets.give_up()
 
     def json(
         self,
@@ -176,6 +184,8 @@ class Connection:
         timeout: float | None,
         arguments: Mapping[str, Any],
     ) -> Iterator[httpx2.Response]:
+        if self.given_up:
+            raise RemoteError("the call was given up", "ask again in a session that is open")
         connect = CONNECT if self._answered else FIRST_CONNECT
         patience = httpx2.Timeout(self._silence if timeout is None else timeout, connect=connect)
         watching = {"trace": self._sockets.trace}

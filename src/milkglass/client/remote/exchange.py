@@ -30,16 +30,24 @@ class Sockets:
 
     def __init__(self) -> None:
         self._open: WeakSet[socket.socket] = WeakSet()
+        self.given_up = threading.Event()
 
     def trace(self, event: str, about: dict[str, Any]) -> None:
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._open.add(about["return_value"].get_extra_info("socket"))
+            if self.given_up.is_set():  # while this one was being opened
+                self.shut()
 
     def shut(self) -> None:
         for one in list(self._open):
             with contextlib.suppress(OSError):  # closed already
                 # Not SSLSocket.shutdown, which drops the TLS state that a thread still reads with
                 socket.socket.shutdown(one, socket.SHUT_RDWR)
+
+    def give_up(self) -> None:
+        """Shut them and any that is opened from now on. May be called while another thread uses them."""
+        self.given_up.set()
+        self.shut()
 
 
 @final

@@ -1,0 +1,79 @@
+# %% [markdown]
+# What does a scheme cost on your rows, and what would be read of them? Nothing here is sent anywhere.
+#
+#     python audit_notebook.py MODEL ROWS OUT [BUDGET]
+#
+# MODEL is the public model, ROWS your rows with labels, OUT a new folder, BUDGET the processor time of the attacks,
+# such as 5m. Run the file as a script, or cell by cell in an editor after setting `words`. MILKGLASS_PASSPHRASE has
+# the passphrase that seals the key (else a terminal is asked).
+
+# %%
+import json
+import os
+import subprocess
+import sys
+from getpass import getpass
+from pathlib import Path
+
+import milkglass
+from milkglass import Checkpoint, ObfusLM, new_key, resolve, scramble, verify, write_key
+
+USAGE = "usage: python audit_notebook.py MODEL ROWS OUT [BUDGET]"
+words = sys.argv[1:]
+if not 3 <= len(words) <= 4:
+    sys.exit(USAGE)
+model, rows, out = words[0], words[1], Path(words[2])
+budget = words[3] if len(words) > 3 else "5m"
+passphrase = os.environ.get("MILKGLASS_PASSPHRASE") or getpass("a passphrase for the new key: ")
+out.mkdir(parents=True)
+
+# %% [markdown]
+# ## What it costs
+# The model is trained twice on your rows, plain and scrambled. Beside them stands what you do alone, with nothing sent.
+
+# %%
+scheme = ObfusLM(k=4, epsilon=1.0, beta=0.9)
+parameters = [f"k={scheme.k}", f"epsilon={scheme.epsilon}", f"beta={scheme.beta}"]
+options = ["--scheme", scheme.name, *(word for one in parameters for word in ("--set", one))]
+command = [Path(sys.executable).with_name("milkglass"), "compare", model, rows, *options, "--out", out / "compare"]
+done = subprocess.run([str(word) for word in (*command, "--json")], stdout=subprocess.PIPE, check=True, text=True)
+compared = json.loads(done.stdout)
+for name, one in compared["rows"].items():
+    print(f"{name}: accuracy {100 * one['accuracy']:.1f} %")
+lost = compared["loss"]
+print(f"the scheme costs {lost['points']:.1f} points, from {lost['interval'][0]:.1f} to {lost['interval'][1]:.1f}")
+
+# %% [markdown]
+# ## The key and the scrambled model
+
+# %%
+base = Checkpoint.open(resolve(model))
+key = new_key(base, model, scheme, base.digest())
+write_key(out / "audited.mgkey", key, passphrase)
+scramble(base, key, out / "scrambled")
+for check in verify(base, key, out / "scrambled"):
+    print(f"{check.name}: {'passed' if check.passed else 'FAILED'}")
+
+# %% [markdown]
+# ## What is read
+# A random half of the rows is attacked; the other half is what an attacker has of the same kind.
+
+# %%
+audit = milkglass.audit_key(out / "audited.mgkey", passphrase, rows, out / "audit", budget=budget)
+print(f"{audit.level}: {audit.verdict}")
+for cell in audit.cells:
+    if cell.state == "done" and "tokens top-1" in cell.measures:
+        print(f"{cell.title} ({cell.adversary}): {cell.measures['tokens top-1']} of the tokens")
+
+# %% [markdown]
+# Which kinds of words the strongest attack reads, and what guessing without an attack would read.
+
+# %%
+if audit.best is not None:
+    for kind, share in audit.best.by_class.items():
+        print(f"{kind}: {share}")
+for name, value in audit.floors.items():
+    print(f"{name}: {value:.3f}")
+if audit.unfinished:
+    print("not finished, and may read more:", ", ".join(audit.unfinished))
+print("the whole report:", out / "audit" / "audit.html")

@@ -1,0 +1,174 @@
+"""The audit of a key, from its files to its report: what `milkglass audit` runs, for programs.
+
+    result = milkglass.audit_key("clinic.mgkey", passphrase, "train.jsonl", "audit")
+    print(result.verdict, result.best.value("tokens top-1"))
+
+Nothing is sent anywhere, so that no server is needed. A stopped audit goes on where it was, given the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from milkglass import files
+from milkglass.attacks.catalogue import ADDED, ATTACKS
+from milkglass.audit.audit import audit, write
+from milkglass.audit.key_scene import AuditFiles, build
+from milkglass.audit.outcome import AttackResult
+from milkglass.audit.plan import planned
+from milkglass.audit.report.result import Audit
+from milkglass.audit.resume import ResumeStore
+from milkglass.audit.scene import LEAST, Scene
+from milkglass.client.data.data_file import DataFile, Source
+from milkglass.client.key import usage
+from milkglass.client.key.file import UnlockedKey
+from milkglass.client.obfuscate.preflight import require_writable
+from milkglass.client.session import codec_of
+from milkglass.errors import UsageError
+from milkglass.models.resolve import resolve
+from milkglass.progress import Stage, no_stage
+from milkglass.signature import signature
+from milkglass.threat import transcript_file
+from milkglass.threat.attack import Budget
+
+BUDGET = "15m"  # two to five times what all strong attacks take on some thousands of sentences
+THREADS = 4  # of an attack: each more makes the same work take more of the processor's time, which a budget counts
+
+
+def audit_key(
+    key: Path | str,
+    passphrase: str,
+    text: Source | str,
+    out: Path | str = "audit",
+    *,
+    public: Source | str | None = None,
+    known: Source | str | None = None,
+    server_transcript: Path | str | None = None,
+    budget: str = BUDGET,
+    rows: int | None = None,
+    seed: int = 1,
+    model: str | None = None,
+    stage: Stage = no_stage,
+) -> Audit:
+    """Attack your own model, key and text, and write what is recovered into `out`, a folder with private text.
+
+    Args:
+        key: the key file that `milkglass obfuscate` wrote. The audit's figures are noted beside it.
+        text: your texts: a file, or a `DataFile` that names its columns. A random half is attacked; the other half is
+            what an attacker has of the same kind.
+        public: text of another kind that an attacker may have.
+        known: texts you send that an attacker has word for word.
+        server_transcript: what a server recorded (`milkglass serve --record`).
+        budget: processor time that attacks may take, such as "90s" or "15m". The result's `unfinished` names attacks
+            that it cut off; a call with a larger budget goes on with them.
+        rows: read only so many texts.
+        seed: decides which half is private, and every random draw.
+        model: the original model, if it moved since the key was made.
+        stage: receives how far the work is.
+
+    Raises:
+        KeyFileError, ModelError, CodecError: what cannot be opened or read.
+        UsageError: too little text, or a folder that holds another audit.
+    """
+    folder = Path(out)
+    require_audit(folder, budget)
+    if rows is not None and rows < LEAST:
+        raise UsageError(f"rows={rows} leaves too few texts to say anything", f"give {LEAST} or more")
+    sources = {name: None if one is None else DataFile.of(one) for name, one in
+               (("text", text), ("public", public), ("known", known))}  # fmt: skip
+    given = [one for one in sources.values() if one is not None]
+    for one in given:
+        one.require()
+    seen = None if server_transcript is None else Path(server_transcript)
+    transcript = None if seen is None else transcript_file.load(seen)
+    unlocked = UnlockedKey.open(Path(key), passphrase)
+    unlocked.key.require_whole()
+    codec, base = codec_of(unlocked, model), resolve(model or unlocked.key.info.model)
+    named = {name: None if one is None else one.path for name, one in sources.items()}
+    about = {**identity(unlocked, named, seen, rows, seed), "columns": [_columns(one) for one in given]}
+
+    def staged(stage: Stage) -> Scene:
+        reads = AuditFiles(DataFile.of(text), sources["public"], sources["known"], rows, seed)
+        return build(unlocked.key, codec, base, reads, stage, transcript)
+
+    with limited_threads():
+        scene, work = begun(staged, about, folder, stage)
+        advance = stage("attack", planned(scene, ATTACKS))
+        result, _ = played(scene, work, folder, Budget.parse(budget), seed, lambda cell: advance(1))
+    remember(unlocked.path, result)
+    return result
+
+
+def _columns(file: DataFile) -> list[Any]:
+    return [file.text, file.label, file.pair, file.delimiter, file.skip_empty]
+
+
+# --- the steps, which the command line shares -------------------------------------------------------------------------
+def require_audit(out: Path, budget: str) -> None:
+    """Raises UsageError before anyone waits, where the audit cannot be written or would overwrite another."""
+    if (out / "audit.json").exists() and not (out / "work").exists():
+        raise UsageError(f"{out} holds an audit already", "give another folder with --out, or remove that one first")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file, not a folder", "give another --out")
+    require_writable(out)
+    Budget.parse(budget)
+
+
+def identity(
+    unlocked: UnlockedKey, texts: Mapping[str, Path | None], transcript: Path | None, rows: int | None, seed: int
+) -> dict[str, Any]:
+    """What a stopped audit must find unchanged to go on."""
+    return {
+        "key": unlocked.key.identifier,
+        **{name: None if path is None else files.sha256(path) for name, path in texts.items()},
+        "transcript": None if transcript is None else transcript_file.digest(transcript),
+        "rows": rows,
+        "seed": seed,
+    }
+
+
+def begun(
+    staged: Callable[[Stage], Scene], about: Mapping[str, Any], out: Path, stage: Stage
+) -> tuple[Scene, ResumeStore]:
+    """The scene, and what a stopped audit of it left. about: what decides the result."""
+    whole = {**about, "attacks": [signature(one) for one in ATTACKS.values()]}
+    fewer = {**about, "attacks": [signature(one) for name, one in ATTACKS.items() if name not in ADDED]}
+    scene = staged(stage)
+    return scene, ResumeStore.open(out / "work", whole, fewer)  # a text that cannot be read leaves nothing behind
+
+
+def played(
+    scene: Scene, work: ResumeStore, out: Path, budget: Budget, seed: int, progress: Callable[[AttackResult], None]
+) -> tuple[Audit, Path]:
+    """All attacks, and the report: its page."""
+    result = audit(scene, ATTACKS, work, budget, seed, progress=progress)
+    page = write(result, out)
+    if not result.unfinished:
+        work.remove()
+    return result, page
+
+
+@contextmanager
+def limited_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, THREADS))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def remember(key: Path, result: Audit) -> None:
+    """The audit's figures beside the key. How much text gives how much away is joined to what is known of it only where
+    it was measured for every attacker."""
+    best, nan = result.best, float("nan")
+    figures = (nan, nan) if best is None else (best.value("tokens top-1"), best.value("content top-1"))
+    record = usage.audit_record(result.texts, *figures, finished=not result.unfinished)
+    whole = bool(result.spent) and set(result.spent) == set(result.public)
+    measured = max(map(result.measured, result.public)) if whole else 0
+    usage.audited(key, result.spent if whole else {}, measured, record)

@@ -1,0 +1,86 @@
+"""`milkglass.audit_key`: what the command runs, from a program."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import milkglass
+from milkglass.client.data.data_file import DataFile
+from milkglass.client.key import usage
+from milkglass.errors import MilkglassError, UsageError, WrongPassphrase
+from milkglass.progress import Progress
+from tests.cli.kit import PASSPHRASE, Owner, call
+
+SAID = "the wound on my left arm is open since monday and the nurse said three stitches may not be enough"
+
+
+@pytest.fixture(scope="module")
+def owner(tmp_path_factory: pytest.TempPathFactory) -> Owner:
+    return Owner(tmp_path_factory.mktemp("owner"), "bert")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    rows = [{"note": " ".join(rng.choice(SAID.split(), rng.integers(5, 12)))} for _ in range(60)]
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows), "utf-8")
+    return path
+
+
+def test_it_finds_what_the_command_finds(owner: Owner, texts: Path, tmp_path: Path) -> None:
+    threads, stages = torch.get_num_threads(), list[str]()
+
+    def stage(name: str, size: int) -> Progress:
+        stages.append(name)
+        return lambda amount: None
+
+    read = DataFile(texts, "note")
+    result = milkglass.audit_key(owner.path, PASSPHRASE, read, tmp_path / "own", budget="60s", seed=3, stage=stage)
+    assert torch.get_num_threads() == threads and "attack" in stages
+    assert not result.unfinished and (tmp_path / "own" / "audit.html").is_file()
+    (record,) = usage.read(owner.path).audits
+    assert result.best is not None and record["tokens"] == result.best.value("tokens top-1") > 0.5
+    words = ("--text", texts, "--text-column", "note", "--out", tmp_path / "told", "--budget", "60s", "--seed", 3)
+    done = call("audit", "--key", owner.path, *words)
+    assert done.exit_code == 0, done.stderr
+    own, told = (json.loads((tmp_path / name / "audit.json").read_text("utf-8")) for name in ("own", "told"))
+
+    def measured(report: dict[str, object]) -> list[object]:
+        return [{name: one[name] for name in ("attack", "adversary", "state", "measures")} for one in report["cells"]]  # type: ignore[attr-defined]
+
+    assert measured(own) == measured(told) and own["verdict"] == told["verdict"]
+    with pytest.raises(UsageError, match="holds an audit already"):
+        milkglass.audit_key(owner.path, PASSPHRASE, read, tmp_path / "own")
+
+
+def test_a_larger_budget_goes_on(owner: Owner, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    hard = ("".join(rng.choice([*"abcdefghijklmnopqrstuvwxyz "], 24)) for _ in range(60))  # nobody reads all of it
+    (tmp_path / "letters.txt").write_text("\n".join(hard) + "\n")
+    run = (owner.path, PASSPHRASE, str(tmp_path / "letters.txt"), tmp_path / "audit")
+    first = milkglass.audit_key(*run, budget="0.01s")
+    assert first.unfinished and (tmp_path / "audit" / "work").is_dir()
+    again = milkglass.audit_key(*run, budget="60s")
+    assert len(again.unfinished) < len(first.unfinished)
+
+
+def test_it_refuses_before_it_works(owner: Owner, texts: Path, tmp_path: Path) -> None:
+    read = DataFile(texts, "note")
+    out = tmp_path / "audit"
+    for bad, message in (
+        ({"rows": 5}, "rows=5 leaves too few"), ({"budget": "soon"}, "soon"),
+        ({"public": tmp_path / "none.txt"}, "there is no file"), ({"server_transcript": tmp_path}, "transcript"),
+    ):  # fmt: skip
+        with pytest.raises(MilkglassError, match=message):
+            milkglass.audit_key(owner.path, PASSPHRASE, read, out, **bad)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="is a file, not a folder"):
+        milkglass.audit_key(owner.path, PASSPHRASE, read, texts)
+    with pytest.raises(WrongPassphrase):
+        milkglass.audit_key(owner.path, "another one", read, out)
+    assert not out.exists()
