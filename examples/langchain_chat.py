@@ -31,6 +31,7 @@ def chat(given: argparse.Namespace) -> ChatOpenAI:
     passphrase = os.environ.get("MILKGLASS_PASSPHRASE") or getpass("passphrase: ")
     opened = (given.key, passphrase, given.server, os.environ.get("MILKGLASS_TOKEN"))
     return ChatOpenAI(
+        base_url=milkglass.NOWHERE,  # for calls that use no HTTP client
         http_client=milkglass.transport(*opened, engine=given.engine),
         http_async_client=milkglass.async_transport(*opened, engine=given.engine),
         **options,

@@ -25,7 +25,7 @@ def client(given: argparse.Namespace) -> OpenAI:
     passphrase = os.environ.get("MILKGLASS_PASSPHRASE") or getpass("passphrase: ")
     token = os.environ.get("MILKGLASS_TOKEN")
     http = milkglass.transport(given.key, passphrase, given.server, token, engine=given.engine)
-    return OpenAI(http_client=http, api_key="any")
+    return OpenAI(http_client=http, base_url=milkglass.NOWHERE, api_key="any")  # for calls that use no HTTP client
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ The public surface, on one page. Everything else may change between versions.
     Codec.open(key, folder)                   text to scrambled ids and back
     DataFile(path, text, label, ...)          a file of your rows, and which of its columns are read
     Remote(url, token)                        a server
-    transport(key, passphrase, server)        for OpenAI(http_client=...): the proxy, in this process
+    transport(key, passphrase, server)        for OpenAI(http_client=..., base_url=NOWHERE): the proxy, in this process
     async_transport(...)                      for AsyncOpenAI(http_client=...)
 
 Names are imported when they are first used: `import milkglass` costs nothing.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from milkglass.errors import MilkglassError
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
-    from milkglass.proxy.transport import async_transport, transport
+    from milkglass.proxy.transport import NOWHERE, async_transport, transport
     from milkglass.schemes.obfuslm import ObfusLM
 
 __version__ = "0.1.0"
@@ -51,6 +51,7 @@ _HOMES = {
     "DataFile": "milkglass.client.data.data_file",
     "Key": "milkglass.client.key.key",
     "MilkglassError": "milkglass.errors",
+    "NOWHERE": "milkglass.proxy.transport",
     "ObfusLM": "milkglass.schemes.obfuslm",
     "Remote": "milkglass.client.remote.remote",
     "Session": "milkglass.client.session",
@@ -72,6 +73,7 @@ __all__ = [
     "DataFile",
     "Key",
     "MilkglassError",
+    "NOWHERE",
     "ObfusLM",
     "Remote",
     "Session",

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 
 class Tap:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, port: int = 0) -> None:
         parts = urlsplit(url)
         assert parts.hostname and parts.port
         self._target = (parts.hostname, parts.port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self._listener.settimeout(0.1)
         self._stop = threading.Event()
         self._lock = threading.Lock()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,11 @@ from milkglass.schemes.covariant.permuted import Permuted
 from milkglass.schemes.scheme import Scheme
 from tests import tiny
 from tests.e2e.proxy import Tap
+from tests.engines.kit import Script, Wire, wire
 from tests.server.kit import TOKEN, register, until
 from tests.server.real import Server
 
+MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 128}]}
 TEMPLATE = (
     "{% if tools %}{{ tools[0].function.name }} <tool_call>{% endif %}"
     "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}"
@@ -113,6 +116,22 @@ def proxying(codec: Codec, upstream: Callable[[], Upstream], page: Page | None =
             state["server"].should_exit = True
         thread.join(60)
         listener.close()
+
+
+@asynccontextmanager
+async def listing(answer: Script) -> AsyncIterator[Wire]:
+    """An engine that lists its model, and answers anything else by the script."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if server.calls[-1][0].startswith("GET"):
+            body = json.dumps(MODELS).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body))
+            writer.close()
+        else:
+            await answer(reader, writer)
+
+    async with wire(script) as server:
+        yield server
 
 
 @contextmanager

@@ -23,11 +23,10 @@ from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
 from milkglass.proxy.run import listen
 from tests import tiny
-from tests.engines.kit import HASTY, HEAD, Script, Wire, event, sending, wire
-from tests.proxy.kit import Scrambled, proxying
+from tests.engines.kit import HASTY, HEAD, Script, Wire, event, sending
+from tests.proxy.kit import Scrambled, listing, proxying
 
 QUESTION = [{"role": "user", "content": tiny.TEXTS[0]}]
-MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 128}]}
 SHORT = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 
@@ -37,28 +36,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Scrambled:
     return Scrambled.of(tmp_path_factory.mktemp("model"))
 
 
-def lists_models(answer: Script) -> Script:
-    """An engine that lists its model, and answers anything else by the script."""
-
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        wired: Wire = script.wire  # type: ignore[attr-defined]
-        if wired.calls[-1][0].startswith("GET"):
-            body = json.dumps(MODELS).encode()
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body))
-            writer.close()
-        else:
-            await answer(reader, writer)
-
-    return script
-
-
 def asked(model: Scrambled, answer: Script, work: Callable[[httpx2.AsyncClient, Wire], Awaitable[Any]]) -> Any:
     """What comes of asking a proxy whose engine follows a script."""
 
     async def run() -> Any:
-        script = lists_models(answer)
-        async with wire(script) as server:
-            script.wire = server  # type: ignore[attr-defined]
+        async with listing(answer) as server:
             upstream = Upstream(server_engine(), server.url, patience=HASTY)
             backend, warnings = await connected(model.codec, upstream)
             assert "does not say with which key" in warnings[0]
@@ -228,17 +210,6 @@ def test_a_stream_of_responses_that_breaks_off_is_raised(model: Scrambled) -> No
     asked(model, dying(event([5])), work)
 
 
-def test_two_calls_and_what_follows_them(model: Scrambled) -> None:
-    """A tokenizer of few tokens and a short model: the second call comes in the first one's section."""
-    two = '<tool_call>{"name": "f", "arguments": {}};{"name": "f", "arguments": {}}</tool_call>'
-    more: dict[str, Any] = {"messages": SHORT, "max_tokens": 100, "tools": [TOOL]}
-    (choice,) = asked(model, writing(model, two + "\nso"), chatting(**more)).json()["choices"]
-    assert len(choice["message"]["tool_calls"]) == 2 and choice["message"]["content"] == "so"
-    (single,) = asked(model, writing(model, two), chatting(**more, parallel_tool_calls=False)).json()["choices"]
-    assert len(single["message"]["tool_calls"]) == 1
-    assert single["message"]["content"] is None and single["finish_reason"] == "tool_calls"
-
-
 def test_a_token_does_not_wait_for_an_acknowledgement() -> None:
     with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
@@ -270,9 +241,7 @@ def test_an_application_that_leaves_ends_its_request(model: Scrambled) -> None:
                 await writer.drain()
                 await asyncio.sleep(0.1)
 
-        script = lists_models(endless)
-        async with wire(script) as server:
-            script.wire = server  # type: ignore[attr-defined]
+        async with listing(endless) as server:
 
             def leave(url: str, stream: bool) -> None:
                 body = {"model": "tiny", "messages": QUESTION, "stream": stream}
@@ -323,9 +292,8 @@ def test_a_thousand_requests_to_an_engine_that_fails_in_every_way(model: Scrambl
         return found
 
     async def run() -> Counter[int]:
-        script, found, sizes = lists_models(any_of), Counter[int](), list[int]()
-        async with wire(script) as server:
-            script.wire = server  # type: ignore[attr-defined]
+        found, sizes = Counter[int](), list[int]()
+        async with listing(any_of) as server:
 
             def asking() -> None:
                 limits = httpx2.Limits(max_connections=64)

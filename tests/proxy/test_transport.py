@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import openai
@@ -14,7 +15,8 @@ from milkglass.client.key import usage
 from milkglass.client.key.file import read_key, write_key
 from tests import tiny
 from tests.e2e.proxy import Tap
-from tests.proxy.kit import Scrambled
+from tests.engines.kit import HEAD, Script, event, sending
+from tests.proxy.kit import Scrambled, listing
 from tests.server.kit import TOKEN, register
 from tests.server.real import Server
 
@@ -88,3 +90,74 @@ def test_an_engine_that_is_not_there_is_an_error_of_ours(served: tuple[Path, Tap
         pytest.raises(openai.InternalServerError, match="does not answer"),
     ):
         client.models.list()
+
+
+def test_an_engine_that_was_down_is_asked_again(served: tuple[Path, Tap], tmp_path: Path) -> None:
+    key, tap = served
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    http = milkglass.transport(key, "a passphrase", f"http://127.0.0.1:{port}", TOKEN)
+    with openai.OpenAI(http_client=http, base_url=milkglass.NOWHERE, api_key="any", max_retries=0) as client:
+        with pytest.raises(openai.InternalServerError, match="does not answer"):
+            client.models.list()
+        with Tap(tap.url, port=port):
+            assert [one.id for one in client.models.list()] == ["scrambled"]
+
+
+def answering(script: Script, work: Callable[[str], None]) -> None:
+    """Work in a thread before an engine that lists a model and then follows the script."""
+
+    async def run() -> None:
+        async with listing(script) as server:
+            await asyncio.to_thread(work, server.url)
+
+    asyncio.run(run())
+
+
+def test_the_clients_own_timeout_holds(served: tuple[Path, Tap]) -> None:
+    key, _ = served
+
+    def work(url: str) -> None:
+        http = milkglass.transport(key, "a passphrase", url, engine="vllm")
+        with openai.OpenAI(http_client=http, base_url=milkglass.NOWHERE, api_key="any", max_retries=0) as client:
+            client.models.list()
+            with pytest.raises(openai.APITimeoutError):
+                client.with_options(timeout=0.5).completions.create(model="tiny", prompt="hello", max_tokens=4)
+
+    answering(sending(HEAD, event([5]), close=False), work)
+
+
+def test_a_fault_of_ours_in_the_middle_of_a_stream_is_not_its_end(
+    served: tuple[Path, Tap], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, _ = served
+
+    async def broken(*_: object) -> AsyncIterator[str]:
+        yield 'data: {"id": "x", "object": "text_completion", "created": 0, "model": "m", "choices": []}\n\n'
+        raise ValueError("a text")
+
+    monkeypatch.setattr("milkglass.proxy.app._stream", broken)
+
+    def work(url: str) -> None:
+        http = milkglass.transport(key, "a passphrase", url, engine="vllm")
+        with (
+            openai.OpenAI(http_client=http, base_url=milkglass.NOWHERE, api_key="any", max_retries=0) as client,
+            pytest.raises(openai.APIConnectionError),
+        ):
+            list(client.completions.create(model="tiny", prompt="hello", max_tokens=4, stream=True))
+
+    answering(sending(HEAD, event([5]), close=False), work)
+
+
+def test_calls_over_web_sockets_reach_no_one(served: tuple[Path, Tap]) -> None:
+    """They use no HTTP client: with the address that the documentation gives, nothing can be sent."""
+    key, tap = served
+    before = len(tap.heard)
+    http = milkglass.transport(key, "a passphrase", tap.url, TOKEN)
+    with (
+        openai.OpenAI(http_client=http, base_url=milkglass.NOWHERE, api_key="any", max_retries=0) as client,
+        pytest.raises((OSError, openai.OpenAIError)),
+        client.responses.connect() as connection,
+    ):
+        connection.response.create(model="scrambled", input=tiny.TEXTS[0])
+    assert tiny.TEXTS[0].encode() not in bytes(tap.heard[before:])

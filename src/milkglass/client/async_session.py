@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from milkglass.client.async_results import AsyncAnswer, AsyncConversation, AsyncJob
 from milkglass.client.call_threads import CallThreads
-from milkglass.client.codec.locked_tokenizer import LockedTokenizer
 from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.client.results import Classified
 from milkglass.client.session import Session
@@ -38,9 +37,7 @@ class AsyncSession:
 
     def __init__(self, session: Session, connect: Callable[[], Remote]) -> None:
         """connect: opens another connection to the session's server."""
-        from dataclasses import replace
 
-        session.codec = replace(session.codec, tokenizer=LockedTokenizer(session.codec.tokenizer))
         self._session, self._threads = session, CallThreads(session, connect)
         self._tuning = asyncio.Lock()
 

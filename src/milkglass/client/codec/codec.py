@@ -26,6 +26,7 @@ from milkglass.client.codec.conversation import (
     require_text,
     takes_tools,
 )
+from milkglass.client.codec.locked_tokenizer import LockedTokenizer
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
@@ -89,7 +90,7 @@ class Codec:
                 f"the tokenizer in {folder.name} is {digest}, the key was made with {expected}",
                 "give the folder of the model that was scrambled",
             )
-        tokenizer = load_tokenizer(folder)
+        tokenizer = LockedTokenizer(load_tokenizer(folder))
         first = key.first
         size = len(first)
         known = np.zeros(size, np.bool_)

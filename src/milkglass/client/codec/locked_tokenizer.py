@@ -24,5 +24,9 @@ class LockedTokenizer:
         with self._lock:
             return self._tokenizer.decode(*arguments, **options)
 
+    def batch_decode(self, *arguments: Any, **options: Any) -> Any:
+        with self._lock:
+            return self._tokenizer.batch_decode(*arguments, **options)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)

@@ -1,0 +1,84 @@
+"""One answer: calls of tools one after another, and what is said beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from milkglass.client.codec.codec import Codec
+from milkglass.client.key.generate import tokenizer_digest
+from milkglass.client.key.info import KeyInfo
+from milkglass.client.key.key import Key
+from milkglass.engines.engine import IdsChunk, IdsRequest
+from milkglass.models.resolve import resolve
+from milkglass.proxy.observe import unheard
+from milkglass.proxy.reply import Piece, Question, Reply
+from milkglass.proxy.text.sections import tool_format
+
+HERMES, LLAMA = tool_format("<tool_call>"), tool_format('"parameters": ')
+
+
+class Scripted:
+    """An engine that answers these ids, a few at a time."""
+
+    def __init__(self, ids: list[int], size: int) -> None:
+        self._ids, self._size = ids, size
+
+    async def generate(self, model: str, request: IdsRequest) -> AsyncGenerator[IdsChunk, None]:
+        for at in range(0, len(self._ids), self._size):
+            yield IdsChunk(self._ids[at : at + self._size])
+        yield IdsChunk(finish="stop")
+
+
+@pytest.fixture(scope="module")
+def codec() -> Codec:
+    folder = resolve("demo:smollm2")
+    size = json.loads((folder / "config.json").read_text("utf-8"))["vocab_size"]
+    info = KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)})
+    return Codec.open(Key.new("sha256:test", size, (), info), folder)
+
+
+def read(codec: Codec, text: str, size: int, **more: Any) -> tuple[list[Piece], str]:
+    ids = codec.sigma[codec.tokenizer(text, add_special_tokens=False)["input_ids"]].tolist()
+    question = Question("m", IdsRequest([1], 500), tools=frozenset({"f", "g"}), **more)
+    reply = Reply(codec, Scripted(ids, size), question, unheard)  # type: ignore[arg-type]
+
+    async def run() -> list[Piece]:
+        return [one async for one in reply.pieces()]
+
+    return asyncio.run(run()), reply.finish
+
+
+def summary(pieces: list[Piece]) -> tuple[list[str], str]:
+    return [call.name for one in pieces for call in one.calls], "".join(one.text for one in pieces)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_calls_in_a_row_are_all_found_and_their_layout_is_not_an_answer(codec: Codec, size: int) -> None:
+    f, g = (json.dumps({"name": name, "arguments": {"a": 1}}) for name in "fg")
+    hermes = f"<tool_call>\n{f}\n</tool_call>\n<tool_call>\n{g}\n</tool_call>"
+    for text, said in ((hermes, ""), (f"{hermes}\nIt is 5 mg.", "It is 5 mg."), (f"so {hermes}", "so ")):
+        pieces, finish = read(codec, text, size, format=HERMES)
+        assert summary(pieces) == (["f", "g"], said) and finish == "tool_calls"
+    bare = f"{f}; {g}".replace("arguments", "parameters")
+    for text in (bare, f"<|python_tag|>{bare}"):
+        assert summary(read(codec, text, size, format=LLAMA)[0]) == (["f", "g"], "")
+    assert summary(read(codec, f"{bare}\nIt is 5 mg.", size, format=LLAMA)[0]) == (["f", "g"], "It is 5 mg.")
+
+
+def test_one_call_is_taken_where_no_more_are_wanted(codec: Codec) -> None:
+    two = '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+    pieces, finish = read(codec, two, 3, format=HERMES, single=True)
+    assert summary(pieces) == (["f"], "") and finish == "tool_calls"
+    joined = two.replace("</tool_call>\n<tool_call>", ";")
+    assert summary(read(codec, joined, 3, format=HERMES, single=True)[0]) == (["f"], "")
+
+
+def test_what_is_not_a_call_stays_text(codec: Codec) -> None:
+    unknown = '<tool_call>{"name": "h", "arguments": {}}</tool_call>'
+    pieces, finish = read(codec, unknown, 3, format=HERMES)
+    assert summary(pieces) == ([], unknown) and finish == "stop"
