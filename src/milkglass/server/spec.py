@@ -121,7 +121,8 @@ class JobSpec(BaseModel):
     train: str
     validation: str | None = None
     hyperparameters: Hyperparameters
-    threads: int | None = Field(None, ge=1)  # CPU threads; None: torch's choice
+    threads: int | None = Field(None, ge=1)  # CPU threads of all processes; None: torch's choice
+    processes: int = Field(1, ge=1)  # that share each batch
 
 
 class Event(BaseModel):
