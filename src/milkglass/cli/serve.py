@@ -44,6 +44,14 @@ def serve(
     ] = None,
     max_loaded_models: Annotated[int | None, typer.Option(min=1, help="Models kept in memory.")] = None,
     max_batch: Annotated[int | None, typer.Option(min=1, help="Requests that share a forward pass.")] = None,
+    prefix_cache_mb: Annotated[
+        int | None,
+        typer.Option(
+            "--prefix-cache-mb",
+            min=0,
+            help="Memory for what the next turn of a chat begins with, in MiB; 0: off  [default: 512]",
+        ),
+    ] = None,
     training_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a training job.")] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Processes that share each batch of a training job; on GPUs, one each.")
@@ -72,6 +80,7 @@ def serve(
         "max_loaded_models": max_loaded_models,
         "max_batch": max_batch,
         "training_threads": training_threads,
+        "prefix_cache": None if prefix_cache_mb is None else prefix_cache_mb << 20,
         "processes": processes,
     }
     from milkglass.server.app import serve as run

@@ -100,6 +100,7 @@ class ServerSettings:
     max_waiting: int = 1024  # rows that may wait for a model; more get 503
     max_loaded_models: int = 2
     runner: str = "transformers"  # of inference/runners.py
+    prefix_cache: int = 512 * MIB  # keys and values of finished answers, of all loaded models; 0: none are kept
     inference_threads: int | None = None  # CPU threads; None: torch's choice
 
     training_threads: int | None = None  # of all processes of a job; None: torch's choice
@@ -118,6 +119,8 @@ class ServerSettings:
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; 1 is the least", "give a positive number")
+        if self.prefix_cache < 0:
+            raise UsageError(f"prefix_cache is {self.prefix_cache}; 0 is the least", "0 keeps nothing")
         if self.token is not None and (len(self.token) < 16 or not self.token.isascii() or " " in self.token):
             raise UsageError("the token is too short or not plain ASCII", "16 characters at least, no spaces")
 

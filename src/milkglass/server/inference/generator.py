@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from milkglass.server.inference.engine import Engine, explain
-from milkglass.server.inference.model_runner import ModelRunner
+import torch
+
+from milkglass.server.inference.engine import Engine, explain, log
+from milkglass.server.inference.model_runner import ModelRunner, RunningRows
+from milkglass.server.inference.prefixes import PrefixRunner
 from milkglass.server.inference.scheduler import Scheduler
 from milkglass.server.inference.sequence import Sequence
 
@@ -13,7 +16,8 @@ class Generator(Engine[Sequence]):
 
     def __init__(self, runner: ModelRunner, max_batch: int, max_waiting: int) -> None:
         super().__init__("generator", max_waiting)
-        self._runner, self._scheduler = runner, Scheduler(max_batch)
+        self._runner = runner
+        self._scheduler = Scheduler(max_batch, self._remember if isinstance(runner, PrefixRunner) else None)
         self._reading: list[Sequence] = []
 
     def step(self) -> None:
@@ -33,6 +37,13 @@ class Generator(Engine[Sequence]):
         sequences = [*self._scheduler.clear(), *self._reading]
         self._reading = []
         return sequences
+
+    def _remember(self, one: Sequence, rows: RunningRows, place: int) -> None:
+        if isinstance(self._runner, PrefixRunner) and not isinstance(one.prompt, torch.Tensor):
+            try:
+                self._runner.remember(rows, place, [*one.prompt, *one.answer])
+            except (torch.OutOfMemoryError, MemoryError):  # the others that run must not end for it
+                log.warning("no memory for a finished answer's keys and values: they are not kept")
 
     def _read(self) -> None:
         """Newcomers that the model cannot read fail alone: the running rows know nothing of them yet."""
