@@ -205,6 +205,13 @@ def test_ranks_that_fail_tell_why(tmp_path: Path) -> None:
     assert status(job).state == "failed" and "OSError while training" in str(status(job).error)
 
 
+def test_ranks_hold_the_jobs_lock(tmp_path: Path) -> None:
+    """As long as one of them lives no other worker is started."""
+    assert launch._lock(tmp_path) == []
+    with (tmp_path / "worker.lock").open("ab") as lock:
+        assert launch._lock(tmp_path) == [lock.fileno()]
+
+
 def test_every_item_counts_once_whatever_the_batch() -> None:
     """Shares of two ranks, of batches that cannot be halved and of rows without a label."""
     ids = torch.arange(15).reshape(5, 3)
