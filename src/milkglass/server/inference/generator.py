@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from milkglass.server.inference.engine import Engine, explain, log
@@ -17,7 +19,9 @@ class Generator(Engine[Sequence]):
     def __init__(self, runner: ModelRunner, max_batch: int, max_waiting: int) -> None:
         super().__init__("generator", max_waiting)
         self._runner = runner
-        self._scheduler = Scheduler(max_batch, self._remember if isinstance(runner, PrefixRunner) else None)
+        # Not a method: a circle of references would keep the weights when the model is put out
+        on_leave = partial(_remember, runner) if isinstance(runner, PrefixRunner) else None
+        self._scheduler = Scheduler(max_batch, on_leave)
         self._reading: list[Sequence] = []
 
     def step(self) -> None:
@@ -38,13 +42,6 @@ class Generator(Engine[Sequence]):
         self._reading = []
         return sequences
 
-    def _remember(self, one: Sequence, rows: RunningRows, place: int) -> None:
-        if isinstance(self._runner, PrefixRunner) and not isinstance(one.prompt, torch.Tensor):
-            try:
-                self._runner.remember(rows, place, [*one.prompt, *one.answer])
-            except (torch.OutOfMemoryError, MemoryError):  # the others that run must not end for it
-                log.warning("no memory for a finished answer's keys and values: they are not kept")
-
     def _read(self) -> None:
         """Newcomers that the model cannot read fail alone: the running rows know nothing of them yet."""
         try:
@@ -62,3 +59,13 @@ class Generator(Engine[Sequence]):
         count = self._scheduler.fitting(waiting)
         self.put_back(waiting[count:])
         return waiting[:count]
+
+
+def _remember(runner: PrefixRunner, one: Sequence, rows: RunningRows, place: int) -> None:
+    """A sequence ends, with this row of `rows`."""
+    if isinstance(one.prompt, torch.Tensor):
+        return
+    try:
+        runner.remember(rows, place, [*one.prompt, *one.answer])
+    except (torch.OutOfMemoryError, MemoryError):  # the others that run must not end for it
+        log.warning("no memory for a finished answer's keys and values: they are not kept")
