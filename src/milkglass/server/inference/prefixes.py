@@ -54,9 +54,13 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def takes(self, row: KeptRow) -> bool:
+        """Whether it fits into all the room: nothing larger is copied."""
+        return row.size <= self._most
+
     def add(self, ids: tuple[int, ...], row: KeptRow) -> None:
         """A row that begins with others takes their place; one that is larger than all the room is not kept."""
-        if row.size > self._most:
+        if not self.takes(row):
             return
         for known in [one for one in self._rows if one == ids[: len(one)]]:
             self._drop(known)
@@ -130,6 +134,8 @@ class PrefixRunner:
         length = int(rows.mask[place].sum())
         if length < LEAST:
             return
-        layers = [(one.keys[place : place + 1], one.values[place : place + 1]) for one in rows.cache.layers]
-        copies = tuple((keys[:, :, -length:].clone(), values[:, :, -length:].clone()) for keys, values in layers)
-        self.kept.add(tuple(ids[:length]), KeptRow(copies))
+        part = (slice(place, place + 1), slice(None), slice(-length, None))
+        seen = KeptRow(tuple((one.keys[part], one.values[part]) for one in rows.cache.layers))
+        if self.kept.takes(seen):
+            copies = tuple((keys.clone(), values.clone()) for keys, values in seen.layers)
+            self.kept.add(tuple(ids[:length]), KeptRow(copies))

@@ -1,8 +1,8 @@
 """A trainer whose processes share each batch, so that several train as one does with the same batches.
 
-    gradient = sum_r n_r / n * N * gradient of (mean loss over the n_r items of rank r) / N       N: processes
+    loss of a step = sum over the ranks r of n_r / n * (mean loss of the n_r items of rank r)
 
-An item is a row, or for language models a label that is predicted. Every rank draws the same batch and reads each N-th
+n is the sum of n_r. An item is a row, or for language models a label that is predicted. Every rank draws the same batch and reads each N-th
 row of it; no row is left out, read twice or weighed anew, whatever the batch's size. Dropout differs between the ranks.
 """
 
