@@ -2,8 +2,9 @@
 
     loss of a step = sum over the ranks r of n_r / n * (mean loss of the n_r items of rank r)
 
-n is the sum of n_r. An item is a row, or for language models a label that is predicted. Every rank draws the same batch and reads each N-th
-row of it; no row is left out, read twice or weighed anew, whatever the batch's size. Dropout differs between the ranks.
+n is the sum of n_r. An item is a row, or for language models a label that is predicted. Every rank draws the same batch
+and reads each N-th row of it; no row is left out, read twice or weighed anew, whatever the batch's size. Dropout
+differs between the ranks.
 """
 
 from __future__ import annotations
