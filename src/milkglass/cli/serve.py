@@ -10,7 +10,7 @@ import typer
 from milkglass.cli.ui.options import read_token, require_file
 from milkglass.cli.ui.terminal import note
 from milkglass.errors import UsageError
-from milkglass.system import is_loopback
+from milkglass.system import cores, is_loopback
 
 
 def serve(
@@ -44,7 +44,18 @@ def serve(
     ] = None,
     max_loaded_models: Annotated[int | None, typer.Option(min=1, help="Models kept in memory.")] = None,
     max_batch: Annotated[int | None, typer.Option(min=1, help="Requests that share a forward pass.")] = None,
+    prefix_cache_mb: Annotated[
+        int | None,
+        typer.Option(
+            "--prefix-cache-mb",
+            min=0,
+            help="Memory for what the next turn of a chat begins with, in MiB; 0: off  [default: 512]",
+        ),
+    ] = None,
     training_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a training job.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes that share each batch of a training job; on GPUs, one each.")
+    ] = None,
 ) -> None:
     """Start the server. It prints its address when it is ready; the token lies in HOME/token, or in --token-file."""
     if not is_loopback(host) and cert is None and not insecure_http:
@@ -57,6 +68,11 @@ def serve(
             require_file(file, "give the TLS certificate and key as PEM files")
     if cert is not None and tls_key is not None:
         _require_tls(cert, tls_key)
+    if processes is not None and processes > cores():
+        raise UsageError(
+            f"{processes} training processes are more than the {cores()} cores that the server may use",
+            f"give --processes {cores()} or less",
+        )
     bases = tuple(map(_base_of, base_models or ()))
     limits: dict[str, Any] = {
         "max_prompt_tokens": max_prompt_tokens,
@@ -64,6 +80,8 @@ def serve(
         "max_loaded_models": max_loaded_models,
         "max_batch": max_batch,
         "training_threads": training_threads,
+        "prefix_cache": None if prefix_cache_mb is None else prefix_cache_mb << 20,
+        "processes": processes,
     }
     from milkglass.server.app import serve as run
     from milkglass.server.settings import ServerSettings

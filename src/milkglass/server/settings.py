@@ -66,7 +66,7 @@ class Limits:
 
 
 MIB = 1 << 20
-WORKER = (sys.executable, "-P", "-m", "milkglass.server.training")  # -P: nothing is imported from the job's folder
+WORKER = (sys.executable, "-P", "-m", "milkglass.server.jobs.launch")  # -P: nothing is imported from the job's folder
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,11 @@ class ServerSettings:
     max_waiting: int = 1024  # rows that may wait for a model; more get 503
     max_loaded_models: int = 2
     runner: str = "transformers"  # of inference/runners.py
+    prefix_cache: int = 512 * MIB  # keys and values of finished answers, of all loaded models; 0: none are kept
     inference_threads: int | None = None  # CPU threads; None: torch's choice
 
-    training_threads: int | None = None
+    training_threads: int | None = None  # of all processes of a job; None: torch's choice
+    processes: int = 1  # that train one job together; of a job whose batches are smaller, one a row
     worker: tuple[str, ...] = field(default=WORKER, repr=False)
     max_crashes: int = 3  # a job whose worker dies this often without a word has failed
     cancel_grace: float = 60.0  # then a worker that doesn't stop is killed
@@ -117,6 +119,8 @@ class ServerSettings:
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; 1 is the least", "give a positive number")
+        if self.prefix_cache < 0:
+            raise UsageError(f"prefix_cache is {self.prefix_cache}; 0 is the least", "0 keeps nothing")
         if self.token is not None and (len(self.token) < 16 or not self.token.isascii() or " " in self.token):
             raise UsageError("the token is too short or not plain ASCII", "16 characters at least, no spaces")
 
@@ -128,5 +132,5 @@ class ServerSettings:
 _POSITIVE = (
     "max_body", "max_json", "max_held", "chunk_bytes", "max_upload", "max_uploads",
     "max_prompt_tokens", "max_new_tokens", "max_inputs",
-    "max_batch", "max_waiting", "max_loaded_models", "max_crashes",
+    "max_batch", "max_waiting", "max_loaded_models", "max_crashes", "processes",
 )  # fmt: skip

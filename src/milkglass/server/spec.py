@@ -9,6 +9,9 @@ A job is a folder that the server makes and a worker process fills:
     status.json     a `Status`, written once, at the end; absent while the job runs or after it was killed
     cancel          exists when the job is to stop for good
 
+Several processes leave more there: `meeting`, over which they find each other, and `failure-N.json`, a `Status` that
+process N leaves to the one that started it.
+
 Training data is Parquet: `input_ids` (list of int32), optionally `attention_mask` (lists of int8, all 1: rows are not
 padded) and `token_type_ids` (lists of int8), and `labels`: an int32 a row for classification, a float32 a row for
 regression, a list of int32 for causal-lm, -100 where no loss is wanted.
@@ -63,7 +66,7 @@ class Hyperparameters(BaseModel):
     train_tables: bool = True
     n_epochs: float = Field(3, gt=0, le=1000)
     max_steps: int | None = Field(None, ge=1)  # overrides n_epochs
-    batch_size: int = Field(32, ge=1, le=4096)
+    batch_size: int = Field(32, ge=1, le=4096)  # rows of a step, in all processes together
     learning_rate: float = Field(2e-5, gt=0, le=1)
     warmup_ratio: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0, le=1)
@@ -121,7 +124,8 @@ class JobSpec(BaseModel):
     train: str
     validation: str | None = None
     hyperparameters: Hyperparameters
-    threads: int | None = Field(None, ge=1)  # CPU threads; None: torch's choice
+    threads: int | None = Field(None, ge=1)  # CPU threads of all processes; None: torch's choice
+    processes: int = Field(1, ge=1)  # that share each batch
 
 
 class Event(BaseModel):

@@ -1,8 +1,9 @@
-"""The worker: `python -m milkglass.server.training JOB_FOLDER` fine-tunes one model and stops.
+"""The training: `python -m milkglass.server.training JOB_FOLDER` fine-tunes one model and stops.
 
 spec.py says what is in the folder. On SIGTERM it saves a checkpoint and exits with 143, without a status; run again on
 the same folder, after that or after a kill, it goes on from its newest complete checkpoint. It knows ids and weights
-only: no key, no tokenizer, no text.
+only: no key, no tokenizer, no text. With a number behind the folder it is one of several processes, its rank, which
+jobs/launch.py starts and looks after.
 
 Trainer's own optimiser state is a torch file in the job's folder; it is read back with `weights_only`, and no such file
 is ever accepted from outside.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,6 @@ from transformers import (
     PreTrainedModel,
     Trainer,
     TrainerCallback,
-    TrainerControl,
-    TrainerState,
     TrainingArguments,
     set_seed,
 )
@@ -36,88 +35,14 @@ from transformers import (
 from milkglass import files
 from milkglass.errors import BadUpload, MilkglassError, lacking
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.progress import TimeLeft
 from milkglass.server.jobs import evaluation, lora
 from milkglass.server.jobs.data import Collate, TrainingDataset
-from milkglass.server.spec import Event, Hyperparameters, JobSpec, Status
+from milkglass.server.jobs.launch import INTERRUPTED
+from milkglass.server.jobs.ranks import Ranks, end, end_with_parent
+from milkglass.server.jobs.reporter import COMPLETE, Reporter
+from milkglass.server.jobs.split_trainer import OwnDraws, SplitTrainer
+from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from milkglass.server.storage.data_dir import FULL, NO_ROOM, nearly_full
-
-COMPLETE = "complete"  # marks a checkpoint that was written to its end
-INTERRUPTED = 143
-
-
-class Reporter(TrainerCallback):
-    """Tells what happens (events.jsonl), and stops the trainer on SIGTERM or when the job is cancelled."""
-
-    def __init__(self, job: Path) -> None:
-        self.job = job
-        self.interrupted = False
-        self._left = TimeLeft(0)
-
-    def emit(self, message: str, data: dict[str, Any] | None = None, failed: bool = False) -> None:
-        event = Event(
-            time=time.time(),
-            level="error" if failed else "info",
-            type="metrics" if data else "message",
-            message=message,
-            data=data or {},
-        )
-        with (self.job / "events.jsonl").open("a", encoding="utf-8") as file:
-            file.write(event.model_dump_json() + "\n")
-
-    def interrupt(self, *_: object) -> None:
-        self.interrupted = True
-
-    @property
-    def cancelled(self) -> bool:
-        return (self.job / "cancel").exists()
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._left = TimeLeft(state.max_steps)
-        self._left.after(state.global_step)
-        begun = {"step": state.global_step, "total_steps": state.max_steps}
-        self.emit(f"training from step {state.global_step} of {state.max_steps}", begun)
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if state.global_step >= state.max_steps:
-            control.should_log = True  # a run shorter than `logging_steps` has a last loss, too
-        if self.interrupted or (args.load_best_model_at_end and state.global_step % args.save_steps == 0):
-            control.should_save = True  # with the best epoch in view the trainer itself saves at their ends alone
-        if self.interrupted or self.cancelled:
-            control.should_training_stop = True
-
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.interrupted or self.cancelled:
-            control.should_evaluate = False  # the epoch has not ended, and a server that stops does not wait for it
-
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any
-    ) -> None:
-        if not logs or "loss" not in logs:
-            return
-        left = self._left.after(state.global_step)
-        self.emit(
-            f"step {state.global_step} of {state.max_steps}, loss {logs['loss']:.4f}",
-            {
-                "step": state.global_step,
-                "total_steps": state.max_steps,
-                "loss": float(logs["loss"]),
-                "learning_rate": float(logs.get("learning_rate", 0.0)),
-                "epoch": float(state.epoch or 0.0),
-                **({} if left is None else {"eta_seconds": round(left, 1)}),
-            },
-        )
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
-    ) -> None:
-        info = ", ".join(f"{name} {value:.4f}" for name, value in evaluation.numbers_of(metrics).items())
-        self.emit(f"evaluation: {info}", {"step": state.global_step, **evaluation.event_data(metrics)})
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        folder = self.job / "checkpoints" / f"checkpoint-{state.global_step}"
-        (folder / COMPLETE).touch()
-        self.emit(f"checkpoint at step {state.global_step}")
 
 
 def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
@@ -149,7 +74,13 @@ def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
     return model
 
 
-def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArguments:
+def arguments(job: Path, chosen: Hyperparameters, evaluate: bool, ranks: Ranks) -> TrainingArguments:
+    """`batch_size` is of a step, whatever the number of processes."""
+    split: dict[str, Any] = {
+        "accelerator_config": {"even_batches": False},
+        "average_tokens_across_devices": False,  # SplitTrainer weighs the ranks
+        "data_seed": chosen.seed,
+    }
     return TrainingArguments(
         output_dir=str(job / "checkpoints"),
         num_train_epochs=chosen.n_epochs,
@@ -178,12 +109,16 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArg
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
+        **(split if ranks.count > 1 else {}),
     )
 
 
-def newest_checkpoint(job: Path) -> Path | None:
+def newest_checkpoint(job: Path, ranks: Ranks | None = None) -> Path | None:
     """The newest complete one; what a kill left half-written is removed."""
-    drop_unfinished(job)
+    ranks = ranks or Ranks()
+    if ranks.first:
+        drop_unfinished(job)
+    ranks.wait()
     result = [folder for folder in _checkpoints(job) if (folder / COMPLETE).is_file()]
     return max(result, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
 
@@ -200,8 +135,9 @@ def _checkpoints(job: Path) -> list[Path]:
 
 
 def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
-    """Run the job to its end. None: interrupted, to be resumed."""
-    selected = spec.hyperparameters
+    """Run the job to its end. None: interrupted, to be resumed. Of several ranks the first one alone saves."""
+    selected, ranks = spec.hyperparameters, reporter.ranks
+    ranks.join(job)
     set_seed(selected.seed)
     model = load(spec.model, selected)
     if selected.chosen_method == "lora":
@@ -212,28 +148,37 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     callbacks: list[TrainerCallback] = [reporter]
     if selected.early_stopping:
         callbacks.append(EarlyStoppingCallback(selected.early_stopping))
-    trainer = Trainer(
-        model=model,
-        args=arguments(job, selected, held_out is not None),
-        train_dataset=rows,
-        eval_dataset=held_out,
-        data_collator=Collate(0 if pad is None else pad),
-        compute_metrics=evaluation.MEASURES.get(selected.task),
-        callbacks=callbacks,
-    )
-    checkpoint = newest_checkpoint(job)
+    parts: dict[str, Any] = {
+        "model": model,
+        "args": arguments(job, selected, held_out is not None, ranks),
+        "train_dataset": rows,
+        "eval_dataset": held_out,
+        "data_collator": Collate(0 if pad is None else pad),
+        "compute_metrics": evaluation.MEASURES.get(selected.task),
+        "callbacks": callbacks,
+    }
+    if ranks.count > 1:
+        callbacks.append(OwnDraws(ranks))
+        trainer: Trainer = SplitTrainer(ranks, selected.task == "causal-lm", **parts)
+    else:
+        trainer = Trainer(**parts)
+    checkpoint = newest_checkpoint(job, ranks)
     if checkpoint:
         reporter.emit(f"resuming from {checkpoint.name}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    reporter.agree()
     if reporter.cancelled:
         return Status(state="cancelled")
     if reporter.interrupted and trainer.state.global_step < trainer.state.max_steps:
         return None
     metrics = final_metrics(trainer) if held_out is not None else {}
+    tokens = int(trainer.state.num_input_tokens_seen) // ranks.count  # every rank has seen every batch
+    if not ranks.first:
+        return Status(state="succeeded")
     if selected.chosen_method == "lora":
         lora.merge(model)
     save_result(model, job, Path(spec.model))
-    return Status(state="succeeded", trained_tokens=int(trainer.state.num_input_tokens_seen), metrics=metrics)
+    return Status(state="succeeded", trained_tokens=tokens, metrics=metrics)
 
 
 def final_metrics(trainer: Trainer) -> dict[str, float]:
@@ -271,23 +216,37 @@ def explain(error: BaseException, job: Path) -> str:
     return f"{type(error).__name__} while training; the worker's log on the server says more"
 
 
-def main(job: Path) -> int:
+def main(job: Path, place: int | None = None) -> int:
+    """place: the rank of this process, of as many as the job has; None: it is the only one."""
     reporter = Reporter(job)
     signal.signal(signal.SIGTERM, reporter.interrupt)
     try:
         spec = JobSpec.model_validate_json((job / "spec.json").read_text("utf-8"))
-        if spec.threads:
+        if place is not None:
+            reporter.ranks = Ranks(place, spec.processes)
+            end_with_parent()
+        elif spec.threads:
             torch.set_num_threads(spec.threads)
         status = train(job, spec, reporter)
     except Exception as error:  # noqa: BLE001  (whatever it was, the client must hear of it)
-        why = explain(error, job)
+        failed = Status(state="failed", error=explain(error, job))
+        if place is not None:
+            _leave_word(job, place, failed)
         drop_unfinished(job)  # a full disk has no room for the status otherwise
-        _finish(job, reporter, Status(state="failed", error=why))
+        _finish(job, reporter, failed)
         raise
-    if status is None:
-        return INTERRUPTED
-    _finish(job, reporter, status)
-    return 0
+    if status is not None and reporter.ranks.first:
+        _finish(job, reporter, status)
+    return INTERRUPTED if status is None else 0
+
+
+def _leave_word(job: Path, place: int, failed: Status) -> None:
+    """One of several processes fails: what the others then meet is not the cause, and launch.py tells them apart."""
+    traceback.print_exc()
+    if place == 0:
+        drop_unfinished(job)
+    files.write_json(job / f"failure-{place}.json", failed.model_dump(), indent=None)
+    end(1)
 
 
 def _finish(job: Path, reporter: Reporter, status: Status) -> None:
@@ -296,4 +255,6 @@ def _finish(job: Path, reporter: Reporter, status: Status) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        end(main(Path(sys.argv[1]), int(sys.argv[2])))
     sys.exit(main(Path(sys.argv[1])))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from milkglass.server.inference.engine import Engine, explain
-from milkglass.server.inference.model_runner import ModelRunner
+from functools import partial
+
+import torch
+
+from milkglass.server.inference.engine import Engine, explain, log
+from milkglass.server.inference.model_runner import ModelRunner, RunningRows
+from milkglass.server.inference.prefixes import PrefixRunner
 from milkglass.server.inference.scheduler import Scheduler
 from milkglass.server.inference.sequence import Sequence
 
@@ -13,7 +18,10 @@ class Generator(Engine[Sequence]):
 
     def __init__(self, runner: ModelRunner, max_batch: int, max_waiting: int) -> None:
         super().__init__("generator", max_waiting)
-        self._runner, self._scheduler = runner, Scheduler(max_batch)
+        self._runner = runner
+        # Not a method: a circle of references would keep the weights when the model is put out
+        on_leave = partial(_remember, runner) if isinstance(runner, PrefixRunner) else None
+        self._scheduler = Scheduler(max_batch, on_leave)
         self._reading: list[Sequence] = []
 
     def step(self) -> None:
@@ -51,3 +59,13 @@ class Generator(Engine[Sequence]):
         count = self._scheduler.fitting(waiting)
         self.put_back(waiting[count:])
         return waiting[:count]
+
+
+def _remember(runner: PrefixRunner, one: Sequence, rows: RunningRows, place: int) -> None:
+    """A sequence ends, with this row of `rows`."""
+    if isinstance(one.prompt, torch.Tensor):
+        return
+    try:
+        runner.remember(rows, place, [*one.prompt, *one.answer])
+    except (torch.OutOfMemoryError, MemoryError):  # the others that run must not end for it
+        log.warning("no memory for a finished answer's keys and values: they are not kept")

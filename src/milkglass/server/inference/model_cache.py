@@ -15,6 +15,7 @@ from milkglass.errors import Busy, Conflict, CorruptCheckpoint, MilkglassError, 
 from milkglass.models.load_lock import ONE_LOAD
 from milkglass.server.connections.logs import place_of
 from milkglass.server.inference.engine import Engine
+from milkglass.server.inference.model_runner import ModelRunner, TransformersRunner
 from milkglass.server.inference.runners import runner_named
 from milkglass.server.settings import ServerSettings
 from milkglass.server.storage.store import ModelRecord
@@ -137,6 +138,7 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
 
     from milkglass.server.inference.classifier import Classifier, Embedder
     from milkglass.server.inference.generator import Generator
+    from milkglass.server.inference.prefixes import PrefixRunner
 
     if not folder.is_dir():
         raise NotFound("there is no such model: it was deleted a moment ago", "list the models that the server has")
@@ -170,7 +172,10 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
         return Classifier(network, settings.max_batch, settings.max_waiting, needs_pad=model.kind == "decoder")
     if task == "embed":
         return Embedder(network, settings.max_batch, settings.max_waiting)
-    return Generator(runner_named(settings.runner)(network), settings.max_batch, settings.max_waiting)
+    runner: ModelRunner = runner_named(settings.runner)(network)
+    if isinstance(runner, TransformersRunner) and settings.prefix_cache:
+        runner = PrefixRunner(network, settings.prefix_cache // settings.max_loaded_models)
+    return Generator(runner, settings.max_batch, settings.max_waiting)
 
 
 def _require_whole(report: dict[str, Any], task: Task) -> None:

@@ -5,7 +5,8 @@ The policy of continuous batching, apart from the model: it knows no runner's me
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 import torch
 
@@ -13,6 +14,7 @@ from milkglass.server.inference.engine import that_fit
 from milkglass.server.inference.model_runner import RunningRows
 from milkglass.server.inference.sequence import Sequence
 
+OnLeave: TypeAlias = Callable[[Sequence, RunningRows, int], None]
 PREFILL = 8192  # padded prompt tokens that are read in one pass, unless one prompt alone is longer
 
 
@@ -25,8 +27,9 @@ class Scheduler:
         rows: the runner's side of them; None while nothing runs.
     """
 
-    def __init__(self, max_batch: int) -> None:
-        self._max_batch = max_batch
+    def __init__(self, max_batch: int, on_leave: OnLeave | None = None) -> None:
+        """on_leave: told of each sequence that leaves, with its row, before the row is gone."""
+        self._max_batch, self._on_leave = max_batch, on_leave
         self.running: list[Sequence] = []
         self.newest: list[int] = []
         self.rows: RunningRows | None = None
@@ -62,7 +65,7 @@ class Scheduler:
     def begun(self, sequences: list[Sequence], rows: RunningRows, logits: torch.Tensor) -> Scheduler:
         """A scheduler of newly read sequences alone, each with its first id: until they `join`, nothing that fails
         harms those that run."""
-        fresh = Scheduler(self._max_batch)
+        fresh = Scheduler(self._max_batch, self._on_leave)
         fresh.running, fresh.rows = list(sequences), rows
         fresh.accept(logits)
         return fresh
@@ -73,7 +76,7 @@ class Scheduler:
         other = Scheduler(self._max_batch)
         other.running, other.newest = [self.running[i] for i in places], [self.newest[i] for i in places]
         other.rows = self.rows.take(places)
-        self._keep([place not in places for place in range(len(self.running))])
+        self._keep([place not in places for place in range(len(self.running))], told=False)
         return other
 
     def clear(self) -> list[Sequence]:
@@ -81,9 +84,12 @@ class Scheduler:
         running, self.running, self.newest, self.rows = self.running, [], [], None
         return running
 
-    def _keep(self, stays: list[bool]) -> None:
+    def _keep(self, stays: list[bool], told: bool = True) -> None:
         if all(stays):
             return
+        if told and self._on_leave is not None and self.rows is not None:
+            for place in [place for place, one in enumerate(stays) if not one]:
+                self._on_leave(self.running[place], self.rows, place)
         places = [place for place, one in enumerate(stays) if one]
         self.running = [self.running[place] for place in places]
         self.newest = [self.newest[place] for place in places]

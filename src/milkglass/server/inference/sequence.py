@@ -25,7 +25,7 @@ class Sequence:
         on_error: ends the sequence, too.
         cancelled: frees its row before the next token.
         made: how many ids were drawn.
-        answer: the ids that were drawn, where penalties need them.
+        answer: the ids that were drawn.
         chances: of the newest id and of the likeliest at its place, where they were asked for; set before `on_token`.
         rng: of this sequence alone: the batch that it is in changes no draw.
     """
@@ -60,8 +60,7 @@ class Sequence:
             self.fail(explain(error))
             return None
         self.made += 1
-        if self.sampling.adjusts:
-            self.answer.append(token)
+        self.answer.append(token)
         stopped = token in self.sampling.stop
         reason = "stop" if stopped else "length" if self.made >= self.sampling.max_tokens else None
         self.on_token(token, reason)

@@ -67,6 +67,7 @@ class Jobs:
             validation=str(self._uploads.path(validation).resolve()) if validation else None,
             hyperparameters=chosen,
             threads=self._settings.training_threads,
+            processes=min(self._settings.processes, chosen.batch_size),
         )
         folder = self.folder(job.id)
         try:

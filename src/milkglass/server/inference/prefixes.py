@@ -1,0 +1,141 @@
+"""What finished conversations left in a model's memory: the next turn begins with the ids of the turns before.
+
+Keys and values of a finished row are kept with its ids. A new prompt takes those of its longest common prefix with a
+kept row, and reads the rest alone. Only equal ids are ever matched, and of one model; the longest unused row goes first
+where the bytes run out. Rows of `CachedRows` hold every position, also where a model attends to a window, so that they
+can be cut anywhere.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+import torch
+
+from milkglass.server.inference.model_runner import CachedRows, Prompt, RunningRows, TransformersRunner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LEAST = 32  # ids: shorter prefixes are read again, together with other prompts
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class KeptRow:
+    """One row.
+
+    Attributes:
+        layers: keys and values (1, heads, t, d) of each layer.
+    """
+
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(one.numel() * one.element_size() for pair in self.layers for one in pair)
+
+
+class Prefixes:
+    """Kept rows by their ids, the longest unused first.
+
+    Attributes:
+        size: bytes of all rows; `most` at most.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self.size = most, 0
+        self._rows: OrderedDict[tuple[int, ...], KeptRow] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def takes(self, row: KeptRow) -> bool:
+        """Whether it fits into all the room: nothing larger is copied."""
+        return row.size <= self._most
+
+    def add(self, ids: tuple[int, ...], row: KeptRow) -> None:
+        """A row that begins with others takes their place; one that is larger than all the room is not kept."""
+        if not self.takes(row):
+            return
+        for known in [one for one in self._rows if one == ids[: len(one)]]:
+            self._drop(known)
+        self._rows[ids] = row
+        self.size += row.size
+        while self.size > self._most:
+            self._drop(next(iter(self._rows)))
+
+    def longest(self, prompt: Sequence[int]) -> tuple[KeptRow, int] | None:
+        """The row with the longest common prefix, and its length: the prompt's last id is always read."""
+        best, length = None, LEAST - 1
+        for ids in self._rows:
+            common = _common(ids, prompt)
+            if common > length:
+                best, length = ids, common
+        if best is None:
+            return None
+        self._rows.move_to_end(best)
+        return self._rows[best], length
+
+    def _drop(self, ids: tuple[int, ...]) -> None:
+        self.size -= self._rows.pop(ids).size
+
+
+def _common(ids: Sequence[int], prompt: Sequence[int]) -> int:
+    most = min(len(ids), len(prompt) - 1)
+    return next((place for place in range(most) if ids[place] != prompt[place]), most)
+
+
+class PrefixRunner:
+    """Runs a transformers model, and remembers rows that end."""
+
+    def __init__(self, model: PreTrainedModel, most: int) -> None:
+        self._model, self._runner = model, TransformersRunner(model)
+        self.kept = Prefixes(most)
+
+    def read(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
+        """Prompts without a kept prefix are read together, the others one by one: their rests are short, and padding
+        between a prefix and its rest would shift windows."""
+        found = [None if isinstance(one, torch.Tensor) else self.kept.longest(one) for one in prompts]
+        fresh = [place for place, one in enumerate(found) if one is None]
+        groups = [self._runner.read([prompts[place] for place in fresh])] if fresh else []
+        order = list(fresh)
+        for place, one in enumerate(found):
+            if one is not None:
+                groups.append(self._go_on(*one, prompts[place]))
+                order.append(place)
+        rows = groups[0][0]
+        for other, _ in groups[1:]:
+            rows.join(other)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        if back != list(range(len(back))):
+            rows.keep(back)
+        return rows, torch.cat([logits for _, logits in groups])[back]
+
+    def _go_on(self, row: KeptRow, length: int, prompt: Prompt) -> tuple[CachedRows, torch.Tensor]:
+        """Read what follows the first `length` ids."""
+        from transformers import DynamicCache
+
+        cache, device = DynamicCache(), self._model.device
+        for number, (keys, values) in enumerate(row.layers):
+            cache.update(keys[:, :, :length], values[:, :, :length], number)
+        rows = CachedRows(self._model, cache, torch.ones(1, len(prompt), dtype=torch.long, device=device))
+        positions = torch.arange(length, len(prompt), device=device)[None]
+        rest = torch.tensor([list(prompt[length:])], device=device)
+        return rows, rows.forward({"input_ids": rest}, positions)
+
+    def remember(self, rows: RunningRows, place: int, ids: Sequence[int]) -> None:
+        """A row ends. ids: of its prompt and its answer, of which the last was not always read."""
+        assert isinstance(rows, CachedRows)
+        length = int(rows.mask[place].sum())
+        if length < LEAST:
+            return
+        part = (slice(place, place + 1), slice(None), slice(-length, None))
+        seen = KeptRow(tuple((one.keys[part], one.values[part]) for one in rows.cache.layers))
+        if self.kept.takes(seen):
+            copies = tuple((keys.clone(), values.clone()) for keys, values in seen.layers)
+            self.kept.add(tuple(ids[:length]), KeptRow(copies))

@@ -1,0 +1,101 @@
+"""What a training tells of itself, and how it is stopped between two steps."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from milkglass.progress import TimeLeft
+from milkglass.server.jobs import evaluation
+from milkglass.server.jobs.ranks import Ranks
+from milkglass.server.spec import Event
+
+COMPLETE = "complete"  # marks a checkpoint that was written to its end
+
+
+class Reporter(TrainerCallback):
+    """Tells what happens (events.jsonl), and stops the trainer on SIGTERM or when the job is cancelled.
+
+    Attributes:
+        interrupted: in any rank, when they last agreed.
+        cancelled: the same of the job.
+    """
+
+    def __init__(self, job: Path, ranks: Ranks | None = None) -> None:
+        self.job, self.ranks = job, ranks or Ranks()
+        self.interrupted = self.cancelled = False
+        self._signalled = False
+        self._left = TimeLeft(0)
+
+    def emit(self, message: str, data: dict[str, Any] | None = None, failed: bool = False) -> None:
+        if not self.ranks.first:
+            return
+        event = Event(
+            time=time.time(),
+            level="error" if failed else "info",
+            type="metrics" if data else "message",
+            message=message,
+            data=data or {},
+        )
+        with (self.job / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(event.model_dump_json() + "\n")
+
+    def interrupt(self, *_: object) -> None:
+        self._signalled = True
+
+    def agree(self) -> None:
+        """All ranks stop at the same step: one that goes on alone would wait for the others."""
+        said = self.ranks.any(self._signalled, (self.job / "cancel").exists())
+        self.interrupted, self.cancelled = said
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._left = TimeLeft(state.max_steps)
+        self._left.after(state.global_step)
+        begun = {"step": state.global_step, "total_steps": state.max_steps}
+        self.emit(f"training from step {state.global_step} of {state.max_steps}", begun)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.global_step >= state.max_steps:
+            control.should_log = True  # a run shorter than `logging_steps` has a last loss, too
+        self.agree()
+        if self.interrupted or (args.load_best_model_at_end and state.global_step % args.save_steps == 0):
+            control.should_save = True  # with the best epoch in view the trainer itself saves at their ends alone
+        if self.interrupted or self.cancelled:
+            control.should_training_stop = True
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.interrupted or self.cancelled:
+            control.should_evaluate = False  # the epoch has not ended, and a server that stops does not wait for it
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any
+    ) -> None:
+        if not logs or "loss" not in logs:
+            return
+        left = self._left.after(state.global_step)
+        self.emit(
+            f"step {state.global_step} of {state.max_steps}, loss {logs['loss']:.4f}",
+            {
+                "step": state.global_step,
+                "total_steps": state.max_steps,
+                "loss": float(logs["loss"]),
+                "learning_rate": float(logs.get("learning_rate", 0.0)),
+                "epoch": float(state.epoch or 0.0),
+                **({} if left is None else {"eta_seconds": round(left, 1)}),
+            },
+        )
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
+    ) -> None:
+        info = ", ".join(f"{name} {value:.4f}" for name, value in evaluation.numbers_of(metrics).items())
+        self.emit(f"evaluation: {info}", {"step": state.global_step, **evaluation.event_data(metrics)})
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.ranks.wait()  # each saves the state of its own draws
+        if self.ranks.first:
+            (self.job / "checkpoints" / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+        self.emit(f"checkpoint at step {state.global_step}")
