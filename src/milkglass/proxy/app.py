@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -36,7 +37,8 @@ from milkglass.system import is_loopback
 log = logging.getLogger("milkglass.proxy")
 B = TypeVar("B", bound=BaseModel)
 MAX_BODY = 64 << 20  # bytes of a request
-OPEN = frozenset({"/", "/health"})
+OPENING = "/monitor/open"  # of a page, which gives its key here for a code
+OPEN = frozenset({"/", "/health", OPENING})
 HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
 
 
@@ -47,9 +49,21 @@ class Answering(Protocol):
     def events(self) -> AsyncGenerator[dict[str, Any], None]: ...
 
 
-def create_app(backend: Backend, token: str | None = None, page: APIRouter | None = None) -> FastAPI:
-    """token: that applications must give as their API key; None: any is taken, from this machine alone. page: further
-    addresses; "/" is open, and must show nothing private."""
+@dataclass(frozen=True)
+class PageRoutes:
+    """A page beside OpenAI's addresses.
+
+    Attributes:
+        router: its addresses. "/" and `OPENING` are open, and must show nothing private to anyone without a code.
+        token: that the page itself gives, which does as well as the API key.
+    """
+
+    router: APIRouter
+    token: str = field(repr=False)
+
+
+def create_app(backend: Backend, token: str | None = None, page: PageRoutes | None = None) -> FastAPI:
+    """token: that applications must give as their API key; None: any is taken, from this machine alone."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -60,17 +74,19 @@ def create_app(backend: Backend, token: str | None = None, page: APIRouter | Non
     app.state.backend = backend
     app.include_router(router)
     if page is not None:
-        app.include_router(page)
+        app.include_router(page.router)
     refusals.install(app)
-    app.add_middleware(LocalGuard, token=token)
+    app.add_middleware(LocalGuard, token=token, further=None if page is None else page.token)
     return app
 
 
 class LocalGuard:
     """Lets in this machine's own programs, or anyone with the token; never a page of another site."""
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
-        self._app, self._expected = app, None if token is None else f"Bearer {token}".encode()
+    def __init__(self, app: ASGIApp, token: str | None, further: str | None = None) -> None:
+        """token: None: none is needed. further: another one that does as well."""
+        known = [] if token is None else [token, *([] if further is None else [further])]
+        self._app, self._expected = app, [f"Bearer {one}".encode() for one in known]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -95,8 +111,9 @@ class LocalGuard:
         size = headers.get(b"content-length", b"0")
         if not size.isdigit() or int(size[:20]) > MAX_BODY:
             return TooLarge(f"a request has at most {MAX_BODY} bytes", "send less at once")
-        if self._expected is not None:
-            right = path in OPEN or hmac.compare_digest(headers.get(b"authorization", b""), self._expected)
+        if self._expected:
+            given = headers.get(b"authorization", b"")
+            right = path in OPEN or any(hmac.compare_digest(given, one) for one in self._expected)
             return None if right else Unauthorized("the API key is wrong", "it is the token that the proxy was given")
         host = HOST.sub("", headers.get(b"host", b"").decode("latin-1")).strip("[]")
         if is_loopback(host) and b"origin" not in headers:
