@@ -20,6 +20,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from milkglass.engines.turns import REQUEST
 from milkglass.errors import MilkglassError, TooLarge, Unauthorized, UsageError
 from milkglass.proxy import refusals
 from milkglass.proxy.backend import Backend
@@ -92,6 +93,7 @@ class LocalGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        REQUEST.set(object())  # the answers to one request wait for each other
         begun = False
 
         async def answer(message: Message) -> None:
