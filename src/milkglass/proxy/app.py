@@ -6,6 +6,7 @@ unless a token is required.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
@@ -38,6 +39,7 @@ from milkglass.system import is_loopback
 log = logging.getLogger("milkglass.proxy")
 B = TypeVar("B", bound=BaseModel)
 MAX_BODY = 64 << 20  # bytes of a request
+READER = 600.0  # seconds that a part of an answer waits to be taken: its connection to the engine waits with it
 OPENING = "/monitor/open"  # of a page, which gives its key here for a code
 OPEN = frozenset({"/", "/health", OPENING})
 HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
@@ -99,11 +101,27 @@ class LocalGuard:
         async def answer(message: Message) -> None:
             nonlocal begun
             begun = True
-            await send(message)
+            try:
+                async with asyncio.timeout(READER):
+                    await send(message)
+            except TimeoutError:
+                raise _Unread from None
+
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MAX_BODY:
+                raise errors.Refused(_too_large())
+            return message
 
         refusal = self._refusal(scope["path"], dict(scope["headers"]))
         try:
-            await (self._app if refusal is None else refusals.respond(refusal))(scope, receive, answer)
+            await (self._app if refusal is None else refusals.respond(refusal))(scope, counted, answer)
+        except _Unread:
+            log.warning("an answer was not read for %g s, and was ended", READER)
         except Exception as error:  # noqa: BLE001  (its message may quote a text)
             log.error("internal error: %s", place_of(error))
             if not begun:
@@ -112,7 +130,7 @@ class LocalGuard:
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MilkglassError | None:
         size = headers.get(b"content-length", b"0")
         if not size.isdigit() or int(size[:20]) > MAX_BODY:
-            return TooLarge(f"a request has at most {MAX_BODY} bytes", "send less at once")
+            return _too_large()
         if self._expected:
             given = headers.get(b"authorization", b"")
             right = path in OPEN or any(hmac.compare_digest(given, one) for one in self._expected)
@@ -122,6 +140,14 @@ class LocalGuard:
             return None
         hint = "programs of this machine may ask; for others start the proxy with --api-key-file"
         return Unauthorized("this request comes from a web page, or is for another host", hint)
+
+
+class _Unread(Exception):
+    """Whoever asked takes nothing of the answer."""
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(f"a request has at most {MAX_BODY} bytes", "send less at once")
 
 
 router = APIRouter(route_class=StrictRoute)
