@@ -99,7 +99,7 @@ def test_an_answer_that_no_one_reads_ends_at_the_engine(model: Scrambled, monkey
                 await asyncio.sleep(0.01)
             await upstream.close()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 120))
 
 
 def test_a_count_that_cannot_be_written_is_kept_told_once_and_written_later(
