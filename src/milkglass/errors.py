@@ -197,6 +197,12 @@ class Unreachable(RemoteError):
     pass
 
 
+class EngineBusy(RemoteError):
+    """No connection to an engine became free in time."""
+
+    status = 503
+
+
 class Unauthorized(RemoteError):
     status = 401
 

@@ -13,7 +13,7 @@ from milkglass.engines.upstream import Patience, Upstream
 from milkglass.engines.vllm import VLLM
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-HASTY = Patience(connect=1.0, begin=0.4, silence=0.4, whole=0.4, pause=0.01, connections=64)
+HASTY = Patience(connect=5.0, begin=1.5, silence=1.5, whole=1.5, pause=0.01, connections=64)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 ASKED = IdsRequest(prompt=[5, 6, 7], max_tokens=4)
 

@@ -12,7 +12,7 @@ import pytest
 from milkglass.client.remote.exchange import MAX_EVENT
 from milkglass.engines.engine import IdsRequest
 from milkglass.engines.upstream import AFTER_END, EMPTY_EVENTS, Patience
-from milkglass.errors import RemoteError, Unreachable
+from milkglass.errors import EngineBusy, RemoteError, Unreachable
 from tests.engines.kit import ASKED, HEAD, Script, answer_to, collect, event, sending, wire
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -55,12 +55,12 @@ for _ in range(40):
     LISTS = {"choices": [LISTS]}
 HOSTILE: dict[str, tuple[Script, type[RemoteError], str]] = {
     # silence
-    "takes the request and says nothing": (sending(close=False), Unreachable, "did not begin to answer within 0.4 s"),
+    "takes the request and says nothing": (sending(close=False), Unreachable, "did not begin to answer within 1.5 s"),
     "sends its head byte by byte": (dripping(OK, b"X"), Unreachable, "did not begin to answer"),
     "sends headers without an end": (dripping(OK, b"A: b\r\n"), Unreachable, "did not begin to answer"),
-    "begins and goes silent": (sending(HEAD, event([9]), close=False), Unreachable, "silent for 0.4 s"),
-    "sends comments only": (dripping(HEAD, b": ping\n\n"), Unreachable, "silent for 0.4 s"),
-    "sends half an event, slowly": (dripping(HEAD + b"data: ", b"x"), Unreachable, "silent for 0.4 s"),
+    "begins and goes silent": (sending(HEAD, event([9]), close=False), Unreachable, "silent for 1.5 s"),
+    "sends comments only": (dripping(HEAD, b": ping\n\n"), Unreachable, "silent for 1.5 s"),
+    "sends half an event, slowly": (dripping(HEAD + b"data: ", b"x"), Unreachable, "silent for 1.5 s"),
     "refuses and goes silent": (
         sending(b"HTTP/1.1 500 X\r\nContent-Length: 9\r\n\r\n", close=False), Unreachable, "went silent",
     ),
@@ -215,11 +215,13 @@ def test_more_conversations_than_connections_wait_their_turn() -> None:
 def test_a_pool_that_stays_full_is_an_error_and_not_a_wait_without_end() -> None:
     async def run() -> None:
         async with wire(sending(HEAD, event([9]), close=False)) as server:
-            upstream = server.upstream(patience=Patience(connect=0.2, attempts=1, connections=1))
+            upstream = server.upstream(patience=Patience(begin=0.2, connections=1))
             first = upstream.generate("tiny", ASKED)
             await anext(first)
-            with pytest.raises(Unreachable, match="PoolTimeout"):
+            with pytest.raises(EngineBusy, match=r"all 1 connections to the engine were in use for 0\.2 s") as found:
                 await collect(upstream)
+            assert found.value.status == 503 and "fewer answers" in found.value.hint
+            assert len(server.calls) == 1  # nothing of the second one was sent
             await first.aclose()
 
     asyncio.run(run())

@@ -31,16 +31,23 @@ class Shown:
     """A page that is there.
 
     Attributes:
-        url: its address, without the key.
+        url: its address, without the code.
+        page: what the command would have made.
         key: the key's file.
         heard: every byte that crossed to the engine.
     """
 
     url: str
+    page: MonitorPage
     model: Scrambled
     key: Path
     attacker: LiveAttacker
     heard: bytearray
+
+    @property
+    def address(self) -> str:
+        """With the code that opens the next tab."""
+        return f"{self.url}/#{self.page.opening.code}"
 
     def state(self, since: int = -1) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {KEY}"}
@@ -65,5 +72,6 @@ def showing(
             def upstream() -> Upstream:
                 return Upstream(MilkglassServer(), tap.url, TOKEN, patience=Patience(begin=120.0))
 
-            with proxying(model.codec, upstream, MonitorPage(key, attacker), token=KEY) as url:
-                yield Shown(url, model, key, attacker, tap.heard)
+            page = MonitorPage(key, attacker)
+            with proxying(model.codec, upstream, page, token=KEY) as url:
+                yield Shown(url, page, model, key, attacker, tap.heard)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from tests import tiny
@@ -35,7 +36,7 @@ def tab(shown: Shown) -> Iterator[Tab]:
 
 def opened(tab: Tab, shown: Shown, width: int) -> None:
     tab.wide(width)
-    tab.open(f"{shown.url}/#{KEY}")
+    tab.open(shown.address)
     tab.until("document.getElementById('model').options.length === 1")
 
 
@@ -125,3 +126,47 @@ def test_without_the_key_the_page_says_so(tab: Tab, shown: Shown) -> None:
     tab.wide(500)
     tab.open(shown.url)
     tab.until("document.getElementById('trouble').textContent.includes('open the address that milkglass ui printed')")
+
+
+def test_an_address_opens_one_tab_and_a_reload_keeps_it(tab: Tab, shown: Shown) -> None:
+    address = shown.address
+    opened(tab, shown, 1200)
+    stored = tab.value("JSON.stringify({...sessionStorage, ...localStorage, cookies: document.cookie})")
+    assert KEY not in stored and address.split("#")[1] not in stored
+    tab.call("Page.reload")
+    tab.until("document.readyState === 'complete' && document.getElementById('model').options.length === 1")
+    assert not tab.value("document.getElementById('trouble').textContent")
+    with browsing() as other:
+        other.open(address)  # it was used
+        other.until("document.getElementById('trouble').textContent.includes('opens one tab')")
+        other.value(f"location.hash = '#{shown.page.opening.code}'")  # the new one, in the same tab
+        other.until("document.getElementById('model').options.length === 1")
+        assert not other.value("document.getElementById('trouble').textContent")
+
+
+def test_a_tab_of_an_earlier_command_takes_the_new_address(tab: Tab, shown: Shown) -> None:
+    tab.open(shown.url)
+    tab.value("sessionStorage.setItem('key', 'of-an-earlier-command')")
+    tab.open(f"{shown.url}/?x")
+    tab.until("document.getElementById('trouble').textContent.includes('a command that ended')")
+    tab.value(f"location.hash = '#{shown.page.opening.code}'")
+    tab.until("document.getElementById('model').options.length === 1")
+    assert not tab.value("document.getElementById('trouble').textContent")
+
+
+def test_a_page_whose_command_ended_asks_no_more(tab: Tab, shown: Shown) -> None:
+    opened(tab, shown, 1200)
+    tab.value("window.fetched = 0; window.kept = fetch; window.fetch = () => { fetched += 1; throw new Error(); }")
+    tab.value("window.waited = setTimeout; window.setTimeout = (work, ms) => waited(work, 0)")  # no second is waited
+    with httpx2.Client(headers={"Authorization": f"Bearer {KEY}"}, timeout=60) as client:  # ends the open question
+        assert client.post(f"{shown.url}/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+    tab.until("!document.getElementById('again').hidden")
+    asked_so_far = tab.value("fetched")
+    tab.value("document.getElementById('message').focus()")
+    tab.type("a secret")
+    tab.press("Enter")
+    assert tab.value("new Promise(done => waited(() => done(fetched), 1500))") == asked_so_far == 5
+    assert tab.value("document.getElementById('message').value") == "a secret"
+    tab.value("window.fetch = kept")
+    tab.value("document.getElementById('again').click()")
+    tab.until("!document.getElementById('trouble').textContent && document.getElementById('again').hidden")

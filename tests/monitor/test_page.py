@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,57 @@ def test_a_fault_is_said_and_the_proxy_goes_on(tmp_path: Path) -> None:
         with openai.OpenAI(base_url=f"{one.url}/v1", api_key=KEY, max_retries=0) as client:
             assert client.models.list().data[0].id == "scrambled"
         assert one.state()["exchanges"] == []
+
+
+@pytest.mark.filterwarnings("error")
+def test_whatever_fails_ends_the_attacks_and_only_its_kind_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: LiveAttacker, *_: object) -> None:
+        raise RuntimeError("zanzibar")
+
+    monkeypatch.setattr(LiveAttacker, "_solve", broken)
+    with showing(tmp_path / "home") as one:
+        until(lambda: one.state()["attack"]["state"] != "working")
+        attack = one.state()["attack"]
+        assert (attack["state"], attack["reason"]) == ("failed", "an internal error (RuntimeError)")
+        assert "zanzibar" not in json.dumps(one.state())
+
+
+def test_a_decipherment_that_fails_leaves_the_models_readings_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "public.txt"
+    text.write_text("\n".join(tiny.TEXTS * 5), "utf-8")
+    decipher = LiveAttacker._decipher
+    works = threading.Event()
+
+    def broken(self: LiveAttacker, *given: Any) -> None:
+        if not works.is_set():
+            raise ValueError("zanzibar")
+        decipher(self, *given)
+
+    monkeypatch.setattr(LiveAttacker, "_decipher", broken)
+    with showing(tmp_path / "home", public=DataFile(text)) as one:
+        with openai.OpenAI(base_url=f"{one.url}/v1", api_key=KEY, max_retries=0) as client:
+            until(lambda: one.state()["attack"]["state"] == "done")
+            for words in tiny.TEXTS:
+                client.completions.create(model="scrambled", prompt=words, max_tokens=2)
+            until(lambda: one.state()["attack"]["trouble"])
+            attack = one.state()["attack"]
+            assert attack["trouble"] == "an internal error (ValueError)" and attack["state"] == "done"
+            assert attack["title"] and attack["right"] > 0  # read from the model alone
+            works.set()
+            for words in tiny.TEXTS:
+                client.completions.create(model="scrambled", prompt=f"{words} again {words}", max_tokens=2)
+        until(lambda: not one.state()["attack"]["trouble"])
+        assert any("public.txt" in reading.title for reading in one.attacker.readings)
+
+
+def test_public_text_that_cannot_be_read_is_said_beside_the_models_readings(tmp_path: Path) -> None:
+    missing = tmp_path / "public.jsonl"
+    missing.write_text("{not json zanzibar\n", "utf-8")
+    with showing(tmp_path / "home", public=DataFile(missing)) as one:
+        until(lambda: one.state()["attack"].get("trouble"))
+        attack = one.state()["attack"]
+        assert attack["state"] == "done" and "zanzibar" not in attack["trouble"]

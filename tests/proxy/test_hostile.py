@@ -11,13 +11,14 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from milkglass.engines.upstream import Upstream
+from milkglass.engines.upstream import Patience, Upstream
 from milkglass.errors import UsageError
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
@@ -36,12 +37,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Scrambled:
     return Scrambled.of(tmp_path_factory.mktemp("model"))
 
 
-def asked(model: Scrambled, answer: Script, work: Callable[[httpx2.AsyncClient, Wire], Awaitable[Any]]) -> Any:
+CALM = replace(HASTY, connect=60.0, begin=60.0, silence=60.0, whole=60.0)
+SILENT = ("stalls", "never answers")  # faults that nothing but a deadline ends
+
+
+def asked(
+    model: Scrambled,
+    answer: Script,
+    work: Callable[[httpx2.AsyncClient, Wire], Awaitable[Any]],
+    patience: Patience = CALM,
+) -> Any:
     """What comes of asking a proxy whose engine follows a script."""
 
     async def run() -> Any:
         async with listing(answer) as server:
-            upstream = Upstream(server_engine(), server.url, patience=HASTY)
+            upstream = Upstream(server_engine(), server.url, patience=patience)
             backend, warnings = await connected(model.codec, upstream)
             assert "does not say with which key" in warnings[0]
             transport = httpx2.ASGITransport(app=create_app(backend))
@@ -151,11 +161,12 @@ FAULTS: dict[str, tuple[Script, str]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_of_an_engine_is_a_clear_error(model: Scrambled, name: str) -> None:
     script, words = FAULTS[name]
-    answer = asked(model, script, chatting())
+    patience = HASTY if name in SILENT else CALM
+    answer = asked(model, script, chatting(), patience)
     assert answer.status_code == 502, answer.text
     error = answer.json()["error"]
     assert words in error["message"] and error["hint"], error
-    streamed = asked(model, script, chatting(stream=True)).text
+    streamed = asked(model, script, chatting(stream=True), patience).text
     assert words in streamed and streamed.endswith("data: [DONE]\n\n")
 
 

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from milkglass.cli.ui.options import read_token, require_file
+from milkglass.cli.ui.options import read_token
 from milkglass.cli.ui.terminal import note
+from milkglass.cli.ui.tls import TlsCertificate, TlsKey, require_private, require_tls
 from milkglass.errors import UsageError
-from milkglass.system import cores, is_loopback
+from milkglass.system import cores
 
 
 def serve(
@@ -22,8 +23,8 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="A file with the token  [default: made in HOME/token]")
     ] = None,
-    cert: Annotated[Path | None, typer.Option("--cert", help="The TLS certificate (PEM).")] = None,
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="The TLS key (PEM).")] = None,
+    cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
     base_models: Annotated[
         list[str] | None,
         typer.Option(
@@ -58,16 +59,8 @@ def serve(
     ] = None,
 ) -> None:
     """Start the server. It prints its address when it is ready; the token lies in HOME/token, or in --token-file."""
-    if not is_loopback(host) and cert is None and not insecure_http:
-        raise UsageError(
-            f"listening on {host} without TLS would let anyone on the way read the token",
-            "give --cert and --tls-key, listen on 127.0.0.1 behind an ssh tunnel, or accept it with --insecure-http",
-        )
-    for file in (cert, tls_key):
-        if file is not None:
-            require_file(file, "give the TLS certificate and key as PEM files")
-    if cert is not None and tls_key is not None:
-        _require_tls(cert, tls_key)
+    require_private(host, cert, insecure_http, "the token")
+    require_tls(cert, tls_key)
     if processes is not None and processes > cores():
         raise UsageError(
             f"{processes} training processes are more than the {cores()} cores that the server may use",
@@ -112,26 +105,3 @@ def _base_of(ref: str) -> Path:
     raise UsageError(
         f"there is no folder {ref}", "give folders of original models, hub ids (hf:owner/name), or demo:minilm"
     )
-
-
-def _require_tls(cert: Path, key: Path) -> None:
-    """Raises UsageError where the files are no certificate and the key to it, before a token is made."""
-    import ssl
-
-    def locked() -> str:
-        raise PermissionError  # a key with a passphrase is one: OpenSSL asks for it when the server starts
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_verify_locations(cert)
-    except ssl.SSLError:
-        raise UsageError(f"{cert} holds no certificate", "give the server's certificate, as PEM") from None
-    try:
-        context.load_cert_chain(cert, key, locked)
-    except PermissionError as error:
-        if error.errno is not None:
-            raise
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            raise UsageError(f"{key} is not the key of {cert}", "give the key that the certificate is for") from None
-        raise UsageError(f"{key} holds no key", "give the certificate's private key, as PEM") from None

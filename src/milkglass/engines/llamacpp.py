@@ -9,7 +9,7 @@ of other names contains: so the name of an id stops there, and nowhere else. A f
 since the server leaves out events of tokens that are no whole characters.
 
 Presence and frequency penalties count the prompt as well here, so they are not offered. Read in llama.cpp 0.6.0
-(`tools/server`); run by tests/engines/test_real_llamacpp.py.
+(`tools/server`); run by tests/engines/test_real.py.
 """
 
 from __future__ import annotations

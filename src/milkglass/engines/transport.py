@@ -4,7 +4,8 @@ httpx2's own transport parses every part of a chunked body as a message, which t
 with a token. Here a head is parsed strictly and a body is cut out of what arrived at a time. Connections are kept and
 used again; one that was closed in the meantime is noticed before it is used. Bodies that are sent have a known length.
 
-Out of scope: proxies, HTTP/2, redirects, cookies. Deadlines of what is read are the caller's, upstream.py's.
+Out of scope: proxies, HTTP/2, redirects, cookies. Deadlines of what is read and the number of connections are the
+caller's, upstream.py's.
 """
 
 from __future__ import annotations
@@ -33,15 +34,14 @@ class StreamTransport(httpx2.AsyncBaseTransport):
     """One pool of connections to one address. Raises httpx2's errors of transport.
 
     Attributes:
-        most: connections at a time.
-        patience: seconds for a connection, and for a free one.
+        patience: seconds for a connection.
     """
 
-    def __init__(self, verify: ssl.SSLContext | bool, most: int, patience: float) -> None:
+    def __init__(self, verify: ssl.SSLContext | bool, patience: float) -> None:
         """verify: what verifies the engine's certificate; True: the system's authorities; False: for plain HTTP."""
         self._context = httpx2.create_ssl_context() if verify is True else verify or None
         self.patience = patience
-        self._free, self._idle = asyncio.Semaphore(most), list[_Connection]()
+        self._idle = list[_Connection]()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         connection = await self._connection(request)
@@ -56,11 +56,6 @@ class StreamTransport(httpx2.AsyncBaseTransport):
 
     async def _connection(self, request: httpx2.Request) -> _Connection:
         try:
-            async with asyncio.timeout(self.patience):
-                await self._free.acquire()
-        except TimeoutError:
-            raise httpx2.PoolTimeout("all connections are in use", request=request) from None
-        try:
             while self._idle:
                 if (connection := self._idle.pop()).is_usable():
                     return connection
@@ -73,14 +68,9 @@ class StreamTransport(httpx2.AsyncBaseTransport):
                 )
             return _Connection(reader, writer)
         except TimeoutError:
-            self._free.release()
             raise httpx2.ConnectTimeout("no connection in time", request=request) from None
         except OSError as error:  # of TLS, too
-            self._free.release()
             raise httpx2.ConnectError(str(error), request=request) from error
-        except BaseException:
-            self._free.release()
-            raise
 
     def release(self, connection: _Connection, reusable: bool) -> None:
         """Gives a connection back, or closes it."""
@@ -89,7 +79,6 @@ class StreamTransport(httpx2.AsyncBaseTransport):
             self._idle.append(connection)
         else:
             connection.close()
-        self._free.release()
 
     async def aclose(self) -> None:
         while self._idle:

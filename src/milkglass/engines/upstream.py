@@ -35,6 +35,7 @@ from milkglass.engines.answers import refusal
 from milkglass.engines.engine import Call, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
 from milkglass.engines.events import EventReader
 from milkglass.engines.transport import KEPT, StreamTransport
+from milkglass.engines.turns import Turns
 from milkglass.errors import RemoteError, Unreachable, UsageError
 
 DONE = b"[DONE]"
@@ -49,8 +50,9 @@ class Patience:
     """How long an engine is waited for, in seconds, and how much of it at a time.
 
     Attributes:
-        connect: for a connection, or for a free one of the pool.
-        begin: for the beginning of an answer: a queue and a long prompt come before it.
+        connect: for a connection.
+        begin: for the beginning of an answer: a queue and a long prompt come before it; and as long for a free
+            connection before that, see turns.py.
         silence: for each further event of an answer; comments do not count.
         whole: for all of an answer that does not stream, once it has begun, and for an error's body.
         attempts: tries to connect.
@@ -95,7 +97,7 @@ class Upstream:
         """authority: a PEM file with the engine's certificate. Raises UsageError for an address over which the token
         would cross in the clear."""
         self.engine, self.url, self.patience = engine, url.rstrip("/"), patience or Patience()
-        self.traffic = Traffic()
+        self.traffic, self._turns = Traffic(), Turns(self.patience.connections, self.patience.begin)
         local = check_url(self.url, allow_http)
         require_token(token)
         most, secure = self.patience.connections, self.url.startswith("https")
@@ -105,12 +107,12 @@ class Upstream:
             # Never compressed: a small answer must not become a large one here.
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
             verify=verify,
-            transport=None if proxied else StreamTransport(verify, most, self.patience.connect),
+            transport=None if proxied else StreamTransport(verify, self.patience.connect),
             trust_env=not local,  # a proxy from the environment has no business between a machine and itself
             # Engines close an idle connection after 5 s: one that is used just then would be lost
             limits=httpx2.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEPT),
             # What is read has deadlines of its own, below: httpx2 knows only those of silence
-            timeout=httpx2.Timeout(None, connect=self.patience.connect, pool=self.patience.connect),
+            timeout=httpx2.Timeout(None, connect=self.patience.connect),
         )
         # An engine must not tell one conversation from another by what it had us remember
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
@@ -176,14 +178,15 @@ class Upstream:
     async def _answer(self, call: Call) -> AsyncIterator[httpx2.Response]:
         """An answer that began well, its body unread."""
         try:
-            answer = await self._begun(call)
-            try:
-                if answer.status_code >= 300:
-                    raise _refusal(answer.status_code, await self._body(answer, MAX_ERROR))
-                require_plain(answer)
-                yield answer
-            finally:
-                await answer.aclose()
+            async with self._turns.one():
+                answer = await self._begun(call)
+                try:
+                    if answer.status_code >= 300:
+                        raise _refusal(answer.status_code, await self._body(answer, MAX_ERROR))
+                    require_plain(answer)
+                    yield answer
+                finally:
+                    await answer.aclose()
         except httpx2.TransportError as error:
             raise self._unreachable(error) from error
         except TimeoutError as error:

@@ -3,7 +3,7 @@
 `POST /inference/v1/generate`, not `/v1/completions`. With `--tokens-only` both take ids, but the completions endpoint
 writes log-probabilities as text and needs a tokenizer for them; generate has ids and numbers only, cannot be asked for
 text, and refuses what would need it. Without `--tokens-only` (or `--skip-tokenizer-init --enable-scale-out`) it answers
-403. Read in vLLM 0.32.0 (`entrypoints/scale_out/token_in_token_out`); run by tests/engines/test_real_vllm.py.
+403. Read in vLLM 0.32.0 (`entrypoints/scale_out/token_in_token_out`); run by tests/engines/test_real.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The page's addresses, and what runs while it is there.
 
-The page itself is open and shows nothing: what it shows it asks for with the API key, which stands behind the # of its
-address, so that no browser sends it along by itself.
+The page itself is open and shows nothing: what it shows it asks for with a key of its own, which it gets for the code
+behind the # of its address. No browser sends that part along by itself.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from milkglass.errors import Unauthorized, UsageError
 from milkglass.monitor.attacker import LiveAttacker
 from milkglass.monitor.exchanges import ExchangeLog
+from milkglass.monitor.opening import OneTimeCode
 from milkglass.monitor.view import MonitorView
+from milkglass.proxy import refusals
+from milkglass.proxy.app import OPENING, PageRoutes
 from milkglass.proxy.backend import Backend
 
 WAIT = 20.0  # seconds that a question for news is kept open
@@ -37,25 +42,35 @@ class MonitorPage:
     Attributes:
         key: the key's file.
         attacker: None where nothing is attacked.
+        opening: lets a browser in.
         observer: what crossed.
     """
 
     key: Path
     attacker: LiveAttacker | None
+    opening: OneTimeCode = field(default_factory=OneTimeCode)
     observer: ExchangeLog = field(default_factory=ExchangeLog)
 
     @asynccontextmanager
-    async def running(self, backend: Backend) -> AsyncGenerator[APIRouter, None]:
+    async def running(self, backend: Backend) -> AsyncGenerator[PageRoutes, None]:
         work = None if self.attacker is None else asyncio.create_task(self.attacker.work(self.observer))
         try:
-            yield routes(MonitorView(backend, self.key, self.observer, self.attacker))
+            view = MonitorView(backend, self.key, self.observer, self.attacker)
+            yield PageRoutes(routes(view, self.opening), self.opening.key)
         finally:
             if work is not None:
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
 
 
-def routes(view: MonitorView) -> APIRouter:
+class CodeBody(BaseModel):
+    """Attributes: code: behind the # of the page's address."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    code: str = Field(max_length=100)
+
+
+def routes(view: MonitorView, opening: OneTimeCode) -> APIRouter:
     router = APIRouter()
     page = files("milkglass.monitor").joinpath("page.html").read_text("utf-8")
 
@@ -69,6 +84,18 @@ def routes(view: MonitorView) -> APIRouter:
             "X-Content-Type-Options": "nosniff",
         }
         return Response(page.replace(NONCE, nonce), media_type="text/html; charset=utf-8", headers=headers)
+
+    @router.post(OPENING)
+    async def let_in(request: Request) -> JSONResponse:
+        try:
+            code = CodeBody.model_validate_json(await request.body()).code
+        except ValidationError:
+            raise UsageError("the body is not a JSON object with a code", "open the address in a browser") from None
+        try:
+            key = opening.exchange(code)
+        except Unauthorized as error:
+            return refusals.respond(error)  # this proxy's own refusal, not the engine's
+        return JSONResponse({"key": key}, headers={"Cache-Control": "no-store"})
 
     @router.get("/monitor/state")
     async def state(since: int = 0) -> JSONResponse:

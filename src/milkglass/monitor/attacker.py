@@ -63,6 +63,7 @@ class LiveAttacker:
     budget: seconds of the processor for the attacks on the model.
     state: of those.
     reason: why they failed.
+    trouble: why what crossed is not deciphered at present; "" where it is, or need not be.
     readings: so far.
     """
 
@@ -73,29 +74,38 @@ class LiveAttacker:
     budget: float = 120.0
     state: State = "working"
     reason: str = ""
+    trouble: str = ""
     readings: list[LiveReading] = field(default_factory=list)
     _stopped: bool = False
 
     async def work(self, log: ExchangeLog) -> None:
-        """Until there is nothing more to do, or it is cancelled: what runs in a thread then ends early. A fault of the
-        key's or of the model's ends up in `reason`."""
+        """Until there is nothing more to do, or it is cancelled: what runs in a thread then ends early. Whatever fails
+        ends up in `reason`, or in `trouble` where the attacks on the model were done."""
         try:
-            await self._work(log)
-        except MilkglassError as error:
-            self.state, self.reason = "failed", error.message
+            scene, candidates = await self._on_the_model(log)
+            self.state = "done"
+            log.touch()
+            if self.public is not None:
+                await self._on_what_crossed(log, scene, candidates, self.public)
+        except Exception as error:  # noqa: BLE001  (an attack's own, too: the page must not wait for it for ever)
+            if self.state == "done":
+                self.trouble = _kind_of(error)
+            else:
+                self.state, self.reason = "failed", _kind_of(error)
             log.touch()
         finally:
             self._stopped = True
 
-    async def _work(self, log: ExchangeLog) -> None:
+    async def _on_the_model(self, log: ExchangeLog) -> tuple[Scene, Candidates | None]:
         scene = await asyncio.to_thread(self._scene)
         loop = asyncio.get_running_loop()
-        candidates = await asyncio.to_thread(self._solve, scene, lambda: loop.call_soon_threadsafe(log.touch))
-        self.state = "done"
-        log.touch()
-        if self.public is None:
-            return
-        corpus = (await asyncio.to_thread(read, self.codec, self.public)).original
+        return scene, await asyncio.to_thread(self._solve, scene, lambda: loop.call_soon_threadsafe(log.touch))
+
+    async def _on_what_crossed(
+        self, log: ExchangeLog, scene: Scene, candidates: Candidates | None, public: Source
+    ) -> None:
+        """Again and again. A decipherment that fails is tried again when more has crossed."""
+        corpus = (await asyncio.to_thread(read, self.codec, public)).original
         seen = 0
         while True:
             await asyncio.sleep(PAUSE)
@@ -103,7 +113,11 @@ class LiveAttacker:
             total = sum(map(len, texts))
             if total >= max(LEAST, GROWN * seen):
                 seen = total
-                await asyncio.to_thread(self._decipher, scene, candidates, Sequences.of(texts), corpus)
+                try:
+                    await asyncio.to_thread(self._decipher, scene, candidates, texts, corpus)
+                    self.trouble = ""
+                except Exception as error:  # noqa: BLE001  (what was read before stays)
+                    self.trouble = _kind_of(error)
                 log.touch()
 
     # --- in a thread --------------------------------------------------------------------------------------------------
@@ -131,10 +145,12 @@ class LiveAttacker:
                 break
         return candidates
 
-    def _decipher(self, scene: Scene, candidates: Candidates | None, sent: Sequences, corpus: Sequences) -> None:
+    def _decipher(
+        self, scene: Scene, candidates: Candidates | None, texts: Sequence[Sequence[int]], corpus: Sequences
+    ) -> None:
         attack, observed = ATTACKS[DECIPHERED], scene.transcript.observations
         kept = tuple(one for one in observed if not isinstance(one, Tokens))
-        transcript = replace(scene.transcript, observations=(*kept, Tokens(sent)))
+        transcript = replace(scene.transcript, observations=(*kept, Tokens(Sequences.of(texts))))
         knowledge = replace(scene.adversaries[0].knowledge, candidates=candidates, corpus=corpus)
         if why_not(attack, transcript, knowledge) is not None:
             return
@@ -155,3 +171,8 @@ class LiveAttacker:
         ids = np.arange(size) if len(ids) == 0 else ids
         true = self.codec.inverse[ids]
         return max(self.readings, key=lambda one: int((one.table[ids] == true).sum()), default=None)
+
+
+def _kind_of(error: Exception) -> str:
+    """What the page says of a failure. Only our own messages are free of texts: of others the kind is said."""
+    return error.message if isinstance(error, MilkglassError) else f"an internal error ({type(error).__name__})"

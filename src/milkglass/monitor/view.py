@@ -84,6 +84,7 @@ class MonitorView:
         return {
             "state": self.attacker.state,
             "reason": self.attacker.reason,
+            "trouble": self.attacker.trouble,
             "title": "" if reading is None else reading.title,
             "cut": reading is not None and reading.cut,
             "tokens": len(ids),

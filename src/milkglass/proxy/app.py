@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -20,6 +21,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from milkglass.engines.turns import REQUEST
 from milkglass.errors import MilkglassError, TooLarge, Unauthorized, UsageError
 from milkglass.proxy import refusals
 from milkglass.proxy.backend import Backend
@@ -38,7 +40,9 @@ log = logging.getLogger("milkglass.proxy")
 B = TypeVar("B", bound=BaseModel)
 MAX_BODY = 64 << 20  # bytes of a request
 LONG = 64 << 10  # bytes of a request that is encoded in a thread
-OPEN = frozenset({"/", "/health"})
+READER = 600.0  # seconds that a part of an answer waits to be taken: its connection to the engine waits with it
+OPENING = "/monitor/open"  # of a page, which gives its key here for a code
+OPEN = frozenset({"/", "/health", OPENING})
 HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
 
 
@@ -49,9 +53,21 @@ class Answering(Protocol):
     def events(self) -> AsyncGenerator[dict[str, Any], None]: ...
 
 
-def create_app(backend: Backend, token: str | None = None, page: APIRouter | None = None) -> FastAPI:
-    """token: that applications must give as their API key; None: any is taken, from this machine alone. page: further
-    addresses; "/" is open, and must show nothing private."""
+@dataclass(frozen=True)
+class PageRoutes:
+    """A page beside OpenAI's addresses.
+
+    Attributes:
+        router: its addresses. "/" and `OPENING` are open, and must show nothing private to anyone without a code.
+        token: that the page itself gives, which does as well as the API key.
+    """
+
+    router: APIRouter
+    token: str = field(repr=False)
+
+
+def create_app(backend: Backend, token: str | None = None, page: PageRoutes | None = None) -> FastAPI:
+    """token: that applications must give as their API key; None: any is taken, from this machine alone."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -62,32 +78,51 @@ def create_app(backend: Backend, token: str | None = None, page: APIRouter | Non
     app.state.backend = backend
     app.include_router(router)
     if page is not None:
-        app.include_router(page)
+        app.include_router(page.router)
     refusals.install(app)
-    app.add_middleware(LocalGuard, token=token)
+    app.add_middleware(LocalGuard, token=token, further=None if page is None else page.token)
     return app
 
 
 class LocalGuard:
     """Lets in this machine's own programs, or anyone with the token; never a page of another site."""
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
-        self._app, self._expected = app, None if token is None else f"Bearer {token}".encode()
+    def __init__(self, app: ASGIApp, token: str | None, further: str | None = None) -> None:
+        """token: None: none is needed. further: another one that does as well."""
+        known = [] if token is None else [token, *([] if further is None else [further])]
+        self._app, self._expected = app, [f"Bearer {one}".encode() for one in known]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        REQUEST.set(object())  # the answers to one request wait for each other
         begun = False
 
         async def answer(message: Message) -> None:
             nonlocal begun
             begun = True
-            await send(message)
+            try:
+                async with asyncio.timeout(READER):
+                    await send(message)
+            except TimeoutError:
+                raise _Unread from None
+
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MAX_BODY:
+                raise errors.Refused(_too_large())
+            return message
 
         refusal = self._refusal(scope["path"], dict(scope["headers"]))
         try:
-            await (self._app if refusal is None else refusals.respond(refusal))(scope, receive, answer)
+            await (self._app if refusal is None else refusals.respond(refusal))(scope, counted, answer)
+        except _Unread:
+            log.warning("an answer was not read for %g s, and was ended", READER)
         except Exception as error:  # noqa: BLE001  (its message may quote a text)
             log.error("internal error: %s", place_of(error))
             if not begun:
@@ -96,15 +131,24 @@ class LocalGuard:
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MilkglassError | None:
         size = headers.get(b"content-length", b"0")
         if not size.isdigit() or int(size[:20]) > MAX_BODY:
-            return TooLarge(f"a request has at most {MAX_BODY} bytes", "send less at once")
-        if self._expected is not None:
-            right = path in OPEN or hmac.compare_digest(headers.get(b"authorization", b""), self._expected)
+            return _too_large()
+        if self._expected:
+            given = headers.get(b"authorization", b"")
+            right = path in OPEN or any(hmac.compare_digest(given, one) for one in self._expected)
             return None if right else Unauthorized("the API key is wrong", "it is the token that the proxy was given")
         host = HOST.sub("", headers.get(b"host", b"").decode("latin-1")).strip("[]")
         if is_loopback(host) and b"origin" not in headers:
             return None
         hint = "programs of this machine may ask; for others start the proxy with --api-key-file"
         return Unauthorized("this request comes from a web page, or is for another host", hint)
+
+
+class _Unread(Exception):
+    """Whoever asked takes nothing of the answer."""
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(f"a request has at most {MAX_BODY} bytes", "send less at once")
 
 
 router = APIRouter(route_class=StrictRoute)

@@ -6,11 +6,13 @@ A proxy that is killed leaves the last `EVERY` seconds uncounted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from milkglass.client.key.file import UnlockedKey, count
+from milkglass.errors import MilkglassError
 from milkglass.progress import Log, no_log
 from milkglass.proxy.observe import Ids, Received
 
@@ -25,6 +27,7 @@ class UsageCount:
     notice: Log = no_log
     texts: int = 0
     tokens: int = 0
+    _failing: bool = False
 
     def sent(self, ids: Ids) -> Received:
         self.texts += 1
@@ -33,13 +36,6 @@ class UsageCount:
 
     def _received(self, ids: Ids) -> None:
         self.tokens += len(ids)  # the answer is text under this key, too
-
-    def write(self) -> None:
-        """Called in one thread at a time."""
-        texts, tokens = self.texts, self.tokens
-        if texts or tokens:
-            self.texts, self.tokens = self.texts - texts, self.tokens - tokens
-            count(self.unlocked, texts, tokens, self.notice)
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
@@ -50,17 +46,44 @@ class UsageCount:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            self.write()
+            await self._write()
+            if self.texts or self.tokens:
+                self.notice(f"warning: {self.tokens:,} tokens in {self.texts:,} texts stay uncounted under this key")
 
     async def _repeat(self) -> None:
         while True:
             await asyncio.sleep(EVERY)
-            await _shielded(self.write)
+            await _shielded(self._write())
+
+    async def _write(self) -> None:
+        """What is gathered so far, in a thread. It stays gathered where that fails, and is tried again: rather counted
+        twice, where a part was written, than lost."""
+        texts, tokens = self.texts, self.tokens
+        if not (texts or tokens):
+            return
+        try:
+            await asyncio.to_thread(count, self.unlocked, texts, tokens, self.notice)
+        except (OSError, MilkglassError) as error:
+            if not self._failing:
+                self.notice(
+                    f"warning: what crosses cannot be counted under this key ({_why(error)}); it is tried again"
+                )
+            self._failing = True
+            return
+        self._failing = False
+        self.texts -= texts
+        self.tokens -= tokens
 
 
-async def _shielded(work: Callable[[], None]) -> None:
-    """In a thread; a cancelled caller waits for its end, so that nothing runs twice at a time."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
+def _why(error: OSError | MilkglassError) -> str:
+    if isinstance(error, MilkglassError):
+        return error.message
+    return (error.strerror or type(error).__name__).lower()
+
+
+async def _shielded(work: Coroutine[Any, Any, None]) -> None:
+    """A cancelled caller waits for its end, so that nothing runs twice at a time."""
+    task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:

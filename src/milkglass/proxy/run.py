@@ -9,22 +9,42 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import uvicorn
-from fastapi import APIRouter
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import UnlockedKey
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import UsageError
 from milkglass.progress import Log
-from milkglass.proxy.app import create_app
+from milkglass.proxy.app import PageRoutes, create_app
 from milkglass.proxy.backend import Backend, connected
 from milkglass.proxy.counting import UsageCount
 from milkglass.proxy.observe import Observer, Several
 
 DRAIN = 5  # seconds that open requests get when it stops
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where applications come in.
+
+    Attributes:
+        host: the address to listen on.
+        port: 0: any free one.
+        token: that they give as their API key; None: any is taken, from this machine alone.
+        certificate: of TLS, as PEM; None: plain HTTP.
+        tls_key: the certificate's.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str | None = field(default=None, repr=False)
+    certificate: Path | None = None
+    tls_key: Path | None = None
 
 
 class Page(Protocol):
@@ -36,7 +56,7 @@ class Page(Protocol):
 
     @property
     def observer(self) -> Observer: ...
-    def running(self, backend: Backend) -> AbstractAsyncContextManager[APIRouter]:
+    def running(self, backend: Backend) -> AbstractAsyncContextManager[PageRoutes]:
         """Its addresses, while what it needs runs."""
 
 
@@ -45,9 +65,7 @@ def run(
     codec: Codec,
     upstream: Upstream,
     requested: Sequence[str],
-    host: str,
-    port: int,
-    token: str | None,
+    door: Door,
     ready: Callable[[str, list[str]], None],
     notice: Log,
     page: Page | None = None,
@@ -62,7 +80,7 @@ def run(
     Raises:
         UsageError: the address cannot be had. See `backend.connected` for the rest.
     """
-    listener = listen(host, port)
+    listener = listen(door.host, door.port)
     counter = UsageCount(unlocked, notice)
 
     async def work() -> None:
@@ -78,7 +96,7 @@ def run(
         async with AsyncExitStack() as running:
             await running.enter_async_context(counter.running())
             routes = None if page is None else await running.enter_async_context(page.running(backend))
-            await serve(backend, listener, token, lambda url: ready(url, names), routes)
+            await serve(backend, listener, door, lambda url: ready(url, names), routes)
 
     try:
         asyncio.run(work())
@@ -89,15 +107,16 @@ def run(
 async def serve(
     backend: Backend,
     listener: socket.socket,
-    token: str | None = None,
+    door: Door,
     ready: Callable[[str], None] = lambda url: None,
-    page: APIRouter | None = None,
+    page: PageRoutes | None = None,
 ) -> None:
-    """Until SIGINT or SIGTERM. ready: called with the address once connections are accepted. page: see `create_app`."""
+    """Until SIGINT or SIGTERM. ready: called with the address once connections are accepted."""
     logging.getLogger("uvicorn.error").disabled = True  # its messages may quote a request
     config = uvicorn.Config(
-        create_app(backend, token, page), log_config=None, access_log=False, server_header=False, ws="none",
-        timeout_graceful_shutdown=DRAIN,
+        create_app(backend, door.token, page), log_config=None, access_log=False, server_header=False, ws="none",
+        timeout_graceful_shutdown=DRAIN, ssl_certfile=door.certificate,
+        ssl_keyfile=str(door.tls_key) if door.tls_key else None,
     )  # fmt: skip
     server = uvicorn.Server(config)
     host, port = listener.getsockname()[:2]
@@ -108,7 +127,7 @@ async def serve(
     while not (server.started or serving.done()):
         await asyncio.sleep(0.01)
     if server.started:
-        ready(f"http://{shown}:{port}")
+        ready(f"{'https' if door.certificate else 'http'}://{shown}:{port}")
     await serving
 
 

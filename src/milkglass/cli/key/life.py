@@ -69,7 +69,7 @@ def backup(
     passphrase_file: PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a key file, and open the copy: a backup that was never opened is a hope.
+    """Copy a key file, and open the copy: that shows that the passphrase is right and that the copy can be read.
 
     Keep it on another disk, and the passphrase elsewhere. What was counted under the key stays with the original.
     """

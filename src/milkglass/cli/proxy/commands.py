@@ -12,9 +12,10 @@ def proxy(*, endpoint: EndpointOptions, key: KeyOptions, server: ServerOptions) 
     """Answer OpenAI's API on this machine: text in front, scrambled ids behind.
 
     Point an application's base URL at it, such as http://127.0.0.1:8422/v1. What cannot be kept private is refused.
-    Without --api-key-file any API key is taken, from this machine alone.
+    Without --api-key-file any API key is taken, from this machine alone. A network's address needs --cert and
+    --tls-key, too.
     """
-    token = endpoint.token()
+    door = endpoint.door()
     upstream = endpoint.upstream(server)
     unlocked = key.open()
     from milkglass.client.session import codec_of
@@ -24,7 +25,4 @@ def proxy(*, endpoint: EndpointOptions, key: KeyOptions, server: ServerOptions) 
         say(f"milkglass proxy: listening on {url}/v1; models: {', '.join(models)}")
         note('next: OpenAI(base_url="' + url + '/v1", api_key="any")')
 
-    run(
-        unlocked, codec_of(unlocked, key.model), upstream, endpoint.serves or (), endpoint.host, endpoint.port, token,
-        ready, note,
-    )  # fmt: skip
+    run(unlocked, codec_of(unlocked, key.model), upstream, endpoint.serves or (), door, ready, note)

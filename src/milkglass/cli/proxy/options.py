@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milkglass.cli.ui.options import ServerOptions, read_token, require_file
+from milkglass.cli.ui.tls import TlsCertificate, TlsKey, require_private, require_tls
 from milkglass.errors import UsageError
 from milkglass.system import is_loopback
 
 if TYPE_CHECKING:
     from milkglass.engines.upstream import Upstream
+    from milkglass.proxy.run import Door
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,32 @@ class EndpointOptions:
         Path | None, typer.Option("--api-key-file", help="A file with what applications must give as their API key.")
     ] = None
 
-    def token(self) -> str | None:
-        """The API key; None where there is none. Raises UsageError for a network's address without one."""
+    cert: TlsCertificate = None
+    tls_key: TlsKey = None
+    insecure_http: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-http", help="Listen on a network without TLS: anyone there can read texts and the API key."
+        ),
+    ] = False
+
+    def door(self, token: str | None = None) -> Door:
+        """Where applications come in. token: the API key where --api-key-file names none. Raises UsageError for what
+        would let a network read or use it, and for files that are not a certificate and its key."""
+        token = self._checked() or token
+        from milkglass.proxy.run import Door
+
+        return Door(self.host, self.port, token, self.cert, self.tls_key)
+
+    def _checked(self) -> str | None:
+        """The API key; None where there is none."""
         if not is_loopback(self.host) and self.api_key_file is None:
             raise UsageError(
                 f"listening on {self.host} without an API key would let anyone there use your key",
                 "give --api-key-file",
             )
+        require_private(self.host, self.cert, self.insecure_http, "texts, answers and the API key")
+        require_tls(self.cert, self.tls_key)
         if self.api_key_file is None:
             return None
         require_file(self.api_key_file, "write a long random word into it")

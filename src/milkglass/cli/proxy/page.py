@@ -40,13 +40,13 @@ def ui(
 ) -> None:
     """Like `proxy`, with a page: what you see, what the provider sees, and what an attack reads of it, as it happens.
 
-    The page and applications give an API key, a random one unless --api-key-file names it. Nothing is kept: what
-    crossed is in memory until the command ends.
+    The address opens one tab, and the next address is printed then. Applications give an API key, a random one unless
+    --api-key-file names it. Nothing is kept: what crossed is in memory until the command ends.
     """
     from milkglass.threat.attack import Budget
 
     seconds = Budget.parse(budget).seconds
-    token = endpoint.token() or secrets.token_urlsafe(24)
+    door = endpoint.door(secrets.token_urlsafe(24))
     text = columns.others(public)
     upstream = endpoint.upstream(server)
     unlocked = key.open()
@@ -58,12 +58,11 @@ def ui(
     page = MonitorPage(key.key, _attacker(unlocked, codec, key.model, text, seconds) if attack else None)
 
     def ready(url: str, models: list[str]) -> None:
-        say(f"milkglass ui: open {url}/#{token}")
-        note(f'applications: OpenAI(base_url="{url}/v1", api_key="{token}"); models: {", ".join(models)}')
+        page.opening.renewed = lambda code: say(f"milkglass ui: it is open; for another tab open {url}/#{code}")
+        say(f"milkglass ui: open {url}/#{page.opening.code}")
+        note(f'applications: OpenAI(base_url="{url}/v1", api_key="{door.token}"); models: {", ".join(models)}')
 
-    run(
-        unlocked, codec, upstream, endpoint.serves or (), endpoint.host, endpoint.port, token, ready, note, page
-    )  # fmt: skip
+    run(unlocked, codec, upstream, endpoint.serves or (), door, ready, note, page)
 
 
 def _attacker(

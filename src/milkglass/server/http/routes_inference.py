@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -170,7 +170,7 @@ async def _whole(run: PromptRun) -> Response:
     return JSONResponse(run.answer(choices, usage=run.usage()))
 
 
-async def _stream(run: PromptRun) -> AsyncIterator[str]:
+async def _stream(run: PromptRun) -> AsyncGenerator[str, None]:
     try:
         async for token in run.tokens():
             yield event(

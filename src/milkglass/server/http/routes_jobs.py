@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -133,7 +133,7 @@ async def job_events(
     return JSONResponse({"object": "list", "data": [one.as_json() for one in info], "has_more": False})
 
 
-async def _tail(shared: Context, key: str, after: int) -> AsyncIterator[str]:
+async def _tail(shared: Context, key: str, after: int) -> AsyncGenerator[str, None]:
     """Past events, then new ones. When the server stops the stream ends without `done`: the client comes back."""
     folder, quiet = shared.jobs.folder(key), time.monotonic()
     while not shared.stopping.is_set():

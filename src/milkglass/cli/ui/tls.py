@@ -1,0 +1,57 @@
+"""The certificate and key of a server or a proxy: options, and what is checked of the files before anything listens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milkglass.cli.ui.options import require_file
+from milkglass.errors import UsageError
+from milkglass.system import is_loopback
+
+TlsCertificate = Annotated[Path | None, typer.Option("--cert", help="The TLS certificate (PEM).")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="The TLS key (PEM).")]
+
+
+def require_private(host: str, cert: Path | None, insecure: bool, what: str) -> None:
+    """Raises UsageError for a network's address without TLS, unless that was accepted. what: can be read on the way."""
+    if not is_loopback(host) and cert is None and not insecure:
+        raise UsageError(
+            f"listening on {host} without TLS would let anyone on the way read {what}",
+            "give --cert and --tls-key, listen on 127.0.0.1 behind an ssh tunnel, or accept it with --insecure-http",
+        )
+
+
+def require_tls(cert: Path | None, key: Path | None) -> None:
+    """Raises UsageError where the files are not a certificate and the key to it, or one of the two is lacking."""
+    for file in (cert, key):
+        if file is not None:
+            require_file(file, "give the TLS certificate and key as PEM files")
+    if cert is not None and key is not None:
+        _require_pair(cert, key)
+    elif cert is not None or key is not None:
+        raise UsageError("TLS needs both a certificate and a key", "give both files, or neither")
+
+
+def _require_pair(cert: Path, key: Path) -> None:
+    import ssl
+
+    def locked() -> str:
+        raise PermissionError  # a key with a passphrase is one: OpenSSL asks for it when the server starts
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_verify_locations(cert)
+    except ssl.SSLError:
+        raise UsageError(f"{cert} holds no certificate", "give the server's certificate, as PEM") from None
+    try:
+        context.load_cert_chain(cert, key, locked)
+    except PermissionError as error:
+        if error.errno is not None:
+            raise
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise UsageError(f"{key} is not the key of {cert}", "give the key that the certificate is for") from None
+        raise UsageError(f"{key} holds no key", "give the certificate's private key, as PEM") from None

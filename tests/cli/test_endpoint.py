@@ -1,0 +1,112 @@
+"""`milkglass proxy` and `milkglass ui`: how they are reached, and what they refuse before the key is opened."""
+
+from __future__ import annotations
+
+import re
+import signal
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from milkglass.client.key.file import write_key
+from milkglass.schemes.covariant.orthogonal import Orthogonal
+from tests.cli.kit import call, refused
+from tests.cli.test_processes import MILKGLASS, environment, self_signed
+from tests.proxy.kit import Scrambled
+from tests.server.kit import TOKEN, register
+from tests.server.real import Server
+
+NOWHERE = ("--key", "none.mgkey", "--server", "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("command", ["proxy", "ui"])
+def test_a_network_needs_tls_and_a_key_of_its_own(command: str, tmp_path: Path) -> None:
+    secret = tmp_path / "api-key"
+    secret.write_text("a long random word\n")
+    network = (command, *NOWHERE, "--host", "0.0.0.0")
+    refused(call(*network), 2, "without an API key")
+    result = call(*network, "--api-key-file", secret)
+    refused(result, 2, "without TLS would let anyone on the way read texts, answers and the API key")
+    assert "--cert and --tls-key" in result.stderr and "--insecure-http" in result.stderr
+    accepted = call(*network, "--api-key-file", secret, "--insecure-http")
+    assert accepted.exit_code != 0 and "TLS" not in accepted.stderr  # the next thing that is wrong: no such key
+
+
+@pytest.mark.parametrize("command", ["proxy", "ui"])
+def test_certificate_and_key_are_checked_before_the_milkglass_key_is_opened(command: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (certificate, secret), (_, other) = self_signed(tmp_path), self_signed(tmp_path / "other")
+    refused(call(command, *NOWHERE, "--cert", tmp_path / "no.pem", "--tls-key", secret), 2, "no file")
+    refused(call(command, *NOWHERE, "--cert", certificate), 2, "TLS needs both a certificate and a key")
+    refused(call(command, *NOWHERE, "--tls-key", secret), 2, "TLS needs both a certificate and a key")
+    refused(call(command, *NOWHERE, "--cert", certificate, "--tls-key", other), 2, "is not the key of")
+
+
+@contextmanager
+def listening(*words: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process, and the first line that it prints."""
+    command = [*MILKGLASS, *map(str, words)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment(MILKGLASS_TOKEN=TOKEN, PYTHONUNBUFFERED="1"),
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            yield process, line
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """An engine's address, and the key file of its model."""
+    root = tmp_path_factory.mktemp("endpoint")
+    model = Scrambled.of(root, scheme=Orthogonal())
+    write_key(root / "k.mgkey", model.key, environment()["MILKGLASS_PASSPHRASE"], scrypt_n=2)
+    with Server(root / "home", in_thread=True) as server, server.client() as client:
+        register(client, "scrambled", model.folder)  # type: ignore[arg-type]
+        yield server.url, root / "k.mgkey"
+
+
+@pytest.mark.timeout(600)
+def test_the_proxy_speaks_tls_to_a_network(engine: tuple[str, Path], tmp_path: Path) -> None:
+    url, key = engine
+    certificate, secret = self_signed(tmp_path)
+    (tmp_path / "api-key").write_text("a-long-random-word\n")
+    tls = ("--cert", certificate, "--tls-key", secret, "--host", "0.0.0.0", "--api-key-file", tmp_path / "api-key")
+    with listening("proxy", "--key", key, "--server", url, "--port", 0, *tls) as (_, line):
+        found = re.search(r"listening on https://0\.0\.0\.0:([0-9]+)/v1", line)
+        assert found, line
+        context = ssl.create_default_context(cafile=str(certificate))
+        headers = {"Authorization": "Bearer a-long-random-word"}
+        with httpx2.Client(base_url=f"https://127.0.0.1:{found[1]}", verify=context, timeout=60) as client:
+            assert client.get("/v1/models", headers=headers).json()["data"][0]["id"] == "scrambled"
+            assert client.get("/v1/models").status_code == 401
+        with pytest.raises(httpx2.TransportError):
+            httpx2.get(f"http://127.0.0.1:{found[1]}/health", timeout=60)
+
+
+@pytest.mark.timeout(600)
+def test_ui_prints_a_new_address_when_one_is_used(engine: tuple[str, Path], tmp_path: Path) -> None:
+    url, key = engine
+    (tmp_path / "api-key").write_text("a-long-random-word\n")
+    words = ("ui", "--key", key, "--server", url, "--port", 0, "--no-attack", "--api-key-file", tmp_path / "api-key")
+    with listening(*words) as (process, line):
+        assert process.stdout is not None
+        seen = []
+        for told in ("milkglass ui: open ", "milkglass ui: it is open; for another tab open "):
+            assert line.startswith(told) and "a-long-random-word" not in line
+            base, code = line.removeprefix(told).strip().split("/#")
+            answer = httpx2.post(f"{base}/monitor/open", json={"code": code}, timeout=60)
+            assert answer.status_code == 200 and answer.json()["key"] != "a-long-random-word"
+            seen.append(code)
+            line = process.stdout.readline()
+        assert len({*seen, line.strip().split("/#")[1]}) == 3

@@ -1,0 +1,109 @@
+"""Who waits for whom, where an engine has fewer connections than are wanted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+
+from milkglass.engines.turns import REQUEST, Turns
+from milkglass.engines.upstream import Patience
+from milkglass.errors import EngineBusy
+from tests.engines.kit import ASKED, HEAD, event, sending, wire
+
+SHORT = 0.05  # seconds
+
+
+def of_a_request(work: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
+    context = copy_context()
+    context.run(REQUEST.set, object())
+    return asyncio.get_running_loop().create_task(work(), context=context)
+
+
+def test_a_free_connection_is_waited_for_longer_than_a_connection_takes() -> None:
+    """The tries to connect and their deadline are another thing: nothing is tried while it waits."""
+    release = asyncio.Event()
+
+    async def held(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + event([9]))
+        await release.wait()
+        writer.write(event([8], "length"))
+        writer.close()
+
+    async def run() -> None:
+        async with wire(held) as server:
+            upstream = server.upstream(patience=Patience(connect=SHORT, attempts=1, connections=1))
+            first = upstream.generate("tiny", ASKED)
+            assert (await anext(first)).ids == [9]
+            second = asyncio.ensure_future(anext(upstream.generate("tiny", ASKED)))
+            done, _ = await asyncio.wait({second}, timeout=10 * SHORT)
+            assert not done and len(server.calls) == 1
+            release.set()
+            assert [one.ids async for one in first] == [[8]]
+            assert (await second).ids == [9]
+            await upstream.close()
+
+    asyncio.run(run())
+
+
+def test_the_answers_of_one_request_wait_for_each_other_and_do_not_fail() -> None:
+    """Eight answers over two connections, each of which takes longer than the patience for a turn."""
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(3 * SHORT)
+        await sending(HEAD, event([9], "length"))(reader, writer)
+
+    async def run() -> None:
+        async with wire(slow) as server:
+            turns = Turns(2, SHORT)
+            upstream = server.upstream(patience=Patience(connections=2))
+            upstream._turns = turns
+
+            async def one() -> list[int]:
+                return [token async for chunk in upstream.generate("tiny", ASKED) for token in chunk.ids]
+
+            async def many() -> list[list[int]]:
+                return await asyncio.gather(*(one() for _ in range(8)))
+
+            asked = of_a_request(many)
+            while len(server.calls) < 2:
+                await asyncio.sleep(0.01)
+            with pytest.raises(EngineBusy):  # of another request
+                await of_a_request(one)
+            assert await asked == [[9]] * 8
+            await upstream.close()
+
+    asyncio.run(run())
+
+
+def test_who_goes_away_gives_the_turn_back() -> None:
+    async def run() -> None:
+        turns = Turns(1, 60.0)
+        for after in (0, 1, 2, 3):  # steps of the event loop, around the moment in which the turn is handed on
+            entered, leave = asyncio.Event(), asyncio.Event()
+
+            async def hold() -> None:
+                async with turns.one():
+                    entered.set()  # noqa: B023
+                    await leave.wait()  # noqa: B023
+
+            async def pass_by() -> None:
+                async with turns.one():
+                    pass
+
+            holder = asyncio.ensure_future(hold())
+            await entered.wait()
+            waiter = asyncio.ensure_future(pass_by())
+            await asyncio.sleep(0)
+            leave.set()
+            for _ in range(after):
+                await asyncio.sleep(0)
+            waiter.cancel()
+            await asyncio.gather(holder, waiter, return_exceptions=True)
+            await asyncio.wait_for(pass_by(), 30)  # none was lost
+        assert not turns._held
+
+    asyncio.run(run())
