@@ -65,11 +65,12 @@ def proxy(listener: socket.socket, url: str, key: bytes) -> None:
     from milkglass.engines.upstream import Upstream
     from milkglass.engines.vllm import VLLM
     from milkglass.proxy.backend import connected
+    from milkglass.proxy.backends import Backends
     from milkglass.proxy.run import Door, serve
 
     async def main() -> None:
         backend, _ = await connected(_codec(key), Upstream(VLLM(), url))
-        await serve(backend, listener, Door())
+        await serve(Backends([backend]), listener, Door())
 
     asyncio.run(main())
 

@@ -22,6 +22,7 @@ from milkglass.engines.upstream import Patience, Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
+from milkglass.proxy.backends import Backends
 from milkglass.proxy.run import Page, listen
 from milkglass.schemes.covariant.permuted import Permuted
 from milkglass.schemes.scheme import Scheme
@@ -94,7 +95,7 @@ def proxying(codec: Codec, upstream: Callable[[], Upstream], page: Page | None =
             await behind.close()
             raise
         async with nullcontext() if page is None else page.running(backend) as routes:
-            app = create_app(backend, page=routes, **more)
+            app = create_app(Backends([backend]), page=routes, **more)
             state["server"] = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none"))
             await state["server"].serve(sockets=[listener])
 

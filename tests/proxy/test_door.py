@@ -19,6 +19,7 @@ from milkglass.proxy import app as door
 from milkglass.proxy import counting
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
+from milkglass.proxy.backends import Backends
 from milkglass.proxy.counting import UsageCount
 from tests.engines.kit import HEAD, Wire, event
 from tests.proxy.kit import Scrambled, listing
@@ -92,7 +93,7 @@ def test_an_answer_that_no_one_reads_ends_at_the_engine(model: Scrambled, monkey
         async with listing(endless) as server:
             upstream = Upstream(VLLM(), server.url)
             backend, _ = await connected(model.codec, upstream)
-            await asyncio.wait_for(create_app(backend)(scope, receive, send), 60)  # type: ignore[arg-type]
+            await asyncio.wait_for(create_app(Backends([backend]))(scope, receive, send), 60)  # type: ignore[arg-type]
             while upstream._turns._held:  # the engine's connection is free again
                 await asyncio.sleep(0.01)
             await upstream.close()

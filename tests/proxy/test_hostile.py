@@ -22,6 +22,7 @@ from milkglass.engines.upstream import Patience, Upstream
 from milkglass.errors import UsageError
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
+from milkglass.proxy.backends import Backends
 from milkglass.proxy.run import listen
 from tests import tiny
 from tests.engines.kit import HASTY, HEAD, Script, Wire, event, sending
@@ -54,7 +55,7 @@ def asked(
             upstream = Upstream(server_engine(), server.url, patience=patience)
             backend, warnings = await connected(model.codec, upstream)
             assert "does not say with which key" in warnings[0]
-            transport = httpx2.ASGITransport(app=create_app(backend))
+            transport = httpx2.ASGITransport(app=create_app(Backends([backend])))
             try:
                 async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as client:
                     return await work(client, server)

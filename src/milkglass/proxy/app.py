@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from milkglass.engines.turns import REQUEST
 from milkglass.errors import MilkglassError, TooLarge, Unauthorized, UsageError
 from milkglass.proxy import refusals
-from milkglass.proxy.backend import Backend
+from milkglass.proxy.backends import Backends
 from milkglass.proxy.calls.bodies import ChatBody, CompletionBody, EmbeddingBody, ResponseBody
 from milkglass.proxy.calls.chat import ChatAnswer
 from milkglass.proxy.calls.completions import CompletionAnswer
@@ -66,16 +66,16 @@ class PageRoutes:
     token: str = field(repr=False)
 
 
-def create_app(backend: Backend, token: str | None = None, page: PageRoutes | None = None) -> FastAPI:
+def create_app(backends: Backends, token: str | None = None, page: PageRoutes | None = None) -> FastAPI:
     """token: that applications must give as their API key; None: any is taken, from this machine alone."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         yield
-        await backend.upstream.close()
+        await backends.close()
 
     app = FastAPI(title="Milkglass proxy", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.backend = backend
+    app.state.backends = backends
     app.include_router(router)
     if page is not None:
         app.include_router(page.router)
@@ -197,43 +197,45 @@ async def health() -> dict[str, str]:
 
 @router.get("/v1/models")
 async def models(request: Request) -> JSONResponse:
-    return JSONResponse({"object": "list", "data": [_model(one.name) for one in _backend(request).models]})
+    return JSONResponse({"object": "list", "data": [_model(one.name) for one in _backends(request).models]})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> JSONResponse:
-    return JSONResponse(_model(_backend(request).model(name).name))
+    return JSONResponse(_model(_backends(request).of(name).model(name).name))
 
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "milkglass"}
 
 
-def _backend(request: Request) -> Backend:
-    backend: Backend = request.app.state.backend
-    return backend
+def _backends(request: Request) -> Backends:
+    backends: Backends = request.app.state.backends
+    return backends
 
 
 @router.post("/v1/chat/completions")
 async def chat(request: Request) -> Response:
     body = await _body(request, ChatBody)
-    return await _answered(request, lambda: ChatAnswer(_backend(request), body), body.stream)
+    return await _answered(request, lambda: ChatAnswer(_backends(request).of(body.model), body), body.stream)
 
 
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
     body = await _body(request, CompletionBody)
-    return await _answered(request, lambda: CompletionAnswer(_backend(request), body), body.stream)
+    return await _answered(request, lambda: CompletionAnswer(_backends(request).of(body.model), body), body.stream)
 
 
 @router.post("/v1/responses")
 async def responses(request: Request) -> Response:
     body = await _body(request, ResponseBody)
-    return await _answered(request, lambda: ResponseAnswer(_backend(request), body), body.stream, end=False)
+    return await _answered(
+        request, lambda: ResponseAnswer(_backends(request).of(body.model), body), body.stream, end=False
+    )
 
 
 @router.post("/v1/embeddings")
 async def embeddings(request: Request) -> Response:
     body = await _body(request, EmbeddingBody)
-    found = await first(embedded(_backend(request), body), disconnect(request))
+    found = await first(embedded(_backends(request).of(body.model), body), disconnect(request))
     return GONE if found is None else JSONResponse(found)

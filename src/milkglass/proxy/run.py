@@ -21,7 +21,8 @@ from milkglass.engines.upstream import Upstream
 from milkglass.errors import UsageError
 from milkglass.progress import Log
 from milkglass.proxy.app import PageRoutes, create_app
-from milkglass.proxy.backend import Backend, connected
+from milkglass.proxy.backend import Backend
+from milkglass.proxy.backends import Backends, all_connected
 from milkglass.proxy.counting import UsageCount
 from milkglass.proxy.observe import Observer, Several
 
@@ -61,8 +62,7 @@ class Page(Protocol):
 
 
 def run(
-    unlocked: UnlockedKey,
-    codec: Codec,
+    keys: Sequence[tuple[UnlockedKey, Codec]],
     upstream: Upstream,
     requested: Sequence[str],
     door: Door,
@@ -73,30 +73,33 @@ def run(
     """Until SIGINT or SIGTERM.
 
     Args:
-        requested: names of models; none: all of the engine's that are of this key.
+        keys: whose models are served; each codec is of its key.
+        requested: names of models; none: all of the engine's that are of one of the keys.
         ready: called with the address and the names of the models once connections are accepted.
-        page: that shows what crosses.
+        page: that shows what crosses under the only key.
 
     Raises:
-        UsageError: the address cannot be had. See `backend.connected` for the rest.
+        UsageError: the address cannot be had. See `all_connected` for the rest.
     """
     listener = listen(door.host, door.port)
-    counter = UsageCount(unlocked, notice)
+    counters = [UsageCount(unlocked, notice) for unlocked, _ in keys]
 
     async def work() -> None:
-        observer = counter if page is None else Several((counter, page.observer))
+        observers = [one if page is None else Several((one, page.observer)) for one in counters]
+        codecs = [(codec, observer) for (_, codec), observer in zip(keys, observers, strict=True)]
         try:
-            backend, warnings = await connected(codec, upstream, requested, observer)
+            backends, warnings = await all_connected(upstream, codecs, requested)
         except BaseException:
             await upstream.close()
             raise
         for warning in warnings:
             notice(f"warning: {warning}")
-        names = [one.name for one in backend.models]
+        names = [one.name for one in backends.models]
         async with AsyncExitStack() as running:
-            await running.enter_async_context(counter.running())
-            routes = None if page is None else await running.enter_async_context(page.running(backend))
-            await serve(backend, listener, door, lambda url: ready(url, names), routes)
+            for counter in counters:
+                await running.enter_async_context(counter.running())
+            routes = None if page is None else await running.enter_async_context(page.running(backends.each[0]))
+            await serve(backends, listener, door, lambda url: ready(url, names), routes)
 
     try:
         asyncio.run(work())
@@ -105,7 +108,7 @@ def run(
 
 
 async def serve(
-    backend: Backend,
+    backends: Backends,
     listener: socket.socket,
     door: Door,
     ready: Callable[[str], None] = lambda url: None,
@@ -114,7 +117,7 @@ async def serve(
     """Until SIGINT or SIGTERM. ready: called with the address once connections are accepted."""
     logging.getLogger("uvicorn.error").disabled = True  # its messages may quote a request
     config = uvicorn.Config(
-        create_app(backend, door.token, page), log_config=None, access_log=False, server_header=False, ws="none",
+        create_app(backends, door.token, page), log_config=None, access_log=False, server_header=False, ws="none",
         timeout_graceful_shutdown=DRAIN, ssl_certfile=door.certificate,
         ssl_keyfile=str(door.tls_key) if door.tls_key else None,
     )  # fmt: skip

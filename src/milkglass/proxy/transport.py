@@ -33,6 +33,7 @@ from milkglass.progress import Log, no_log
 from milkglass.proxy import refusals
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
+from milkglass.proxy.backends import Backends
 from milkglass.proxy.counting import UsageCount
 
 T = TypeVar("T")
@@ -103,7 +104,7 @@ class _Local:
                 for warning in warnings:
                     self.notice(f"warning: {warning}")
                 await self._open.enter_async_context(counter.running())
-                self._app = create_app(backend)
+                self._app = create_app(Backends([backend]))
             return self._app
 
     async def close(self) -> None:

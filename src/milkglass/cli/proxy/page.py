@@ -62,7 +62,7 @@ def ui(
         say(f"milkglass ui: open {url}/#{page.opening.code}")
         note(f'applications: OpenAI(base_url="{url}/v1", api_key="{door.token}"); models: {", ".join(models)}')
 
-    run(unlocked, codec, upstream, endpoint.serves or (), door, ready, note, page)
+    run([(unlocked, codec)], upstream, endpoint.serves or (), door, ready, note, page)
 
 
 def _attacker(
