@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
@@ -85,8 +86,43 @@ def test_ids_that_no_row_has_break_nothing(shown: Shown) -> None:
     log.sent([1, 2, 10**6])([-1, 3, 2**40])
     backend = Backend(shown.model.codec, Upstream(MilkglassServer(), "http://127.0.0.1:1", TOKEN), [])
     view = MonitorView(backend, shown.key, log, shown.attacker)
-    (one,) = view.document(-1)["exchanges"]
+    (one,) = json.loads(asyncio.run(view.document(-1)))["exchanges"]
     assert one["question"]["ids"] == [1, 2] and one["answer"]["ids"] == [3]
+
+
+def test_what_did_not_change_is_not_made_again_and_others_have_their_turn(shown: Shown) -> None:
+    """A full log is made a text at a time, a poll without news is made of nothing."""
+    until(lambda: shown.state()["attack"]["state"] == "done")
+    log, ids = ExchangeLog(), shown.model.codec.encode(tiny.TEXTS).ids[0].tolist()
+    received = [log.sent([number, *ids])(ids) or log.exchanges[-1] for number in range(5, 25)]
+    backend = Backend(shown.model.codec, Upstream(MilkglassServer(), "http://127.0.0.1:1", TOKEN), [])
+    view = MonitorView(backend, shown.key, log, shown.attacker)
+    most = 0
+
+    async def ticking() -> None:
+        nonlocal most
+        made = view.texts.made
+        while True:
+            await asyncio.sleep(0)
+            most, made = max(most, view.texts.made - made), view.texts.made
+
+    async def run() -> None:
+        ticks = asyncio.ensure_future(ticking())
+        first = json.loads(await view.document(-1))
+        ticks.cancel()
+        assert len(first["exchanges"]) == len(received) == 20
+        made = view.texts.made
+        assert made >= 40 and most <= 4  # two texts, counted and read, between two turns of the other
+        for since in (-1, first["version"]):
+            again = json.loads(await view.document(since))
+            assert view.texts.made == made and again["attack"] == first["attack"]
+        assert again["exchanges"] == []
+        log.sent([5, *ids, *ids, 7])
+        newest = json.loads(await view.document(first["version"]))
+        assert view.texts.made <= made + 6 and len(newest["exchanges"]) == 1
+        assert newest["attack"]["tokens"] > first["attack"]["tokens"]
+
+    asyncio.run(run())
 
 
 def test_public_text_lets_what_crossed_be_deciphered(tmp_path: Path) -> None:

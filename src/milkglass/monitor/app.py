@@ -98,9 +98,10 @@ def routes(view: MonitorView, opening: OneTimeCode) -> APIRouter:
         return JSONResponse({"key": key}, headers={"Cache-Control": "no-store"})
 
     @router.get("/monitor/state")
-    async def state(since: int = 0) -> JSONResponse:
+    async def state(since: int = 0) -> Response:
         """The document as soon as it is newer than `since`; the same again after `WAIT` seconds."""
         await view.log.after(since, WAIT)
-        return JSONResponse(view.document(since), headers={"Cache-Control": "no-store"})
+        document = await view.document(since)
+        return Response(document, media_type="application/json", headers={"Cache-Control": "no-store"})
 
     return router

@@ -164,13 +164,10 @@ class LiveAttacker:
         return Budget(seconds, stopped=lambda: self._stopped)
 
     # --- for the page -------------------------------------------------------------------------------------------------
-    def strongest(self, texts: Sequence[Sequence[int]]) -> LiveReading | None:
-        """The reading that is right most often of scrambled texts, or of the vocabulary where there are none."""
-        size = len(self.codec.inverse)
-        ids = np.array([one for text in texts for one in text if 0 <= one < size], np.int64)
-        ids = np.arange(size) if len(ids) == 0 else ids
-        true = self.codec.inverse[ids]
-        return max(self.readings, key=lambda one: int((one.table[ids] == true).sum()), default=None)
+    def strongest(self, readings: Sequence[LiveReading]) -> LiveReading | None:
+        """The one that is right most often of the vocabulary."""
+        true = self.codec.inverse
+        return max(readings, key=lambda one: int((one.table == true).sum()), default=None)
 
 
 def _kind_of(error: Exception) -> str:

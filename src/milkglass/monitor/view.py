@@ -1,32 +1,27 @@
 """What the page shows, as one JSON document: who sees what of each text, and the figures above it.
 
-Each text is given three times: as the owner reads it, as ids, and as the attack reads it, in runs of tokens that are
-read alike.
+It is made in the event loop, a text at a time, and other work has its turn between two texts.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from milkglass.audit.report.verdict import LABELS, MOST, MUCH
-from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import pieces
 from milkglass.client.key import usage
 from milkglass.monitor.attacker import LiveAttacker, LiveReading
 from milkglass.monitor.exchanges import Exchange, ExchangeLog
+from milkglass.monitor.texts import ShownText, Side, TextViews
 from milkglass.proxy.backend import Backend
-from milkglass.threat.guess import NO_BELIEF
 
-Mark = Literal["right", "wrong", "unread", "special"]
-SHOWN = 2000  # tokens of one text
-UNREAD = "\u00b7"
+SIDES: tuple[Side, Side] = ("question", "answer")
+Counted = list[tuple[Exchange, tuple[ShownText, ...]]]
 
 
 @dataclass(frozen=True)
@@ -42,53 +37,84 @@ class MonitorView:
     key: Path
     log: ExchangeLog
     attacker: LiveAttacker | None
-
-    @property
-    def codec(self) -> Codec:
-        return self.backend.codec
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)  # of tabs that ask at a time
 
     @cached_property
-    def _names(self) -> list[str]:
-        """What each public token alone reads as; of one without a text, its name."""
-        size = len(self.codec.inverse)
-        named = self.codec.tokenizer.convert_ids_to_tokens
-        found = pieces(self.codec, size)
-        return [one or named(number) or "" if self.codec.known[number] else "" for number, one in enumerate(found)]
+    def texts(self) -> TextViews:
+        return TextViews(self.backend.codec)
 
-    def document(self, since: int) -> dict[str, Any]:
-        """All figures, and the exchanges that changed after the version `since`; all where it is of another run."""
-        log, reading = self.log, self._reading()
-        since = since if since <= log.version else -1
-        return {
-            "version": log.version,
+    async def document(self, since: int) -> str:
+        """All figures, and the exchanges that changed after the version `since`; all where it is of another run. What
+        changes meanwhile has a later version than the document, and comes with the next one."""
+        async with self._turn:
+            await asyncio.to_thread(lambda: self.texts.names)
+            return await self._document(since)
+
+    async def _document(self, since: int) -> str:
+        log, version = self.log, self.log.version
+        since = since if since <= version else -1
+        exchanges = list(log.exchanges)
+        changed = {one.number for one in exchanges if one.changed > since}
+        self.texts.forget(exchanges)
+        readings = [] if self.attacker is None else list(self.attacker.readings)
+        counted = await self._counted(exchanges, readings)
+        reading = self._strongest([text for _, texts in counted for text in texts], readings)
+        upstream = self.backend.upstream
+        figures = {
+            "version": version,
             "models": [{"name": one.name, "kind": one.kind or "decoder"} for one in self.backend.models],
-            "engine": self.backend.upstream.engine.name,
-            "bytes": {"sent": self.backend.upstream.traffic.sent, "received": self.backend.upstream.traffic.received},
-            "speed": next((one.speed for one in reversed(log.exchanges) if one.speed), 0.0),
+            "engine": upstream.engine.name,
+            "bytes": {"sent": upstream.traffic.sent, "received": upstream.traffic.received},
+            "speed": next((one.speed for one in reversed(exchanges) if one.speed), 0.0),
             "key": self._key(),
-            "attack": self._attack(reading),
+            "attack": self._attack(reading, [text for _, texts in counted for text in texts]),
             "count": log.count,
-            "kept": [one.number for one in log.exchanges],
-            "exchanges": [self._exchange(one, reading) for one in log.exchanges if one.changed > since],
+            "kept": [one.number for one in exchanges],
         }
+        shown = await self._rendered([one for one in counted if one[0].number in changed], reading)
+        return f'{json.dumps(figures, ensure_ascii=False)[:-1]}, "exchanges": [{",".join(shown)}]}}'
 
-    def _reading(self) -> LiveReading | None:
-        return None if self.attacker is None else self.attacker.strongest(self.log.crossed())
+    async def _counted(self, exchanges: Sequence[Exchange], readings: Sequence[LiveReading]) -> Counted:
+        result: Counted = []
+        for one in exchanges:
+            made = self.texts.made
+            result.append((one, tuple(self.texts.counted(one, side, readings) for side in SIDES)))
+            if self.texts.made > made:
+                await asyncio.sleep(0)
+        return result
 
-    def _attack(self, reading: LiveReading | None) -> dict[str, Any]:
+    async def _rendered(self, counted: Counted, reading: LiveReading | None) -> list[str]:
+        result = []
+        for one, texts in counted:
+            parts = [f'"number":{one.number},"repeated":{one.repeated}']
+            for side, text in zip(SIDES, texts, strict=True):
+                made = self.texts.made
+                parts.append(f'"{side}":{self.texts.rendered(text, reading)}')
+                if self.texts.made > made:
+                    await asyncio.sleep(0)
+            result.append("{" + ",".join(parts) + "}")
+        return result
+
+    def _strongest(self, texts: Sequence[ShownText], readings: Sequence[LiveReading]) -> LiveReading | None:
+        """The reading that is right most often of what crossed, or of the vocabulary where nothing did."""
+        if self.attacker is None:
+            return None
+        if not any(len(text.ids) for text in texts):
+            return self.attacker.strongest(readings)
+        return max(readings, key=lambda one: sum(text.hits[one] for text in texts), default=None)
+
+    def _attack(self, reading: LiveReading | None, texts: Sequence[ShownText]) -> dict[str, Any]:
         """Of all that is kept: how many ordinary tokens, and how many the reading has right."""
         if self.attacker is None:
             return {"state": "off"}
-        ids = self._ordinary([one for text in self.log.crossed() for one in text])
-        right = 0 if reading is None else int((reading.table[ids] == self.codec.inverse[ids]).sum())
         return {
             "state": self.attacker.state,
             "reason": self.attacker.reason,
             "trouble": self.attacker.trouble,
             "title": "" if reading is None else reading.title,
             "cut": reading is not None and reading.cut,
-            "tokens": len(ids),
-            "right": right,
+            "tokens": sum(len(text.ordinary) for text in texts),
+            "right": 0 if reading is None else sum(text.right[reading] for text in texts),
         }
 
     def _key(self) -> dict[str, Any]:
@@ -100,52 +126,6 @@ class MonitorView:
             "passed": [f"{who} reads {share}" for who, share, _ in used.passed()],
             "audit": None if last is None else {**last, "verdict": _label(last)},
         }
-
-    # --- one exchange -------------------------------------------------------------------------------------------------
-    def _exchange(self, one: Exchange, reading: LiveReading | None) -> dict[str, Any]:
-        return {
-            "number": one.number,
-            "repeated": one.repeated,
-            "question": self._text(one.question, reading),
-            "answer": self._text(one.answer, reading),
-        }
-
-    def _text(self, ids: Sequence[int], reading: LiveReading | None) -> dict[str, Any]:
-        shown = self._there(ids[:SHOWN])
-        ordinary = self._ordinary(ids)
-        right = 0 if reading is None else int((reading.table[ordinary] == self.codec.inverse[ordinary]).sum())
-        return {
-            "client": self.codec.decode(shown, skip_special=False) if len(shown) else "",
-            "ids": shown.tolist(),
-            "read": self._runs(shown, reading),
-            "tokens": len(ordinary),
-            "right": right,
-            "more": len(ids) - len(shown),
-        }
-
-    def _runs(self, ids: Any, reading: LiveReading | None) -> list[tuple[Mark, str]]:
-        if reading is None:
-            return []
-        marked = [self._marked(int(one), int(reading.table[one])) for one in ids]
-        return [(mark, "".join(text for _, text in run)) for mark, run in groupby(marked, key=lambda one: one[0])]
-
-    def _marked(self, scrambled: int, read: int) -> tuple[Mark, str]:
-        true = int(self.codec.inverse[scrambled])
-        if not self.codec.visible[true]:
-            return "special", self._names[true]
-        if read == NO_BELIEF:
-            return "unread", UNREAD
-        return ("right" if read == true else "wrong"), self._names[read]
-
-    def _ordinary(self, ids: Sequence[int]) -> Any:
-        """Without special tokens, which are permuted and not mixed: anyone with both models reads all of them."""
-        every = self._there(ids)
-        return every[self.codec.visible[self.codec.inverse[every]]]
-
-    def _there(self, ids: Sequence[int]) -> Any:
-        """Without ids that no row of the model has, which an engine may send: the reply refuses them."""
-        every = np.asarray(ids, np.int64)
-        return every[(every >= 0) & (every < len(self.codec.inverse))]
 
 
 def _label(audit: Any) -> str:

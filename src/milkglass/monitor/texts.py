@@ -1,0 +1,125 @@
+"""How each text is shown, kept for as long as it and the reading of it stay the same.
+
+The page asks several times a second, in the event loop that answers run through: what did not change is not made again,
+and all that is made at a time is one text. Each is given three times: as the owner reads it, as ids, and as the attack
+reads it, in runs of tokens that are read alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import Any, Literal
+
+import numpy as np
+
+from milkglass.client.codec.codec import Codec
+from milkglass.client.data.texts import pieces
+from milkglass.monitor.attacker import LiveReading
+from milkglass.monitor.exchanges import Exchange
+from milkglass.threat.guess import NO_BELIEF
+
+Mark = Literal["right", "wrong", "unread", "special"]
+Side = Literal["question", "answer"]
+SHOWN = 2000  # tokens of one text
+UNREAD = "\u00b7"
+
+
+@dataclass(eq=False)
+class ShownText:
+    """One text, and what was made of it.
+
+    Attributes:
+        length: of the text, in ids.
+        ids: without those that no row of the model has, which an engine may send: the reply refuses them.
+        ordinary: of them, without special tokens, which are permuted and not mixed: anyone with both models reads all.
+        hits: by reading, how many of `ids` it has right.
+        right: by reading, how many of `ordinary`.
+        shown: for one reading, as JSON.
+    """
+
+    length: int
+    ids: Any
+    ordinary: Any
+    hits: dict[LiveReading, int] = field(default_factory=dict)
+    right: dict[LiveReading, int] = field(default_factory=dict)
+    shown: tuple[LiveReading | None, str] | None = None
+
+
+class TextViews:
+    """Attributes:
+    codec: the key's.
+    made: how many texts were read or rendered so far.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec, self.made = codec, 0
+        self._kept = dict[tuple[int, Side], ShownText]()
+
+    @cached_property
+    def names(self) -> list[str]:
+        """What each public token alone reads as; of one without a text, its name. Takes long for a large vocabulary."""
+        size = len(self.codec.inverse)
+        named = self.codec.tokenizer.convert_ids_to_tokens
+        found = pieces(self.codec, size)
+        return [one or named(number) or "" if self.codec.known[number] else "" for number, one in enumerate(found)]
+
+    def forget(self, exchanges: Iterable[Exchange]) -> None:
+        """All but these."""
+        kept = {one.number for one in exchanges}
+        self._kept = {place: one for place, one in self._kept.items() if place[0] in kept}
+
+    def counted(self, exchange: Exchange, side: Side, readings: Sequence[LiveReading]) -> ShownText:
+        """A text, with what each of the readings has right of it."""
+        length = len(exchange.answer) if side == "answer" else len(exchange.whole) - exchange.repeated
+        text = self._kept.get((exchange.number, side))
+        if text is None or text.length != length:  # a text grows, and never changes otherwise
+            text = self._kept[exchange.number, side] = self._text(getattr(exchange, side), length)
+        if text.hits.keys() != set(readings):
+            self.made += 1
+            true, ordinary = self.codec.inverse[text.ids], self.codec.inverse[text.ordinary]
+            text.hits = {one: int((one.table[text.ids] == true).sum()) for one in readings}
+            text.right = {one: int((one.table[text.ordinary] == ordinary).sum()) for one in readings}
+        return text
+
+    def rendered(self, text: ShownText, reading: LiveReading | None) -> str:
+        """What the page shows of it, as JSON."""
+        if text.shown is None or text.shown[0] is not reading:
+            self.made += 1
+            text.shown = (reading, json.dumps(self._document(text, reading), ensure_ascii=False, separators=(",", ":")))
+        return text.shown[1]
+
+    def _text(self, ids: Sequence[int], length: int) -> ShownText:
+        self.made += 1
+        every = np.asarray(ids, np.int64)
+        there = every[(every >= 0) & (every < len(self.codec.inverse))]
+        return ShownText(length, there, there[self.codec.visible[self.codec.inverse[there]]])
+
+    def _document(self, text: ShownText, reading: LiveReading | None) -> dict[str, Any]:
+        shown = text.ids[:SHOWN]
+        return {
+            "client": self.codec.decode(shown, skip_special=False) if len(shown) else "",
+            "ids": shown.tolist(),
+            "read": self._runs(shown, reading),
+            "tokens": len(text.ordinary),
+            "right": 0 if reading is None else text.right[reading],
+            "more": len(text.ids) - len(shown),
+        }
+
+    def _runs(self, ids: Any, reading: LiveReading | None) -> list[tuple[Mark, str]]:
+        if reading is None:
+            return []
+        true = self.codec.inverse[ids]
+        columns = (true.tolist(), reading.table[ids].tolist(), self.codec.visible[true].tolist())
+        marked = [self._marked(*one) for one in zip(*columns, strict=True)]
+        return [(mark, "".join(text for _, text in run)) for mark, run in groupby(marked, key=lambda one: one[0])]
+
+    def _marked(self, true: int, read: int, visible: bool) -> tuple[Mark, str]:
+        if not visible:
+            return "special", self.names[true]
+        if read == NO_BELIEF:
+            return "unread", UNREAD
+        return ("right" if read == true else "wrong"), self.names[read]
