@@ -18,6 +18,7 @@ ROOMS = {  # where nothing drawn is secret from anybody who may see the result
     "audit": "samples and intervals of a report that the owner reads",
     "metrics": "resampling for intervals",
     "experiments": "recipes are repeated by their seed; their secrets are none",
+    "monitor": "an attacker's own draws, for a page that the owner reads",
     "demo": "an invented company",
 }
 FILES = {

@@ -13,7 +13,6 @@ from milkglass.cli.ui.options import AsJson, KeyOptions, PassphraseFile
 from milkglass.cli.ui.passphrase import VARIABLE, new_passphrase
 from milkglass.cli.ui.terminal import emit, note
 from milkglass.client.key import usage
-from milkglass.client.key.file import read_key, write_key
 from milkglass.errors import KeyExists, KeyFileError, UsageError
 
 READS = "it reads every text under this key, as the key does; it makes no key for a job and scrambles no model"
@@ -36,6 +35,8 @@ def for_codec(
     `encode`, `decode`, `classify`, `generate`, `chat` and `proxy` take it as --key. It holds the permutation and label
     names, and no root secret: `obfuscate`, `verify`, `audit` and `key for-job` refuse it.
     """
+    from milkglass.client.key.file import read_key, write_key
+
     if out.exists():
         raise KeyExists(f"{out} exists already", "give another file: no key is ever overwritten")
     if new_passphrase_file is None and os.environ.get(VARIABLE):
