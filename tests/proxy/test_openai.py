@@ -14,9 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from milkglass.client.codec.conversation import render
+from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Upstream
 from milkglass.engines.vllm import VLLM
-from milkglass.errors import UsageError
+from milkglass.errors import ModelNotFound, UsageError
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 from tests.e2e.test_main_job import written_forms
@@ -273,3 +274,21 @@ def test_nothing_that_crossed_is_text_or_its_ids(endpoint: Endpoint, model: Scra
     }
     expected = {b"host", b"accept", b"accept-encoding", b"connection", b"user-agent", b"authorization"}
     assert names and names <= expected | {b"content-length", b"content-type"}
+
+
+def test_an_engine_without_a_model_is_called_that(model: Scrambled, tmp_path: Path) -> None:
+    """Not a wrong key: a fresh server has none."""
+    refused = pytest.raises(ModelNotFound, match="serves no model")
+    with Server(tmp_path, in_thread=True) as server:
+        with refused as caught, proxying(model.codec, lambda: Upstream(MilkglassServer(), server.url, TOKEN)):
+            raise AssertionError("it started")
+    assert "milkglass upload" in caught.value.hint
+
+
+def test_an_encoder_is_not_asked_to_chat(tmp_path: Path) -> None:
+    encoder = Scrambled.of(tmp_path / "model", "bert", template="", scheme=ObfusLM(k=4, beta=0.9))
+    with behind_our_server(encoder, tmp_path / "home") as one, one.client() as client:
+        for call in (client.chat.completions, client.completions):
+            asked = {"messages": QUESTION} if call is client.chat.completions else {"prompt": "hello"}
+            with pytest.raises(openai.BadRequestError, match="is an encoder: it cannot generate; ask /v1/embeddings"):
+                call.create(model="scrambled", **asked)

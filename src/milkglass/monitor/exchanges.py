@@ -1,7 +1,7 @@
 """What crossed, kept for the page: questions and their answers as scrambled ids, in memory alone.
 
-A conversation's next question repeats the ones before. What it has in common with an earlier one is counted, not kept
-again.
+A conversation's next question repeats the ones before: a question that an earlier one begins is a later turn, and what
+both have in common is counted, not kept again.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class ExchangeLog:
 
     def _repeated(self, whole: list[int]) -> int:
         before = list(self.exchanges)[-COMPARED:]
-        return max((_common(whole, [*one.whole, *one.answer]) for one in before), default=0)
+        shared = [(one, _common(whole, [*one.whole, *one.answer])) for one in before]
+        return max((count for one, count in shared if count >= len(one.whole)), default=0)
 
     def _forget(self) -> None:
         held = sum(len(one.whole) + len(one.answer) for one in self.exchanges)

@@ -135,7 +135,14 @@ class LocalGuard:
         if self._expected:
             given = headers.get(b"authorization", b"")
             right = path in OPEN or any(hmac.compare_digest(given, one) for one in self._expected)
-            return None if right else Unauthorized("the API key is wrong", "it is the token that the proxy was given")
+            return (
+                None
+                if right
+                else Unauthorized(
+                    "the API key is wrong",
+                    "it is in the proxy's --api-key-file, or was printed where `milkglass ui` started",
+                )
+            )
         host = HOST.sub("", headers.get(b"host", b"").decode("latin-1")).strip("[]")
         if is_loopback(host) and b"origin" not in headers:
             return None

@@ -76,6 +76,7 @@ class Backend:
             if not form.begun:
                 raise UsageError("tool_choice cannot be enforced for this model", "leave it out, or give auto")
             begun = form.begun.format(name=choice) if choice else form.begun.partition("{name}")[0].replace("{{", "{")
+        self._require_decoder(name)
         self._require_short(sum(len(str(one.get("content", ""))) for one in messages))
         ids = self.codec.encode_chat(messages, tools=tools, begun=begun)
         thinks = reasons(template) and not begun
@@ -87,10 +88,16 @@ class Backend:
 
     def completion(self, name: str, prompt: str | Sequence[int], **options: Any) -> Question:
         """A text to go on from, or the tokenizer's own ids of one. Raises CodecError, UsageError."""
+        self._require_decoder(name)
         if isinstance(prompt, str):
             self._require_short(len(prompt))
             return self._question(name, self.codec.encode([prompt]).ids[0].tolist(), **options)
         return self._question(name, self.scrambled(prompt), **options)
+
+    def _require_decoder(self, name: str) -> None:
+        model = self.model(name)
+        if model.kind == "encoder":
+            raise UnsupportedModel(f"{model.name} is an encoder: it cannot generate", "ask /v1/embeddings of it")
 
     def _require_short(self, letters: int) -> None:
         """Raises TooLong for a text that no tokenizer makes short enough: it would be minutes in the tokenizer."""
@@ -120,8 +127,6 @@ class Backend:
     ) -> Question:
         """most: tokens of the answer; None: as many as fit. drawing: fields of IdsRequest."""
         model = self.model(name)
-        if model.kind == "encoder":
-            raise UnsupportedModel(f"{model.name} is an encoder: it cannot generate", "ask for embeddings")
         length = min(self.codec.limit, model.length or self.codec.limit)
         left = length - len(ids)
         if left < 1 or (most or 1) > left:
@@ -190,6 +195,10 @@ async def _served(codec: Codec, upstream: Upstream, requested: Sequence[str]) ->
             "under this key an id names a cluster of tokens: no text can be read back", "see THREATS.md"
         )
     served = await asyncio.wait_for(upstream.models(), 60)
+    if not served:
+        raise ModelNotFound(
+            f"{upstream.url} serves no model", "upload one with `milkglass upload`; is --engine the right one?"
+        )
     for one in served:
         if one.owner in ENGINES and one.owner != upstream.engine.name:
             raise UsageError(
@@ -202,5 +211,9 @@ async def _served(codec: Codec, upstream: Upstream, requested: Sequence[str]) ->
     selected = [one for one in served if not requested or one.name in requested]
     own = [one for one in selected if one.key_id in (None, codec.key_id)]
     if not own or (requested and len(own) < len(selected)):
-        raise KeyForOtherModel("the engine's models were not made with this key, so nothing was sent", "check --key")
+        shown = ", ".join(one.name for one in selected[:5])
+        raise KeyForOtherModel(
+            f"models of the engine that were not made with this key: {shown}; nothing was sent",
+            "check --key and --serves",
+        )
     return own

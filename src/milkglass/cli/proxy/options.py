@@ -73,5 +73,9 @@ class EndpointOptions:
         from milkglass.engines.catalogue import ENGINES
         from milkglass.engines.upstream import Upstream
 
+        if server.server.rstrip("/").endswith("/v1"):
+            raise UsageError(
+                f"--server {server.server} ends with /v1", "give the address alone: /v1 is the proxy's own"
+            )
         token = read_token(server.token_file)
         return Upstream(ENGINES[self.engine], server.server, token, server.allow_http, server.certificate)
