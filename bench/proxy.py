@@ -87,7 +87,7 @@ def _codec(root: bytes) -> Any:
     folder = resolve("demo:smollm2")
     info = KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)})
     key = Key.new("sha256:bench", 49_152, (), info)
-    return Codec.open(replace(key, root=root), folder)
+    return Codec.open(replace(key, secret=root), folder)
 
 
 async def _head(reader: asyncio.StreamReader) -> str:

@@ -279,9 +279,12 @@ def test_nothing_that_crossed_is_text_or_its_ids(endpoint: Endpoint, model: Scra
 def test_an_engine_without_a_model_is_called_that(model: Scrambled, tmp_path: Path) -> None:
     """Not a wrong key: a fresh server has none."""
     refused = pytest.raises(ModelNotFound, match="serves no model")
-    with Server(tmp_path, in_thread=True) as server:
-        with refused as caught, proxying(model.codec, lambda: Upstream(MilkglassServer(), server.url, TOKEN)):
-            raise AssertionError("it started")
+    with (
+        Server(tmp_path, in_thread=True) as server,
+        refused as caught,
+        proxying(model.codec, lambda: Upstream(MilkglassServer(), server.url, TOKEN)),
+    ):
+        raise AssertionError("it started")
     assert "milkglass upload" in caught.value.hint
 
 
