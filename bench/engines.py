@@ -1,6 +1,7 @@
 """Tokens a second of our own server, llama.cpp and vLLM on one scrambled SmolLM2, at 1, 8 and 32 streams, in one run.
 
-    python bench/engines.py --llama-server build/llamacpp/bin/llama-server --vllm build/engines/bin/python [--json FILE]
+    PYTHONPATH=. python bench/engines.py --llama-server build/llamacpp/bin/llama-server
+        --vllm build/engines/bin/python [--json FILE]
 
 `make test-engines` builds both. Each engine is started over the same folder (scheme `permuted`), asked for greedy
 answers of --tokens tokens through engines/upstream.py, and ended. Our server and vLLM compute in fp32; llama.cpp takes
@@ -15,14 +16,12 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import numpy as np
 
 from milkglass.client.key.generate import new_key
@@ -33,11 +32,13 @@ from milkglass.engines.export.gguf_file import write_gguf
 from milkglass.engines.upstream import Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
-from milkglass.proxy.run import listen
 from milkglass.schemes.covariant.permuted import Permuted
 from milkglass.system import cores
+from tests.engines.real import VLLM_ENVIRONMENT, free_port, started
 
 TOKEN, PROMPT = "a-token-of-the-bench", 32
+# Without the two that leave vLLM one thread.
+ENVIRONMENT = ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "VLLM_CPU_KVCACHE_SPACE")
 
 
 def commands(folder: Path, home: Path, asked: argparse.Namespace) -> dict[str, list[str]]:
@@ -83,52 +84,22 @@ async def speed(engine: str, url: str, streams: int, tokens: int, vocabulary: in
 
 
 def measured(engine: str, words: list[str], folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    with listen("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    environment |= {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    with (folder.parent / f"{engine}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [one.replace("{port}", str(port)) for one in words], stdout=log, stderr=log, env=environment
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _wait(url, process, folder.parent / f"{engine}.log")
-            if engine == "milkglass":
-                _upload(url, folder)
-            size = Checkpoint.open(folder).config["vocab_size"]
-            asyncio.run(speed(engine, url, 2, 8, size, 0))
-            found: dict[str, Any] = {}
-            for streams in asked.streams:
-                values = [
-                    asyncio.run(speed(engine, url, streams, asked.tokens, size, 1 + n)) for n in range(asked.rounds)
-                ]
-                found[str(streams)] = {"median": statistics.median(values), "all": values}
-                shown = f"{engine:10} {streams:3} streams  {statistics.median(values):7.1f} tokens/s"
-                print(f"{shown}  ({min(values):.1f} to {max(values):.1f})", flush=True)
-            return found
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + 600
-    while time.monotonic() < until:
-        if process.poll() is not None:
-            raise SystemExit(log.read_text("utf-8", "replace")[-3000:])
-        try:
-            if httpx2.get(f"{url}/health", timeout=5).status_code == 200:
-                return
-        except httpx2.HTTPError:
-            pass
-        time.sleep(0.5)
-    raise SystemExit(f"the engine did not start: {log}")
+    environment |= {name: VLLM_ENVIRONMENT[name] for name in ENVIRONMENT}
+    words = [one.replace("{port}", str(port)) for one in words]
+    found: dict[str, Any] = {}
+    with started(words, port, folder.parent / f"{engine}.log", environment) as url:
+        if engine == "milkglass":
+            _upload(url, folder)
+        size = Checkpoint.open(folder).config["vocab_size"]
+        asyncio.run(speed(engine, url, 2, 8, size, 0))
+        for streams in asked.streams:
+            values = [asyncio.run(speed(engine, url, streams, asked.tokens, size, 1 + n)) for n in range(asked.rounds)]
+            found[str(streams)] = {"median": statistics.median(values), "all": values}
+            shown = f"{engine:10} {streams:3} streams  {statistics.median(values):7.1f} tokens/s"
+            print(f"{shown}  ({min(values):.1f} to {max(values):.1f})", flush=True)
+    return found
 
 
 def _upload(url: str, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -76,3 +76,10 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     rest = iter(items)
     while part := list(islice(rest, size)):
         yield part
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    length = min(len(one), len(other))
+    differs = np.asarray(one[:length]) != np.asarray(other[:length])
+    return int(differs.argmax()) if differs.any() else length

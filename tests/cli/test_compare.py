@@ -73,7 +73,7 @@ def test_a_loss_is_called_falling_only_where_the_noise_of_batches_does_not_expla
     data = [{"step": 2, "loss": 9.0}, {"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"eval_loss": 1.0}]
     lines = [Event(time=0.0, message="", data=one).model_dump_json() for one in data]
     events.write_text("\n".join(lines) + '\n{"time": 1, "mes')
-    assert reported(events) == [3.0, 2.0]
+    assert reported(tmp_path) == [3.0, 2.0]
     assert reported(tmp_path / "none") == []
 
 

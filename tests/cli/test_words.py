@@ -84,7 +84,7 @@ def test_an_empty_answer_is_explained(stub: Stub, decoder: Owner) -> None:
     end = int(decoder.key.sigma[2])
     lines = [f"data: {json.dumps({'choices': [{'token_ids': [end]}]})}\n\n", "data: [DONE]\n\n"]
     stub.replies["POST /v1/completions"] = lambda h: h.events(lines)
-    words = "(the model ended at once, without a word: after few steps of fine-tuning that is usual, train it on)\n"
+    words = "(the model ended at once, without a word: that is usual after few steps of fine-tuning; train it longer)\n"
     result = call("generate", "mine", "hello", "--key", decoder.path)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", words)
     result = call("chat", "mine", "--key", decoder.path, stdin="one\ntwo\n")
@@ -111,7 +111,8 @@ def test_a_job_is_named_at_once_and_watched_in_a_log(stub: Stub, encoder: Owner,
     assert watched == ["job: ftjob-77aa", "job started", "step 0", "step 30"]
     assert "steps: 30 of 30" in result.stdout and "loss: 0.0323" in result.stdout
     result = call("finetune", "mine", rows, "--key", encoder.path, "--json")
-    assert result.stderr.endswith("how long it takes\njob: ftjob-77aa\n") and json.loads(result.stdout)["steps"] == 30
+    assert result.stderr.endswith("is shown after the first steps\njob: ftjob-77aa\n")
+    assert json.loads(result.stdout)["steps"] == 30
     stub.replies["GET /v1/fine_tuning/jobs/ftjob-77aa"] = lambda h: h.answer(200, {"status": "failed"})
     assert "job: ftjob-77aa" in call("finetune", "mine", rows, "--key", encoder.path).stderr
     encoder.reset()

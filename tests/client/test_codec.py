@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from milkglass.client.codec.codec import IGNORED, Codec
+from milkglass.client.codec.codec import Codec
+from milkglass.client.codec.encoded import IGNORED
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.generate import tokenizer_digest
 from milkglass.client.key.info import KeyInfo

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from milkglass.client.codec.codec import IGNORED, Codec
+from milkglass.client.codec.codec import Codec
+from milkglass.client.codec.encoded import IGNORED
 from milkglass.client.data.dataset import number_labels, read_examples, summarise
 from milkglass.client.data.training_rows import BATCH, write_parquet
 from milkglass.client.key.generate import tokenizer_digest

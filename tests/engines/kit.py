@@ -1,4 +1,4 @@
-"""A server whose every byte a test decides, and shorthands. Shares no code with milkglass."""
+"""A server whose every byte a test decides, and shorthands. The server shares no code with milkglass."""
 
 from __future__ import annotations
 
@@ -109,5 +109,20 @@ def answer_to(script: Script, request: IdsRequest = ASKED, **more: Any) -> list[
     async def run() -> list[IdsChunk]:
         async with wire(script) as server:
             return await collect(server.upstream(**more), request)
+
+    return asyncio.run(run())
+
+
+def answers(upstream: Upstream, *requests: IdsRequest, model: str) -> list[list[IdsChunk]]:
+    """Answers to all requests at once, over one upstream, which is closed."""
+
+    async def one(request: IdsRequest) -> list[IdsChunk]:
+        return [chunk async for chunk in upstream.generate(model, request)]
+
+    async def run() -> list[list[IdsChunk]]:
+        try:
+            return await asyncio.gather(*map(one, requests))
+        finally:
+            await upstream.close()
 
     return asyncio.run(run())

@@ -10,8 +10,9 @@ import time
 import pytest
 
 from milkglass.client.remote.exchange import MAX_EVENT
+from milkglass.engines.answers import EMPTY_EVENTS
 from milkglass.engines.engine import IdsRequest
-from milkglass.engines.upstream import AFTER_END, EMPTY_EVENTS, Patience
+from milkglass.engines.upstream import AFTER_END, Patience
 from milkglass.errors import EngineBusy, RemoteError, Unreachable
 from tests.engines.kit import ASKED, HEAD, Script, answer_to, collect, event, sending, wire
 

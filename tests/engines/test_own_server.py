@@ -19,6 +19,7 @@ from milkglass.errors import RemoteError, Unauthorized
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.covariant.permuted import Permuted
 from tests import tiny
+from tests.engines.kit import answers
 from tests.server.kit import TOKEN
 from tests.server.real import Server
 
@@ -39,18 +40,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Key]
 
 
 def ask(url: str, *requests: IdsRequest, model: str = "tiny", token: str = TOKEN) -> list[list[IdsChunk]]:
-    async def run() -> list[list[IdsChunk]]:
-        upstream = Upstream(MilkglassServer(), url, token)
-
-        async def one(request: IdsRequest) -> list[IdsChunk]:
-            return [chunk async for chunk in upstream.generate(model, request)]
-
-        try:
-            return await asyncio.gather(*map(one, requests))
-        finally:
-            await upstream.close()
-
-    return asyncio.run(run())
+    return answers(Upstream(MilkglassServer(), url, token), *requests, model=model)
 
 
 def plain(prompt: list[int]) -> list[int]:

@@ -111,7 +111,7 @@ def test_trl_trains_a_scrambled_model_in_two_processes(made: Path, tmp_path: Pat
 
     packages = os.environ.get("MILKGLASS_TRAINERS")
     if not packages:
-        pytest.skip("MILKGLASS_TRAINERS names no folder with TRL")
+        pytest.fail("MILKGLASS_TRAINERS names no folder with TRL; `make test-engines` installs it")
     rows = encoded(made, "parquet", "r.parquet")
     done = call("train-config", "trl", "--model", made / "exported", "--rows", rows, "--out", tmp_path / "sft.yaml",
                 "--result", tmp_path / "tuned", "--epochs", 100, "--batch-size", 4, "--learning-rate", "0.005",

@@ -55,7 +55,7 @@ def printed(done: subprocess.CompletedProcess[str]) -> str:
 def packages_of(script: str) -> str:
     found = os.environ.get(NEEDED[script])
     if not found:
-        pytest.skip(f"{NEEDED[script]} names no folder with what {script} needs")
+        pytest.fail(f"{NEEDED[script]} names no folder with what {script} needs; `make test-engines` installs it")
     return found
 
 

@@ -15,8 +15,8 @@ from milkglass.client.key import usage
 from milkglass.client.key.file import UnlockedKey, write_key
 from milkglass.engines.upstream import Upstream
 from milkglass.engines.vllm import VLLM
-from milkglass.proxy import app as door
 from milkglass.proxy import counting
+from milkglass.proxy import guard as door
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
 from milkglass.proxy.backends import Backends

@@ -130,6 +130,21 @@ def job_state(client: Any, key: str) -> str:
     return client.get(f"/v1/fine_tuning/jobs/{key}").json()["status"]
 
 
+def saved_job(client: TestClient, folder: Path) -> str:
+    """The id of a real job on a model folder, which has saved a checkpoint and still trains."""
+    rows = parquet([[i % 290 + 1, 5, 6] for i in range(64)], [i % 2 for i in range(64)])
+    chosen = {"max_steps": 60, "batch_size": 4, "save_steps": 5, "logging_steps": 5, "learning_rate": 1e-3}
+    register(client, "bert", folder)
+    body = {
+        "model": "bert",
+        "training_file": upload(client, "t.parquet", rows, "fine-tune"),
+        "hyperparameters": chosen,
+    }
+    key: str = client.post("/v1/fine_tuning/jobs", json=body).json()["id"]
+    until(lambda: client.get(f"/v1/fine_tuning/jobs/{key}/checkpoints").json()["data"], seconds=600)
+    return key
+
+
 def events_of(text: str) -> list[tuple[str, str, dict[str, Any]]]:
     """(event, id, data) of a stream of server-sent events."""
     found = []

@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from milkglass.server.settings import WORKER
 from tests.server.fake_modes import LONG
-from tests.server.kit import announce, job_state, parquet, put, register, sha256, until, upload
+from tests.server.kit import announce, job_state, put, register, saved_job, sha256, until, upload
 from tests.server.real import Server
 from tests.server.test_jobs import ROWS, over, starts
 
@@ -87,22 +87,16 @@ def test_a_worker_that_ends_while_no_server_runs(tmp_path: Path, folders: dict[s
 def test_a_real_fine_tune_resumes_from_its_checkpoint(tmp_path: Path, folders: dict[str, Path]) -> None:
     """Server and worker are both killed; what the transcript then holds is checked as well."""
     home = tmp_path / "home"
-    rows = parquet([[i % 290 + 1, 5, 6] for i in range(64)], [i % 2 for i in range(64)])
-    chosen = {"max_steps": 60, "batch_size": 4, "save_steps": 5, "logging_steps": 5, "learning_rate": 1e-3}
     with Server(home, worker=list(WORKER), training_threads=1, inference_threads=1) as server:
         with server.client() as client:
-            register(client, "bert", folders["bert"])  # type: ignore[arg-type]
-            train = upload(client, "t.parquet", rows, "fine-tune")  # type: ignore[arg-type]
-            body = {"model": "bert", "training_file": train, "hyperparameters": chosen}
-            key = client.post("/v1/fine_tuning/jobs", json=body).json()["id"]
-            address = f"/v1/fine_tuning/jobs/{key}"
-            until(lambda: client.get(f"{address}/checkpoints").json()["data"], seconds=600)
+            key = saved_job(client, folders["bert"])  # type: ignore[arg-type]
         server.kill()
         pid = int((home / "jobs" / key / "worker.pid").read_text())
         os.killpg(pid, signal.SIGKILL)
         server._start_process()
         with server.client() as client:
             until(lambda: job_state(client, key) != "running", seconds=600)
+            address = f"/v1/fine_tuning/jobs/{key}"
             job = client.get(address).json()
             assert job["status"] == "succeeded", job["error"]
             messages = [one["message"] for one in client.get(f"{address}/events").json()["data"]]

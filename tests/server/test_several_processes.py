@@ -21,7 +21,7 @@ from milkglass.server.jobs.split_trainer import SplitTrainer
 from milkglass.server.settings import WORKER
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from tests import tiny
-from tests.server.kit import job_state, parquet, register, running, until, upload
+from tests.server.kit import job_state, parquet, register, running, saved_job, until, upload
 from tests.server.real import Server
 
 LORA = {"method": "lora", "lora_rank": 4, "full_first": 1, "full_last": 0}
@@ -232,21 +232,15 @@ def test_every_item_counts_once_whatever_the_batch() -> None:
 def test_a_server_trains_with_two_processes(tmp_path: Path, folders: dict[str, Path]) -> None:
     """Through the API; the server is stopped in the middle, and another one goes on."""
     home = tmp_path / "home"
-    rows = parquet([[i % 290 + 1, 5, 6] for i in range(64)], [i % 2 for i in range(64)])
-    chosen = {"max_steps": 60, "batch_size": 4, "save_steps": 5, "logging_steps": 5, "learning_rate": 1e-3}
     with Server(home, worker=list(WORKER), training_threads=1, inference_threads=1, processes=2) as server:
         with server.client() as client:
-            register(client, "bert", folders["bert"])  # type: ignore[arg-type]
-            train = upload(client, "t.parquet", rows, "fine-tune")  # type: ignore[arg-type]
-            body = {"model": "bert", "training_file": train, "hyperparameters": chosen}
-            key = client.post("/v1/fine_tuning/jobs", json=body).json()["id"]
-            address = f"/v1/fine_tuning/jobs/{key}"
-            until(lambda: client.get(f"{address}/checkpoints").json()["data"], seconds=600)
+            key = saved_job(client, folders["bert"])  # type: ignore[arg-type]
         server.stop()
         assert (home / "jobs" / key / launch.MEETING).exists()
         server._start_process()
         with server.client() as client:
             until(lambda: job_state(client, key) != "running", seconds=600)
+            address = f"/v1/fine_tuning/jobs/{key}"
             job = client.get(address).json()
             assert job["status"] == "succeeded", job["error"]
             messages = [one["message"] for one in client.get(f"{address}/events").json()["data"]]

@@ -132,8 +132,9 @@ def test_the_noise_that_crosses_has_its_law(noisy: Made) -> None:
         residue.append((sent.hidden - clipped).flatten())
     noise = torch.cat(residue).numpy() / defence.sigma
     assert len(noise) > 10_000
-    assert stats.kstest(noise, "norm").pvalue > 0.001
-    assert stats.kstest(noise, "norm", (0, 0.9)).pvalue < 1e-6, "another sigma would be seen"
+    # The half's secret is another one in each run, so a bound on p is also how often the test fails of itself.
+    assert stats.kstest(noise, "norm").pvalue > 1e-6
+    assert stats.kstest(noise, "norm", (0, 0.9)).pvalue < 1e-12, "another sigma would be seen"
     assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 5 / math.sqrt(len(noise))
 
 

@@ -24,7 +24,8 @@ from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.rows.encoding import lines
 
 if TYPE_CHECKING:
-    from milkglass.client.codec.codec import Codec, Encoded
+    from milkglass.client.codec.codec import Codec
+    from milkglass.client.codec.encoded import Encoded
     from milkglass.client.data.data_file import DataFile
     from milkglass.client.data.dataset import Summary
     from milkglass.client.data.layouts import Layout

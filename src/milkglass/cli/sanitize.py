@@ -56,7 +56,7 @@ def sanitize(
     ] = None,
     instruction: Annotated[
         str | None,
-        typer.Option(help="What stays where a text begins with it: it asks for something and tells nothing."),
+        typer.Option(help="What stays where a text begins with it: it asks for something and reveals nothing."),
     ] = None,
     allow: Annotated[list[str] | None, typer.Option("--allow", help="A word to keep, in any case.")] = None,
     keep_stopwords: Annotated[

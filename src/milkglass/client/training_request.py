@@ -115,7 +115,7 @@ class TrainingRequest:
         words = f"{rows:,} rows are trained with{epochs}, {steps_of(rows, chosen):,} steps of {chosen.batch_size} rows"
         if chosen.early_stopping:
             words += f"; {chosen.early_stopping} epochs that are no better may end it sooner"
-        return f"{words}; the first steps tell how long it takes"
+        return f"{words}; how long it takes is shown after the first steps"
 
 
 def require_hyperparameters(requested: Mapping[str, Any], called: Callable[[str], str]) -> None:

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from milkglass.client.codec.codec import Codec, Encoded
+from milkglass.client.codec.codec import Codec
+from milkglass.client.codec.encoded import Encoded
 from milkglass.client.key.generate import new_key, scheme_of
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.covariant import require_layers

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from milkglass import files
-from milkglass.client.codec.codec import Encoded
+from milkglass.client.codec.encoded import Encoded
 from milkglass.defences.obfuscated_tables import copied, public_codec, unreadable
 from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError

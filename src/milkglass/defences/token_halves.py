@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.codec.codec import Codec, Encoded
+from milkglass.client.codec.codec import Codec
+from milkglass.client.codec.encoded import Encoded
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
 from milkglass.files import new_dir
 from milkglass.models.checkpoint import Checkpoint, read_json

@@ -18,6 +18,7 @@ from milkglass.errors import RefusedThere, RemoteError, Unauthorized
 
 HINT = "is --engine the right one?"
 MAX_ID = 1 << 31
+EMPTY_EVENTS = 1000  # events of an answer without an id, in all: engines report how far a prompt was read
 KIND = re.compile("[A-Za-z_]{1,40}")  # of an error, in an engine's words: without digits it names no id
 STATUS_HINTS = {
     400: "the engine takes no such prompt or option: is the prompt too long, are the ids this model's?",
@@ -133,3 +134,28 @@ class EmbedsIds(IdsEngine):
 def _place(row: Mapping[str, Any]) -> int:
     place = row.get("index")
     return place if is_whole(place) else -1
+
+
+class AnswerBounds:
+    """What one streamed answer may hold: `max_tokens` ids, one end, and few events beside.
+
+    Attributes:
+        ended: whether the engine said why the answer ended.
+    """
+
+    def __init__(self, request: IdsRequest) -> None:
+        self._most = self._left = request.max_tokens
+        self._empty, self._logprobs, self.ended = EMPTY_EVENTS, request.logprobs is not None, False
+
+    def checked(self, chunk: IdsChunk) -> IdsChunk:
+        """The same chunk. Raises RemoteError for one that cannot be."""
+        self._left -= len(chunk.ids)
+        if self._left < 0 or (self.ended and (chunk.ids or chunk.finish)):
+            raise RemoteError(f"the engine sent more than the {self._most} tokens of one answer", "don't trust it")
+        if self._logprobs and len(chunk.logprobs) != len(chunk.ids):
+            raise RemoteError("the engine sent tokens without their log-probabilities", "ask for none, or try again")
+        self._empty -= not chunk.ids
+        if self._empty < 0:
+            raise RemoteError(f"the answer has more than {EMPTY_EVENTS} events without a token", "don't trust it")
+        self.ended = self.ended or chunk.finish is not None
+        return chunk

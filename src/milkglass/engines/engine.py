@@ -177,9 +177,12 @@ class IdsEngine(abc.ABC):
         ]
 
     def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:
-        """Raises UnsupportedModel where the engine embeds nothing by ids."""
-        raise UnsupportedModel(f"the engine {self.name} makes no embeddings of token ids", "use another engine")
+        """Raises UnsupportedModel, as `vectors` does, where the engine embeds no ids (answers.py has what embeds)."""
+        raise self._embeds_nothing()
 
     def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:
-        """One vector a row, in order. Raises RemoteError."""
-        raise NotImplementedError
+        """One vector per row, in order. Raises RemoteError."""
+        raise self._embeds_nothing()
+
+    def _embeds_nothing(self) -> UnsupportedModel:
+        return UnsupportedModel(f"the engine {self.name} makes no embeddings of token ids", "use another engine")

@@ -1,12 +1,12 @@
 """llama.cpp's server: `llama-server -m FILE.gguf --alias NAME`, of a file that `milkglass export` wrote.
 
-`POST /completion` takes ids and streams an event a token, also for the one that ends the answer; the end itself is told
-by the event after it. A token that may have ended the answer is therefore kept until the next event: one of
-`stop_ids`, or one without text, which in a file of ours is an end id alone.
+`POST /completion` takes ids and streams one event per token, the token that ends the answer included; only the event
+after it says that the answer ended. A token that may have ended the answer is therefore held until the next event: one
+of `stop_ids`, or one without text, which in a file that `export` wrote is an end id.
 
-The server stops at strings, not at ids. In a file of ours every token has a name of its own (opaque.py), which no text
-of other names contains: so the name of an id stops there, and nowhere else. A file with a real vocabulary is refused,
-since the server leaves out events of tokens that are no whole characters.
+The server stops at strings, not at ids. In a file that `export` wrote every token has a name of its own (opaque.py),
+which no text of other names contains, so that the name of an id stops there and nowhere else. A file with a real
+vocabulary is refused, since the server sends no event for a token that is not a whole character.
 
 Presence and frequency penalties count the prompt as well here, so they are not offered. Read in llama.cpp 0.6.0
 (`tools/server`); run by tests/engines/test_real.py.

@@ -31,7 +31,7 @@ from milkglass.client.remote.connection import (
     tls_context,
 )
 from milkglass.client.remote.strict_json import document
-from milkglass.engines.answers import refusal
+from milkglass.engines.answers import AnswerBounds, refusal
 from milkglass.engines.engine import Call, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
 from milkglass.engines.events import EventReader
 from milkglass.engines.transport import KEPT, StreamTransport
@@ -39,7 +39,6 @@ from milkglass.engines.turns import Turns
 from milkglass.errors import RemoteError, Unreachable, UsageError
 
 DONE = b"[DONE]"
-EMPTY_EVENTS = 1000  # events of an answer without an id, in all: prompts are read in pieces, and engines tell of it
 AFTER_END = 16  # events that may follow the end: what counts tokens, [DONE]
 LAST_WORDS = 5.0  # seconds that these may take
 TIMED_OUT = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
@@ -136,7 +135,7 @@ class Upstream:
         UsageError, before anything is sent, for an option that the engine does not offer; Unreachable where an answer
         breaks off or takes too long."""
         self.engine.require(request)
-        call, read, bounds = self.engine.completion(model, request), self.engine.reader(request), _Bounds(request)
+        call, read, bounds = self.engine.completion(model, request), self.engine.reader(request), AnswerBounds(request)
         async with self._answer(call) as answer, aclosing(self._parts(answer)) as parts:
             events = EventReader(parts, self.patience.silence)
             while not bounds.ended:
@@ -148,7 +147,7 @@ class Upstream:
                     yield chunk
             await self._last_words(events, bounds, read)
 
-    async def _last_words(self, events: EventReader, bounds: _Bounds, read: Reader) -> None:
+    async def _last_words(self, events: EventReader, bounds: AnswerBounds, read: Reader) -> None:
         """What follows the end, so that the connection can serve again. An engine that does not come to its own end
         soon, or breaks off, has its connection closed: the answer is whole."""
         events.silence = min(events.silence, LAST_WORDS)
@@ -240,31 +239,6 @@ def _is_proxied(url: str) -> bool:
     """Whether the environment names a proxy for this address. httpx2's own, slower transport speaks to it."""
     parsed = urlsplit(url)
     return bool(getproxies().keys() & {parsed.scheme, "all"}) and not proxy_bypass(parsed.hostname or "")
-
-
-class _Bounds:
-    """What one streamed answer may hold: `max_tokens` ids, one end, and few events beside.
-
-    Attributes:
-        ended: whether the engine said why the answer ended.
-    """
-
-    def __init__(self, request: IdsRequest) -> None:
-        self._most = self._left = request.max_tokens
-        self._empty, self._logprobs, self.ended = EMPTY_EVENTS, request.logprobs is not None, False
-
-    def checked(self, chunk: IdsChunk) -> IdsChunk:
-        """The same chunk. Raises RemoteError for one that cannot be."""
-        self._left -= len(chunk.ids)
-        if self._left < 0 or (self.ended and (chunk.ids or chunk.finish)):
-            raise RemoteError(f"the engine sent more than the {self._most} tokens of one answer", "don't trust it")
-        if self._logprobs and len(chunk.logprobs) != len(chunk.ids):
-            raise RemoteError("the engine sent tokens without their log-probabilities", "ask for none, or try again")
-        self._empty -= not chunk.ids
-        if self._empty < 0:
-            raise RemoteError(f"the answer has more than {EMPTY_EVENTS} events without a token", "don't trust it")
-        self.ended = self.ended or chunk.finish is not None
-        return chunk
 
 
 def _refusal(status: int, body: bytes) -> RemoteError:

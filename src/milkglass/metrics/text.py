@@ -12,7 +12,7 @@ published kind, which counts them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -67,25 +67,28 @@ def likeness(original: str, guess: str) -> tuple[float, float, float, float]:
 def mean_loss(losses: NDArray[np.float64], tokens: NDArray[np.float64], rng: np.random.Generator) -> Interval:
     """The mean loss of a token, in nats. losses: (u,) each text's sum; tokens: (u,) how many it has. Texts are what is
     resampled, for the tokens of one fall together. nan where there are no tokens."""
-    if losses.shape != tokens.shape or losses.ndim != 1:
-        raise UsageError(f"losses of shape {losses.shape} for tokens of shape {tokens.shape}", "give one a text")
-
-    def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        below = counts @ tokens
-        return np.divide(counts @ losses, below, out=np.full(len(below), np.nan), where=below > 0)
-
-    return resampled(statistic, len(losses), rng)
+    return _per_token(losses, tokens, rng, lambda mean: mean)
 
 
 def perplexity(losses: NDArray[np.float64], tokens: NDArray[np.float64], rng: np.random.Generator) -> Interval:
     """exp of the mean loss of a token. losses: (u,) each text's sum, in nats; tokens: (u,) how many it has. Texts are
     what is resampled, for the tokens of one fall together. nan where there are no tokens."""
+    return _per_token(losses, tokens, rng, np.exp)
+
+
+def _per_token(
+    losses: NDArray[np.float64],
+    tokens: NDArray[np.float64],
+    rng: np.random.Generator,
+    of: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+) -> Interval:
+    """A function of the mean loss of a token."""
     if losses.shape != tokens.shape or losses.ndim != 1:
         raise UsageError(f"losses of shape {losses.shape} for tokens of shape {tokens.shape}", "give one a text")
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         below = counts @ tokens
-        return np.exp(np.divide(counts @ losses, below, out=np.full(len(below), np.nan), where=below > 0))
+        return of(np.divide(counts @ losses, below, out=np.full(len(below), np.nan), where=below > 0))
 
     return resampled(statistic, len(losses), rng)
 

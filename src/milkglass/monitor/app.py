@@ -24,8 +24,9 @@ from milkglass.monitor.exchanges import ExchangeLog
 from milkglass.monitor.opening import OneTimeCode
 from milkglass.monitor.view import MonitorView
 from milkglass.proxy import refusals
-from milkglass.proxy.app import OPENING, PageRoutes
+from milkglass.proxy.app import PageRoutes
 from milkglass.proxy.backend import Backend
+from milkglass.proxy.guard import OPENING
 
 WAIT = 20.0  # seconds that a question for news is kept open
 POLICY = (

@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from milkglass.proxy.observe import Ids, Received
+from milkglass.sequences import common_prefix
 
 KEPT = 100  # exchanges
 COMPARED = 8  # of the last ones, in search of what a question repeats
@@ -105,7 +104,7 @@ class ExchangeLog:
 
     def _repeated(self, whole: list[int]) -> int:
         before = list(self.exchanges)[-COMPARED:]
-        shared = [(one, _common(whole, [*one.whole, *one.answer])) for one in before]
+        shared = [(one, common_prefix(whole, [*one.whole, *one.answer])) for one in before]
         return max((count for one, count in shared if count >= len(one.whole)), default=0)
 
     def _forget(self) -> None:
@@ -113,10 +112,3 @@ class ExchangeLog:
         while len(self.exchanges) > KEPT or (held > TOKENS and len(self.exchanges) > 1):
             gone = self.exchanges.popleft()
             held -= len(gone.whole) + len(gone.answer)
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    """How many ids both begin with."""
-    length = min(len(one), len(other))
-    differs = np.array(one[:length]) != np.array(other[:length])
-    return int(differs.argmax()) if differs.any() else length

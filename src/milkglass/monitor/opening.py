@@ -17,7 +17,7 @@ BYTES = 24  # of randomness
 
 
 def unheard(code: str) -> None:
-    """Nobody is told."""
+    """Does nothing: no terminal shows the next code."""
 
 
 def _drawn() -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from milkglass.audit.report.verdict import LABELS, MOST, MUCH
+from milkglass.audit.report.verdict import LABELS, level_of
 from milkglass.client.key import usage
 from milkglass.monitor.attacker import LiveAttacker, LiveReading
 from milkglass.monitor.exchanges import Exchange, ExchangeLog
@@ -107,14 +108,17 @@ class MonitorView:
         """Of all that is kept: how many ordinary tokens, and how many the reading has right."""
         if self.attacker is None:
             return {"state": "off"}
+        tokens = sum(len(text.ordinary) for text in texts)
+        right = 0 if reading is None else sum(text.right[reading] for text in texts)
         return {
             "state": self.attacker.state,
+            "level": LABELS[level_of(right / tokens)] if tokens and reading is not None else "",
             "reason": self.attacker.reason,
             "trouble": self.attacker.trouble,
             "title": "" if reading is None else reading.title,
             "cut": reading is not None and reading.cut,
-            "tokens": sum(len(text.ordinary) for text in texts),
-            "right": 0 if reading is None else sum(text.right[reading] for text in texts),
+            "tokens": tokens,
+            "right": right,
         }
 
     def _key(self) -> dict[str, Any]:
@@ -131,8 +135,4 @@ class MonitorView:
 def _label(audit: Any) -> str:
     """By the content tokens that it read, as the audit's own page says it."""
     share = audit["tokens"] if audit["content"] is None else audit["content"]
-    if share is None:
-        return LABELS["unknown"]
-    if share >= MUCH:
-        return LABELS["most" if share >= MOST else "much"]
-    return LABELS["some" if audit["finished"] else "unknown"]
+    return LABELS[level_of(math.nan if share is None else share, share is None or not audit["finished"])]

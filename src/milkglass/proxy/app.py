@@ -1,16 +1,11 @@
-"""The web application: OpenAI's addresses, on this machine. Nothing but `Backend` reaches the engine.
-
-A page in a browser must not use it: requests with an `Origin`, or for a `Host` that is not this machine, are refused
-unless a token is required.
-"""
+"""The web application: OpenAI's addresses, on this machine. Nothing but `Backend` reaches the engine; who may ask is
+decided in guard.py."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
-import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,10 +14,8 @@ from typing import Any, Protocol, TypeVar
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from milkglass.engines.turns import REQUEST
-from milkglass.errors import MilkglassError, TooLarge, Unauthorized, UsageError
+from milkglass.errors import MilkglassError, UsageError
 from milkglass.proxy import refusals
 from milkglass.proxy.backends import Backends
 from milkglass.proxy.calls.bodies import ChatBody, CompletionBody, EmbeddingBody, ResponseBody
@@ -30,20 +23,14 @@ from milkglass.proxy.calls.chat import ChatAnswer
 from milkglass.proxy.calls.completions import CompletionAnswer
 from milkglass.proxy.calls.embeddings import embedded
 from milkglass.proxy.calls.responses import ResponseAnswer
+from milkglass.proxy.guard import LocalGuard
 from milkglass.server.connections.logs import place_of
-from milkglass.server.http import errors
 from milkglass.server.http.streaming import GONE, EventStream, disconnect, event, first
 from milkglass.server.http.strict_json import StrictRoute
-from milkglass.system import is_loopback
 
 log = logging.getLogger("milkglass.proxy")
 B = TypeVar("B", bound=BaseModel)
-MAX_BODY = 64 << 20  # bytes of a request
 LONG = 64 << 10  # bytes of a request that is encoded in a thread
-READER = 600.0  # seconds that a part of an answer waits to be taken: its connection to the engine waits with it
-OPENING = "/monitor/open"  # of a page, which gives its key here for a code
-OPEN = frozenset({"/", "/health", OPENING})
-HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
 
 
 class Answering(Protocol):
@@ -82,80 +69,6 @@ def create_app(backends: Backends, token: str | None = None, page: PageRoutes | 
     refusals.install(app)
     app.add_middleware(LocalGuard, token=token, further=None if page is None else page.token)
     return app
-
-
-class LocalGuard:
-    """Lets in this machine's own programs, or anyone with the token; never a page of another site."""
-
-    def __init__(self, app: ASGIApp, token: str | None, further: str | None = None) -> None:
-        """token: None: none is needed. further: another one that does as well."""
-        known = [] if token is None else [token, *([] if further is None else [further])]
-        self._app, self._expected = app, [f"Bearer {one}".encode() for one in known]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        REQUEST.set(object())  # the answers to one request wait for each other
-        begun = False
-
-        async def answer(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            try:
-                async with asyncio.timeout(READER):
-                    await send(message)
-            except TimeoutError:
-                raise _Unread from None
-
-        size = 0
-
-        async def counted() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > MAX_BODY:
-                raise errors.Refused(_too_large())
-            return message
-
-        refusal = self._refusal(scope["path"], dict(scope["headers"]))
-        try:
-            await (self._app if refusal is None else refusals.respond(refusal))(scope, counted, answer)
-        except _Unread:
-            log.warning("an answer was not read for %g s, and was ended", READER)
-        except Exception as error:  # noqa: BLE001  (its message may quote a text)
-            log.error("internal error: %s", place_of(error))
-            if not begun:
-                await errors.internal()(scope, receive, send)
-
-    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MilkglassError | None:
-        size = headers.get(b"content-length", b"0")
-        if not size.isdigit() or int(size[:20]) > MAX_BODY:
-            return _too_large()
-        if self._expected:
-            given = headers.get(b"authorization", b"")
-            right = path in OPEN or any(hmac.compare_digest(given, one) for one in self._expected)
-            return (
-                None
-                if right
-                else Unauthorized(
-                    "the API key is wrong",
-                    "it is in the proxy's --api-key-file, or was printed where `milkglass ui` started",
-                )
-            )
-        host = HOST.sub("", headers.get(b"host", b"").decode("latin-1")).strip("[]")
-        if is_loopback(host) and b"origin" not in headers:
-            return None
-        hint = "programs of this machine may ask; for others start the proxy with --api-key-file"
-        return Unauthorized("this request comes from a web page, or is for another host", hint)
-
-
-class _Unread(Exception):
-    """Whoever asked takes nothing of the answer."""
-
-
-def _too_large() -> TooLarge:
-    return TooLarge(f"a request has at most {MAX_BODY} bytes", "send less at once")
 
 
 router = APIRouter(route_class=StrictRoute)

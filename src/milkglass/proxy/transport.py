@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import UnlockedKey
@@ -35,6 +35,7 @@ from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
 from milkglass.proxy.backends import Backends
 from milkglass.proxy.counting import UsageCount
+from milkglass.proxy.in_place import InPlaceExchange
 
 T = TypeVar("T")
 NOWHERE = "http://127.0.0.1:9/v1"  # the port "discard", which only root can open
@@ -112,68 +113,6 @@ class _Local:
         await self.upstream.close()
 
 
-class _Exchange:
-    """One request to an ASGI application, whose answer is read as it comes."""
-
-    def __init__(self, app: ASGIApp, request: httpx2.Request, body: bytes) -> None:
-        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
-        self._left, self._body, self._begun, self._ended = asyncio.Event(), body, False, False
-        self._patience: float | None = (request.extensions.get("timeout") or {}).get("read")
-        headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in OWN]
-        scope: Scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,
-            "headers": [*headers, (b"host", b"127.0.0.1")], "scheme": "http", "path": request.url.path,
-            "raw_path": request.url.raw_path.split(b"?")[0], "query_string": request.url.query, "root_path": "",
-            "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 0),
-        }  # fmt: skip
-        self._task = asyncio.create_task(self._run(app, scope))
-
-    async def _run(self, app: ASGIApp, scope: Scope) -> None:
-        try:
-            await app(scope, self._receive, self._messages.put)
-        finally:
-            await self._messages.put(None)
-
-    async def _receive(self) -> Message:
-        if not self._begun:
-            self._begun = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
-        await self._left.wait()
-        return {"type": "http.disconnect"}
-
-    async def begin(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Status and headers."""
-        message = await self._next()
-        if message is None:
-            raise httpx2.RemoteProtocolError("the proxy gave no answer")
-        return int(message["status"]), list(message["headers"])
-
-    async def part(self) -> bytes | None:
-        """The next of the body; None at its end. Raises RemoteProtocolError where an answer ends before its end."""
-        if self._ended:
-            return None
-        message = await self._next()
-        if message is None:
-            raise httpx2.RemoteProtocolError("the answer broke off")
-        self._ended = not message.get("more_body", False)
-        return bytes(message.get("body", b""))
-
-    async def _next(self) -> Message | None:
-        try:
-            async with asyncio.timeout(self._patience):
-                return await self._messages.get()
-        except TimeoutError:
-            raise httpx2.ReadTimeout(f"no answer within {self._patience:g} s") from None
-
-    async def close(self) -> None:
-        self._left.set()
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-
-OWN = frozenset({b"host", b"origin", b"authorization"})  # of a request, which are not the application's to decide
-
-
 def _refused(error: MilkglassError) -> httpx2.Response:
     """An engine that cannot be reached at all, as the proxy would have said it."""
     known = refusals.gateway(error)
@@ -182,9 +121,9 @@ def _refused(error: MilkglassError) -> httpx2.Response:
 
 async def _begun(
     local: _Local, request: httpx2.Request, body: bytes
-) -> tuple[_Exchange, int, list[tuple[bytes, bytes]]]:
+) -> tuple[InPlaceExchange, int, list[tuple[bytes, bytes]]]:
     """An exchange whose answer began; where that is not awaited to its end, the request ends."""
-    exchange = _Exchange(await local.app(), request, body)
+    exchange = InPlaceExchange(await local.app(), request, body)
     try:
         return exchange, *await exchange.begin()
     except BaseException:
@@ -210,7 +149,7 @@ class _AsyncInPlace(httpx2.AsyncBaseTransport):
 
 @dataclass(frozen=True)
 class _AsyncParts(httpx2.AsyncByteStream):
-    exchange: _Exchange
+    exchange: InPlaceExchange
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while (part := await self.exchange.part()) is not None:
@@ -254,7 +193,7 @@ class _InPlace(httpx2.BaseTransport):
 @dataclass(frozen=True)
 class _Parts(httpx2.SyncByteStream):
     transport: _InPlace
-    exchange: _Exchange
+    exchange: InPlaceExchange
 
     def __iter__(self) -> Iterator[bytes]:
         while (part := self.transport.call(self.exchange.part())) is not None:

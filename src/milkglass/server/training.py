@@ -231,7 +231,7 @@ def main(job: Path, place: int | None = None) -> int:
     except Exception as error:  # noqa: BLE001  (whatever it was, the client must hear of it)
         failed = Status(state="failed", error=explain(error, job))
         if place is not None:
-            _leave_word(job, place, failed)
+            _record_failure(job, place, failed)
         drop_unfinished(job)  # a full disk has no room for the status otherwise
         _finish(job, reporter, failed)
         raise
@@ -240,7 +240,7 @@ def main(job: Path, place: int | None = None) -> int:
     return INTERRUPTED if status is None else 0
 
 
-def _leave_word(job: Path, place: int, failed: Status) -> None:
+def _record_failure(job: Path, place: int, failed: Status) -> None:
     """One of several processes fails: what the others then meet is not the cause, and launch.py tells them apart."""
     traceback.print_exc()
     if place == 0:

@@ -60,11 +60,18 @@ def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
     words are named without their order, "much" at least: a part of these anybody would guess. What may still rise is
     never called the mildest."""
     share, bag = math.nan if best is None else _share(best), _named(cells)
+    if bag >= MOST and not share >= MOST:
+        return "much"
+    return level_of(share, bool(unfinished(best, cells)) or (math.isnan(share) and math.isnan(bag)))
+
+
+def level_of(share: float, may_rise: bool = False) -> Level:
+    """By the share that is read, from 0 to 1; nan: it is not known. may_rise: whether it is "at least" so much."""
     if share >= MOST:
         return "most"
-    if share >= MUCH or bag >= MOST:
+    if share >= MUCH:
         return "much"
-    return "unknown" if (math.isnan(share) and math.isnan(bag)) or unfinished(best, cells) else "some"
+    return "unknown" if may_rise else "some"
 
 
 def unfinished(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> list[str]:

@@ -93,7 +93,7 @@ class Leakage:
             "floor": self.floor, "public": asdict(self.public), "advice": self.advice, "verdict": verdict(self),
             "attackers_know": ["the model", "the weights of every round", "labels", "lengths", str(self.public)],
         }  # fmt: skip
-        if self.selection not in ("", "states"):  # the paper's is not named, as it never was
+        if self.selection not in ("", "states"):  # the paper's is the default, and is left out as in earlier reports
             raw["selection"] = self.selection
         return cast("dict[str, Any]", finite(raw))
 

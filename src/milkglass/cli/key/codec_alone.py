@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,10 +9,10 @@ import typer
 
 from milkglass.cli.key.commands import keys
 from milkglass.cli.ui.options import AsJson, KeyOptions, PassphraseFile
-from milkglass.cli.ui.passphrase import VARIABLE, new_passphrase
+from milkglass.cli.ui.passphrase import another_passphrase, require_another
 from milkglass.cli.ui.terminal import emit, note
 from milkglass.client.key import usage
-from milkglass.errors import KeyExists, KeyFileError, UsageError
+from milkglass.errors import KeyExists, KeyFileError
 
 READS = "it reads every text under this key, as the key does; it makes no key for a job and scrambles no model"
 
@@ -39,13 +38,10 @@ def for_codec(
 
     if out.exists():
         raise KeyExists(f"{out} exists already", "give another file: no key is ever overwritten")
-    if new_passphrase_file is None and os.environ.get(VARIABLE):
-        raise UsageError(f"{VARIABLE} holds the key's own passphrase", "give --new-passphrase-file")
+    require_another(new_passphrase_file)
     unlocked = KeyOptions(key, None, passphrase_file).open()
     codec = unlocked.key.codec_alone()
-    fresh = new_passphrase(new_passphrase_file, generate=generate)
-    if fresh == unlocked.passphrase:
-        raise UsageError("the passphrase is the key's own, which would open the key too", "give another, or --generate")
+    fresh = another_passphrase(new_passphrase_file, generate, unlocked)
     write_key(out, codec, fresh)
     if read_key(out, fresh).identifier != unlocked.key.identifier:
         raise KeyFileError(f"{out} is not the codec that was written", "another program wrote there; give another name")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 from milkglass import files
 from milkglass.cli.key.commands import keys
 from milkglass.cli.ui.options import AsJson, KeyOptions, PassphraseFile
-from milkglass.cli.ui.passphrase import VARIABLE, new_passphrase
+from milkglass.cli.ui.passphrase import another_passphrase, require_another
 from milkglass.cli.ui.terminal import emit, note
 from milkglass.errors import KeyExists, KeyFileError, UsageError
 
@@ -109,12 +108,8 @@ def rotate(
     that were made before still open with the old passphrase: destroy them. Where the key itself may be known,
     make another with `milkglass key for-job` or `milkglass obfuscate`, scramble the model anew, and train it again.
     """
-    if new_passphrase_file is None and os.environ.get(VARIABLE):
-        raise UsageError(f"{VARIABLE} holds the old passphrase", "give --new-passphrase-file")
+    require_another(new_passphrase_file)
     unlocked = KeyOptions(key, None, passphrase_file).open()
-    fresh = new_passphrase(new_passphrase_file, generate=generate)
-    if fresh == unlocked.passphrase:
-        raise UsageError("the new passphrase is the old one", "give another, or --generate")
-    unlocked.sealed_with(fresh)
+    unlocked.sealed_with(another_passphrase(new_passphrase_file, generate, unlocked))
     note("copies that were made before still open with the old passphrase")
     emit(as_json, {"key": str(key), "key_id": unlocked.key.identifier}, f"{key} opens with the new passphrase alone")

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from milkglass import files
 from milkglass.cli.ui.terminal import note
 from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.key.file import UnlockedKey
 
 VARIABLE = "MILKGLASS_PASSPHRASE"
 ATTEMPTS = 3  # at typing a new passphrase that is strong enough, twice alike
@@ -52,6 +55,20 @@ def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False
     if provided is None:
         return _asked(weak)
     return _strong(provided, weak)
+
+
+def another_passphrase(file: Path | None, generate: bool, of: UnlockedKey) -> str:
+    """A passphrase for the same key, or for a part of it. Raises UsageError where it would be the old one."""
+    fresh = new_passphrase(file, generate=generate)
+    if fresh == of.passphrase:
+        raise UsageError("the new passphrase is the old one", "give another, or --generate")
+    return fresh
+
+
+def require_another(file: Path | None) -> None:
+    """Raises UsageError, before a key is opened, where the environment would answer for both passphrases."""
+    if file is None and os.environ.get(VARIABLE):
+        raise UsageError(f"{VARIABLE} holds the old passphrase", "give --new-passphrase-file")
 
 
 def _given(file: Path | None) -> str | None:

@@ -186,7 +186,7 @@ def show_pieces(pieces: Iterable[str], show: bool = True) -> str:
             sys.stdout.write(shown(piece))
             sys.stdout.flush()
     if not text:
-        note("(the model ended at once, without a word: after few steps of fine-tuning that is usual, train it on)")
+        note("(the model ended at once, without a word: that is usual after few steps of fine-tuning; train it longer)")
     return text
 
 

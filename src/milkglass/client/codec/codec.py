@@ -18,48 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.codec.aliases import AliasChoices, Draw, secret_draws
-from milkglass.client.codec.conversation import (
-    Message,
-    answers,
-    render,
-    require_ordinary,
-    require_text,
-    takes_tools,
-)
+from milkglass.client.codec.conversation import Message, render, require_ordinary, require_text, takes_tools
+from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds
+from milkglass.client.codec.labelled import answerless, labelled
 from milkglass.client.codec.locked_tokenizer import LockedTokenizer
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
 from milkglass.models.tokenizer import decodes_by_byte, load_tokenizer, longest
-
-IGNORED = -100  # a label on which there is no loss
-Ids = NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Scrambled ids, one int32 array a text; `token_type_ids` (int8, same shapes) where the model uses them.
-
-    long: places of the texts that were cut to the limit.
-    """
-
-    ids: list[Ids]
-    token_type_ids: list[NDArray[np.int8]] | None
-    long: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class LabelledIds:
-    """Supervised examples: scrambled ids, and labels (int32, same shapes) that are -100 outside the answers.
-
-    long: places of the examples that were cut to the limit.
-    unanswered: of those that lost all answers by it, by place: how many tokens come before the first answer.
-    """
-
-    ids: list[Ids]
-    labels: list[Ids]
-    long: tuple[int, ...] = ()
-    unanswered: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -196,7 +162,9 @@ class Codec:
         if not truncate:
             self._refuse(lengths, self._limit(max_length))
         for place in done.unanswered:
-            raise self._answerless(place, conversations[place], int(lengths[place]), done, self._limit(max_length))
+            raise answerless(
+                self.tokenizer, conversations[place], place, int(lengths[place]), done, self._limit(max_length)
+            )
         return done
 
     def encode_cut(self, conversations: Sequence[Sequence[Message]], max_length: int | None = None) -> LabelledIds:
@@ -206,28 +174,7 @@ class Codec:
     def _labelled(
         self, conversations: Sequence[Sequence[Message]], max_length: int | None
     ) -> tuple[LabelledIds, NDArray[np.int64]]:
-        """Each cut to the limit, and (n,) how many tokens it has uncut."""
-        require_ordinary(self.tokenizer, conversations)
-        texts, spans = [], []
-        for messages in conversations:
-            text, inside = answers(self.tokenizer, messages)
-            texts.append(text)
-            spans.append(inside)
-        if not texts:
-            return LabelledIds([], []), np.empty(0, np.int64)
-        batch = self.tokenizer(
-            texts, add_special_tokens=False, padding=False, truncation=False, return_offsets_mapping=True, verbose=False
-        )
-        lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
-        limit = self._limit(max_length)
-        ids = [one[:limit] for one in self._scrambled(batch["input_ids"])]
-        labels = [
-            np.where(_inside(offsets[:limit], inside), one, np.int32(IGNORED)).astype(np.int32)
-            for one, offsets, inside in zip(ids, batch["offset_mapping"], spans, strict=True)
-        ]
-        lost = [place for place, one in enumerate(labels) if (one == IGNORED).all()]
-        before = {place: int(_inside(batch["offset_mapping"][place], spans[place]).argmax()) for place in lost}
-        return LabelledIds(ids, labels, tuple(np.flatnonzero(lengths > limit).tolist()), before), lengths
+        return labelled(self.tokenizer, conversations, self._limit(max_length), self._scrambled)
 
     def encode_plain(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
         """Texts for causal training: an end-of-sequence token after each, and a loss on every token."""
@@ -303,19 +250,6 @@ class Codec:
             fault = f"is {lengths[first]} tokens long, at most {limit} fit"
             raise TooLong.of(first, fault, "shorten it, or allow it to be cut")
 
-    def _answerless(
-        self, place: int, messages: Sequence[Message], length: int, done: LabelledIds, limit: int
-    ) -> TooLong:
-        contents = self.tokenizer([one["content"] for one in messages], add_special_tokens=False, verbose=False)
-        template, before = length - sum(map(len, contents["input_ids"])), done.unanswered[place]
-        return TooLong.of(
-            place,
-            f"has no answer within {limit} tokens: its answer begins after {before}, and the chat template itself "
-            f"adds {max(0, template)} of all {length}",
-            f"set --max-length to more than {before}, or shorten what comes before the answer",
-            "conversation",
-        )
-
     def _scrambled(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
         lengths = np.fromiter(map(len, lists), np.int64)
         flat = np.concatenate([np.asarray(one, np.int64) for one in lists])
@@ -353,12 +287,3 @@ class Codec:
     def _text(self, original: list[int]) -> str:
         # No clean-up after the fact: it would change text that a stream has already shown.
         return self.tokenizer.decode(original, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-
-def _inside(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """(t,) whether each token starts within one of the spans of characters."""
-    starts = np.asarray(offsets, np.int64).reshape(-1, 2)[:, 0]
-    inside = np.zeros(len(starts), np.bool_)
-    for start, stop in spans:
-        inside |= (starts >= start) & (starts < stop)
-    return inside

@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from milkglass import files
-from milkglass.client.codec.codec import Codec, LabelledIds
+from milkglass.client.codec.codec import Codec
+from milkglass.client.codec.encoded import LabelledIds
 from milkglass.client.data.data_file import Source
 from milkglass.client.data.dataset import (
     Example,

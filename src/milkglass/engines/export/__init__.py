@@ -1,1 +1,1 @@
-"""A scrambled model in the form that an engine insists on, with a vocabulary that tells nothing."""
+"""A scrambled model in the form that an engine insists on, with a vocabulary that reveals no text."""

@@ -1,4 +1,4 @@
-"""A tokenizer that tells nothing, for programs that load no model without one: token i is its opaque name.
+"""A tokenizer that reveals no text, for programs that load no model without one: token i is its opaque name.
 
 A word-level `tokenizer.json` over the names of engines/opaque.py: ids are written as names without spaces, and read
 back one by one. Servers and trainers of text so become servers and trainers of ids. Names have one width: text of

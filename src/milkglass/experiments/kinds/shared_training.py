@@ -108,7 +108,7 @@ class SharedTraining(SharedStepRecipe):
         parts, result = PartialResults(run.out / "figures.json"), dict[str, float]()
         for name, one in work.items():
             part = parts.get(name, one)
-            rows = part.pop(ROWS, {})  # of parts that older code measured there are none
+            rows = part.pop(ROWS, {})  # parts that older code measured have none
             run.predictions.update({f"{answer}, {name}": row for answer, row in rows.items()})
             run.progress(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in part.items()))
             result |= {f"{measure}, {name}": value for measure, value in part.items()}

@@ -15,23 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import ValidationError
 
-from milkglass.server.spec import Event
+from milkglass.server.jobs import events
 
 LEAST, ERRORS = 4, 2.0  # reports in a quarter; standard errors
 
 
-def reported(events: Path) -> list[float]:
-    """The losses in events.jsonl, in the order of their steps; a step that was done again after a stop counts once."""
+def reported(job: Path) -> list[float]:
+    """The losses in a job's events, in the order of their steps; a step that was repeated after a stop counts once."""
     losses = dict[int, float]()
-    if not events.is_file():
-        return []
-    for line in events.read_bytes().splitlines():
-        try:
-            data = Event.model_validate_json(line).data or {}
-        except ValidationError:  # cut off by a kill
-            continue
+    for one in events.read(job):
+        data = one.event.data or {}
         if "loss" in data and "step" in data:
             losses[int(data["step"])] = float(data["loss"])
     return [losses[step] for step in sorted(losses)]

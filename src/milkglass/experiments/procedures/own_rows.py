@@ -130,7 +130,7 @@ def compare(
     require_same_run(out, {"compare": 1, **about})
     progress(
         f"train {len(rows.train.texts):,} rows twice, in {steps:,} steps ({training.n_epochs:g} epochs) each time, and "
-        f"ask about {len(rows.held_out.texts):,}; all on this machine; the first steps tell how long it takes"
+        f"ask about {len(rows.held_out.texts):,}; all on this machine; how long it takes is shown after the first steps"
     )
     answers, alone = own_answers(rows)
     falling = dict[str, tuple[float, float]]()
@@ -140,7 +140,7 @@ def compare(
             lambda text, row=row, number=number: progress(f"{row} ({number} of 2): {text}"),  # type: ignore[misc]
         )  # fmt: skip
         answers[row] = unpacked(cell.predictions).astype(np.int64)
-        if means := fall(reported(out / "cells" / cell.name / "job" / "events.jsonl")):
+        if means := fall(reported(out / "cells" / cell.name / "job")):
             falling[row] = means
     return Compared(rows.names, np.asarray(rows.held_out.labels, np.int64), answers, alone, falling)
 

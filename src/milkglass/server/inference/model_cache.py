@@ -67,7 +67,7 @@ class ModelCache:
                 "this model is an encoder: it cannot generate", "use `milkglass classify`, or /classify"
             )
         if task == "embed" and model.kind != "encoder":
-            raise UnsupportedModel("this model is a decoder: embeddings are of encoders here", "ask an encoder")
+            raise UnsupportedModel("this model is a decoder: this server embeds with encoders alone", "name an encoder")
         with self._lock:
             entry = self._entries.get((model.id, model.created_at, task))
             if entry is None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
+from milkglass.sequences import common_prefix
 from milkglass.server.inference.model_runner import CachedRows, Prompt, RunningRows, TransformersRunner
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Prefixes:
         """The row with the longest common prefix, and its length: the prompt's last id is always read."""
         best, length = None, LEAST - 1
         for ids in self._rows:
-            common = _common(ids, prompt)
+            common = min(common_prefix(ids, prompt), len(prompt) - 1)
             if common > length:
                 best, length = ids, common
         if best is None:
@@ -83,11 +84,6 @@ class Prefixes:
 
     def _drop(self, ids: tuple[int, ...]) -> None:
         self.size -= self._rows.pop(ids).size
-
-
-def _common(ids: Sequence[int], prompt: Sequence[int]) -> int:
-    most = min(len(ids), len(prompt) - 1)
-    return next((place for place in range(most) if ids[place] != prompt[place]), most)
 
 
 class PrefixRunner:

@@ -25,7 +25,7 @@ class SamplingParams:
         max_tokens: of the answer.
         stop: ids that end it, the model's own included.
         min_p: ids whose chance is below this share of the likeliest's are left out.
-        presence: taken from the logit of each id that the answer has.
+        presence: subtracted from the logit of each id that the answer has.
         frequency: the same for each time that it has it.
         repetition: divides positive logits of ids that prompt or answer has, multiplies negative ones.
         bias: added to logits, by id.

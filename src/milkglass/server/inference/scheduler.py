@@ -28,7 +28,7 @@ class Scheduler:
     """
 
     def __init__(self, max_batch: int, on_leave: OnLeave | None = None) -> None:
-        """on_leave: told of each sequence that leaves, with its row, before the row is gone."""
+        """on_leave: called with each sequence that leaves and its row, before the row is gone."""
         self._max_batch, self._on_leave = max_batch, on_leave
         self.running: list[Sequence] = []
         self.newest: list[int] = []

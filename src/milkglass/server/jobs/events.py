@@ -1,8 +1,10 @@
-"""Reads what a worker tells: events.jsonl, from any place on. An event's id is the byte where the next one begins."""
+"""events.jsonl: what a worker reports, read from any place on, and how an event is written. An event's id is the byte
+where the next one begins."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,9 +79,10 @@ def _parse(line: bytes) -> Event | None:
         return None  # `mend` closed a line that a kill had cut
 
 
-def emit(job: Path, message: str, level: str = "info") -> None:
-    """An event of the server's own. One write in append mode: it never mixes with the worker's."""
-    event = Event(time=time.time(), level=level, message=message)  # type: ignore[arg-type]
+def emit(job: Path, message: str, level: str = "info", data: Mapping[str, Any] | None = None) -> None:
+    """An event, of metrics where it has data. One write in append mode: server and worker never mix their lines."""
+    kind = "metrics" if data else "message"
+    event = Event(time=time.time(), level=level, type=kind, message=message, data=dict(data or {}))  # type: ignore[arg-type]
     with (job / FILE).open("ab", buffering=0) as file:
         file.write(event.model_dump_json().encode() + b"\n")
 

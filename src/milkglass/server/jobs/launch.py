@@ -1,8 +1,8 @@
 """The worker's first process, `python -m milkglass.server.jobs.launch JOB_FOLDER`: it starts the training.
 
-A job of one process becomes that process. For several it stays as the one that the server signals: it starts a
-process a rank, passes SIGTERM on, and where one dies ends the others and the job. It imports no torch. A rank ends with
-this process, however that ends.
+A job of one process becomes that process. For several it stays as the one that the server signals: it starts one
+process per rank, passes SIGTERM on, and ends all of them and the job where one dies. It imports no torch. A rank ends
+with this process, however that ends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _spec(job: Path) -> JobSpec | None:
 
 
 def start(job: Path, spec: JobSpec) -> list[subprocess.Popen[bytes]]:
-    """A process a rank. They share the threads."""
+    """One process per rank. They share the threads."""
     for stale in [job / MEETING, *job.glob("failure-*.json")]:
         stale.unlink(missing_ok=True)
     threads = str(max(1, (spec.threads or cores()) // spec.processes))
@@ -108,15 +108,15 @@ def _settle(ranks: list[subprocess.Popen[bytes]]) -> None:
 
 
 def why(job: Path, codes: list[int | None]) -> str:
-    """What the client receives: a rank that was killed is the cause, else the first that told of a failure."""
+    """What the client receives: a rank that was killed is the cause, else the first that reported a failure."""
     for place, code in enumerate(codes):
         if code is not None and code < 0:
             name = signal.Signals(-code).name
             return f"process {place + 1} of {len(codes)} was killed ({name}); is memory short? worker.log may say more"
-    told = sorted(job.glob("failure-*.json"), key=lambda path: path.stat().st_mtime_ns)
-    if told:
-        return Status.model_validate_json(told[0].read_bytes()).error or ""
-    return f"a process of {len(codes)} ended without a word; worker.log may say more"
+    failures = sorted(job.glob("failure-*.json"), key=lambda path: path.stat().st_mtime_ns)
+    if failures:
+        return Status.model_validate_json(failures[0].read_bytes()).error or ""
+    return f"one of {len(codes)} processes ended without a message; worker.log may say more"
 
 
 def end(ranks: list[subprocess.Popen[bytes]]) -> None:

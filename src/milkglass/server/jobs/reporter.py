@@ -1,23 +1,21 @@
-"""What a training tells of itself, and how it is stopped between two steps."""
+"""What a training reports, and how it is stopped between two steps."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from milkglass.progress import TimeLeft
-from milkglass.server.jobs import evaluation
+from milkglass.server.jobs import evaluation, events
 from milkglass.server.jobs.ranks import Ranks
-from milkglass.server.spec import Event
 
 COMPLETE = "complete"  # marks a checkpoint that was written to its end
 
 
 class Reporter(TrainerCallback):
-    """Tells what happens (events.jsonl), and stops the trainer on SIGTERM or when the job is cancelled.
+    """Reports what happens (events.jsonl), and stops the trainer on SIGTERM or when the job is cancelled.
 
     Attributes:
         interrupted: in any rank, when they last agreed.
@@ -31,17 +29,8 @@ class Reporter(TrainerCallback):
         self._left = TimeLeft(0)
 
     def emit(self, message: str, data: dict[str, Any] | None = None, failed: bool = False) -> None:
-        if not self.ranks.first:
-            return
-        event = Event(
-            time=time.time(),
-            level="error" if failed else "info",
-            type="metrics" if data else "message",
-            message=message,
-            data=data or {},
-        )
-        with (self.job / "events.jsonl").open("a", encoding="utf-8") as file:
-            file.write(event.model_dump_json() + "\n")
+        if self.ranks.first:
+            events.emit(self.job, message, "error" if failed else "info", data)
 
     def interrupt(self, *_: object) -> None:
         self._signalled = True

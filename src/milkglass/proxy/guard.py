@@ -1,0 +1,97 @@
+"""Who may ask the proxy, how much at a time, and how long an answer waits for its reader.
+
+A page in a browser must not use it: requests with an `Origin`, or for a `Host` that is not this machine, are refused
+unless a token is required.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from milkglass.engines.turns import REQUEST
+from milkglass.errors import MilkglassError, TooLarge, Unauthorized
+from milkglass.proxy import refusals
+from milkglass.server.connections.logs import place_of
+from milkglass.server.http import errors
+from milkglass.system import is_loopback
+
+log = logging.getLogger("milkglass.proxy")
+MAX_BODY = 64 << 20  # bytes of a request
+READER = 600.0  # seconds that a part of an answer waits to be taken: its connection to the engine waits with it
+OPENING = "/monitor/open"  # of a page, which gives its key here for a code
+OPEN = frozenset({"/", "/health", OPENING})
+HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
+
+
+class LocalGuard:
+    """Lets in this machine's own programs, or anyone with the token; never a page of another site."""
+
+    def __init__(self, app: ASGIApp, token: str | None, further: str | None = None) -> None:
+        """token: None: none is needed. further: another one that does as well."""
+        known = [] if token is None else [token, *([] if further is None else [further])]
+        self._app, self._expected = app, [f"Bearer {one}".encode() for one in known]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        REQUEST.set(object())  # the answers to one request wait for each other
+        begun = False
+
+        async def answer(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            try:
+                async with asyncio.timeout(READER):
+                    await send(message)
+            except TimeoutError:
+                raise _Unread from None
+
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MAX_BODY:
+                raise errors.Refused(_too_large())
+            return message
+
+        refusal = self._refusal(scope["path"], dict(scope["headers"]))
+        try:
+            await (self._app if refusal is None else refusals.respond(refusal))(scope, counted, answer)
+        except _Unread:
+            log.warning("an answer was not read for %g s, and was ended", READER)
+        except Exception as error:  # noqa: BLE001  (its message may quote a text)
+            log.error("internal error: %s", place_of(error))
+            if not begun:
+                await errors.internal()(scope, receive, send)
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MilkglassError | None:
+        size = headers.get(b"content-length", b"0")
+        if not size.isdigit() or int(size[:20]) > MAX_BODY:
+            return _too_large()
+        if self._expected:
+            given = headers.get(b"authorization", b"")
+            if path in OPEN or any(hmac.compare_digest(given, one) for one in self._expected):
+                return None
+            hint = "it is in the proxy's --api-key-file, or was printed where `milkglass ui` started"
+            return Unauthorized("the API key is wrong", hint)
+        host = HOST.sub("", headers.get(b"host", b"").decode("latin-1")).strip("[]")
+        if is_loopback(host) and b"origin" not in headers:
+            return None
+        hint = "programs of this machine may ask; for others start the proxy with --api-key-file"
+        return Unauthorized("this request comes from a web page, or is for another host", hint)
+
+
+class _Unread(Exception):
+    """Whoever asked takes nothing of the answer."""
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(f"a request has at most {MAX_BODY} bytes", "send less at once")
