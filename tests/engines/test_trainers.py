@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +106,33 @@ def test_configurations_name_what_is_there(made: Path) -> None:
         configuration("x", settings)
 
 
+def trained(command: list[str], environment: dict[str, str], folder: Path) -> tuple[int | None, str]:
+    """The exit status, and what was printed. None: the model was saved and the processes then did not end.
+
+    gloo's destructor and its threads can wait for each other for ever (pytorch/pytorch, issue 190489), when all is
+    written; docs/cli.md says so.
+    """
+    with (folder / "said.txt").open("w+", encoding="utf-8") as said:
+        process = subprocess.Popen(
+            command, env=environment, cwd=folder, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        saved, ends = 0.0, time.monotonic() + 900
+        try:
+            while process.poll() is None and time.monotonic() < ends:
+                if not saved and "Model saved to" in (folder / "said.txt").read_text("utf-8"):
+                    saved = time.monotonic()
+                if saved and time.monotonic() - saved > 120:
+                    break
+                time.sleep(0.5)
+        finally:
+            code = process.poll()
+            with contextlib.suppress(ProcessLookupError):  # torchrun gives each process a session of its own
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait(60)
+    assert saved or code is not None, "TRL neither saved a model nor ended within 900 s"
+    return code, (folder / "said.txt").read_text("utf-8")
+
+
 @pytest.mark.engines
 @pytest.mark.timeout(1200)
 def test_trl_trains_a_scrambled_model_in_two_processes(made: Path, tmp_path: Path) -> None:
@@ -123,10 +153,9 @@ def test_trl_trains_a_scrambled_model_in_two_processes(made: Path, tmp_path: Pat
         "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache"),
     }  # fmt: skip
     command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-    ran = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False
-    )
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    code, said = trained(command, environment, tmp_path)
+    assert code in (0, None), said[-6000:]
+    assert "Model saved to" in said
     from milkglass.client.key.file import read_key
 
     key = read_key(made / "k.mgkey", PASSPHRASE)
