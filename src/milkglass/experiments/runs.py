@@ -33,6 +33,7 @@ from milkglass.errors import JobFailed, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, duration, no_log
 from milkglass.schemes.scheme import Scheme
+from milkglass.server.jobs.launch import ATTACHED
 from milkglass.server.spec import Event, Hyperparameters, JobSpec, Status
 from milkglass.system import cores
 
@@ -160,10 +161,11 @@ def run_job(job: Path, progress: Log) -> Status:
 
 
 def started(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
-    """The server's worker for this job. log: takes all that it prints."""
-    command = [sys.executable, "-m", "milkglass.server.training", str(job)]
+    """The server's worker for this job, which saves a checkpoint and ends when this process does, however that ends.
+    log: takes all that it prints."""
+    command = [sys.executable, "-m", "milkglass.server.training", str(job), ATTACHED]
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
 
 
 LOOK, APART = 1.0, 10.0  # seconds between looks at the file, and between lines

@@ -3,7 +3,7 @@
 spec.py says what is in the folder. On SIGTERM it saves a checkpoint and exits with 143, without a status; run again on
 the same folder, after that or after a kill, it goes on from its newest complete checkpoint. It knows ids and weights
 only: no key, no tokenizer, no text. With a number behind the folder it is one of several processes, its rank, which
-jobs/launch.py starts and looks after.
+jobs/launch.py starts and looks after; with "attached" it is interrupted when the process that started it ends.
 
 Trainer's own optimiser state is a torch file in the job's folder; it is read back with `weights_only`, and no such file
 is ever accepted from outside.
@@ -37,7 +37,7 @@ from milkglass.errors import BadUpload, MilkglassError, lacking
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs import evaluation, lora
 from milkglass.server.jobs.data import Collate, TrainingDataset
-from milkglass.server.jobs.launch import INTERRUPTED
+from milkglass.server.jobs.launch import ATTACHED, INTERRUPTED
 from milkglass.server.jobs.ranks import Ranks, end, end_with_parent
 from milkglass.server.jobs.reporter import COMPLETE, Reporter
 from milkglass.server.jobs.split_trainer import OwnDraws, SplitTrainer
@@ -216,8 +216,13 @@ def explain(error: BaseException, job: Path) -> str:
     return f"{type(error).__name__} while training; the worker's log on the server says more"
 
 
-def main(job: Path, place: int | None = None) -> int:
-    """place: the rank of this process, of as many as the job has; None: it is the only one."""
+def main(job: Path, place: int | None = None, attached: bool = False) -> int:
+    """Run this job.
+
+    Args:
+        place: the rank of this process, of as many as the job has; None: it is the only one.
+        attached: it is interrupted, as by SIGTERM, when the process that started it ends.
+    """
     reporter = Reporter(job)
     signal.signal(signal.SIGTERM, reporter.interrupt)
     try:
@@ -225,7 +230,9 @@ def main(job: Path, place: int | None = None) -> int:
         if place is not None:
             reporter.ranks = Ranks(place, spec.processes)
             end_with_parent()
-        elif spec.threads:
+        elif attached:
+            end_with_parent(reporter.interrupt)
+        if place is None and spec.threads:
             torch.set_num_threads(spec.threads)
         status = train(job, spec, reporter)
     except Exception as error:  # noqa: BLE001  (whatever it was, the client must hear of it)
@@ -255,6 +262,6 @@ def _finish(job: Path, reporter: Reporter, status: Status) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
+    if sys.argv[2:] not in ([], [ATTACHED]):
         end(main(Path(sys.argv[1]), int(sys.argv[2])))
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), attached=len(sys.argv) > 2))

@@ -22,6 +22,7 @@ from milkglass.server.spec import JobSpec, Status
 from milkglass.system import cores
 
 TRAINING = (sys.executable, "-P", "-m", "milkglass.server.training")
+ATTACHED = "attached"  # behind the folder, for a worker that must not outlive who started it
 MEETING = "meeting"  # the file of the job's folder over which the processes find each other
 INTERRUPTED = 143
 POLL = 0.05  # seconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -88,12 +88,12 @@ def end(code: int) -> None:
     os._exit(code)
 
 
-def end_with_parent() -> None:
-    """From here on this process ends when the one that started it does: its standard input then closes."""
+def end_with_parent(stop: Callable[[], object] = lambda: os._exit(1)) -> None:
+    """From here on this process stops when the one that started it ends: its standard input then closes."""
 
     def watch() -> None:
         while os.read(0, 1):
             pass
-        os._exit(1)
+        stop()
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
