@@ -18,11 +18,12 @@ from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import UsageError
 from milkglass.experiments import runs
 from milkglass.experiments.kinds import comparison
-from milkglass.experiments.kinds.comparison import Comparison
+from milkglass.experiments.kinds.comparison import Comparison, with_training
 from milkglass.experiments.procedures.leakage import LeakageTexts, own_and_nearest, quantiles
 from milkglass.experiments.procedures.trials import TrialData, _write, secret_of, trained
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import RunFolder, packed, unpacked
+from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs.data import TrainingDataset
@@ -182,6 +183,18 @@ def test_a_run_goes_on_and_cells_are_shared(
     again = {path: path.stat().st_mtime_ns for path in before}
     changed = [path.name for path in before if again[path] != before[path]]
     assert set(changed) <= {"spec.json", "lock"}  # nothing was split, trained or asked again
+
+
+def test_halves_are_trained_with_the_settings_of_the_cells_beside_them() -> None:
+    """Another schedule is what once put a defence above no defence."""
+    settings = Hyperparameters(
+        learning_rate=3e-4, batch_size=7, n_epochs=2.5, max_steps=11, max_length=40, weight_decay=0.1, warmup_ratio=0.2
+    )
+    defence = with_training(DPForward(), settings)
+    assert isinstance(defence, DPForward)
+    assert defence.training == HalvesTraining(
+        learning_rate=3e-4, batch_size=7, epochs=3, max_steps=11, max_length=40, weight_decay=0.1, warmup_ratio=0.2
+    )
 
 
 def test_a_result_keeps_the_predictions(done: tuple[Path, dict[str, Any]], data: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from milkglass.experiments import runs
+
 ROOT = Path(__file__).parents[2]
 # Results of code that is not in the history, or that was changed beside its commit: THREATS.md calls them results of
 # earlier code. Each is to be made again: the list may only become shorter.
@@ -48,6 +50,30 @@ def fault(made: dict[str, Any]) -> str | None:
 def lost(made: dict[str, Any]) -> list[str]:
     """The commits that a result names and the history lacks."""
     return [one for one in commits(made) if git("merge-base", "--is-ancestor", one, "HEAD").returncode]
+
+
+def test_code_that_differs_from_its_commit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of benches and recipes as well: results are of them. A result is not."""
+    places = (
+        "src/milkglass/experiments/runs.py",
+        "bench/a.py",
+        "recipes/a.toml",
+        "recipes/results/a.json",
+        "README.md",
+    )
+    for one in map(tmp_path.joinpath, places):
+        one.parent.mkdir(parents=True, exist_ok=True)
+        one.write_text("1")
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (("init", "-q"), ("add", "-A"), (*who, "commit", "-qm", "a")):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / places[0]))
+    for place in places:
+        (tmp_path / place).write_text("2")
+        assert runs.now()["commit"].endswith("+") == (place in places[:3])
+        (tmp_path / place).write_text("1")
+    (tmp_path / "bench" / "new.py").write_text("1")
+    assert runs.now()["commit"].endswith("+")
 
 
 def made_of(name: str) -> dict[str, Any]:

@@ -174,6 +174,7 @@ def test_a_shipped_result_is_of_the_attack_recipe_as_it_stands(path: Path) -> No
         assert result[name] == getattr(recipe, name)
     assert result["attacks"] == recipe.attacks
     assert result.get("seconds") == recipe.seconds
+    assert result.get("keys", 1) == recipe.keys
     assert result["public"] == {who: list(names) for who, names in recipe.public.items()}
     assert result["variants"] == {name: dict(one) for name, one in recipe.variants.items()}
     require_figures(result, recipe)
@@ -190,6 +191,28 @@ def test_a_shipped_result_is_of_the_comparison_as_it_stands(path: Path) -> None:
         return
     for name, one in result["figures"].items():
         assert one.get("published") == recipe.published.get(name)
+
+
+def test_what_depends_on_a_key_is_run_under_eight_and_after_an_odd_number_of_reflections() -> None:
+    """One key says little: eight keys of the glide gave KNN between next to nothing and most of the vocabulary."""
+    glide, tuned = AttackRecipe.read(FOLDER / "ednn_glide.toml"), Comparison.read(FOLDER / "ednn_tuned.toml")
+    assert glide.keys >= 8 and len(set(tuned.seeds)) >= 8
+    for entries in (glide.variants, tuned.defences):
+        assert {one["reflections"] % 2 for one in entries.values()} == {0, 1}
+    assert tuned.attacked_of({}).tables == "both", "EDNN's claim is about tuned tables; the uploaded one stands beside"
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_table_2_has_its_controls_and_the_papers_noise(quick: bool) -> None:
+    """CAPE's cell says nothing without one that is trained and pooled alike and not disturbed."""
+    recipe = Comparison.read(FOLDER / "obfuslm_table2.toml", quick)
+    sent = [one.get("send", "tokens") for one in recipe.defences.values() if one.get("encoder") == "undisturbed"]
+    assert sorted(sent) == ["mean", "tokens"]
+    forward = {name: one for name, one in recipe.defences.items() if one.get("encoder") == "dp-forward"}
+    noises = {one.get("sensitivity"): name for name, one in forward.items()}
+    assert set(noises) == {None, "paper"}
+    named = [name for name in recipe.published if "dp-forward" in name]
+    assert named and all(name.endswith(f", {noises['paper']}") for name in named)
 
 
 def test_cmifs_table_has_the_same_share_of_sensitive_words_for_santext_plus_and_rnm() -> None:
@@ -353,6 +376,35 @@ cluster-solve = {}
 "sda, K_A=2" = { attack = "sda", candidates = 2, steps = 1, beam = 2, prior = 0.0 }
 "sda, K_A=3" = { attack = "sda", candidates = 3, steps = 1, beam = 2 }
 decipherment = {}"""
+
+
+PART = """attacks = ["cluster-solve", "tfa", "decipherment"]
+[public]
+same = ["rest"]
+[variants.part]
+k = 4
+epsilon = 1.0
+beta = 0.9
+observed = 0.25"""
+
+
+def test_attackers_may_see_a_share_of_what_is_sent(tmp_path: Path) -> None:
+    """The other reading of ObfusLM's Table 5."""
+    path = write_attacks(tmp_path, PART)
+    assert run(path, tmp_path, tmp_path / "out", 1) == 0
+    figures = {
+        name: one["measured"]
+        for name, one in json.loads((tmp_path / "out" / "small.json").read_text("utf-8"))["figures"].items()
+    }
+    part, whole = figures["private tokens, part"], figures["private tokens, k=4"]
+    words = [len(one.text.split()) for one in split_texts(AttackRecipe.read(path), tmp_path)[0]]
+    assert part / whole == pytest.approx(sum(words[:5]) / sum(words), abs=0.1) and len(words) == 20
+    assert figures["tokens top-1, tfa, same, part"] >= 0
+    for wrong in ("0.0", "1.5"):
+        path.write_text(path.read_text("utf-8").replace("observed = 0.25", f"observed = {wrong}"), "utf-8")
+        with pytest.raises(UsageError, match=f"observed is {wrong}"):
+            AttackRecipe.read(path)
+        path.write_text(path.read_text("utf-8").replace(f"observed = {wrong}", "observed = 0.25"), "utf-8")
 
 
 def test_attacks_have_names_parameters_and_leaked_text(tmp_path: Path) -> None:

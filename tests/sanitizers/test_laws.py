@@ -16,7 +16,7 @@ from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
-from milkglass.sanitizers.santext import SanText, SanTextPlus, halfway
+from milkglass.sanitizers.santext import SanText, SanTextPlus, SanTextPlusMethod, halfway
 from milkglass.sanitizers.tables.table import WordVectors
 from tests.sanitizers.kit import custext_law, fits, literal, santext_law, table
 
@@ -116,6 +116,13 @@ def test_santext_plus_draws_sensitive_words_of_the_corpus(head: int, monkeypatch
     law[outputs] = literal.santext_law(x[outputs], x.mean(0), 2.0)
     fits(unknown, law)
     np.testing.assert_allclose(santext_law(sanitizer, UNKNOWN), law, atol=1e-6)
+
+
+def test_santext_plus_by_name_draws_what_the_corpus_has() -> None:
+    """As recipes and commands make it, from counts."""
+    words, counts = table(30, 3), np.arange(30) % 5
+    sanitizer = SanTextPlusMethod(epsilon=0.1, sensitive=1.0).sanitizer(words, counts)
+    assert np.array_equal(np.unique(drawn(sanitizer, 3)), np.flatnonzero(counts))
 
 
 def test_santext_plus_with_p_0_keeps_common_words_and_refuses_an_empty_choice() -> None:

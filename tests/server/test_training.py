@@ -212,6 +212,17 @@ def test_another_failure_is_not_called_a_full_disk(tmp_path: Path, monkeypatch: 
     assert "out of memory" in training.explain(MemoryError(), tmp_path)
 
 
+@pytest.mark.parametrize("tables", [True, False])
+def test_adapters_leave_the_tables_alone_where_that_is_asked(tables: bool, tmp_path: Path) -> None:
+    """ObfusLM's C.3 names layers and adapters, and no tables."""
+    model = tiny.save("llama-untied", tmp_path / "model")
+    job = make_job(tmp_path / "job", model, True, **LORA, train_tables=tables)
+    assert training.main(job) == 0
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, job / "result"))
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert torch.equal(before[name], after[name]) != tables
+
+
 def test_defaults_follow_the_task() -> None:
     sorting, writing = Hyperparameters(), Hyperparameters(task="causal-lm")
     assert (sorting.learning_rate, sorting.batch_size, sorting.chosen_method) == (2e-5, 32, "full")

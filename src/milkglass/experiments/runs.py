@@ -237,8 +237,11 @@ def made(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
 
 def now() -> dict[str, str]:
     commit = _git("rev-parse", "--short=12", "HEAD")
-    changed = "+" if commit and _git("status", "--porcelain", "--", ".") else ""
+    changed = "+" if commit and _git("status", "--porcelain", "--", *MAKES, ":(exclude,top)recipes/results") else ""
     return {"milkglass": __version__, "commit": commit + changed, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+
+
+MAKES = (":(top)src", ":(top)bench", ":(top)recipes")  # what can change a figure
 
 
 def _git(*words: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -44,6 +44,7 @@ from milkglass.threat.attack import Budget
 from milkglass.threat.defence import LabelledTexts
 
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")
+OBSERVED = "observed"  # of a variant
 MAX_KEYS = 1000
 MAX_ROWS = 10**8  # an order of them is drawn before the text is read
 
@@ -61,7 +62,8 @@ class AttackRecipe(Recipe):
         order: which ones.
         public: for each attacker files, "rest", or "private 10 %".
         attacks: see entries.py.
-        variants: parameters of a scheme.
+        variants: parameters of a scheme, and "observed": which share of the private texts the attackers see; all of
+            them where it is left out.
         curve: whether the key's budget is measured too.
         seconds: how long an attack may take, all its attackers together; one that does not end by then fails the
             recipe, since what it has read by then is not what it can read. None: as long as it takes.
@@ -80,7 +82,10 @@ class AttackRecipe(Recipe):
 
     def check(self) -> None:
         attacks_of(self.attacks)
-        require_variants(self.variants)
+        require_variants({name: _scheme_entry(one) for name, one in self.variants.items()})
+        for name, one in self.variants.items():
+            if not 0 < one.get(OBSERVED, 1.0) <= 1:
+                raise UsageError(f"{name}: observed is {one[OBSERVED]}, more than 0 to 1 is possible", "0.1 is a tenth")
         if not 1 <= self.rows <= MAX_ROWS:
             raise UsageError(f"rows is {self.rows:,}, 1 to {MAX_ROWS:,} are possible", "see the recipe")
         if not 1 <= self.keys <= MAX_KEYS:
@@ -112,17 +117,19 @@ class AttackRecipe(Recipe):
             require_same_run(run.out, {"recipe": self.name, **self.quick_entry})  # else from before these
         results: dict[str, float] = {}
         for name, parameters in self.variants.items():
-            run.progress(f"{name}: {len(private):,} private texts, {len(self.attacks)} attacks")
+            of = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
+            seen = private[: of.rows]
+            run.progress(f"{name}: {len(seen):,} private texts, {len(self.attacks)} attacks")
             each = []
-            scheme = scheme_of_recipe(parameters)
+            scheme = scheme_of_recipe(_scheme_entry(parameters))
             rows = self._rows_of_client(run.data) if scheme.needs_texts else None
             for number in range(self.keys):
                 fitted = TableDefence(scheme).fitted(base, rows, secret_of(self.seed + number))
                 key = seeded_key(base, self.model, digest, self.seed + number, fitted)
                 words = name if self.keys == 1 else f"{name}, key {number + 1}"
-                about = _work_of(self, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
+                about = _work_of(of, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
                 work = ResumeStore.open(run.out / words, about)
-                each.append(self._under(key, base, private, public, work, name, _once(words, run.progress)))
+                each.append(of._under(key, base, seen, public, work, name, _once(words, run.progress)))
             results |= over_keys(each)
         return results
 
@@ -152,6 +159,11 @@ class AttackRecipe(Recipe):
             progress("the key's budget")
             results |= _curve(self, scene, done, name)
         return results
+
+
+def _scheme_entry(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a variant, without what is not the scheme's."""
+    return {name: value for name, value in parameters.items() if name != OBSERVED}
 
 
 def over_keys(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
