@@ -2,8 +2,9 @@
 
 A figure is written as `<!-- figure RECIPE:NAME -->98<!-- end -->`: RECIPE is a file of recipes/results, no suffix,
 NAME a figure in it. The number of decimals stays. `<!-- state RECIPE -->result<!-- end -->` is what a recipe has: a
-result, a quick result, or none. Each plot of `PLOTS` is drawn from results that have one model, one training and the
-same rows. With --check nothing is written, and the exit status is 1 where anything differs.
+result, a quick result, or none; "of earlier code" where results/earlier.toml says that it is to be made again. Each plot
+of `PLOTS` is drawn from results that have one model, one training and the same rows. With --check nothing is written,
+and the exit status is 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +66,11 @@ def filled(text: str, results: Path) -> str:
         if not (results.parent / f"{recipe}.toml").is_file():
             raise KeyError(f"there is no recipe {recipe}")
         full, quick = ((results / f"{recipe}{suffix}.json").is_file() for suffix in ("", ".quick"))
-        return f"{begin}{'result' if full else 'quick result' if quick else 'recipe without a result'}{end}"
+        if not full and not quick:
+            return f"{begin}recipe without a result{end}"
+        known = tomllib.loads((results / "earlier.toml").read_text("utf-8"))
+        old = (recipe if full else f"{recipe}.quick") in {*known["commit"], *known["stems"]}
+        return f"{begin}{'result' if full else 'quick result'}{' of earlier code' if old else ''}{end}"
 
     return STATE.sub(state, FIGURE.sub(figure, text))
 
