@@ -2,9 +2,9 @@
 
 A figure is written as `<!-- figure RECIPE:NAME -->98<!-- end -->`: RECIPE is a file of recipes/results, no suffix,
 NAME a figure in it. The number of decimals stays. `<!-- state RECIPE -->result<!-- end -->` is what a recipe has: a
-result, a quick result, or none; "of earlier code" where results/earlier.toml says that it is to be made again. Each plot
-of `PLOTS` is drawn from results that have one model, one training and the same rows. With --check nothing is written,
-and the exit status is 1 where anything differs.
+result, a quick result, or none; "of earlier code" where results/earlier.toml says that it is to be made again. Each
+plot of `PLOTS` is drawn from results that have one model, one training and the same rows. With --check nothing is
+written, and the exit status is 1 where anything differs.
 """
 
 from __future__ import annotations
