@@ -7,7 +7,8 @@ rows (the last one is cut), as GELO's accelerator sees it, and mixed afresh for 
 different tokens of a batch: recall, the share of them that are read, and precision, the share of those read that are
 there. "order" is the share of tokens read at their own place, of single sentences: by positions that are added
 (MiniLM), or by the second layer's rows (SmolLM2). "error" is what the defence pays: the root mean square error of the
-unmixed product with the queries' matrix, in percent of the product's.
+unmixed product with the queries' matrix, in percent of the product's. Beside each figure stand the least and the most
+of one batch, or of one sentence.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from milkglass.noise.root import NoiseStream
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
 
+Figure = dict[str, float]  # "measured", and "least" and "most" of one batch or sentence
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MODELS = ("demo:minilm", "demo:smollm2")
 
@@ -126,29 +128,37 @@ def crossed(rows: torch.Tensor, setting: Setting, key: int) -> tuple[torch.Tenso
 
 
 class Tally:
-    """Counts of a setting over its batches."""
+    """Counts of a setting, one a batch."""
 
     def __init__(self) -> None:
-        self.right = self.read = self.there = 0
-        self.errors = list[float]()
+        self.right, self.read, self.there, self.errors = list[int](), list[int](), list[int](), list[float]()
 
     def add(self, found: Ids, batch: Sequence[Ids], error: float) -> None:
         truth = np.unique(np.concatenate(batch))
-        self.right += len(np.intersect1d(found, truth))
-        self.read += len(found)
-        self.there += len(truth)
+        self.right.append(len(np.intersect1d(found, truth)))
+        self.read.append(len(found))
+        self.there.append(len(truth))
         self.errors.append(error)
 
-    def figures(self, label: str) -> dict[str, float]:
-        precision = 100 * self.right / self.read if self.read else float("nan")
+    def figures(self, label: str) -> dict[str, Figure]:
         return {
-            f"{label}: recall": 100 * self.right / self.there,
-            **({f"{label}: precision": precision} if self.read else {}),
-            f"{label}: error": float(np.mean(self.errors)),
+            f"{label}: recall": percent(self.right, self.there),
+            **({f"{label}: precision": percent(self.right, self.read)} if any(self.read) else {}),
+            f"{label}: error": figure(float(np.mean(self.errors)), self.errors),
         }
 
 
-def sets(victim: Victim, reader: SpanReader, rows: int, count: int, settings: Sequence[Setting]) -> dict[str, float]:
+def percent(right: Sequence[int], of: Sequence[int]) -> Figure:
+    """Of all together; least and most of those that have any."""
+    each = [100 * one / many for one, many in zip(right, of, strict=True) if many]
+    return figure(100 * sum(right) / sum(of), each)
+
+
+def figure(value: float, each: Sequence[float]) -> Figure:
+    return {"measured": round(value, 4), "least": round(min(each), 4), "most": round(max(each), 4)}
+
+
+def sets(victim: Victim, reader: SpanReader, rows: int, count: int, settings: Sequence[Setting]) -> dict[str, Figure]:
     tallies = {one: Tally() for one in settings}
     weight = victim.queries[0].weight.detach()
     for number, batch in enumerate(victim.batches(rows, count)):
@@ -161,15 +171,15 @@ def sets(victim: Victim, reader: SpanReader, rows: int, count: int, settings: Se
             away = matrix.unmixed(sent.double() @ weight.double().T) - product
             tally.add(reader.bag(sent, places), batch, 100 * float(away.norm() / product.norm()))
         print(f"{rows} rows: batch {number + 1} of {count}", file=sys.stderr, flush=True)
-    figures = dict[str, float]()
+    figures = dict[str, Figure]()
     for setting, tally in tallies.items():
         figures |= tally.figures(f"{rows} rows, {setting.name}")
     return figures
 
 
-def order(victim: Victim, reader: SpanReader, setting: Setting, sentences: int) -> dict[str, float]:
+def order(victim: Victim, reader: SpanReader, setting: Setting, sentences: int) -> dict[str, Figure]:
     """The share of tokens at their own place, and of whole sentences."""
-    right, total, whole = 0, 0, 0
+    right = list[int]()
     for number, ids in enumerate(victim.ids[:sentences]):
         sent, _, size = crossed(victim.entering(ids, 0), setting, number)
         reader.attack = replace(reader.attack, noise=size)
@@ -178,14 +188,15 @@ def order(victim: Victim, reader: SpanReader, setting: Setting, sentences: int) 
         else:
             above, _, _ = crossed(victim.entering(ids, 1), setting, 1000 + number)
             found = reader.in_order(sent, above, len(ids), Budget())[:, 0]
-        right, total, whole = right + int((found == ids).sum()), total + len(ids), whole + int((found == ids).all())
-    label = f"order, {setting.name}"
-    return {f"{label}: tokens": 100 * right / total, f"{label}: sentences": 100 * whole / sentences}
+        right.append(int((found == ids).sum()))
+    label, lengths = f"order, {setting.name}", [len(ids) for ids in victim.ids[:sentences]]
+    whole = [int(one == long) for one, long in zip(right, lengths, strict=True)]
+    return {f"{label}: tokens": percent(right, lengths), f"{label}: sentences": percent(whole, [1] * len(whole))}
 
 
-def measured(name: str, texts: Sequence[str], rows: Sequence[int], count: int, sentences: int) -> dict[str, float]:
+def measured(name: str, texts: Sequence[str], rows: Sequence[int], count: int, sentences: int) -> dict[str, Figure]:
     victim = Victim(name, texts)
-    reader, figures = SpanReader(victim.public, SpanMembership()), dict[str, float]()
+    reader, figures = SpanReader(victim.public, SpanMembership()), dict[str, Figure]()
     for setting in (PLAIN, SHIELDED):
         figures |= order(victim, reader, setting, sentences)
     for number in rows:
@@ -208,7 +219,7 @@ def main() -> None:
     made, began = now(), time.process_time()
     rows = [int(one) for one in options.rows.split(",")]
     texts = [one.text for one in examples_of(options.texts, 400)]
-    figures: dict[str, float] = {}
+    figures: dict[str, Figure] = {}
     for name in options.models.split(","):
         figures |= measured(name, texts, rows, options.batches, options.sentences)
     result: dict[str, Any] = {
@@ -216,7 +227,7 @@ def main() -> None:
         "paper": "GELO (arXiv:2603.05035)", "texts": options.texts.name,
         "rows": rows, "batches": options.batches, "sentences": options.sentences, "made": made, "cores": os.cpu_count(),
         "seconds": round(time.process_time() - began),
-        "figures": {name: {"measured": round(value, 4)} for name, value in figures.items()},
+        "figures": figures,
     }  # fmt: skip
     print(json.dumps(result, indent=1))
     if options.json:
