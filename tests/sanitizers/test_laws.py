@@ -274,6 +274,11 @@ def test_cmifs_cases_1_and_2_in_numbers() -> None:
     def spared(word: int) -> np.ndarray:
         return p * law(word) + (1 - p) * np.eye(24)[word]
 
+    outcomes = [set(np.unique(drawn(Rnm(words, epsilon, 6), word)).tolist()) for word in (0, 1)]
+    assert outcomes == [set(np.flatnonzero(law(word)).tolist()) for word in (0, 1)], "what Rnm draws is of these laws"
+    assert outcomes[0] - outcomes[1], "and an outcome of one word cannot come of the other"
+    assert Rnm(words, epsilon, 6).scale == 1 / epsilon
+    assert Rnm(words, epsilon, 6, guaranteed="strict").scale == 2 / epsilon
     assert ratio(law(0), law(1)) == math.inf  # case 1
     assert ratio(law(0), spared(1)) == math.inf  # case 2
     assert ratio(spared(1), law(0)) == math.inf  # and the other way
