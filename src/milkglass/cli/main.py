@@ -36,10 +36,9 @@ from milkglass.cli.reproduce import data, reproduce
 from milkglass.cli.sanitize import sanitize
 from milkglass.cli.serve import serve
 from milkglass.cli.split.commands import splits
-from milkglass.cli.ui.terminal import note, report
+from milkglass.cli.ui.terminal import INTERRUPTED, note, report
 from milkglass.errors import MilkglassError, UsageError
 
-INTERRUPTED = 130
 HELP = (
     "Fine-tune and run language models on machines that you don't trust: in the main job only scrambled token ids "
     "cross the wire."

@@ -43,12 +43,14 @@ class MonitorPage:
     Attributes:
         key: the key's file.
         attacker: None where nothing is attacked.
+        broken: why the key's scheme must not be relied on; "" where no reason is known.
         opening: lets a browser in.
         observer: what crossed.
     """
 
     key: Path
     attacker: LiveAttacker | None
+    broken: str = ""
     opening: OneTimeCode = field(default_factory=OneTimeCode)
     observer: ExchangeLog = field(default_factory=ExchangeLog)
 
@@ -56,7 +58,7 @@ class MonitorPage:
     async def running(self, backend: Backend) -> AsyncGenerator[PageRoutes, None]:
         work = None if self.attacker is None else asyncio.create_task(self.attacker.work(self.observer))
         try:
-            view = MonitorView(backend, self.key, self.observer, self.attacker)
+            view = MonitorView(backend, self.key, self.observer, self.attacker, self.broken)
             yield PageRoutes(routes(view, self.opening), self.opening.key)
         finally:
             if work is not None:

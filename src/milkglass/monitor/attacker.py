@@ -8,9 +8,12 @@ shown: the owner knows the truth, an attacker does not, so that the page rather 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -38,6 +41,33 @@ GROWN = 1.1  # times as many tokens, before they are again
 PAUSE = 1.0  # seconds between two looks
 ALL = 0.999  # of the vocabulary
 ANEW = 30.0  # seconds of the processor for one decipherment
+T = TypeVar("T")
+THREAD = "attack"  # the name of each thread in which something is attacked
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Like asyncio.to_thread, but a program that ends does not wait for it: one step of an attack can take minutes."""
+    loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if not result.done():
+            result.set_result(value) if error is None else result.set_exception(error)
+
+    def run() -> None:
+        try:
+            outcome: tuple[T | None, BaseException | None] = (work(), None)
+        except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
+            outcome = (None, error)
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, name=THREAD, daemon=True).start()
+    return await result  # type: ignore[no-any-return]
+
+
+def running() -> bool:
+    """Whether an attack goes on in a thread."""
+    return any(one.name == THREAD for one in threading.enumerate())
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,15 +127,15 @@ class LiveAttacker:
             self._stopped = True
 
     async def _on_the_model(self, log: ExchangeLog) -> tuple[Scene, Candidates | None]:
-        scene = await asyncio.to_thread(self._scene)
+        scene = await in_thread(self._scene)
         loop = asyncio.get_running_loop()
-        return scene, await asyncio.to_thread(self._solve, scene, lambda: loop.call_soon_threadsafe(log.touch))
+        return scene, await in_thread(lambda: self._solve(scene, lambda: loop.call_soon_threadsafe(log.touch)))
 
     async def _on_what_crossed(
         self, log: ExchangeLog, scene: Scene, candidates: Candidates | None, public: Source
     ) -> None:
         """Again and again. A decipherment that fails is tried again when more has crossed."""
-        corpus = (await asyncio.to_thread(read, self.codec, public)).original
+        corpus = (await in_thread(lambda: read(self.codec, public))).original
         seen = 0
         while True:
             await asyncio.sleep(PAUSE)
@@ -114,7 +144,7 @@ class LiveAttacker:
             if total >= max(LEAST, GROWN * seen):
                 seen = total
                 try:
-                    await asyncio.to_thread(self._decipher, scene, candidates, texts, corpus)
+                    await in_thread(partial(self._decipher, scene, candidates, texts, corpus))
                     self.trouble = ""
                 except Exception as error:  # noqa: BLE001  (what was read before stays)
                     self.trouble = _kind_of(error)

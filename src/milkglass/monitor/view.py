@@ -32,12 +32,14 @@ class MonitorView:
     key: the key's file, beside which its use is counted.
     log: what crossed.
     attacker: None where nothing is attacked.
+    broken: why the key's scheme must not be relied on, which no attack has to show; "" where no reason is known.
     """
 
     backend: Backend
     key: Path
     log: ExchangeLog
     attacker: LiveAttacker | None
+    broken: str = ""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)  # of tabs that ask at a time
 
     @cached_property
@@ -107,7 +109,7 @@ class MonitorView:
     def _attack(self, reading: LiveReading | None, texts: Sequence[ShownText]) -> dict[str, Any]:
         """Of all that is kept: how many ordinary tokens, and how many the reading has right."""
         if self.attacker is None:
-            return {"state": "off"}
+            return {"state": "off", "broken": self.broken}
         tokens = sum(len(text.ordinary) for text in texts)
         right = 0 if reading is None else sum(text.right[reading] for text in texts)
         return {
@@ -115,6 +117,7 @@ class MonitorView:
             "level": LABELS[level_of(right / tokens)] if tokens and reading is not None else "",
             "reason": self.attacker.reason,
             "trouble": self.attacker.trouble,
+            "broken": self.broken,
             "title": "" if reading is None else reading.title,
             "cut": reading is not None and reading.cut,
             "tokens": tokens,

@@ -71,7 +71,11 @@ def next_steps(
     from milkglass.client.key.generate import scheme_of
 
     if scheme_of(opened.key).broken:
-        return ["next: milkglass audit shows what is read; don't send it anything that is private"]
+        opens = KeyOptions(opened.path, None, passphrase_file)
+        return [
+            f"next: milkglass audit {opens} --text {shlex.quote(str(data or 'TEXTS'))}{columns} shows what is read",
+            "send nothing private under this key",
+        ]
     key, folder = opened.key, shlex.quote(str(out))
     server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
     token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +13,7 @@ import typer
 from milkglass.cli.proxy.options import EndpointOptions
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import KeyOptions, ServerOptions, with_options
-from milkglass.cli.ui.terminal import note, say
+from milkglass.cli.ui.terminal import INTERRUPTED, note, say
 
 if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec
@@ -29,7 +31,8 @@ def ui(
         ),
     ] = None,
     budget: Annotated[
-        str, typer.Option(help="Of the processor, for the attacks on the model: seconds, or 90s, 2m, 1h.")
+        str,
+        typer.Option(help="How long the prepared model is attacked, in seconds of the processor: 90, 90s, 2m, 1h."),
     ] = "2m",
     attack: Annotated[bool, typer.Option("--attack/--no-attack", help="Whether anything is attacked here.")] = True,
     *,
@@ -50,19 +53,36 @@ def ui(
     text = columns.others(public)
     upstream = endpoint.upstream(server)
     unlocked = key.open()
+    from milkglass.client.key.generate import scheme_of
     from milkglass.client.session import codec_of
     from milkglass.monitor.app import MonitorPage
     from milkglass.proxy.run import run
 
     codec = codec_of(unlocked, key.model)
-    page = MonitorPage(key.key, _attacker(unlocked, codec, key.model, text, seconds) if attack else None)
+    attacker = _attacker(unlocked, codec, key.model, text, seconds) if attack else None
+    page = MonitorPage(key.key, attacker, scheme_of(unlocked.key).broken or "")
 
     def ready(url: str, models: list[str]) -> None:
         page.opening.renewed = lambda code: say(f"milkglass ui: it is open; for another tab open {url}/#{code}")
         say(f"milkglass ui: open {url}/#{page.opening.code}")
         note(f'applications: OpenAI(base_url="{url}/v1", api_key="{door.token}"); models: {", ".join(models)}')
 
-    run([(unlocked, codec)], upstream, endpoint.serves or (), door, ready, note, page)
+    try:
+        run([(unlocked, codec)], upstream, endpoint.serves or (), door, ready, note, page)
+    except KeyboardInterrupt:
+        note("interrupted")
+        leave(INTERRUPTED)
+
+
+def leave(code: int) -> None:
+    """End the command without waiting for an attack, one step of which can take minutes."""
+    from milkglass.monitor.attacker import running
+
+    if running():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise typer.Exit(code)
 
 
 def _attacker(

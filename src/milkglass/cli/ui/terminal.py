@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from milkglass.client.results import Classified
 
 FIRST_LINE, LINES_APART = 3.0, 10.0  # seconds
+INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
 WIDEST = 128  # characters of one field in a table: as many as an id may have
 
 

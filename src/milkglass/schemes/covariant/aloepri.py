@@ -50,7 +50,7 @@ class AloePri(Covariant):
     largest_scale: float = limited(2.0, least=1, most=100)
 
     name: ClassVar[str] = "aloepri"
-    broken: ClassVar[str | None] = "AloePri is broken: neuron alignment names the ids from the model alone"
+    broken: ClassVar[str | None] = "AloePri is broken: anyone with the public model can read nearly every id"
     paper: ClassVar[Paper] = papers.ALOEPRI.but(
         "The full text was not at hand: Algorithms 1 and 2, the forms of the tables and the defaults are taken from "
         "public transcriptions of version 2 and their lists of errata; no code of theirs is used.",

@@ -25,7 +25,7 @@ class Orthogonal(Covariant):
     """The scheme; it has no parameters."""
 
     name: ClassVar[str] = "orthogonal"
-    broken: ClassVar[str | None] = "orthogonal conjugation is broken: it keeps all products of embeddings, and neurons"
+    broken: ClassVar[str | None] = "orthogonal conjugation is broken: anyone with the public model can read every id"
     paper: ClassVar[Paper] = ours("A decoder in secret orthogonal coordinates; after the idea of ConjFormer")
 
     def mixing(self, size: int, draws: KeyDraws) -> Tensor:

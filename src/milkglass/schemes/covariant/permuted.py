@@ -25,7 +25,7 @@ class Permuted(Covariant):
     """The scheme; it has no parameters."""
 
     name: ClassVar[str] = "permuted"
-    broken: ClassVar[str | None] = "permuting all weights is broken: the sorted entries of a row name its token"
+    broken: ClassVar[str | None] = "permuting all weights is broken: anyone with the public model can read every id"
     paper: ClassVar[Paper] = ours("A decoder whose dimensions, heads and neurons are permuted")
 
     def mixing(self, size: int, draws: KeyDraws) -> Tensor:

@@ -1,0 +1,43 @@
+"""A page's attacks run beside it, and no one waits for them when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from milkglass.errors import UsageError
+from milkglass.monitor.attacker import in_thread, running
+
+ENDLESS = """
+import asyncio, time
+from milkglass.cli.proxy.page import leave
+from milkglass.monitor.attacker import in_thread, running
+
+async def work():
+    try:
+        await asyncio.wait_for(in_thread(lambda: time.sleep(3600)), 0.2)
+    except TimeoutError:
+        print("not done", running())
+
+asyncio.run(work())
+leave(130)
+"""
+
+
+def test_a_thread_gives_its_value_or_its_error() -> None:
+    assert asyncio.run(in_thread(lambda: 7)) == 7
+
+    def fails() -> None:
+        raise UsageError("no", "no")
+
+    with pytest.raises(UsageError, match="no"):
+        asyncio.run(in_thread(fails))
+    assert not running()
+
+
+def test_a_command_ends_although_an_attack_goes_on() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "not done True\n", "")
