@@ -66,14 +66,14 @@ HOSTILE: dict[str, tuple[Script, type[RemoteError], str]] = {
         sending(b"HTTP/1.1 500 X\r\nContent-Length: 9\r\n\r\n", close=False), Unreachable, "went silent",
     ),
     # breaks
-    "hangs up at once": (sending(), Unreachable, "does not answer"),
-    "resets": (resetting(b""), Unreachable, "does not answer"),
-    "resets in the middle": (resetting(HEAD + event([9])), Unreachable, "does not answer|broke off"),
+    "hangs up at once": (sending(), Unreachable, "broke off"),
+    "resets": (resetting(b""), Unreachable, "broke off"),
+    "resets in the middle": (resetting(HEAD + event([9])), Unreachable, "broke off"),
     "breaks off between events": (sending(HEAD, event([9])), Unreachable, "broke off before its end"),
     "breaks off in an event": (sending(HEAD, event([9]), event([8])[:40]), RemoteError, "not a JSON object"),
     "is done before its end": (sending(HEAD, event([9]), b"data: [DONE]\n\n"), Unreachable, "broke off before its end"),
     "ends a chunk early": (
-        sending(OK + b"Transfer-Encoding: chunked\r\n\r\n", b"ff\r\n" + event([9])), Unreachable, "does not answer",
+        sending(OK + b"Transfer-Encoding: chunked\r\n\r\n", b"ff\r\n" + event([9])), Unreachable, "broke off",
     ),
     # what is no answer
     "speaks another protocol": (sending(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"), Unreachable, "does not answer"),

@@ -155,7 +155,7 @@ def test_what_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     Upstream(LlamaCpp(), "http://gpu.example:8000", allow_http=True)
     with pytest.raises(UsageError, match="not a plain"):
         Upstream(LlamaCpp(), "ftp://gpu.example")
-    with pytest.raises(UsageError, match="token holds spaces"):
+    with pytest.raises(UsageError, match="token has a space"):
         Upstream(LlamaCpp(), "http://127.0.0.1:1", token="a b")
     with pytest.raises(UsageError, match="no certificate file"):
         Upstream(LlamaCpp(), "https://gpu.example", authority=tmp_path / "none.pem")
@@ -215,7 +215,7 @@ def test_a_connection_that_was_not_made_is_tried_again() -> None:
 def test_what_may_have_been_done_is_not_asked_again() -> None:
     async def run() -> None:
         async with wire(sending()) as server:  # takes the request and hangs up
-            with pytest.raises(Unreachable, match="does not answer"):
+            with pytest.raises(Unreachable, match="broke off"):
                 await collect(server.upstream())
             assert len(server.calls) == 1
 

@@ -149,7 +149,7 @@ async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 FAULTS: dict[str, tuple[Script, str]] = {
     "stalls": (sending(HEAD, event([5]), close=False), "was silent"),
     "never answers": (late(30), "did not begin to answer"),
-    "resets": (reset, "does not answer"),
+    "resets": (reset, "broke off"),
     "dies": (dying(event([5])), "broke off"),
     "garbage": (dying(b"data: \xff\xfe{]\n\n"), "not a JSON object"),
     "floods": (flood, "more than the 60 tokens"),

@@ -58,7 +58,7 @@ def test_each_model_is_asked_with_its_own_key(two: tuple[Scrambled, Scrambled], 
         for name, model in (("first", one), ("second", other)):
             alone, (text,) = opened(server.url, (model,), (name,))
             assert text == texts[names.index(name)] and alone.of("").codec is model.codec
-        with pytest.raises(ModelNotFound, match="no such model behind"):
+        with pytest.raises(ModelNotFound, match="no such model here"):
             backends.of("third")
         with pytest.raises(ModelNotFound, match="no model third of these keys"):
             opened(server.url, two, ("first", "third"))

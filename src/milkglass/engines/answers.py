@@ -22,7 +22,7 @@ EMPTY_EVENTS = 1000  # events of an answer without an id, in all: engines report
 KIND = re.compile("[A-Za-z_]{1,40}")  # of an error, in an engine's words: without digits it names no id
 STATUS_HINTS = {
     400: "the engine takes no such prompt or option: is the prompt too long, are the ids this model's?",
-    401: "give the engine's key with --token-file; that of `milkglass serve` is in its home folder",
+    401: "give the engine's key, as --token-file or as token; that of `milkglass serve` is in its home folder",
     403: "give the engine's key as the token; vLLM also answers 403 unless it is started with --tokens-only",
     404: "is a model of this name served there, and is --engine the right one?",
     413: "the prompt is too long for this engine",

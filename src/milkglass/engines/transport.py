@@ -29,6 +29,10 @@ STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})( [^\r\n]*)?")
 FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*?)[ \t]*")
 
 
+class BrokenOff(httpx2.RemoteProtocolError):
+    """The connection ended before the answer did."""
+
+
 @final
 class StreamTransport(httpx2.AsyncBaseTransport):
     """One pool of connections to one address. Raises httpx2's errors of transport.
@@ -134,7 +138,7 @@ class _Connection:
         try:
             return (await self._reader.readuntil(b"\n")).removesuffix(b"\n").removesuffix(b"\r")
         except asyncio.IncompleteReadError as error:
-            raise httpx2.RemoteProtocolError("the answer broke off") from error
+            raise BrokenOff("the answer broke off") from error
         except asyncio.LimitOverrunError as error:
             raise httpx2.RemoteProtocolError(f"a line of more than {MAX_HEAD} bytes") from error
         except OSError as error:
@@ -174,7 +178,7 @@ class _Body(httpx2.AsyncByteStream):
             part = await self._connection.some(READ if left is None else min(left, READ))
             if not part:
                 if self._chunked or left is not None:
-                    raise httpx2.RemoteProtocolError("the answer broke off")
+                    raise BrokenOff("the answer broke off")
                 return
             left = None if left is None else left - len(part)
             if data := part if chunks is None else chunks.take(part):

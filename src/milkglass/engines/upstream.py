@@ -34,7 +34,7 @@ from milkglass.client.remote.strict_json import document
 from milkglass.engines.answers import AnswerBounds, refusal
 from milkglass.engines.engine import Call, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
 from milkglass.engines.events import EventReader
-from milkglass.engines.transport import KEPT, StreamTransport
+from milkglass.engines.transport import KEPT, BrokenOff, StreamTransport
 from milkglass.engines.turns import Turns
 from milkglass.errors import RemoteError, Unreachable, UsageError
 
@@ -232,6 +232,11 @@ class Upstream:
         hint = "is the engine running there, and is the address right?"
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             hint = "its certificate is not trusted here: give the engine's certificate, as PEM, if it signed its own"
+        if isinstance(error, BrokenOff | httpx2.ReadError | httpx2.WriteError):
+            return Unreachable(
+                f"{self.url} broke off the connection before the answer ended",
+                "see there whether the engine still runs, and ask again",
+            )
         return Unreachable(f"{self.url} does not answer ({type(error).__name__})", hint)
 
 

@@ -46,7 +46,7 @@ class Backend:
             if name in (one.name, ""):
                 return one
         shown = ", ".join(one.name for one in self.models[:5])
-        raise ModelNotFound("there is no such model behind this proxy", f"there is: {shown}")
+        raise ModelNotFound("there is no such model here", f"there is: {shown}")
 
     # --- questions ----------------------------------------------------------------------------------------------------
     def chat(

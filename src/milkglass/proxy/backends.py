@@ -31,7 +31,7 @@ class Backends:
             if not name or name in [model.name for model in one.models]:
                 return one
         shown = ", ".join(one.name for one in self.models[:5])
-        raise ModelNotFound("there is no such model behind this proxy", f"there is: {shown}")
+        raise ModelNotFound("there is no such model here", f"there is: {shown}")
 
     async def close(self) -> None:
         for upstream in {id(one.upstream): one.upstream for one in self.each}.values():

@@ -77,6 +77,6 @@ def of_fields(error: ValidationError, kind: type[BaseModel]) -> tuple[str, str]:
     if unknown:
         known = ", ".join(name for name in kind.model_fields)
         return f"`{unknown[0][:60]}` is not offered, and nothing of it was sent", f"this call takes {known}"
-    return errors.validation_message(
-        error
-    ), "nothing was sent; see docs/cli.md, section 'Applications that speak OpenAI's API'"
+    private = any(one["type"] == "not_private" for one in error.errors())
+    see = "; see docs/cli.md, section 'Applications that speak OpenAI's API'" if private else ""
+    return errors.validation_message(error), f"nothing was sent{see}"

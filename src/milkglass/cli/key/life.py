@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from milkglass import files
 from milkglass.cli.key.commands import keys
 from milkglass.cli.ui.options import AsJson, KeyOptions, PassphraseFile
-from milkglass.cli.ui.passphrase import another_passphrase, require_another
+from milkglass.cli.ui.passphrase import VARIABLE, another_passphrase, require_another
 from milkglass.cli.ui.terminal import emit, note
 from milkglass.errors import KeyExists, KeyFileError, UsageError
 
@@ -104,7 +105,7 @@ def rotate(
 ) -> None:
     """Seal a key with another passphrase. The key stays the same, and so do the models that were made with it.
 
-    Give it while no other command uses the key: one that was begun cannot write its label names afterwards. Copies
+    Run this while no other command uses the key: one that was begun cannot write its label names afterwards. Copies
     that were made before still open with the old passphrase: destroy them. Where the key itself may be known,
     make another with `milkglass key for-job` or `milkglass obfuscate`, scramble the model anew, and train it again.
     """
@@ -112,4 +113,6 @@ def rotate(
     unlocked = KeyOptions(key, None, passphrase_file).open()
     unlocked.sealed_with(another_passphrase(new_passphrase_file, generate, unlocked))
     note("copies that were made before still open with the old passphrase")
+    if os.environ.get(VARIABLE):
+        note(f"{VARIABLE} still holds the old passphrase: give commands the new one")
     emit(as_json, {"key": str(key), "key_id": unlocked.key.identifier}, f"{key} opens with the new passphrase alone")

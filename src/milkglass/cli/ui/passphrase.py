@@ -68,7 +68,7 @@ def another_passphrase(file: Path | None, generate: bool, of: UnlockedKey) -> st
 def require_another(file: Path | None) -> None:
     """Raises UsageError, before a key is opened, where the environment would answer for both passphrases."""
     if file is None and os.environ.get(VARIABLE):
-        raise UsageError(f"{VARIABLE} holds the old passphrase", "give --new-passphrase-file")
+        raise UsageError(f"no new passphrase was given, and {VARIABLE} holds the old one", "give --new-passphrase-file")
 
 
 def _given(file: Path | None) -> str | None:

@@ -220,7 +220,10 @@ def _overdue(watch: Watch, kind: type[RemoteError]) -> RemoteError:
 def require_token(token: str | None) -> None:
     """Raises UsageError for a token that cannot stand in a header."""
     if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
-        raise UsageError("the token holds spaces or is not plain ASCII", "give it as the server printed it")
+        raise UsageError(
+            "the token has a space or a line end in it, or is not plain ASCII",
+            "give it alone: `.strip()` takes a file's line end off",
+        )
 
 
 def require_plain(answer: httpx2.Response) -> None:
