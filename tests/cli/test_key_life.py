@@ -90,8 +90,6 @@ def test_rotate_changes_the_passphrase_and_not_the_key(owner: Owner, fresh: Path
 def test_rotate_refuses_the_old_passphrase_as_the_new_one(owner: Owner, tmp_path: Path) -> None:
     before = owner.path.read_bytes()
     refused(call("key", "rotate", owner.path), 2, "given, and MILKGLASS_PASSPHRASE holds the old one")
-        call("key", "rotate", owner.path), 2, "no new passphrase was given, and MILKGLASS_PASSPHRASE holds the old one"
-    )
     same = tmp_path / "same"
     same.write_text(PASSPHRASE)
     same.chmod(0o600)
