@@ -58,7 +58,7 @@ def serve(
         int | None, typer.Option(min=1, help="Processes that share each batch of a training job; on GPUs, one each.")
     ] = None,
 ) -> None:
-    """Start the server. It prints its address when it is ready; the token lies in HOME/token, or in --token-file."""
+    """Start the server. It prints its address when it is ready; the token is in HOME/token, or in --token-file."""
     require_private(host, cert, insecure_http, "the token")
     require_tls(cert, tls_key)
     if processes is not None and processes > cores():

@@ -21,7 +21,7 @@ SEPARATE = "each text is read separately, however many are sent under one key; `
 LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
 keys = typer.Typer(
-    help="Show what a key is of and how much of its budget is spent; make one for a job; back up; change passphrases.",
+    help="Show a key's model and how much of its budget is spent; make one for a job; back up; change passphrases.",
     no_args_is_help=True,
 )
 

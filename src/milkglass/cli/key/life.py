@@ -1,4 +1,4 @@
-"""`milkglass key show`, `backup` and `rotate`: what a key is of, a copy that was opened, another passphrase."""
+"""`milkglass key show`, `backup` and `rotate`: what a key belongs to, a copy that was opened, another passphrase."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KeyPath = Annotated[Path, typer.Argument(help="The key file.")]
 
 @keys.command()
 def show(key: KeyPath, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
-    """What a key is of: its identifier, model and scheme, and the jobs whose label names it knows. No secret."""
+    """Show a key's identifier, model and scheme, and the jobs whose label names it knows. No secret."""
     unlocked = KeyOptions(key, None, passphrase_file).open()
     document = shown(unlocked)
     emit(

@@ -27,7 +27,7 @@ class EndpointOptions:
     ] = "milkglass"
     serves: Annotated[
         list[str] | None,
-        typer.Option("--serves", help="A model's name at the engine; repeatable.  [default: all that are of this key]"),
+        typer.Option("--serves", help="A model's name at the engine; repeatable.  [default: all that this key made]"),
     ] = None
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any free one.")] = 8422

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from milkglass.errors import CodecError, EmptyText, NoChatTemplate, UsageError
 
-Message = Mapping[str, Any]  # role and content; of calls of tools, what OpenAI's messages have beside them
+Message = Mapping[str, Any]  # role and content; of tool calls, what OpenAI's messages have beside them
 FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")  # of a message: what a template may see
 
 

@@ -1,6 +1,6 @@
-"""What a model marks in its text: reasoning, and calls of tools. Found in pieces of text, as they come.
+"""What a model marks in its text: reasoning, and tool calls. Found in pieces of text, as they come.
 
-Models write `<think>...</think>` before an answer, and calls of tools between marks of their own; a chat template
+Models write `<think>...</think>` before an answer, and tool calls between marks of their own; a chat template
 shows which marks a model was trained with.
 """
 
