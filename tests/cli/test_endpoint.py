@@ -77,6 +77,18 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_page_ends_when_it_is_told_to(engine: tuple[str, Path], number: signal.Signals) -> None:
+    """Whatever its attacks are at."""
+    url, key = engine
+    with listening("ui", "--key", key, "--server", url, "--port", 0) as (process, _):
+        process.send_signal(number)
+        _, told = process.communicate(timeout=300)
+        assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGTERM)
+        assert (told.splitlines()[-1] == "interrupted") == (number == signal.SIGINT) and "Traceback" not in told
+
+
+@pytest.mark.timeout(600)
 def test_the_proxy_speaks_tls_to_a_network(engine: tuple[str, Path], tmp_path: Path) -> None:
     url, key = engine
     certificate, secret = self_signed(tmp_path)

@@ -72,6 +72,7 @@ def ui(
     except KeyboardInterrupt:
         note("interrupted")
         leave(INTERRUPTED)
+    leave(0)  # where Ctrl-C is ignored, the server alone has heard it
 
 
 def leave(code: int) -> None:
