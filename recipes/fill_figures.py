@@ -68,16 +68,23 @@ def filled(text: str, results: Path) -> str:
         full, quick = ((results / f"{recipe}{suffix}.json").is_file() for suffix in ("", ".quick"))
         if not full and not quick:
             return f"{begin}recipe without a result{end}"
-        known = tomllib.loads((results / "earlier.toml").read_text("utf-8"))
-        old = (recipe if full else f"{recipe}.quick") in {*known["commit"], *known["stems"]}
+        old = (recipe if full else f"{recipe}.quick") in earlier(results)
         return f"{begin}{'result' if full else 'quick result'}{' of earlier code' if old else ''}{end}"
 
     return STATE.sub(state, FIGURE.sub(figure, text))
 
 
+def earlier(results: Path) -> set[str]:
+    """Results of earlier code."""
+    known = tomllib.loads((results / "earlier.toml").read_text("utf-8"))
+    return {*known["commit"], *known["stems"]}
+
+
 def frontier_plot(results: Path, plot: Plot) -> str | None:
-    """The plot of the results that there are; of a defence in two of them, the one read more. None: there is none."""
-    files = [one for name in plot.results if (one := results / f"{name}.json").is_file()]
+    """The plot of the results that there are, without those of earlier code; of a defence in two of them, the one read
+    more. None: there is none."""
+    old = earlier(results)
+    files = [one for name in plot.results if name not in old and (one := results / f"{name}.json").is_file()]
     found = [json.loads(one.read_text("utf-8")) for one in files]
     return frontier.of(found, plot.data, plot.about) if found else None
 

@@ -70,6 +70,14 @@ def test_the_python_page_runs_from_top_to_bottom(
     assert said[0].split()[0] in TEXTS and said[-1] == "text 2 is empty | leave empty texts out"
 
 
+@pytest.mark.parametrize("page", ["README.md", "THREATS.md"])
+def test_a_share_is_filled_in_or_dated(page: str) -> None:
+    """A share that was written by hand stands beside filled ones, as a setting, or says when it was measured."""
+    blocks = re.split(r"\n\s*\n|\n(?=- )", (ROOT / page).read_text("utf-8"))
+    sourced = re.compile(r"<!-- figure |docs/log\.md|\b20\d\d-\d\d-\d\d\b")
+    assert not [one for one in blocks if re.search(r"\d %", one) and not sourced.search(one)]
+
+
 def test_figures_are_those_of_the_results() -> None:
     program = [sys.executable, str(ROOT / "recipes" / "fill_figures.py"), "--check"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=600, check=False)
