@@ -145,6 +145,15 @@ def saved_job(client: TestClient, folder: Path) -> str:
     return key
 
 
+def succeeded(client: TestClient, key: str) -> tuple[dict[str, Any], list[str]]:
+    """The job, which goes on to its end, and what its events say."""
+    until(lambda: job_state(client, key) != "running", seconds=600)
+    address = f"/v1/fine_tuning/jobs/{key}"
+    job = client.get(address).json()
+    assert job["status"] == "succeeded", job["error"]
+    return job, [one["message"] for one in client.get(f"{address}/events").json()["data"]]
+
+
 def events_of(text: str) -> list[tuple[str, str, dict[str, Any]]]:
     """(event, id, data) of a stream of server-sent events."""
     found = []

@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from milkglass.server.settings import WORKER
 from tests.server.fake_modes import LONG
-from tests.server.kit import announce, job_state, put, register, saved_job, sha256, until, upload
+from tests.server.kit import announce, job_state, put, register, saved_job, sha256, succeeded, until, upload
 from tests.server.real import Server
 from tests.server.test_jobs import ROWS, over, starts
 
@@ -95,11 +95,7 @@ def test_a_real_fine_tune_resumes_from_its_checkpoint(tmp_path: Path, folders: d
         os.killpg(pid, signal.SIGKILL)
         server._start_process()
         with server.client() as client:
-            until(lambda: job_state(client, key) != "running", seconds=600)
-            address = f"/v1/fine_tuning/jobs/{key}"
-            job = client.get(address).json()
-            assert job["status"] == "succeeded", job["error"]
-            messages = [one["message"] for one in client.get(f"{address}/events").json()["data"]]
+            job, messages = succeeded(client, key)  # type: ignore[arg-type]
             assert sum("resuming from checkpoint-" in one for one in messages) == 1
             name = job["fine_tuned_model"]
             answer = client.post("/classify", json={"model": name, "input": [[1, 5, 6], [2, 5, 6]]})

@@ -21,7 +21,7 @@ from milkglass.server.jobs.split_trainer import SplitTrainer
 from milkglass.server.settings import WORKER
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from tests import tiny
-from tests.server.kit import job_state, parquet, register, running, saved_job, until, upload
+from tests.server.kit import parquet, register, running, saved_job, succeeded, until, upload
 from tests.server.real import Server
 
 LORA = {"method": "lora", "lora_rank": 4, "full_first": 1, "full_last": 0}
@@ -239,11 +239,7 @@ def test_a_server_trains_with_two_processes(tmp_path: Path, folders: dict[str, P
         assert (home / "jobs" / key / launch.MEETING).exists()
         server._start_process()
         with server.client() as client:
-            until(lambda: job_state(client, key) != "running", seconds=600)
-            address = f"/v1/fine_tuning/jobs/{key}"
-            job = client.get(address).json()
-            assert job["status"] == "succeeded", job["error"]
-            messages = [one["message"] for one in client.get(f"{address}/events").json()["data"]]
+            _, messages = succeeded(client, key)  # type: ignore[arg-type]
             assert sum("resuming from checkpoint-" in one for one in messages) <= 1
             assert messages.count("job succeeded") == 1
 
