@@ -51,7 +51,7 @@ def test_wrong_usage_as_json_too() -> None:
 def test_help_says_what_the_commands_do() -> None:
     told = " ".join(call("--help").stdout.split())
     assert "in the main job only scrambled token ids cross the wire" in told
-    assert "Show what a key is of and how much of its budget is spent" in told and "Inspect" not in told
+    assert "Show a key's model and how much of its budget is spent" in told and "Inspect" not in told
     assert "Scrambling the model before them is not counted" in " ".join(call("audit", "--help").stdout.split())
 
 

@@ -84,8 +84,9 @@ class AttackRecipe(Recipe):
         attacks_of(self.attacks)
         require_variants({name: _scheme_entry(one) for name, one in self.variants.items()})
         for name, one in self.variants.items():
-            if not 0 < one.get(OBSERVED, 1.0) <= 1:
-                raise UsageError(f"{name}: observed is {one[OBSERVED]}, more than 0 to 1 is possible", "0.1 is a tenth")
+            observed = one.get(OBSERVED, 1.0)
+            if isinstance(observed, bool) or not isinstance(observed, float | int) or not 0 < observed <= 1:
+                raise UsageError(f"{name}: observed is {observed!r}, more than 0 to 1 is possible", "0.1 is a tenth")
         if not 1 <= self.rows <= MAX_ROWS:
             raise UsageError(f"rows is {self.rows:,}, 1 to {MAX_ROWS:,} are possible", "see the recipe")
         if not 1 <= self.keys <= MAX_KEYS:
