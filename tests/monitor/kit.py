@@ -16,11 +16,11 @@ from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Patience, Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.monitor.app import MonitorPage
-from milkglass.monitor.attacker import LiveAttacker
+from milkglass.monitor.attacker import LiveAttacker, running
 from milkglass.schemes.covariant.orthogonal import Orthogonal
 from tests.e2e.proxy import Tap
 from tests.proxy.kit import Scrambled, proxying
-from tests.server.kit import TOKEN, register
+from tests.server.kit import TOKEN, register, until
 from tests.server.real import Server
 
 KEY = "the-page-s-own-key"
@@ -75,3 +75,4 @@ def showing(
             page = MonitorPage(key, attacker)
             with proxying(model.codec, upstream, page, token=KEY) as url:
                 yield Shown(url, page, model, key, attacker, tap.heard)
+    until(lambda: not running(), 300)  # what the page did not wait for
