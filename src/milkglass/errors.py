@@ -12,15 +12,20 @@ from typing import Self
 
 
 class MilkglassError(Exception):
-    """Anything that Milkglass itself refuses or finds broken."""
+    """Anything that Milkglass itself refuses or finds broken.
+
+    Attributes:
+        extra: what an answer over HTTP says besides.
+    """
 
     exit_code = 1
     status = 400
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", **extra: object) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.extra = extra
 
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message

@@ -220,6 +220,8 @@ def test_what_cannot_be_kept_private_or_be_done_is_refused(
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**asked)
     assert words in caught.value.body["message"] and tiny.TEXTS[0] not in str(caught.value)
+    if "temperature" in more or "n" in more or words.startswith("`colour`"):
+        assert caught.value.param == next(iter(more.get("extra_body", more)))
     assert len(endpoint.heard) == before  # refused before anything was sent
 
 

@@ -15,7 +15,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
-from milkglass.errors import MilkglassError, UsageError
+from milkglass.errors import MilkglassError
 from milkglass.proxy import refusals
 from milkglass.proxy.backends import Backends
 from milkglass.proxy.calls.bodies import ChatBody, CompletionBody, EmbeddingBody, ResponseBody
@@ -78,7 +78,7 @@ async def _body(request: Request, kind: type[B]) -> B:
     try:
         return kind.model_validate(await request.json())
     except ValidationError as error:
-        raise UsageError(*refusals.of_fields(error, kind)) from None
+        raise refusals.of_fields(error, kind) from None
 
 
 async def _answered(request: Request, make: Callable[[], Answering], stream: bool | None, end: bool = True) -> Response:

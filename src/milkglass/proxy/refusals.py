@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from milkglass.errors import MilkglassError, RefusedThere, RemoteError
+from milkglass.errors import MilkglassError, RefusedThere, RemoteError, UsageError
 from milkglass.server.http import errors
 
 BUSY = frozenset({429, 503})
@@ -71,12 +71,16 @@ def _joined(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def of_fields(error: ValidationError, kind: type[BaseModel]) -> tuple[str, str]:
-    """What is wrong with a request's fields, and what to do."""
+def of_fields(error: ValidationError, kind: type[BaseModel]) -> UsageError:
+    """What is wrong with a request's fields, and what to do. `param` is the first of these fields, as OpenAI has it."""
     unknown = [".".join(map(str, one["loc"])) for one in error.errors() if one["type"] == "extra_forbidden"]
     if unknown:
         known = ", ".join(name for name in kind.model_fields)
-        return f"`{unknown[0][:60]}` is not offered, and nothing of it was sent", f"this call takes {known}"
+        name = unknown[0][:60]
+        return UsageError(
+            f"`{name}` is not offered, and nothing of it was sent", f"this call takes {known}", param=name
+        )
     private = any(one["type"] == "not_private" for one in error.errors())
     see = "; see docs/cli.md, section 'Applications that speak OpenAI's API'" if private else ""
-    return errors.validation_message(error), f"nothing was sent{see}"
+    param = ".".join(map(str, error.errors()[0]["loc"]))[:60] or None
+    return UsageError(errors.validation_message(error), f"nothing was sent{see}", param=param)

@@ -70,8 +70,7 @@ def respond(error: MilkglassError) -> JSONResponse:
 
 
 def error_body(error: MilkglassError) -> dict[str, Any]:
-    extra: Mapping[str, Any] = getattr(error, "extra", {})
-    return body(error.status, error.message, code_of(type(error)), error.hint, **extra)
+    return body(error.status, error.message, code_of(type(error)), error.hint, **error.extra)
 
 
 def code_of(kind: type[Exception]) -> str:

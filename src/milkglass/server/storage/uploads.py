@@ -81,8 +81,8 @@ class WrongOffset(Conflict):
     """Carries the right one, so that a client resumes without asking again."""
 
     def __init__(self, received: int) -> None:
-        super().__init__(f"this upload has {received} bytes so far", f"send `Upload-Offset: {received}`")
-        self.extra = {"received": received}
+        told = f"this upload has {received} bytes so far"
+        super().__init__(told, f"send `Upload-Offset: {received}`", received=received)
 
 
 class Locks:
