@@ -16,7 +16,7 @@ from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Patience, Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.monitor.app import MonitorPage
-from milkglass.monitor.attacker import LiveAttacker, running
+from milkglass.monitor.attacker import LiveAttacker, attacking
 from milkglass.schemes.covariant.orthogonal import Orthogonal
 from tests.e2e.proxy import Tap
 from tests.proxy.kit import Scrambled, proxying
@@ -75,4 +75,4 @@ def showing(
             page = MonitorPage(key, attacker)
             with proxying(model.codec, upstream, page, token=KEY) as url:
                 yield Shown(url, page, model, key, attacker, tap.heard)
-    until(lambda: not running(), 300)  # what the page did not wait for
+    until(lambda: not attacking(), 300)  # what the page did not wait for

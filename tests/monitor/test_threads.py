@@ -14,14 +14,14 @@ from milkglass.monitor.attacker import in_thread
 ENDLESS = """
 import asyncio, time
 from milkglass.cli.proxy.page import leave
-from milkglass.monitor.attacker import in_thread, running
+from milkglass.monitor.attacker import in_thread, attacking
 
 async def work():
-    print("begun", running())
+    print("begun", attacking())
     try:
         await asyncio.wait_for(in_thread(lambda: time.sleep(3600)), 0.2)
     except TimeoutError:
-        print("not done", running())
+        print("not done", attacking())
 
 asyncio.run(work())
 leave(130)

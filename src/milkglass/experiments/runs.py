@@ -168,6 +168,7 @@ def started(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
 
 
+SOURCES = (":(top)src", ":(top)bench", ":(top)recipes")  # for git: what can change a figure
 LOOK, APART = 1.0, 10.0  # seconds between looks at the file, and between lines
 
 
@@ -237,11 +238,8 @@ def made(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
 
 def now() -> dict[str, str]:
     commit = _git("rev-parse", "--short=12", "HEAD")
-    changed = "+" if commit and _git("status", "--porcelain", "--", *MAKES, ":(exclude,top)recipes/results") else ""
+    changed = "+" if commit and _git("status", "--porcelain", "--", *SOURCES, ":(exclude,top)recipes/results") else ""
     return {"milkglass": __version__, "commit": commit + changed, "date": time.strftime("%Y-%m-%d", time.gmtime())}
-
-
-MAKES = (":(top)src", ":(top)bench", ":(top)recipes")  # what can change a figure
 
 
 def _git(*words: str) -> str:

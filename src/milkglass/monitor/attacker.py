@@ -65,7 +65,7 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await result  # type: ignore[no-any-return]
 
 
-def running() -> bool:
+def attacking() -> bool:
     """Whether an attack goes on in a thread."""
     return any(one.name == THREAD for one in threading.enumerate())
 

@@ -59,7 +59,7 @@ class LocalGuard:
             message = await receive()
             size += len(message.get("body", b""))
             if size > MAX_BODY:
-                raise errors.Refused(_too_large())
+                raise errors.Refused(_too_large(f"more than {MAX_BODY}"))
             return message
 
         refusal = self._refusal(scope["path"], dict(scope["headers"]))
@@ -75,7 +75,7 @@ class LocalGuard:
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MilkglassError | None:
         size = headers.get(b"content-length", b"0")
         if not size.isdigit() or int(size[:20]) > MAX_BODY:
-            return _too_large()
+            return _too_large(str(int(size[:20])) if size.isdigit() else "an unreadable number of")
         if self._expected:
             given = headers.get(b"authorization", b"")
             if path in OPEN or any(hmac.compare_digest(given, one) for one in self._expected):
@@ -93,5 +93,5 @@ class _Unread(Exception):
     """Whoever asked takes nothing of the answer."""
 
 
-def _too_large() -> TooLarge:
-    return TooLarge(f"a request has at most {MAX_BODY} bytes", "send less at once")
+def _too_large(count: str) -> TooLarge:
+    return TooLarge(f"the request has {count} bytes, at most {MAX_BODY} bytes are taken", "send less at once")

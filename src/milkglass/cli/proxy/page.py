@@ -77,9 +77,9 @@ def ui(
 
 def leave(code: int) -> None:
     """End the command without waiting for an attack, one step of which can take minutes."""
-    from milkglass.monitor.attacker import running
+    from milkglass.monitor.attacker import attacking
 
-    if running():
+    if attacking():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -86,7 +86,10 @@ class AttackRecipe(Recipe):
         for name, one in self.variants.items():
             observed = one.get(OBSERVED, 1.0)
             if isinstance(observed, bool) or not isinstance(observed, float | int) or not 0 < observed <= 1:
-                raise UsageError(f"{name}: observed is {observed!r}, more than 0 to 1 is possible", "0.1 is a tenth")
+                raise UsageError(
+                    f"{name}: observed is {observed!r}, more than 0 to 1 is possible",
+                    "give the share that attackers see, such as 0.1",
+                )
         if not 1 <= self.rows <= MAX_ROWS:
             raise UsageError(f"rows is {self.rows:,}, 1 to {MAX_ROWS:,} are possible", "see the recipe")
         if not 1 <= self.keys <= MAX_KEYS:
@@ -118,8 +121,8 @@ class AttackRecipe(Recipe):
             require_same_run(run.out, {"recipe": self.name, **self.quick_entry})  # else from before these
         results: dict[str, float] = {}
         for name, parameters in self.variants.items():
-            of = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
-            seen = private[: of.rows]
+            part = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
+            seen = private[: part.rows]
             run.progress(f"{name}: {len(seen):,} private texts, {len(self.attacks)} attacks")
             each = []
             scheme = scheme_of_recipe(_scheme_entry(parameters))
@@ -128,9 +131,9 @@ class AttackRecipe(Recipe):
                 fitted = TableDefence(scheme).fitted(base, rows, secret_of(self.seed + number))
                 key = seeded_key(base, self.model, digest, self.seed + number, fitted)
                 words = name if self.keys == 1 else f"{name}, key {number + 1}"
-                about = _work_of(of, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
+                about = _work_of(part, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
                 work = ResumeStore.open(run.out / words, about)
-                each.append(of._under(key, base, seen, public, work, name, _once(words, run.progress)))
+                each.append(part._under(key, base, seen, public, work, name, _once(words, run.progress)))
             results |= over_keys(each)
         return results
 
