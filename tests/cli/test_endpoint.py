@@ -50,7 +50,8 @@ def test_certificate_and_key_are_checked_before_the_milkglass_key_is_opened(comm
 @contextmanager
 def listening(*words: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process, and the first line that it prints."""
-    command = [*MILKGLASS, *map(str, words)]
+    # Where the tests run in the background, SIGINT is ignored, and whatever they start inherits that.
+    command = ["env", "--default-signal=INT", *MILKGLASS, *map(str, words)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment(MILKGLASS_TOKEN=TOKEN, PYTHONUNBUFFERED="1"),
