@@ -4,7 +4,8 @@
 
 An engine that computes nothing answers as vLLM does, in a process of its own; the proxy is another. The same reader
 asks the engine for ids, and the proxy for text, in turn. All three share this machine's cores, and whatever else runs
-there moves the clock: the processor's time of the proxy is given beside it.
+there moves the clock: the processor's time of the proxy is given beside it. Requests that come all at once are measured
+twice: with answers of one token, and to the first of --tokens tokens, where those of the others are in the way.
 The model is SmolLM2's tokenizer under a key that permutes; no weight is read.
 """
 
@@ -180,13 +181,15 @@ async def measured(asked: argparse.Namespace, ports: list[int], prompt: list[int
             break
         except (AssertionError, ConnectionError):
             await asyncio.sleep(0.1)
-    request, token, alone, cpu_token, cpu_request = (list[float]() for _ in range(5))
-    short = (ports[1], "/v1/chat/completions", {**chat, "max_tokens": 1})
+    request, token, alone, cpu_token, cpu_request, short = (list[float]() for _ in range(6))
+    one_bare = (*bare[:2], {**bare[2], "sampling_params": {**sampling, "max_tokens": 1}})
+    one_behind = (*behind[:2], {**chat, "max_tokens": 1})
     for _ in range(asked.rounds):
         before = processor(pid)
-        for _ in range(10):
-            await streams(*short, asked.streams)
+        wholes = [(await streams(*one_behind, asked.streams))[1] for _ in range(10)]
         cpu_request.append((processor(pid) - before) / (10 * asked.streams))
+        bares = [(await streams(*one_bare, asked.streams))[1] for _ in range(10)]
+        short.append(1000 * (statistics.mean(wholes) - statistics.mean(bares)) / asked.streams)
         first, whole = await streams(*bare, asked.streams)
         before = processor(pid)
         first_behind, whole_behind = await streams(*behind, asked.streams)
@@ -202,10 +205,11 @@ async def measured(asked: argparse.Namespace, ports: list[int], prompt: list[int
         "ms a token, processor's time of the proxy": cpu_token,
         "ms a request and its first token, likewise": cpu_request,
         "ms a request, added, one at a time": single,
-        "ms a request, added, all at once, of one": request,
+        "ms a request of one token, added, all at once": short,
+        "ms a request, added, beside others' tokens": request,
     }
     for name, values in shown.items():
-        print(f"{name:45} {statistics.median(values):7.3f}  ({min(values):.3f} to {max(values):.3f})")
+        print(f"{name:46} {statistics.median(values):7.3f}  ({min(values):.3f} to {max(values):.3f})")
     about = {"streams": asked.streams, "tokens": asked.tokens, "rounds": asked.rounds}
     return {"about": about, **{name: {"median": statistics.median(v), "all": v} for name, v in shown.items()}}
 
