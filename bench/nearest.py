@@ -27,8 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "reference"))
 import sanitizers as literal  # noqa: E402
 
 from milkglass.models.resolve import resolve  # noqa: E402
-from milkglass.sanitizers.tables.nearest import ROWS, TILE, nearest  # noqa: E402
-from milkglass.sanitizers.tables.neighbours import best, directions  # noqa: E402
+from milkglass.nearest.all_rows import ROWS, TILE, nearest  # noqa: E402
+from milkglass.nearest.select import best  # noqa: E402
+from milkglass.nearest.similarities import directions  # noqa: E402
 from milkglass.sanitizers.tables.vocabulary import opened  # noqa: E402
 from milkglass.system import cores  # noqa: E402
 

@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "reference"))
 import sanitizers as literal  # noqa: E402
 
 from milkglass.models.resolve import resolve  # noqa: E402
+from milkglass.nearest.all_rows import nearest  # noqa: E402
+from milkglass.nearest.groups import groups  # noqa: E402
 from milkglass.noise.stream import Stream  # noqa: E402
 from milkglass.sanitizers.custext import CusText  # noqa: E402
 from milkglass.sanitizers.rnm import Rnm  # noqa: E402
 from milkglass.sanitizers.sanitizer import Sanitizer  # noqa: E402
 from milkglass.sanitizers.santext import SanText  # noqa: E402
-from milkglass.sanitizers.tables.nearest import nearest  # noqa: E402
-from milkglass.sanitizers.tables.neighbours import groups  # noqa: E402
 from milkglass.sanitizers.tables.table import WordVectors  # noqa: E402
 from milkglass.sanitizers.tables.vocabulary import tokens_of_model, words_of_model  # noqa: E402
 from milkglass.sanitizers.text import TextSanitizer, WordTally  # noqa: E402

@@ -50,7 +50,7 @@ def test_same_clusters_as_the_paper(seed: int, n: int, k: int, beta: float, dupl
 
 
 def test_same_clusters_in_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkglass.schemes.clustering.BLOCK_BYTES", 1 << 15)
+    monkeypatch.setattr("milkglass.nearest.cosines.BLOCK_BYTES", 1 << 15)
     monkeypatch.setattr("milkglass.schemes.mixture.BLOCK_BYTES", 1 << 15)
     table = table_of(3, 1500, 24, 200)
     order = np.random.default_rng(4).permutation(1500)

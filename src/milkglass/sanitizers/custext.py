@@ -23,6 +23,8 @@ from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
 from milkglass.models.kept import Arrays, Kept, digest_of
+from milkglass.nearest.groups import groups
+from milkglass.nearest.similarities import Metric, directions, require_k
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
@@ -30,7 +32,6 @@ from milkglass.parameters import limited
 from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
-from milkglass.sanitizers.tables.neighbours import Metric, directions, groups, require_k
 from milkglass.sanitizers.tables.table import Ids, Vectors, WordVectors
 
 

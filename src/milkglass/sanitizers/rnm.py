@@ -32,6 +32,8 @@ from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
 from milkglass.models.kept import Arrays, Kept, digest_of
+from milkglass.nearest.all_rows import nearest
+from milkglass.nearest.similarities import require_k
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
@@ -40,8 +42,6 @@ from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.custext import Lists, normalised
 from milkglass.sanitizers.method import SparingMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
-from milkglass.sanitizers.tables.nearest import nearest
-from milkglass.sanitizers.tables.neighbours import require_k
 from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
 
 Guarantee = Literal["paper", "strict"]

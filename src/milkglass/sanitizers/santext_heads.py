@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.nearest.select import best
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.sanitizer import UNKNOWN
-from milkglass.sanitizers.tables.neighbours import best
 from milkglass.sanitizers.tables.table import Ids, Mask, Vectors
 
 HEAD = 64

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.schemes.clustering import BLOCK_BYTES, DECIMALS, unit_rows
+from milkglass.nearest.cosines import BLOCK_BYTES
+from milkglass.nearest.seed_row import DECIMALS
+from milkglass.schemes.clustering import unit_rows
 from milkglass.schemes.mixture import Ids
 
 Noise = Callable[[int], NDArray[np.float64]]  # that many draws of Laplace(1)

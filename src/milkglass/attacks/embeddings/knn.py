@@ -13,20 +13,20 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from milkglass import papers
+from milkglass.nearest.similarities import Metric
+from milkglass.nearest.top_k import ExactIndex
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.cost import Cost
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
-Metric = Literal["cosine", "euclidean"]
 ROWS = 512  # rows compared at a time
 
 
@@ -75,21 +75,14 @@ class NearestRows(Attack):
 
 def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", budget: Budget | None = None) -> Tensor:
     """For each row of `seen` (n, d), the `k` nearest rows of `public` (m, d): (n, k), best first, k at most m; of as
-    many rows as the budget allows, from the first one on.
-
-    One matrix product: |x - y|^2 ranks as x.y - |y|^2 / 2, since |x|^2 is the same for all y.
-    """
-    against = public.float()
-    if metric == "cosine":
-        against = torch.nn.functional.normalize(against, dim=1)
-    half = (against * against).sum(1) / 2 if metric == "euclidean" else torch.zeros(len(against))
-    transposed = against.T.contiguous()
-    result, k = [], min(k, len(against))
-    for block in seen.float().split(ROWS):
+    many rows as the budget allows, from the first one on."""
+    index = ExactIndex.of(public, metric)
+    result = []
+    for block in seen.split(ROWS):
         if budget is not None and budget.left() <= 0:
             break
-        result.append((block @ transposed - half).topk(k, dim=1).indices)
-    return torch.cat(result) if result else torch.empty(0, k, dtype=torch.long)
+        result.append(index.top_k(block, k).rows)
+    return torch.cat(result) if result else torch.empty(0, min(k, len(public)), dtype=torch.long)
 
 
 def same_width(transcript: Transcript, knowledge: Knowledge) -> str | None:

@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.models.kept import Kept, digest_of
+from milkglass.nearest.all_rows import nearest
+from milkglass.nearest.similarities import require_k
 from milkglass.parameters import limited, require
 from milkglass.sanitizers.ghost.lemmas import require_language, version
-from milkglass.sanitizers.tables.nearest import nearest
-from milkglass.sanitizers.tables.neighbours import require_k
 from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
 from milkglass.system import cores
 

@@ -5,9 +5,6 @@ What a row must reach to be ranked is guessed from a sample of columns. A guess 
 such a row is compared with all others again, so that guesses cost time and never a neighbour. Where a guess was too low
 (a table with many equal rows), the pairs of a strip of rows are cut back to the k best of each row whenever they are
 too many, and the bound becomes the k-th of these. Memory: a strip of TILE rows times n, never n x n.
-
-Products in bf16 or int8 that select what fp32 then ranks would be an alternative. Processors without AMX multiply
-neither faster than fp32 in torch.
 """
 
 from __future__ import annotations
@@ -21,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from milkglass.nearest.select import Ids, best
+from milkglass.nearest.similarities import Vectors, directions, require_k
 from milkglass.progress import Progress, no_progress
-from milkglass.sanitizers.tables.neighbours import best, directions, require_k
-from milkglass.sanitizers.tables.table import Ids, Vectors
 from milkglass.system import cores
 
 Pairs = tuple[NDArray[np.int16], NDArray[np.int32], NDArray[np.float32]]  # a row in its strip, a column, a cosine

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.sanitizers.tables import nearest as module
-from milkglass.sanitizers.tables.nearest import nearest
-from milkglass.sanitizers.tables.neighbours import directions
+from milkglass.nearest import all_rows as module
+from milkglass.nearest.all_rows import nearest
+from milkglass.nearest.similarities import directions
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import sanitizers as literal  # noqa: E402

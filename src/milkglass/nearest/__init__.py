@@ -1,0 +1,1 @@
+"""What is near in a table of embeddings: exact lists of nearest rows, made in blocks."""

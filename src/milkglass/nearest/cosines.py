@@ -1,0 +1,90 @@
+"""Products and cosines of some rows with all rows of a table, in fp32, and exact ones of a few.
+
+oneDNN, which torch brings, makes the products; on processors of AMD it is two to three times as fast as the library
+that `torch.mm` calls. A first look in bf16 was tried as well: it multiplies up to twice as fast again, is wrong by up
+to 0.009, and to measure all that it leaves open takes the time that it saves (docs/log.md, 2026-11-23).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.nearest.select import Ids
+
+BLOCK_BYTES = 64 << 20  # of rows in fp32 that are looked at, or converted, at a time
+TINY = 1e-30  # the length of a row without direction
+
+
+@dataclass(frozen=True)
+class Cosines:
+    """Of rows with a table as it lies: nothing of its size is copied or kept.
+
+    Attributes:
+        table: (n, d), in any dtype, on any device.
+        scale: (n,) one over each row's length.
+    """
+
+    table: torch.Tensor = field(repr=False)
+    scale: torch.Tensor = field(repr=False)
+
+    @classmethod
+    def of(cls, table: torch.Tensor) -> Cosines:
+        return cls(table, torch.cat([lengths(table[part]) for part in blocks(table)]).reciprocal_())
+
+    def __call__(self, queries: torch.Tensor) -> torch.Tensor:
+        """(b, n) fp32, each off by at most `slack`. queries: (b, d), of any length."""
+        rows = queries.to(self.table.device).float()
+        return products(rows / lengths(rows)[:, None], self.table).mul_(self.scale)
+
+    @property
+    def slack(self) -> float:
+        return 1e-5 * max(1.0, self.table.shape[1] / 8192)
+
+
+def products(rows: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """(b, n) fp32 scalar products of rows (b, d) in fp32 with those of a table (n, d) in any dtype."""
+    if table.dtype == torch.float32 and 4 * table.numel() <= BLOCK_BYTES:
+        return product(rows, table)
+    result = torch.empty(len(rows), len(table), device=table.device)
+    # Memory that is taken anew for each part costs more than the conversion
+    step = max(1, BLOCK_BYTES // (16 * table.shape[1]))
+    held = torch.empty(min(step, len(table)), table.shape[1], device=table.device)
+    for at in range(0, len(table), step):
+        part = table[at : at + step]
+        result[:, at : at + step] = product(rows, held[: len(part)].copy_(part))
+    return result
+
+
+def product(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """(b, m) rows (b, d) with others (m, d), both in fp32."""
+    linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if linear is None or rows.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return rows @ others.T
+    result: torch.Tensor = linear(rows, others, None, "none", [], "")
+    return result
+
+
+def lengths(rows: torch.Tensor) -> torch.Tensor:
+    """(b,) fp32, at least `TINY`."""
+    return torch.linalg.vector_norm(rows.float(), dim=1).clamp_min_(TINY)
+
+
+def blocks(table: torch.Tensor) -> list[slice]:
+    """Slices of rows that take BLOCK_BYTES in fp32."""
+    step = max(1, BLOCK_BYTES // (4 * table.shape[1]))
+    return [slice(at, at + step) for at in range(0, len(table), step)]
+
+
+def exact(table: torch.Tensor, row: int, others: Ids) -> NDArray[np.float64]:
+    """(m,) cosines of one row with others in fp64; those of a row of zeros are 0."""
+    step = max(1, BLOCK_BYTES // (8 * table.shape[1]))
+    if len(others) > step:
+        return np.concatenate([exact(table, row, others[at : at + step]) for at in range(0, len(others), step)])
+    rows: NDArray[np.float64] = table[torch.from_numpy(np.append(others, row)).to(table.device)].double().cpu().numpy()
+    norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), TINY)
+    result: NDArray[np.float64] = rows[:-1] @ (rows[-1] / norms[-1]) / norms[:-1]
+    return result

@@ -1,0 +1,92 @@
+"""The k nearest rows against a literal search in fp64: both metrics, ties, blocks, dtypes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milkglass.nearest import cosines, top_k
+from milkglass.nearest.cosines import Cosines, exact, product
+from milkglass.nearest.similarities import Metric
+from milkglass.nearest.top_k import ExactIndex
+
+
+def literal(queries: torch.Tensor, table: torch.Tensor, metric: Metric) -> np.ndarray:
+    """(q, n) in fp64, the larger the nearer; written without products of matrices."""
+    q, t = queries.double().numpy()[:, None], table.double().numpy()[None]
+    if metric == "euclidean":
+        return -np.sqrt(((q - t) ** 2).sum(2))
+    lengths = np.sqrt((q**2).sum(2)) * np.sqrt((t**2).sum(2))
+    return np.where(lengths > 0, (q * t).sum(2) / np.maximum(lengths, 1e-300), 0)
+
+
+def rows_of(n: int, d: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(5, d))
+    return torch.from_numpy((scale * (centres[rng.integers(5, size=n)] + rng.normal(size=(n, d)))).astype(np.float32))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(1, 300),
+    q=st.integers(1, 40),
+    k=st.integers(1, 320),
+    metric=st.sampled_from(["cosine", "euclidean"]),
+    scale=st.sampled_from([1e-4, 1.0, 30.0]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_the_nearest_are_those_of_a_literal_search(
+    seed: int, n: int, q: int, k: int, metric: Metric, scale: float, dtype: torch.dtype
+) -> None:
+    table, queries = rows_of(n, 12, seed, scale).to(dtype), rows_of(q, 12, seed + 1, scale).to(dtype)
+    table[::7] = table[0].clone()
+    table[n // 2] = 0
+    found = top_k.top_k(queries, table, k, metric).rows.numpy()
+    told = literal(queries, table, metric)
+    assert found.shape == (q, min(k, n)) and all(len({*row}) == len(row) for row in found.tolist())
+    best = -np.sort(-told, axis=1)[:, : min(k, n)]
+    off = 2e-5 if metric == "cosine" else 2e-5 * scale
+    np.testing.assert_allclose(np.take_along_axis(told, found, 1), best, atol=off)
+
+
+def test_equal_rows_come_in_their_order() -> None:
+    table = torch.eye(4)[torch.arange(400) % 4]
+    found = top_k.top_k(table[:2], table, 130)
+    assert found.rows[0].tolist() == [*range(0, 400, 4), *[i for i in range(400) if i % 4][:30]]
+    assert found.values[1].tolist() == [1.0] * 100 + [0.0] * 30
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_the_answer_does_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch, metric: Metric) -> None:
+    table, queries = rows_of(2000, 24, 1), rows_of(90, 24, 2)
+    whole = top_k.top_k(queries, table, 9, metric)
+    monkeypatch.setattr(cosines, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(top_k, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(top_k, "BLOCK", 1 << 12)
+    parts = top_k.top_k(queries, table, 9, metric)
+    assert torch.equal(parts.rows, whole.rows) and torch.equal(parts.values, whole.values)
+
+
+def test_no_queries_have_no_neighbours() -> None:
+    assert ExactIndex.of(rows_of(20, 4, 0)).top_k(torch.empty(0, 4), 3).rows.shape == (0, 3)
+
+
+@pytest.mark.parametrize("size", [1e-15, 1.0, 1e15])
+def test_cosines_are_as_near_as_they_say_whatever_the_lengths(size: float) -> None:
+    table = rows_of(500, 64, 3) * size
+    found = Cosines.of(table)(table[:20])
+    told = np.stack([exact(table, i, np.arange(500)) for i in range(20)])
+    assert np.abs(found.numpy() - told).max() <= Cosines.of(table).slack
+
+
+def test_a_product_is_that_of_torch() -> None:
+    """Whichever library makes it, and for parts of a tensor too."""
+    rows, others = torch.randn(70, 96, generator=torch.Generator().manual_seed(0)), rows_of(300, 96, 4)
+    torch.testing.assert_close(product(rows, others), rows @ others.T, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(product(rows[3:9], others[5:200]), rows[3:9] @ others[5:200].T, atol=1e-4, rtol=1e-5)
+    rows, others = rows[:, ::2], others[:, 48:]
+    torch.testing.assert_close(product(rows, others), rows @ others.T, atol=1e-4, rtol=1e-5)
