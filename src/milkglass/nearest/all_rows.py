@@ -10,7 +10,9 @@ too many, and the bound becomes the k-th of these. Memory: a strip of TILE rows 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -45,7 +47,7 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
     lists = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
     short = list[Future[Ids]]()
     # A worker multiplies its own tile; threads of the BLAS beside the workers only wait for one another.
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(cores()) as pool:
+    with _one_thread_each(), ThreadPoolExecutor(cores()) as pool:
         bounds = _guesses(unit, k, pool)
         strips = [_Strip(top, k, bounds[top : top + TILE]) for top in range(0, n, TILE)]
         done = np.diff(n * np.cumsum(np.arange(len(strips), -1, -1)) // sum(range(len(strips) + 1)), prepend=0)
@@ -59,6 +61,20 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
             progress(int(done[number]))
     _again(unit, np.concatenate([one.result() for one in short]), *lists)
     return lists
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """For workers that begin meanwhile: torch asks each thread anew how many it may use."""
+    import torch  # not for the commands that only ask what methods there are
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1, user_api="blas"):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.float32]:
@@ -81,7 +97,11 @@ def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.floa
 
 def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, left: int) -> tuple[Pairs, Pairs]:
     """One tile: what reaches its row's bound; and what reaches its column's, turned. On the diagonal both are alike."""
-    block = unit[top : top + TILE] @ unit[left : left + TILE].T
+    import torch
+
+    from milkglass.nearest.cosines import product
+
+    block = product(torch.from_numpy(unit[top : top + TILE]), torch.from_numpy(unit[left : left + TILE])).numpy()
     if top == left:
         np.fill_diagonal(block, -np.inf)  # a row is not its own neighbour
     row, column, value = _reached(block, block >= bounds[top : top + TILE, None])
