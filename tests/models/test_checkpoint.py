@@ -20,9 +20,11 @@ from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.verify import verify
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights, UsageError, WrongBaseModel
+from milkglass.models import safetensors_file
 from milkglass.models.checkpoint import INDEX, Checkpoint
-from milkglass.models.safetensors_file import read_header
+from milkglass.models.safetensors_file import DTYPES, mapped, read_header, write_safetensors
 from milkglass.models.staging import assemble
+from milkglass.progress import Progress, no_progress
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 
@@ -215,6 +217,77 @@ def test_a_killed_run_goes_on_and_writes_no_finished_shard_again(tmp_path: Path)
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in finished} == before
     assert not staging.exists()
     assert all(check.passed for check in verify(base, key, tmp_path / "out"))
+
+
+def test_a_run_killed_inside_a_file_goes_on_at_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safetensors_file, "CHUNK", 1 << 11)
+    monkeypatch.setattr(safetensors_file, "KEPT", 1 << 12)
+    base, key = make(tmp_path)
+    scramble(base, key, tmp_path / "whole")
+
+    def stop_late(name: str, total: int):  # type: ignore[no-untyped-def]
+        done: list[int] = []
+
+        def tell(count: int) -> None:
+            done.append(count)
+            if name == "write" and sum(done) > 0.9 * total:
+                raise Stop
+
+        return tell
+
+    for delta in (False, True):
+        staging = tmp_path / f".{delta}.partial"
+        with pytest.raises(Stop):
+            scramble(base, key, tmp_path / str(delta), delta, progress=stop_late)
+        name, reached = json.loads((staging / "staging.json").read_text())["begun"]
+        before = (staging / f"{name}.tmp").read_bytes()[:reached]
+        (staging / f"{name}.tmp").write_bytes(before + b"what never reached the disk")
+        parts: list[int] = []
+
+        def told(name: str, _: int, parts: list[int] = parts) -> Progress:
+            return parts.append if name == "write" else no_progress
+
+        scramble(base, key, tmp_path / str(delta), delta, progress=told)
+        after = (tmp_path / str(delta) / name).read_bytes()
+        assert after.startswith(before)
+        assert len(before) > 0.8 * len(after)
+        assert sum(parts) == len(after) - 8 - int.from_bytes(after[:8], "little")
+        assert max(parts) > 0.7 * len(after), "what is there is not written again"
+    made = Checkpoint.open(tmp_path / "False")
+    assert made.digest() == Checkpoint.open(tmp_path / "whole").digest()
+    assert all(check.passed for check in verify(base, key, tmp_path / "True"))
+
+
+@pytest.mark.parametrize("spoilt", ["shorter", "another header"])
+def test_a_file_that_is_not_what_a_killed_run_kept_is_begun_anew(spoilt: str, tmp_path: Path) -> None:
+    base = Checkpoint.open(tiny.save("llama-untied", tmp_path / "base"))
+    refs, reached = list(base.tensors.values()), 20_000
+    write_safetensors(tmp_path / "right", refs, {})
+    whole = (tmp_path / "right").read_bytes()
+    half = whole[: reached - 1] if spoilt == "shorter" else b"\0" + whole[1:reached]
+    (tmp_path / "out.tmp").write_bytes(half)
+    write_safetensors(tmp_path / "out", refs, {}, reached=reached)
+    assert (tmp_path / "out").read_bytes() == whole
+
+
+@pytest.mark.parametrize("padding", range(5))
+def test_a_mapped_tensor_is_the_one_that_is_read(padding: int, tmp_path: Path) -> None:
+    """At any place in its file: not all of them can be mapped."""
+    made = {name: torch.randn(3, 5).to(dtype) for name, dtype in DTYPES.items()}
+    header, at = {}, 0
+    for name, one in made.items():
+        header[name] = {"dtype": name, "shape": [3, 5], "data_offsets": [at, at + one.nbytes]}
+        at += one.nbytes
+    header["none"] = {"dtype": "BF16", "shape": [0, 5], "data_offsets": [at, at]}
+    head = json.dumps(header).encode() + b" " * padding
+    data = b"".join(one.view(torch.uint8).numpy().tobytes() for one in made.values())
+    (tmp_path / "file").write_bytes(struct.pack("<Q", len(head)) + head + data)
+    refs = read_header(tmp_path / "file")
+    assert all(torch.equal(mapped(refs[name]), one) for name, one in made.items())
+    assert mapped(refs["none"]).shape == (0, 5)
+    os.truncate(tmp_path / "file", 20)
+    with pytest.raises(CorruptCheckpoint, match="became shorter"):
+        mapped(refs["F32"])
 
 
 def test_what_another_key_left_is_not_continued(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from milkglass.audit.run import run
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
+from milkglass.client.obfuscate import covariant
 from milkglass.client.obfuscate.covariant import CovariantKeys, NoisyRows
 from milkglass.client.obfuscate.preflight import require_scramblable, written
 from milkglass.client.obfuscate.scramble import scramble
@@ -231,3 +232,10 @@ def test_a_wider_model_is_audited(tmp_path: Path) -> None:
     assert cells["neuron-alignment"].value("tokens top-1") > 0.95
     assert all(cells[name].state == "does not apply" and "dimensions" in cells[name].reason for name in names[:3])
     assert np.isnan(distortion(scene))
+
+
+def test_the_deviation_of_a_table_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = Checkpoint.open(tiny.save("llama-untied", tmp_path / "base"))
+    monkeypatch.setattr(covariant, "DEVIATION_ROWS", 7)
+    name = "model.embed_tokens.weight"
+    assert covariant._deviation(base, name, 0.5) == 0.5 * float(base.read(name).std())

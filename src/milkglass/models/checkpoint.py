@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights
-from milkglass.models.safetensors_file import DTYPES, TensorRef, read_bytes, read_header
+from milkglass.models.safetensors_file import DTYPES, TensorRef, mapped, read_bytes, read_header, read_whole
 from milkglass.progress import Progress
 
 INDEX = "model.safetensors.index.json"
@@ -63,15 +63,18 @@ class Checkpoint:
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, in its own dtype, in memory of our own (one copy, not a mapping)."""
+        return read_whole(self._numbers(name))
+
+    def mapped(self, name: str) -> torch.Tensor:
+        """The whole tensor, in its own dtype, as it lies in its file: for tables, which may be larger than the memory.
+        It must not be written to."""
+        return mapped(self._numbers(name))
+
+    def _numbers(self, name: str) -> TensorRef:
         ref = self.tensors[name]
         if ref.dtype not in DTYPES:
             raise CorruptCheckpoint(f"{name} is stored as {ref.dtype}", f"convert it to one of {', '.join(DTYPES)}")
-        buffer = bytearray(ref.bytes)
-        at = 0
-        for chunk in read_bytes(ref):
-            buffer[at : at + len(chunk)] = chunk
-            at += len(chunk)
-        return torch.frombuffer(buffer, dtype=DTYPES[ref.dtype]).reshape(ref.shape)
+        return ref
 
     def digest(self, progress: Progress | None = None) -> str:
         """`sha256:...` over each tensor's name, dtype, shape and bytes: the same however the model is sharded."""

@@ -1,17 +1,21 @@
-"""One safetensors file as bytes: stream a tensor out of it, write a new one in blocks of rows. Its header is read by
-safetensors_header.py.
+"""One safetensors file as bytes: stream a tensor out of it or map it, write a new one in blocks of rows. Its header is
+read by safetensors_header.py.
 
-A tensor that does not change is never decoded, so no tensor has to fit in memory. Knows nothing of models.
+A tensor that does not change is never decoded, and one whose rows are needed is mapped, so no tensor has to fit in
+memory. Knows nothing of models.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import torch
 
@@ -21,6 +25,7 @@ from milkglass.progress import Progress
 
 DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CHUNK = 1 << 22  # bytes copied or hashed at a time
+KEPT = 1 << 26  # bytes after which what is written is brought to the disk, so that a killed run goes on from there
 
 __all__ = [
     "CHUNK",
@@ -28,8 +33,10 @@ __all__ = [
     "RowBlocks",
     "TensorRef",
     "has_notes",
+    "mapped",
     "read_bytes",
     "read_header",
+    "read_whole",
     "write_safetensors",
 ]
 
@@ -40,50 +47,138 @@ class RowBlocks(Protocol):
     def rows(self, start: int, stop: int) -> torch.Tensor: ...
 
 
-def read_bytes(ref: TensorRef) -> Iterator[bytes]:
-    """The tensor's raw bytes, a chunk at a time."""
+def read_bytes(ref: TensorRef, start: int = 0) -> Iterator[bytes]:
+    """The tensor's raw bytes from `start` on, a chunk at a time."""
     with ref.file.open("rb") as file:
-        file.seek(ref.start)
-        left = ref.bytes
+        file.seek(ref.start + start)
+        left = ref.bytes - start
         while left:
             chunk = file.read(min(CHUNK, left))
             if not chunk:
-                raise CorruptCheckpoint(f"{ref.file.name} became shorter while it was read", "is it being written?")
+                raise _shorter(ref)
             left -= len(chunk)
             yield chunk
 
 
+def read_whole(ref: TensorRef) -> torch.Tensor:
+    """In memory of our own: one copy, not a mapping. ref: of one of DTYPES."""
+    if not ref.bytes:
+        return torch.empty(ref.shape, dtype=DTYPES[ref.dtype])
+    buffer = bytearray(ref.bytes)
+    at = 0
+    for chunk in read_bytes(ref):
+        buffer[at : at + len(chunk)] = chunk
+        at += len(chunk)
+    return torch.frombuffer(buffer, dtype=DTYPES[ref.dtype]).reshape(ref.shape)
+
+
+def mapped(ref: TensorRef) -> torch.Tensor:
+    """As it lies in its file: pages that the system reads when they are used and may forget, not memory of ours.
+
+    It must not be written to: that ends the process, and so does whoever cuts the file off meanwhile. One that does not
+    begin at a multiple of its numbers' size, as some writers' do, cannot be mapped and is read whole. ref: of one of
+    DTYPES.
+    """
+    dtype = DTYPES[ref.dtype]
+    if not ref.bytes or ref.start % dtype.itemsize:
+        return read_whole(ref)
+    with ref.file.open("rb") as file:
+        try:
+            pages = mmap.mmap(file.fileno(), ref.stop, access=mmap.ACCESS_READ)
+        except ValueError as error:
+            raise _shorter(ref) from error
+    if hasattr(pages, "madvise"):  # rows are mixed in a random order, and a disk reads best from start to end
+        first = ref.start - ref.start % mmap.PAGESIZE
+        pages.madvise(mmap.MADV_WILLNEED, first, ref.stop - first)
+    with warnings.catch_warnings():  # torch has no tensors that cannot be written to, and says so
+        warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+        flat = torch.frombuffer(pages, dtype=dtype, count=ref.bytes // dtype.itemsize, offset=ref.start)
+    return flat.reshape(ref.shape)
+
+
+def _shorter(ref: TensorRef) -> CorruptCheckpoint:
+    return CorruptCheckpoint(f"{ref.file.name} became shorter while it was read", "is it being written?")
+
+
 def write_safetensors(
-    path: Path, refs: list[TensorRef], replaced: Mapping[str, RowBlocks], progress: Progress | None = None
+    path: Path,
+    refs: list[TensorRef],
+    replaced: Mapping[str, RowBlocks],
+    progress: Progress | None = None,
+    reached: int = 0,
+    keep: Callable[[int], None] | None = None,
 ) -> None:
     """Write `refs` to one file, those in `replaced` from their rows, the others byte for byte.
 
     The file appears under its name only when it is complete.
+
+    Args:
+        path: the file.
+        refs: the tensors, in the order in which they are written.
+        replaced: by name.
+        progress: receives how many bytes are done.
+        reached: how many bytes of the file a killed run, which wrote the same, has left beside it; as `keep` was told.
+        keep: receives how many bytes of the file are on the disk, every now and then.
     """
+    head = _head(refs)
+    partial = path.with_name(path.name + ".tmp")
+    with _continued(partial, head, reached) as file:
+        there = file.tell() - len(head)
+        at, kept = 0, file.tell()
+        if progress and there:
+            progress(there)
+        for ref in refs:
+            first = min(max(0, there - at), ref.bytes)
+            at += ref.bytes
+            for chunk in _new_bytes(ref, replaced[ref.name], first) if ref.name in replaced else read_bytes(ref, first):
+                file.write(chunk)
+                if progress:
+                    progress(len(chunk))
+                if keep and file.tell() >= kept + KEPT:
+                    _sync(file)
+                    kept = file.tell()
+                    keep(kept)
+        _sync(file)
+    partial.replace(path)
+
+
+# --- inside -----------------------------------------------------------------------------------------------------------
+def _head(refs: list[TensorRef]) -> bytes:
     header: dict[str, Any] = {METADATA: PLAIN}
     at = 0
     for ref in refs:
         header[ref.name] = {"dtype": ref.dtype, "shape": list(ref.shape), "data_offsets": [at, at + ref.bytes]}
         at += ref.bytes
-    head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    partial = path.with_name(path.name + ".tmp")
-    with partial.open("wb") as file:
-        file.write(struct.pack("<Q", len(head)) + head)
-        for ref in refs:
-            for chunk in _new_bytes(ref, replaced[ref.name]) if ref.name in replaced else read_bytes(ref):
-                file.write(chunk)
-                if progress:
-                    progress(len(chunk))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
 
 
-def _new_bytes(ref: TensorRef, source: RowBlocks) -> Iterator[bytes]:
+@contextmanager
+def _continued(path: Path, head: bytes, reached: int) -> Iterator[IO[bytes]]:
+    """Open at the place from which to write. A file that is not what `reached` says is begun anew."""
+    if reached >= len(head) and path.is_file() and path.stat().st_size >= reached:
+        with path.open("r+b") as file:
+            if file.read(len(head)) == head:
+                file.truncate(reached)
+                file.seek(reached)
+                yield file
+                return
+    with path.open("wb") as file:
+        file.write(head)
+        yield file
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _new_bytes(ref: TensorRef, source: RowBlocks, done: int = 0) -> Iterator[bytes]:
+    """done: bytes of the tensor that are written already, whole blocks."""
     count = ref.shape[0]
     row_bytes = max(1, ref.bytes // max(1, count))
     step = max(1, CHUNK // row_bytes)
-    for start in range(0, count, step):
+    for start in range(done // row_bytes, count, step):
         block = source.rows(start, min(count, start + step)).to(DTYPES[ref.dtype]).contiguous()
         yield block.view(torch.uint8).numpy().tobytes() if block.dim() else block.numpy().tobytes()

@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +41,31 @@ def link_or_copy(source: Path, target: Path) -> None:
 class Staging:
     """A folder that is built beside its place and renamed at the end; a killed run goes on where it stopped.
 
-    `job` identifies what is built: a staging folder left by another job is thrown away.
+    Attributes:
+        target: its place.
+        job: identifies what is built: a staging folder left by another job is thrown away.
+        folder: where it is built.
+        done: names of files that are complete.
+        begun: of the file that is being written, its name and how many of its bytes are on the disk.
     """
 
     target: Path
     job: str
+    folder: Path = field(init=False)
+    done: set[str] = field(init=False, default_factory=set)
+    begun: tuple[str, int] = field(init=False, default=("", 0))
 
     def __post_init__(self) -> None:
         if self.target.exists():
             raise UsageError(f"{self.target} exists already", "give a new folder, or remove that one first")
         self.folder = self.target.with_name(f".{self.target.name}.partial")
         self._log = self.folder / "staging.json"
-        self.done: set[str] = set()
         if self._log.is_file():
             state = read_json(self._log)
             if state.get("job") == self.job:
                 self.done = set(state["done"])
+                name, count = state.get("begun", self.begun)  # runs of earlier versions went on by files only
+                self.begun = str(name), int(count)
                 return
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
@@ -64,11 +73,25 @@ class Staging:
 
     def _save(self) -> None:
         partial = self._log.with_suffix(".tmp")
-        write_json(partial, {"job": self.job, "done": sorted(self.done)})
+        write_json(partial, {"job": self.job, "done": sorted(self.done), "begun": list(self.begun)})
         partial.replace(self._log)
+
+    def write(
+        self, name: str, refs: list[TensorRef], replaced: Mapping[str, RowBlocks], progress: Progress | None
+    ) -> None:
+        """One file of tensors, from where a killed run stopped."""
+
+        def keep(count: int) -> None:
+            self.begun = name, count
+            self._save()
+
+        reached = self.begun[1] if self.begun[0] == name else 0
+        write_safetensors(self.folder / name, refs, replaced, progress, reached, keep)
+        self.finish(name)
 
     def finish(self, name: str) -> None:
         self.done.add(name)
+        self.begun = "", 0
         self._save()
 
     def commit(self) -> None:
@@ -137,10 +160,10 @@ def rewrite(
             continue
         if links and not any(ref.name in replaced for ref in refs) and not has_notes(file):
             link_or_copy(file, staging.folder / file.name)
+            staging.finish(file.name)
             _count(refs, progress)
         else:
-            write_safetensors(staging.folder / file.name, refs, replaced, progress)
-        staging.finish(file.name)
+            staging.write(file.name, refs, replaced, progress)
     if (index := index_of(base)) is not None:
         write_json(staging.folder / INDEX, index)
     configs.write(staging.folder)
@@ -175,8 +198,7 @@ def write_delta(
     """Write only what changed, and the digest of the model that it belongs to."""
     if DELTA_WEIGHTS not in staging.done:
         refs = [base.tensors[name] for name in sorted(replaced)]
-        write_safetensors(staging.folder / DELTA_WEIGHTS, refs, replaced, progress)
-        staging.finish(DELTA_WEIGHTS)
+        staging.write(DELTA_WEIGHTS, refs, replaced, progress)
     write_json(staging.folder / DELTA_CONFIG, {"format": DELTA_FORMAT, "base": digest})
     configs.write(staging.folder)
     staging.commit()

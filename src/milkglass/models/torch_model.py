@@ -52,16 +52,16 @@ def _filled(kind: Any, base: Checkpoint, raw: dict[str, Any], attention: str | N
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     info = {} if attention is None else {"attn_implementation": attention}
     model = kind.from_config(config, dtype=torch.float32, **info)
-    expected, prefix = model.state_dict(), model.base_model_prefix
-    result = {}
+    expected, prefix = model.state_dict(), model.base_model_prefix  # the model's own memory: nothing is held twice
+    filled = set()
     for name in base.tensors:
         for target in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
             if target in expected and base.tensors[name].shape == tuple(expected[target].shape):
-                result[target] = base.read(name).float()
-    missing, _ = model.load_state_dict(result, strict=False)
+                expected[target].copy_(base.mapped(name))
+                filled.add(target)
     model.tie_weights()
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
-    lost = [n for n in missing if n not in tied and "pooler" not in n]
+    lost = [n for n in expected if n not in filled | tied and "pooler" not in n]
     if kind.__name__.endswith("SequenceClassification"):
         lost = [n for n in lost if n.startswith(f"{prefix}.")]
     if lost:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from milkglass.nearest.select import Ids
 
-BLOCK_BYTES = 64 << 20  # of rows in fp32 that are looked at, or converted, at a time
+BLOCK_BYTES = 16 << 20  # of rows in fp32 that are looked at, or converted, at a time
 TINY = 1e-30  # the length of a row without direction
 
 
@@ -47,15 +47,15 @@ class Cosines:
 
 def products(rows: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """(b, n) fp32 scalar products of rows (b, d) in fp32 with those of a table (n, d) in any dtype."""
-    if table.dtype == torch.float32 and 4 * table.numel() <= BLOCK_BYTES:
+    parts, direct = blocks(table), table.dtype == torch.float32
+    if direct and len(parts) == 1:
         return product(rows, table)
     result = torch.empty(len(rows), len(table), device=table.device)
-    # Memory that is taken anew for each part costs more than the conversion
-    step = max(1, BLOCK_BYTES // (16 * table.shape[1]))
-    held = torch.empty(min(step, len(table)), table.shape[1], device=table.device)
-    for at in range(0, len(table), step):
-        part = table[at : at + step]
-        result[:, at : at + step] = product(rows, held[: len(part)].copy_(part))
+    # Memory that is taken anew for each part would cost more than the conversion
+    held = torch.empty(0 if direct else parts[0].stop, table.shape[1], device=table.device)
+    for part in parts:
+        some = table[part]
+        result[:, part] = product(rows, some if direct else held[: len(some)].copy_(some))
     return result
 
 

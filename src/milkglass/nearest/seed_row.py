@@ -52,12 +52,12 @@ class SeedRow:
     def quantile(self, at: float) -> float:
         """From exact cosines: what is surely above the two between which it lies is counted, what is near measured."""
         upper, lower = self._rough_pair(at)
-        above = np.count_nonzero(self.rough > upper + 2 * self.slack)
+        above = int(np.count_nonzero(self.rough > upper + 2 * self.slack))
         near = (self.rough >= lower - 2 * self.slack) & (self.rough <= upper + 2 * self.slack)
         cosines = self._measured(np.flatnonzero(near & (self.rough > OUTSIDE)))[1]
         first = int(at) - above
-        high, low = cosines[first], cosines[min(first + 1, len(cosines) - 1)]
-        return round(float(high + (at - int(at)) * (low - high)), DECIMALS)
+        high, low = float(cosines[first]), float(cosines[min(first + 1, len(cosines) - 1)])
+        return round(high + (at - int(at)) * (low - high), DECIMALS)
 
     def _candidates(self, free: NDArray[np.bool_], count: int, at: float) -> Ids:
         """All free rows that may be among the `count` nearest, and reach the quantile."""

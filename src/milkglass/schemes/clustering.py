@@ -21,7 +21,7 @@ from milkglass.schemes.mixture import Ids
 
 Leftover = Literal["merge", "paper"]  # what becomes of clusters smaller than k
 
-WAVE, FEWEST, WAVE_BYTES = 192, 32, 512 << 20  # seeds compared at a time, at least, and bytes of their cosines
+WAVE, FEWEST, WAVE_BYTES = 192, 32, 256 << 20  # seeds compared at a time, at least, and bytes of their cosines
 
 
 def unit_rows(table: torch.Tensor, rows: Ids, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -79,7 +79,8 @@ def _rows(
         nonlocal at
         left = order[at:]
         left = left[free[left]]
-        seeds = left[: max(min(most, FEWEST), min(most, len(left) // share))]
+        # A multiple, so that products have few shapes: oneDNN keeps code for each
+        seeds = left[: max(min(most, FEWEST), min(most, len(left) // share) // FEWEST * FEWEST)]
         at = int(place[seeds[-1]]) + 1 if len(seeds) else len(order)
         return seeds
 
@@ -111,26 +112,25 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
     means = _mean_directions(table, clusters)
     lengths = means.norm(dim=1).clamp_min(TINY)
     sizes = torch.tensor([len(cluster) for cluster in merged])  # 0 once it has joined another
-    small = torch.nonzero(sizes < k).flatten()
-    row_of = {i: row for row, i in enumerate(small.tolist())}
-    means_of_small, cosines = means[small], means[small] @ means.T
-    cosines /= lengths
-    for i, row in row_of.items():
-        size = int(sizes[i])
-        others = sizes > 0
-        others[i] = False
-        if size >= k or not others.any():
-            continue
-        fits = others & (sizes + size < 2 * k)
-        j = int(cosines[row].masked_fill(~(fits if fits.any() else others), -torch.inf).argmax())
-        means[j] = means[i].lerp(means[j], float(sizes[j] / (sizes[j] + size)))
-        lengths[j] = means[j].norm().clamp_min(TINY)
-        if j in row_of:
-            means_of_small[row_of[j]] = means[j]
-            cosines[row_of[j]] = means @ means[j] / lengths
-        cosines[:, j] = means_of_small @ means[j] / lengths[j]
-        merged[j] = np.concatenate([merged[j], merged[i]])
-        sizes[j], sizes[i] = len(merged[j]), 0
+    for some in torch.nonzero(sizes < k).flatten().split(max(1, BLOCK_BYTES // (4 * len(merged)))):
+        row_of = {i: row for row, i in enumerate(some.tolist())}
+        mine, cosines = means[some], means[some] @ means.T / lengths
+        for i, row in row_of.items():
+            size = int(sizes[i])
+            others = sizes > 0
+            others[i] = False
+            if size >= k or not others.any():
+                continue
+            fits = others & (sizes + size < 2 * k)
+            j = int(cosines[row].masked_fill(~(fits if fits.any() else others), -torch.inf).argmax())
+            means[j] = means[i].lerp(means[j], float(sizes[j] / (sizes[j] + size)))
+            lengths[j] = means[j].norm().clamp_min(TINY)
+            if j in row_of:
+                mine[row_of[j]] = means[j]
+                cosines[row_of[j]] = means @ means[j] / lengths
+            cosines[:, j] = mine @ means[j] / lengths[j]
+            merged[j] = np.concatenate([merged[j], merged[i]])
+            sizes[j], sizes[i] = len(merged[j]), 0
     return [cluster for cluster, size in zip(merged, sizes.tolist(), strict=True) if size]
 
 

@@ -1,6 +1,9 @@
 """A mixture of rows within clusters: the weight matrix W of a scheme that mixes, its random numbers and its promise.
 
-W @ table is the mixed table. Out of scope: how the clusters and the weights came about (obfuslm.py).
+W @ table is the mixed table. It is given in blocks of rows and reads only the rows that these mix, BLOCK_BYTES of them
+in fp32 at a time, so the table may be larger than the memory.
+
+Out of scope: how the clusters and the weights came about (obfuslm.py).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 Ids = NDArray[np.int64]
 
-BLOCK_BYTES = 64 << 20  # of rows that are being mixed, in fp32
+BLOCK_BYTES = 16 << 20  # of rows that are being mixed, in fp32: larger blocks take longer
 
 
 class Draws(Protocol):
@@ -77,24 +80,28 @@ class Mixture:
 
         counts = self.indptr[rows + 1] - self.indptr[rows]
         most = max(1, BLOCK_BYTES // (4 * max(1, table[0].numel())))
-        blocks = np.split(rows, np.flatnonzero(np.diff(np.cumsum(counts) // most)) + 1)
-        return torch.cat([self._apply(table, block) for block in blocks]) if len(rows) else table[:0]
+        result = table.new_empty((len(rows), *table.shape[1:]))
+        for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(np.cumsum(counts) // most)) + 1):
+            long = counts[block] > most  # a row of a symbol that stands for half of the vocabulary
+            for some in (block[~long], *np.split(block[long], range(1, int(long.sum())))):
+                if len(some):
+                    result[torch.from_numpy(some)] = self._mixed(table, rows[some], most)
+        return result
 
-    def _apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        import torch
-
+    def _mixed(self, table: torch.Tensor, rows: Ids, most: int) -> torch.Tensor:
+        """One row, or several that mix few. A row that mixes more than `most` is summed in parts: each goes on from the
+        sum before, so that the sum is the same to the last bit as in one."""
         counts = self.indptr[rows + 1] - self.indptr[rows]
         places = np.repeat(self.indptr[rows] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
         places += np.arange(len(places))
-        used, local = np.unique(self.members[places], return_inverse=True)
-        vectors = table[torch.from_numpy(used)].float()
-        offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)[:-1]]))
-        weights = torch.from_numpy(self.weights[places])
-        flat = vectors.reshape(len(used), -1)
-        mixed = torch.nn.functional.embedding_bag(
-            torch.from_numpy(local), flat, offsets, mode="sum", per_sample_weights=weights
-        )
-        return mixed.reshape(len(rows), *table.shape[1:]).to(table.dtype)
+        if len(rows) > 1:
+            return _sums(table, self.members[places], self.weights[places], counts, None).to(table.dtype)
+        result = None
+        for start in range(0, len(places), most):
+            part = places[start : start + most]
+            result = _sums(table, self.members[part], self.weights[part], np.array([len(part)]), result)
+        assert result is not None
+        return result.to(table.dtype)
 
     @classmethod
     def means(cls, n: int, clusters: list[Ids]) -> Mixture:
@@ -114,6 +121,30 @@ class Mixture:
             singletons=int((clustered == 1).sum()),
             verbatim=int((self.sizes == 0).sum()),
         )
+
+
+def _sums(
+    table: torch.Tensor, members: Ids, weights: NDArray[np.float32], counts: Ids, before: torch.Tensor | None
+) -> torch.Tensor:
+    """(r, ...) fp32 weighted sums of rows of the table, `counts` (r,) of them each. before: what the one sum already
+    is."""
+    import torch
+
+    used, local = np.unique(members, return_inverse=True)
+    vectors = torch.empty(len(used) + (before is not None), table[0].numel())
+    vectors[: len(used)] = table[torch.from_numpy(used)].reshape(len(used), -1)
+    if before is not None:
+        vectors[-1] = before.flatten()
+        local, weights = np.append(len(used), local), np.append(np.float32(1), weights)
+        counts = counts + 1
+    mixed = torch.nn.functional.embedding_bag(
+        torch.from_numpy(local),
+        vectors,
+        torch.from_numpy(np.concatenate([[0], np.cumsum(counts)[:-1]])),
+        mode="sum",
+        per_sample_weights=torch.from_numpy(weights),
+    )
+    return mixed.reshape(len(counts), *table.shape[1:])
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ rounding of the checkpoint's dtype.
 **It hides nothing from anyone with the public layers**: Phi* = Phi T has one unknown, and least squares finds it
 (attacks/embeddings/known_weight.py). What is left is ObfusLM.
 
+**Memory.** Clustering dimensions takes the whole of E~ at once, as columns: that is a table in its own dtype. All else
+is (d, d).
+
 Out of scope: which tensors read and which write (models/families/residual.py), and the norms' gains,
 which must be folded away before: a diagonal does not commute with W*, and merely permuted gains show sigma* by their
 sizes.
@@ -35,6 +38,7 @@ from milkglass import papers
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
 from milkglass.parameters import limited, require
+from milkglass.progress import Progress, no_progress
 from milkglass.schemes.clustering import Leftover, embed_cluster, merge_small, reach
 from milkglass.schemes.mixture import Ids, Mixture
 from milkglass.schemes.weight_synth import Noise, weight_synth
@@ -71,9 +75,18 @@ class Plus:
     def __post_init__(self) -> None:
         require(self)
 
-    def turn(self, columns: torch.Tensor, order: Ids, noise: Noise, sigma: Ids) -> Turn:
-        """columns: (d, n) E~^T. order: of the dimensions, in which clusters are started. sigma: (d,) where each
-        goes."""
+    def turn(
+        self, columns: torch.Tensor, order: Ids, noise: Noise, sigma: Ids, progress: Progress = no_progress
+    ) -> Turn:
+        """W* and sigma*.
+
+        Args:
+            columns: (d, n) E~^T, in any dtype: blocks of it are converted.
+            order: of the dimensions, in which clusters are started.
+            noise: of W*.
+            sigma: (d,) where each goes.
+            progress: receives how many dimensions are in clusters.
+        """
         d = len(columns)
         allowed = reach(d, self.beta)
         if allowed < self.k:
@@ -81,7 +94,7 @@ class Plus:
                 f"{d} dimensions at plus-beta = {self.beta} leave {allowed} candidates for clusters of {self.k}",
                 "lower plus-beta or plus-k",
             )
-        clusters = embed_cluster(columns, order, self.k, self.beta)
+        clusters = embed_cluster(columns, order, self.k, self.beta, progress)
         if self.leftover == "merge":
             clusters = merge_small(columns, clusters, self.k)
         mixture = Mixture.of(d, clusters, weight_synth(columns, clusters, self.epsilon, noise))

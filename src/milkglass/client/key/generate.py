@@ -139,7 +139,7 @@ def visited(key: Key) -> NDArray[np.int64]:
 
 def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
     """The key with its own clusters kept in it: the codec must know them and does not see the table."""
-    table = base.read(of(base).table)
+    table = base.mapped(of(base).table)
     require_finite(table)
     order = visited(key)
     result = scheme_of(key).groups(table, order, reserved_ids(base, len(table)), stage("cluster", len(order)))
@@ -153,7 +153,8 @@ def scheme_of(key: Key) -> Scheme:
 
 def require_finite(table: torch.Tensor) -> None:
     """One row that holds no numbers would make its whole cluster so."""
-    bad = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(4096))
+    step = max(1, (1 << 22) // table.shape[1])
+    bad = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(step))
     if bad:
         raise CorruptCheckpoint(f"{bad} rows of the embedding table are not finite", "repair or fetch the model again")
 

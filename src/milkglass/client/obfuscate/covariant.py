@@ -1,6 +1,7 @@
 """A covariant scheme on a checkpoint: every tensor of a decoder, under coordinates that the key draws.
 
-Tensor by tensor: what is held beside one of them are the family of key matrices and the secrets of its layer. Gains of
+Tensor by tensor: what is held beside one of them, and its products in fp64, are the family of key matrices, (d, d) in
+fp64, and the secrets of its layer. Gains of
 norms and kappa are folded into what reads after them and become ones, so a head that is tied to the table gets a tensor
 of its own. Noise is drawn in blocks of rows, so that any block can be written again.
 
@@ -13,11 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
+import numpy as np
 import torch
 
 from milkglass.client.key.generate import scheme_of
 from milkglass.client.key.key import Key
-from milkglass.client.obfuscate.plus import ReadOnce
+from milkglass.client.obfuscate.plus import OneHeld, ReadOnce
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import Architecture
@@ -32,6 +34,7 @@ from milkglass.schemes.covariant.stream_keys import StreamKeys
 from milkglass.schemes.scheme import Scheme
 
 NOISE_ROWS = 512  # that one block of noise is for; another number would be another noise
+DEVIATION_ROWS = 1024  # of a table that are in fp64 at a time
 
 
 def require_layers(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> None:
@@ -192,16 +195,22 @@ def transformed(
         (residual.biases, changes.bias),
         (sorted(set(layout.places) - {*residual.readers, *residual.writers, *residual.biases}), changes.inner_bias),
     )
+    held = OneHeld()
     for names, change in kinds:
-        result |= {name: ReadOnce(base, name, partial(change, name)) for name in names}
+        result |= {name: ReadOnce(base, name, partial(change, name), held) for name in names}
     for name in residual.norms:
-        result[name] = ReadOnce(base, name, lambda whole: torch.full((d,), 1 - residual.unit, dtype=whole.dtype))
+        result[name] = ReadOnce(base, name, lambda whole: torch.full((d,), 1 - residual.unit, dtype=whole.dtype), held)
     return result, _shapes(base, residual, tables, d)
 
 
 def _deviation(base: Checkpoint, name: str, share: float) -> float:
-    """`share` standard deviations of a table's entries."""
-    return share * float(base.read(name).float().std()) if share else 0.0
+    """`share` standard deviations of a table's entries, in fp32 as ever; summed in fp64, in blocks."""
+    if not share:
+        return 0.0
+    table = base.mapped(name)
+    mean = sum(float(block.double().sum()) for block in table.split(DEVIATION_ROWS)) / table.numel()
+    squares = sum(float((block.double() - mean).square().sum()) for block in table.split(DEVIATION_ROWS))
+    return share * float(np.float32((squares / (table.numel() - 1)) ** 0.5))
 
 
 def _shapes(

@@ -1,8 +1,20 @@
 """Scramble a model with a key: permute the vocabulary, mix the embeddings, write an ordinary checkpoint.
 
 ObfusLM, section 4.2: with sigma the key's permutation and W the mixture, row sigma(i) of the new table is row i of
-W E; an untied head and its bias are mixed with the same W and permuted alike. Everything is written in blocks of rows:
-what is held in memory is one table, in its own dtype.
+W E; an untied head and its bias are mixed with the same W and permuted alike.
+
+**Memory.** Tables stay in their files, whose pages the system reads and forgets as it needs to, and everything is
+written in blocks of rows. What is held beside some blocks of rows, some 0.3 GB in all:
+
+    obfuslm             clusters: k weights a token; while small ones are merged, their means
+    obfuslm+            that; the mixed table in its own dtype, since its columns are clustered (plus.py); then (d, d)
+                        matrices and one matrix of a layer at a time
+    sentinel            nothing
+    coarse              nothing; to find the map, one table of vectors in fp32 (token_vectors.py)
+    permuted and alike  (d, d) matrices in fp64, one matrix of a layer at a time
+
+**A killed run** finds the same clusters again, since they lie in no file (they are secret), and writes a file on from
+the last 64 MB that were on the disk.
 """
 
 from __future__ import annotations
@@ -11,6 +23,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -34,32 +47,27 @@ from milkglass.schemes.mixture import Promise, RowMap
 from milkglass.schemes.obfuslm_plus import Turn
 
 
+@dataclass(frozen=True)
 class _Scrambled:
     """A tensor after mixing and permuting: row p is row sigma^-1(p), a slot, of W X.
 
-    It is read when it is first needed; the one read before it is let go.
+    Attributes:
+        base: where X lies, by its name.
+        mixture: W.
+        inverse: (n',) sigma^-1.
     """
 
-    def __init__(self, owner: _Tables, name: str) -> None:
-        self._owner, self._name = owner, name
+    base: Checkpoint
+    name: str
+    mixture: RowMap
+    inverse: NDArray[np.int64]
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
-        owner = self._owner
-        return owner.mixture.apply(owner.tensor(self._name), owner.inverse[start:stop])
+        return self.mixture.apply(self._table, self.inverse[start:stop])
 
-
-class _Tables:
-    """The touched tensors of a checkpoint, one in memory at a time."""
-
-    def __init__(self, base: Checkpoint, mixture: RowMap, inverse: NDArray[np.int64], table: str, held: torch.Tensor):
-        self._base, self.mixture, self.inverse = base, mixture, inverse
-        self._name, self._held = table, held
-
-    def tensor(self, name: str) -> torch.Tensor:
-        if name != self._name:
-            del self._held
-            self._held, self._name = self._base.read(name), name
-        return self._held
+    @cached_property
+    def _table(self) -> torch.Tensor:
+        return self.base.mapped(self.name)
 
 
 def mix(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) -> RowMap:
@@ -67,6 +75,8 @@ def mix(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) -> RowMap
     require_finite(table)
     order, special = visited(key), reserved_ids(base, len(table))
     advance = stage("cluster", len(order))
+    if key.groups is not None:
+        advance(len(order))
     return scheme_of(key).row_map(table, order, special, key.stream, advance, key.slots, key.groups)
 
 
@@ -137,21 +147,18 @@ def replacements(
     scheme = scheme_of(key)
     plus = scheme.plus
     require_layers(base, architecture, scheme)  # refused before the work begins
-    table = base.read(architecture.table)
-    mixture = mixture or mix(base, key, table, stage)
+    mixture = mixture or mix(base, key, base.mapped(architecture.table), stage)
     inverse = np.argsort(key.sigma).astype(np.int64)
     if not scheme.needs_whole_layers:
-        tables = _Tables(base, mixture, inverse, architecture.table, table)
-        rows = {name: _Scrambled(tables, name) for name in architecture.touched}
+        rows = {name: _Scrambled(base, name, mixture, inverse) for name in architecture.touched}
         return Replacement(resized(base, rows, len(inverse)), rows, mixture)
     wider, head = with_head(base, architecture)
-    tables = _Tables(wider, mixture, inverse, architecture.table, table)
-    rows = {name: _Scrambled(tables, name) for name in dict.fromkeys((*architecture.touched, head))}
+    rows = {name: _Scrambled(wider, name, mixture, inverse) for name in dict.fromkeys((*architecture.touched, head))}
     residual = architecture.residual(base)
     if plus is None:
         replaced, shapes = transformed(wider, architecture, residual, key, rows, head)
         return Replacement(reshaped(wider, shapes), replaced, mixture)
-    turn = turn or turn_of(plus, key, rows[architecture.table], len(inverse), residual.width)
+    turn = turn or turn_of(plus, key, rows[architecture.table], len(inverse), residual.width, stage)
     created = turned(wider, residual, turn, rows, head)
     return Replacement(resized(wider, rows, len(inverse)), created, mixture, turn.condition)
 

@@ -1,6 +1,7 @@
 """A vector of each token by the public model: by the whole encoder, or by its row of the input table.
 
-Those by the encoder are kept in Milkglass's cache, a file a block of tokens: a command that was interrupted goes on.
+The result is one table in fp32: what finds symbols compares whole vectors. Those by the encoder need the model as well;
+they are kept in Milkglass's cache, a file a block of tokens: a command that was interrupted goes on.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ BLOCK = 8 * BATCH  # tokens of a file in the cache; a smaller vocabulary takes n
 
 def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> Floats:
     """(n, d), fp32. Public: nothing of the client's data is read."""
-    table = base.read(of(base).table).float()
+    table = of(base).table
     if kind == "table":
-        return table.numpy()
+        return base.mapped(table).to(torch.float32, copy=True).numpy()
     before, after = frame(load_tokenizer(base.folder))
-    progress, size = stage("vectors of tokens", len(table)), len(table)
+    size = base.tensors[table].shape[0]
+    progress = stage("vectors of tokens", size)
     loaded: list[Any] = []  # only where a block is missing
 
     def encoded(ids: torch.Tensor) -> Floats:
@@ -43,7 +45,12 @@ def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> F
         return encoded(torch.arange(size))
     digest = digest_of(["milkglass-token-vectors/1", base.digest(), base.config, size, before, after])
     blocks = torch.arange(size).split(BLOCK)
-    return np.concatenate([_kept(f"{digest}-{number}", ids, encoded, progress) for number, ids in enumerate(blocks)])
+    result = np.empty((0, 0), np.float32)
+    for number, ids in enumerate(blocks):
+        some = _kept(f"{digest}-{number}", ids, encoded, progress)
+        result = result if number else np.empty((size, some.shape[1]), np.float32)
+        result[number * BLOCK : number * BLOCK + len(ids)] = some
+    return result
 
 
 def _kept(name: str, ids: torch.Tensor, encoded: Callable[[torch.Tensor], Floats], progress: Progress) -> Floats:
