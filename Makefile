@@ -122,9 +122,10 @@ types: setup
 figures: setup
 	$(BIN)/python recipes/fill_figures.py
 
+# Speed and memory, beside the literal programs and limits, in about 15 minutes; with committed code docs/performance.md
+# is filled from it.
 bench: setup
-	$(BIN)/python bench/obfuscate.py
-	$(BIN)/python bench/sanitize.py
+	$(BIN)/python bench/performance.py
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -2,8 +2,8 @@
 
 Used on processors that multiply bf16 faster than fp32 (AMX, AVX-512 BF16). A loss in bf16 differs from that in fp32
 by about 0.01 % of it, and the candidates of a place by 2 to 4 %: with all that are within MARGIN of the best measured
-again, the choices are those of fp32, unless bf16 is wrong by half of MARGIN (not proven, tested; `bench/ghost.py
---bf16` tells how far it was wrong). Out of scope: models, beams' sequences.
+again, the choices are those of fp32, unless bf16 is wrong by half of MARGIN (not proven, but tested, and
+bench/parts/ghost.py compares the choices). Out of scope: models, beams' sequences.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What all parts of bench/performance.py share: figures, rounds, child processes, the page."""

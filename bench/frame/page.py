@@ -1,0 +1,127 @@
+"""docs/performance.md: its table and its plots, from a result of bench/performance.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from milkglass.experiments.report.curves import COLOURS
+from milkglass.experiments.report.panels import EDGE, GAP, HIGH, WIDE, Axis, Panel, svg_text
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "performance.md"
+TABLE = re.compile(r"(<!-- performance (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+HEAD = "| figure | asked | measured | least to most | ours | the other side | threads, type |\n" + "|---" * 7 + "|"
+SIDES = ("ours", "bare product")
+
+
+def line(name: str, one: Mapping[str, Any]) -> str:
+    """A figure for the terminal."""
+    asked = f", {_asked(one)} asked" if one["asked"] is not None else ""
+    verdict = "" if one["holds"] is None else " ok" if one["holds"] else " NOT as asked"
+    sides = f"ours {_middle(one, 'ours')}" + (f", {one['what']} {_middle(one, 'other')}" if one["other"] else "")
+    ratio = _ratio(one, one["measured"]) + (f" ({_spread(one)})" if len(one["ours"]) > 1 else "")
+    return f"{name}: {ratio}{asked}{verdict}; {sides}"
+
+
+def filled(text: str, result: Mapping[str, Any] | None) -> str:
+    """The page with its blocks made anew. None: there is no result yet."""
+
+    def block(match: re.Match[str]) -> str:
+        body = "No result yet.\n" if result is None else BLOCKS[match[2]](result)
+        return f"{match[1]}{body}{match[3]}"
+
+    return TABLE.sub(block, text)
+
+
+def write(path: Path, docs: Path = DOCS) -> int:
+    """Fill the page and draw the plots of a result; 1 where there is none."""
+    found = json.loads(path.read_text("utf-8")) if path.is_file() else None
+    page = docs / PAGE.name
+    page.write_text(filled(page.read_text("utf-8"), found), "utf-8")
+    for one in plots(found["curves"]) if found else ():
+        (docs / f"performance-{one[0]}.svg").write_text(one[1], "utf-8")
+    return 0 if found else 1
+
+
+def plots(curves: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Name and drawing of each kind of work: a panel an axis."""
+    names = dict.fromkeys(one["work"] for one in curves)
+    return [(name.replace(" ", "-"), _drawn([one for one in curves if one["work"] == name])) for name in names]
+
+
+def table(result: Mapping[str, Any]) -> str:
+    rows = [HEAD]
+    for name, one in result["figures"].items():
+        note = f"; {one['note']}" if one["note"] else ""
+        other = f"{one['what']}: {_middle(one, 'other')}" if one["other"] else "a limit" if one["asked"] else ""
+        cells = [name + note, _asked(one), _verdict(one), _spread(one), _middle(one, "ours"), other]
+        rows.append("| " + " | ".join([*cells, f"{one['threads']}, {one['dtype']}"]) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def machine(result: Mapping[str, Any]) -> str:
+    made, versions = result["made"], ", ".join(f"{name} {one}" for name, one in result["versions"].items())
+    size = " Small sizes (`--quick`): asked values are for the full ones." if result["quick"] else ""
+    return (
+        f"Measured on {made['date']} by commit {made['commit']}: {result['machine']}, {result['cores']} cores, "
+        f"{result['memory GB']} GB; load of the machine before and after {result['load'][0]} and {result['load'][1]}; "
+        f"{versions}; the whole run took {result['seconds'] / 60:.0f} min.{size}\n"
+    )
+
+
+BLOCKS = {"table": table, "machine": machine}
+
+
+def _asked(one: Mapping[str, Any]) -> str:
+    return "" if one["asked"] is None else f"{one['rule']} {_ratio(one, one['asked'])}"
+
+
+def _verdict(one: Mapping[str, Any]) -> str:
+    shown = _ratio(one, one["measured"])
+    return f"{shown}, **not as asked**" if one["holds"] is False else shown
+
+
+def _spread(one: Mapping[str, Any]) -> str:
+    return f"{_number(one['least'])} to {_number(one['most'])}" if len(one["ours"]) > 1 else "one round"
+
+
+def _ratio(one: Mapping[str, Any], value: float) -> str:
+    return _number(value) if one["other"] else f"{_number(value)} {one['unit']}"
+
+
+def _middle(one: Mapping[str, Any], side: str) -> str:
+    values = sorted(one[side])
+    return f"{_number((values[len(values) // 2] + values[(len(values) - 1) // 2]) / 2)} {one['unit']}"
+
+
+def _number(value: float) -> str:
+    """Three digits that count, ratios close to 1 with two decimals."""
+    return f"{value:.2f}" if 0.1 <= value < 10 else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _drawn(curves: Sequence[Mapping[str, Any]]) -> str:
+    whole = len(curves) * (WIDE + GAP)
+    label = f"seconds of {curves[0]['work']} against {', '.join(one['axis'] for one in curves)}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {HIGH}" role="img" aria-label="{label}" '
+    parts = [head + 'font-family="sans-serif" font-size="11" fill="#1c2126">']
+    parts.append(f'<rect width="{whole}" height="{HIGH}" fill="#ffffff"/>')
+    for number, one in enumerate(curves):
+        parts += _panel(number * (WIDE + GAP), one)
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _panel(left: float, one: Mapping[str, Any]) -> list[str]:
+    xs, lines = [point[0] for point in one["points"]], list(zip(*(point[1:] for point in one["points"]), strict=True))
+    x = Axis.over([0, *xs], WIDE - EDGE - 8)
+    panel = Panel(left, x, Axis.over([0, *(value for each in lines for value in each)], HIGH - EDGE - 32))
+    parts = panel.frame(f"{one['axis']} ({one['fixed']})", "seconds")
+    for place, (side, ys, colour) in enumerate(zip(SIDES, lines, COLOURS, strict=False)):
+        path = "L".join("{:.1f} {:.1f}".format(*panel.point(*at)) for at in zip(xs, ys, strict=True))
+        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        parts += panel.points(xs, ys, colour)
+        parts.append(svg_text(left + WIDE - 8, 18 + 14 * place, side, "end", colour))
+    return parts

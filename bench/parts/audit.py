@@ -1,0 +1,75 @@
+"""The joint decipherment of an audit: what a token of the text costs in a small text and in a large one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from frame.figure import Figure
+from frame.rounds import paired, seconds
+from numpy.typing import NDArray
+
+from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
+from milkglass.models.resolve import resolve
+from milkglass.models.view import Model
+from milkglass.schemes.clustering import zero_rows
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.sequences import Sequences
+from milkglass.threat.attack import Budget
+from milkglass.threat.knowledge import Candidates, Group, Knowledge
+from milkglass.threat.observations import Tokens, Transcript, Weights
+
+SMALL, LARGE, SHORTEST, LONGEST = 2000, 50_000, 8, 28  # sentences, and tokens of one
+FOLLOWING = 64  # tokens that one token is mostly followed by
+
+
+def measure(quick: bool) -> Iterator[Figure]:
+    small, large = (100, 400) if quick else (SMALL, LARGE)
+    model = Model.open(resolve("demo:minilm"))
+    candidates, sigma = _clusters(model)
+    texts = {count: (sentences(count, sigma, 1), sentences(count, sigma, 2)) for count in (small, large)}
+    tokens = {count: len(private.ids) for count, (private, _) in texts.items()}
+
+    def cost(count: int) -> Callable[[], float]:
+        """Microseconds a token. The public text is as long as the private one."""
+        private, public = texts[count]
+        transcript = Transcript((Weights(model), Tokens(private.mapped(sigma))), len(sigma))
+        known = Knowledge(public_model=model, corpus=public, candidates=candidates)
+        attack, rng = Decipherment(), np.random.default_rng(0)
+        return lambda: 1e6 * seconds(lambda: attack(transcript, known, Budget(), rng)) / tokens[count]
+
+    ours, other = paired(cost(large), cost(small), 1 if quick else 3, warm=False)
+    what = f"the same at {small:,} sentences, {tokens[small]:,} tokens"
+    yield Figure("decipherment, cost of a token", ours, other, what, "at most", 1.0, unit="microseconds",
+                 threads=torch.get_num_threads(), note=f"{large:,} sentences, {tokens[large]:,} tokens")  # fmt: skip
+
+
+def _clusters(model: Model) -> tuple[Candidates, NDArray[np.int64]]:
+    """What solving ObfusLM's clusters would leave: the true groups, with nothing said of the order inside them; and
+    the permutation."""
+    rng, size = np.random.default_rng(0), len(model.table)
+    sigma = rng.permutation(size).astype(np.int64)
+    mixed = np.flatnonzero(~zero_rows(model.table))
+    clusters = ObfusLM().cluster(model.table, rng.permutation(mixed))
+    members = [*map(np.sort, clusters), *np.setdiff1d(np.arange(size), mixed)[:, None]]
+    groups = tuple(Group(np.sort(sigma[one]), one) for one in members)
+    return Candidates(groups, tuple(np.zeros((len(one.rows), len(one.members))) for one in groups)), sigma
+
+
+def sentences(count: int, sigma: NDArray[np.int64], seed: int) -> Sequences:
+    """Invented sentences: ids after Zipf's law, of which half follow from the id before. Texts of one language, so that
+    only the draws are by the seed."""
+    size, rng = len(sigma), np.random.default_rng(seed)
+    chances = 1 / (np.arange(size) + 2.7)
+    bounds = np.cumsum(chances / chances.sum())
+    language = np.random.default_rng(0)
+    ids = language.permutation(size)  # by rank
+    follows = np.minimum(np.searchsorted(bounds, language.random((size, FOLLOWING))), size - 1)
+    lengths = rng.integers(SHORTEST, LONGEST, count, endpoint=True)
+    total = int(lengths.sum())
+    ranks = np.minimum(np.searchsorted(bounds, rng.random(total)), size - 1)
+    again, which = rng.random(total) < 0.5, rng.zipf(1.5, total) % FOLLOWING
+    for place in np.flatnonzero(again)[1:]:
+        ranks[place] = follows[ranks[place - 1], which[place]]
+    return Sequences(ids[ranks].astype(np.int64), lengths.astype(np.int64))

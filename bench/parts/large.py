@@ -1,0 +1,53 @@
+"""A table of Llama 3's size, in bf16 on the disk: seconds, and memory beyond the mapped file."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from frame.child import in_child, memory_used
+from frame.clustered import clustered
+from frame.figure import Figure
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from milkglass.schemes.obfuslm import ObfusLM
+
+SIZE, QUICK = (128_256, 4096), (6000, 256)
+WRITTEN = 2048  # rows mixed at a time, as a checkpoint is written
+
+
+def measure(quick: bool) -> Iterator[Figure]:
+    n, d = QUICK if quick else SIZE
+    with tempfile.TemporaryDirectory(prefix="milkglass-bench-") as held:
+        path = Path(held, "table.safetensors")
+        in_child(_write, path, n, d)
+        spent, most, threads = in_child(_cost, path)
+    time = Figure("large table, time", (spent,), asked=180.0, dtype="bfloat16", threads=threads,
+                  note=f"{n:,} x {d:,} synthetic rows, k = 10, once")  # fmt: skip
+    yield time
+    yield replace(time, name="large table, memory", ours=(most / 1e9,), asked=4.0, unit="GB")
+
+
+def _write(path: Path, n: int, d: int) -> None:
+    save_file({"table": clustered(n, d, torch.bfloat16)}, path)
+
+
+def _cost(path: Path) -> tuple[float, float, int]:
+    """Seconds, bytes and threads. The mixed rows are dropped, as those that were written are."""
+    scheme, draws = ObfusLM(k=10, epsilon=1.0, beta=0.99), np.random.default_rng(1)
+
+    def work() -> None:
+        with safe_open(path, "pt") as file:
+            table = file.get_tensor("table")  # mapped: a copy in memory would count
+        order = np.random.default_rng(0).permutation(len(table))
+        mixture = scheme.mixture(table, order, lambda count: draws.laplace(size=count))
+        for start in range(0, len(table), WRITTEN):
+            mixture.apply(table, order[start : start + WRITTEN])
+
+    _, spent, most = memory_used(work)
+    return spent, most, torch.get_num_threads()

@@ -1,0 +1,140 @@
+"""What a server does with scrambled weights beside plain ones, and its fine-tuning beside a bare Trainer."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from frame.figure import Figure
+from frame.rounds import interleaved, paired
+from frame.texts import tickets
+from transformers import AutoModel, AutoModelForCausalLM
+
+from milkglass.client.codec.codec import Codec
+from milkglass.client.key.generate import new_key
+from milkglass.client.key.key import Key
+from milkglass.client.obfuscate.scramble import scramble
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.resolve import resolve
+from milkglass.schemes.covariant.permuted import Permuted
+from milkglass.server.inference.generator import Generator
+from milkglass.server.inference.runners import runner_named
+from milkglass.server.inference.sampling import SamplingParams
+from milkglass.server.inference.sequence import Sequence
+from milkglass.server.spec import Hyperparameters
+from milkglass.server.training import load
+from parts import fine_tuning
+
+PLAIN, BATCH, LENGTH, PROMPT, NEW = "plain weights", 32, 64, 32, 32
+
+
+def measure(quick: bool) -> Iterator[Figure]:
+    rounds, threads = 2 if quick else 9, torch.get_num_threads()
+    with tempfile.TemporaryDirectory(prefix="milkglass-bench-") as scratch:
+        base, out = Checkpoint.open(resolve("demo:minilm")), Path(scratch, "minilm")
+        key = new_key(base, "demo:minilm", None, base.digest())
+        scramble(base, key, out)
+        yield from _encoder(base, key, out, rounds, threads)
+        texts = tickets(fine_tuning.BATCH * fine_tuning.EVERY * (1 if quick else 2))
+        data = fine_tuning.Data.of(Codec.open(key, base.folder), base.folder, out, Path(scratch), texts)
+        yield _job(data, 1 if quick else 5, threads)
+        shutil.rmtree(out)
+        yield _decoder(Path(scratch), 2 if quick else 5, threads)
+
+
+def _encoder(base: Checkpoint, key: Key, out: Path, rounds: int, threads: int) -> Iterator[Figure]:
+    """A forward and a training step of MiniLM on the same rows, as ids of each side's own."""
+    ids = torch.from_numpy(np.random.default_rng(0).integers(2000, len(key.first), (BATCH, LENGTH)))
+    sent = torch.from_numpy(key.first.astype(np.int64))[ids]
+    note = f"MiniLM, {BATCH} rows of {LENGTH} tokens"
+    scrambled, plain = (AutoModel.from_pretrained(one, dtype=torch.float32).eval() for one in (out, base.folder))
+
+    def forward(model: Any, given: torch.Tensor) -> Callable[[], None]:
+        def several() -> None:
+            with torch.inference_mode():
+                for _ in range(3):
+                    model(input_ids=given)
+
+        return several
+
+    ours, other = interleaved(forward(scrambled, sent), forward(plain, ids), rounds)
+    yield Figure("forward on scrambled weights", ours, other, PLAIN, "about", 1.0, threads=threads, note=note)
+    ours, other = interleaved(_step(out, sent), _step(base.folder, ids), rounds)
+    yield Figure("training step on scrambled weights", ours, other, PLAIN, "about", 1.0, threads=threads, note=note)
+
+
+def _step(folder: Path, ids: torch.Tensor) -> Callable[[], None]:
+    model = load(str(folder), Hyperparameters.model_validate({})).train()
+    optimiser, labels = torch.optim.AdamW(model.parameters(), 2e-5), torch.arange(len(ids)) % 2
+
+    def step() -> None:
+        optimiser.zero_grad()
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimiser.step()
+
+    return step
+
+
+def _job(data: fine_tuning.Data, rounds: int, threads: int) -> Figure:
+    fine_tuning.require_alike(data.ours(), data.bare())  # and everything is warm
+    ours, other = paired(
+        lambda: fine_tuning.step_seconds(data.ours()), lambda: fine_tuning.step_seconds(data.bare()), rounds, warm=False
+    )
+    what, note = "transformers' Trainer with the same settings", f"MiniLM, {fine_tuning.BATCH} rows a step"
+    return Figure("fine-tuning step of a job", ours, other, what, "at most", 1.05, threads=threads, note=note)
+
+
+def _decoder(scratch: Path, rounds: int, threads: int) -> Figure:
+    """Tokens a second of SmolLM2 through the server's own scheduler. The permutation alone, so that both sides answer
+    alike: what a scheme puts into the table changes no cost."""
+    base = Checkpoint.open(resolve("demo:smollm2"))
+    key = new_key(base, "demo:smollm2", Permuted(), base.digest())
+    scramble(base, key, scratch / "smollm2")
+    sides = [(scratch / "smollm2", key.first.astype(np.int64)), (base.folder, np.arange(len(key.first)))]
+    models = [AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32).eval() for one, _ in sides]
+    prompts = np.random.default_rng(0).integers(20, len(key.first), (8, PROMPT))
+    answers = [_answered(model, first[prompts].tolist()) for model, (_, first) in zip(models, sides, strict=True)]
+    alike = sum(sides[0][1][one].tolist() == other for one, other in zip(answers[1], answers[0], strict=True))
+    ours, other = interleaved(
+        lambda: _answered(models[0], sides[0][1][prompts].tolist()),
+        lambda: _answered(models[1], prompts.tolist()),
+        rounds, warm=False,
+    )  # fmt: skip
+    speed = len(prompts) * NEW / statistics.median(ours)
+    note = f"SmolLM2, {len(prompts)} prompts at once, {speed:.0f} tokens/s; {alike} of {len(prompts)} answers alike"
+    return Figure("generation on scrambled weights", ours, other, PLAIN, "about", 1.0, threads=threads, note=note)
+
+
+def _answered(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    answers: list[list[int]] = [[] for _ in prompts]
+    over, faults = threading.Semaphore(0), list[Exception]()
+
+    def heard(place: int) -> Callable[[int, str | None], None]:
+        def on_token(token: int, reason: str | None) -> None:
+            answers[place].append(token)
+            if reason:
+                over.release()
+
+        return on_token
+
+    def failed(error: Exception) -> None:
+        faults.append(error)
+        over.release()
+
+    engine = Generator(runner_named("transformers")(model), max_batch=len(prompts), max_waiting=len(prompts))
+    engine.start()
+    sampling = SamplingParams(temperature=0, max_tokens=NEW)
+    engine.submit([Sequence(prompt, sampling, heard(place), failed) for place, prompt in enumerate(prompts)])
+    for _ in prompts:
+        over.acquire()
+    engine.close()
+    if faults:
+        raise faults[0]
+    return answers

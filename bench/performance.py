@@ -1,0 +1,98 @@
+"""Speed and memory of Milkglass: each figure a ratio to a literal program or to a limit, measured in one run.
+
+    python bench/performance.py [--only PART ...] [--quick] [--json FILE]
+    python bench/performance.py --page          # fills docs/performance.md and draws its plots from the result again
+
+Each part runs in a process of its own. Both sides of a ratio take turns, and a figure is the median over the rounds,
+with the least and the most. Where all parts ran and succeeded, at full size and of a commit's code, the result goes to
+recipes/results/performance.json, and from there to docs/performance.md; to FILE in any case. --quick: small sizes, for
+a look at whether everything works; asked values are for the full ones. The exit status is 1 where a part failed,
+whatever the figures are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # for processes that are started anew as well
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # as the Makefile has it: threads that spin slow a busy machine down
+os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
+
+from frame import page  # noqa: E402
+from frame.child import in_child  # noqa: E402
+from frame.figure import Curve, Figure  # noqa: E402
+from frame.machine import described  # noqa: E402
+from parts import NAMES  # noqa: E402
+
+from milkglass.experiments.runs import now  # noqa: E402
+
+RESULT = Path(__file__).parents[1] / "recipes" / "results" / "performance.json"
+
+
+def measured(name: str, quick: bool) -> list[Figure | Curve]:
+    return list(importlib.import_module(f"parts.{name}").measure(quick))
+
+
+def run(names: list[str], quick: bool) -> tuple[dict[str, Any], list[str]]:
+    """The result, and the parts that failed."""
+    by = now()  # of the code that runs, whatever changes meanwhile
+    load, began = os.getloadavg()[0], time.perf_counter()
+    figures, curves, spent, failed = dict[str, Any](), list[Any](), dict[str, float](), list[str]()
+    for name in names:
+        print(name, flush=True)
+        start = time.perf_counter()
+        try:
+            found = in_child(measured, name, quick)
+        except Exception:  # noqa: BLE001  (the other parts still run, and the exit status says that one failed)
+            traceback.print_exc()
+            failed.append(name)
+            continue
+        spent[name] = round(time.perf_counter() - start, 1)
+        for one in found:
+            if isinstance(one, Curve):
+                curves.append(one.document())
+            else:
+                figures[one.name] = {"part": name, **one.document()}
+                print("  " + page.line(one.name, figures[one.name]), flush=True)
+        print(f"  ({spent[name]:.0f} s)", flush=True)
+    about = {"recipe": RESULT.stem, "quick": quick, "seconds": round(time.perf_counter() - began), "parts": spent}
+    about |= described() | {"load": [round(load, 1), round(os.getloadavg()[0], 1)], "made": by}
+    return {**about, "figures": figures, "curves": curves}, failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=NAMES, metavar="PART", help=", ".join(NAMES))
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--page", action="store_true", help="measure nothing; fill the page from the result")
+    given = parser.parse_args()
+    if given.page:
+        return page.write(given.json or RESULT)
+    names = [name for name in NAMES if name in (given.only or NAMES)]
+    result, failed = run(names, given.quick)
+    text = json.dumps(result, indent=1) + "\n"
+    if given.json:
+        given.json.write_text(text, "utf-8")
+    commit = result["made"]["commit"]
+    if len(names) == len(NAMES) and not failed and not given.quick and commit and not commit.endswith("+"):
+        RESULT.write_text(text, "utf-8")
+        page.write(RESULT)
+        print(f"written to {RESULT} and docs/performance.md")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
