@@ -9,12 +9,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
 from milkglass.client.key.file import write_key
 from milkglass.schemes.covariant.orthogonal import Orthogonal
+from tests import warm
 from tests.cli.kit import call, refused
 from tests.cli.test_processes import MILKGLASS, environment, self_signed
 from tests.proxy.kit import Scrambled
@@ -48,11 +50,12 @@ def test_certificate_and_key_are_checked_before_the_milkglass_key_is_opened(comm
 
 
 @contextmanager
-def listening(*words: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process, and the first line that it prints."""
+def listening(*words: object, forked: bool = True) -> Iterator[tuple[Any, str]]:
+    """The process, and the first line that it prints. forked: from an interpreter that is there."""
     # Where the tests run in the background, SIGINT is ignored, and whatever they start inherits that.
-    command = ["env", "--default-signal=INT", *MILKGLASS, *map(str, words)]
-    with subprocess.Popen(
+    start: Any = warm.Popen if forked else subprocess.Popen
+    command = [*([] if forked else ["env", "--default-signal=INT"]), *MILKGLASS, *map(str, words)]
+    with start(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment(MILKGLASS_TOKEN=TOKEN, PYTHONUNBUFFERED="1"),
     ) as process:  # fmt: skip
@@ -80,9 +83,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_page_ends_when_it_is_told_to(engine: tuple[str, Path], number: signal.Signals) -> None:
-    """Whatever its attacks are at."""
+    """Whatever its attacks are at. At Ctrl-C the interpreter ends as well, so that it is a new one."""
     url, key = engine
-    with listening("ui", "--key", key, "--server", url, "--port", 0) as (process, _):
+    with listening("ui", "--key", key, "--server", url, "--port", 0, forked=number != signal.SIGINT) as (process, _):
         process.send_signal(number)
         _, told = process.communicate(timeout=300)
         assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGTERM)

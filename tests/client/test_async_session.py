@@ -31,6 +31,9 @@ from tests.e2e.proxy import Tap
 from tests.proxy.kit import Scrambled
 from tests.server.kit import TOKEN, register, until
 from tests.server.real import Server
+from tests.warm import warm_jobs
+
+__all__ = ["warm_jobs"]
 
 PASSPHRASE = "a passphrase"
 PAIRS = ((Session, AsyncSession), *(

@@ -20,6 +20,9 @@ from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 from tests.server.kit import TOKEN
 from tests.server.real import Server
+from tests.warm import warm_jobs
+
+__all__ = ["warm_jobs"]
 
 ROOT = Path(__file__).parents[2]
 PASSPHRASE = "correct horse battery"

@@ -27,6 +27,9 @@ from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Progress
 from tests import tiny
 from tests.split.decoder.kit import Served, serving
+from tests.warm import warm_enclaves_of_tests
+
+__all__ = ["warm_enclaves_of_tests"]
 
 PRIVATE = "my father has a fever since yesterday"
 PLAIN = RnmSettings(None)

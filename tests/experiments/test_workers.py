@@ -9,7 +9,7 @@ from pathlib import Path
 
 from milkglass.experiments.runs import write_spec
 from milkglass.server.spec import Hyperparameters
-from tests import tiny
+from tests import tiny, warm
 from tests.server.kit import parquet, until
 
 PROGRAM = """
@@ -45,7 +45,7 @@ def test_a_worker_ends_with_its_recipe_and_keeps_its_steps(tmp_path: Path) -> No
         task="classification", num_labels=2, max_steps=100_000, batch_size=4, save_steps=100_000, logging_steps=1
     )
     write_spec(job, model, chosen, 1, ["train"])
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(job)], stdout=subprocess.PIPE, text=True)
+    process = warm.Popen([sys.executable, "-c", PROGRAM, str(job)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         worker = int(process.stdout.readline())

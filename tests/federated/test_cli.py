@@ -8,6 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from tests import tiny
 from tests.cli.kit import call, document, refused
 from tests.federated.kit import NAMES, SECRET, World, equal, rows_file
 
@@ -79,8 +80,9 @@ def test_with_ghost_and_a_shield(there: World, tmp_path: Path, cache: None) -> N
 def test_the_nearest_shadows_are_a_fast_preparation_that_is_recorded(there: World, tmp_path: Path, cache: None) -> None:
     files = tmp_path / "files"
     files.mkdir()
-    for number, name in enumerate("ab"):
-        rows_file(files / f"{name}.jsonl", 12, number)
+    for name, text in zip("ab", tiny.TEXTS, strict=False):  # of one word: each token is visited more than once
+        rows = [{"text": text.split()[i % 7], "label": ["no", "yes"][i % 2]} for i in range(12)]
+        (files / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ("federated", "run", files, "--model", there.model, "--out", tmp_path / "run", *FEW, "--rounds", 1)
     fast = call(*words, "--selection", "nearest")
     assert fast.exit_code == 0, fast.stderr

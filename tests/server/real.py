@@ -1,4 +1,5 @@
-"""A real server on a free loopback port: in a thread, or as a process of its own that can be killed."""
+"""A real server on a free loopback port: in a thread, or as a process of its own that can be killed, forked from a
+warm one."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ import httpx2
 
 from milkglass.server.app import create_app
 from milkglass.server.connections.process import WebServer as WebServer
+from tests import warm
 from tests.server.kit import TOKEN, settings, until
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +72,7 @@ class Server:
         chosen = settings(self.home, **self.more)
         told = {"home": str(self.home), "port": 0, "token": TOKEN, "worker": chosen.worker, "spare_disk": 1} | self.more
         self.log = (self.home.parent / "server.log").open("ab")
-        self.process = subprocess.Popen(
+        self.process = warm.Popen(
             [sys.executable, "-c", _PROGRAM, json.dumps(told)],
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -78,7 +80,6 @@ class Server:
             stderr=self.log,
             text=True,
         )
-        assert self.process.stdout
         line = self.process.stdout.readline()
         found = re.fullmatch(r"milkglass serve: listening on (http://127\.0\.0\.1:\d+)\n", line)
         assert found, f"{line!r}; {(self.home.parent / 'server.log').read_text()}"
@@ -109,7 +110,6 @@ class Server:
 
     def _gone(self) -> None:
         self.process.wait(30)
-        assert self.process.stdout
         self.process.stdout.close()
         self.log.close()
 

@@ -20,7 +20,7 @@ from milkglass.server.jobs.ranks import Ranks
 from milkglass.server.jobs.split_trainer import SplitTrainer
 from milkglass.server.settings import WORKER
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
-from tests import tiny
+from tests import tiny, warm
 from tests.server.kit import parquet, register, running, saved_job, succeeded, until, upload
 from tests.server.real import Server
 
@@ -70,8 +70,9 @@ def make_job(folder: Path, model: Path, task: str, processes: int, rows: int = 2
 
 
 def launched(job: Path) -> subprocess.Popen[bytes]:
+    """The first process is forked, and forks its ranks: each would import torch anew."""
     with (job / "worker.log").open("ab") as log:
-        return subprocess.Popen([*WORKER, str(job)], cwd=job, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return warm.Popen([*WORKER, str(job)], cwd=job, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 def run(job: Path, seconds: float = 300) -> int:

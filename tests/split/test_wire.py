@@ -27,6 +27,7 @@ from milkglass.hidden_states.tokens import in_batches
 from milkglass.split.server_info import ServerInfo
 from milkglass.split.wire import Wire, _logits
 from milkglass.threat.observations import Activations
+from tests import warm
 from tests.cli.kit import call, document, refused
 from tests.client.stub import TOKEN, running
 from tests.e2e.proxy import Tap
@@ -50,7 +51,7 @@ def live(noisy: Made, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
     words = ["split", "serve", str(noisy.server), "--port", "0", "--home", str(folder / "home")]
     log = folder / "log"
     with log.open("wb") as file:
-        process = subprocess.Popen(
+        process = warm.Popen(
             [sys.executable, "-m", "milkglass.cli.main", *words],
             env={**os.environ, "OMP_NUM_THREADS": "1", "MILKGLASS_PASSPHRASE": ""},
             stdout=subprocess.PIPE,

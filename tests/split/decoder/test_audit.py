@@ -22,6 +22,9 @@ from milkglass.threat.attack import Budget
 from milkglass.threat.observations import Activations, Tokens
 from tests import tiny
 from tests.split.decoder.kit import Served
+from tests.warm import warm_enclaves
+
+__all__ = ["warm_enclaves"]
 
 WORDS = [
     "nurse",

@@ -11,6 +11,9 @@ from typer.testing import Result
 from tests import tiny
 from tests.cli.kit import call, document, refused
 from tests.split.decoder.kit import TOKEN, Served
+from tests.warm import warm_enclaves
+
+__all__ = ["warm_enclaves"]
 
 PRIVATE = "my father has a fever since yesterday"
 
