@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -251,14 +252,15 @@ class Codec:
             raise TooLong.of(first, fault, "shorten it, or allow it to be cut")
 
     def _scrambled(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
-        lengths = np.fromiter(map(len, lists), np.int64)
-        flat = np.concatenate([np.asarray(one, np.int64) for one in lists])
+        ends = [0, *accumulate(map(len, lists))]
+        flat = np.fromiter(chain.from_iterable(lists), np.int64, ends[-1])
         if flat.size and int(flat.max()) >= len(self.sigma):
             raise IdOutOfRange(
                 f"the tokenizer gives id {flat.max()}, the model's table ends at {len(self.sigma) - 1}",
                 "resize the model's embeddings to its tokenizer, then scramble it again",
             )
-        return np.split(self.scrambled(flat), np.cumsum(lengths)[:-1])
+        ids = self.scrambled(flat)
+        return [ids[start:end] for start, end in pairwise(ends)]
 
     def _unscrambled(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
         if not self.readable:

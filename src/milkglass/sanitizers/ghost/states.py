@@ -30,6 +30,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.models.torch_model import body
 from milkglass.sanitizers.ghost.bf16 import quick_in_bf16
+from milkglass.sanitizers.ghost.linear import multiply_by_onednn
 
 TOKENS = 2048  # of a forward; more don't make a processor faster
 SLACK = 1e-5  # relative: by how much rounding may move a loss when other sequences are beside it
@@ -102,7 +103,8 @@ class Encoder:
         lists = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == count]
         if len(lists) != 1:
             raise UnsupportedModel(f"{len(lists)} lists of {count} layers were found in the model", "one is needed")
-        return cls(model.eval(), tuple(lists[0]), causal)
+        multiply_by_onednn(model.eval())
+        return cls(model, tuple(lists[0]), causal)
 
     def traces(self, ids: torch.Tensor) -> torch.Tensor:
         """(n, layers + 1, t, d) the states of sequences ids (n, t)."""

@@ -1,0 +1,28 @@
+"""The linear layers of a model that only computes, multiplied by oneDNN: in fp32 as nearest/cosines.py multiplies, and
+in bf16, where autocast asks for it, with weights that are converted once and not at each call.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+
+def multiply_by_onednn(model: torch.nn.Module) -> None:
+    """Where torch has it for a processor. The model must not be trained afterwards."""
+    linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if linear is None or not torch.backends.mkldnn.is_available():
+        return
+    for one in model.modules():
+        if type(one) is torch.nn.Linear and one.weight.device.type == "cpu" and one.weight.dtype == torch.float32:
+            rough = [None if part is None else part.detach().bfloat16() for part in (one.weight, one.bias)]
+            one.forward = partial(_linear, linear, (one.weight.detach(), one.bias), rough)  # type: ignore[method-assign]
+
+
+def _linear(linear: Any, whole: Any, rough: Any, x: torch.Tensor) -> torch.Tensor:
+    in_bf16 = torch.is_autocast_enabled("cpu")
+    weight, bias = rough if in_bf16 else whole
+    result: torch.Tensor = linear(x.bfloat16() if in_bf16 else x, weight, bias, "none", [], "")
+    return result
