@@ -10,18 +10,16 @@ too many, and the bound becomes the k-th of these. Memory: a strip of TILE rows 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from milkglass.nearest.select import Ids, best
 from milkglass.nearest.similarities import Vectors, directions, require_k
+from milkglass.nearest.threads import threads_each
 from milkglass.progress import Progress, no_progress
 from milkglass.system import cores
 
@@ -46,8 +44,7 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
     unit = directions(vectors)
     lists = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
     short = list[Future[Ids]]()
-    # A worker multiplies its own tile; threads of the BLAS beside the workers only wait for one another.
-    with _one_thread_each(), ThreadPoolExecutor(cores()) as pool:
+    with threads_each(1), ThreadPoolExecutor(cores()) as pool:
         bounds = _guesses(unit, k, pool)
         strips = [_Strip(top, k, bounds[top : top + TILE]) for top in range(0, n, TILE)]
         done = np.diff(n * np.cumsum(np.arange(len(strips), -1, -1)) // sum(range(len(strips) + 1)), prepend=0)
@@ -61,20 +58,6 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
             progress(int(done[number]))
     _again(unit, np.concatenate([one.result() for one in short]), *lists)
     return lists
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """For workers that begin meanwhile: torch asks each thread anew how many it may use."""
-    import torch  # not for the commands that only ask what methods there are
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1, user_api="blas"):
-            yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.float32]:

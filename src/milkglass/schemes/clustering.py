@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from milkglass.nearest.cosines import BLOCK_BYTES, TINY, Cosines, blocks
 from milkglass.nearest.seed_row import OUTSIDE, SeedRow
 from milkglass.nearest.select import reached
+from milkglass.nearest.threads import threads_each
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
 
 Leftover = Literal["merge", "paper"]  # what becomes of clusters smaller than k
 
+LONG = 1024  # numbers of a row whose products take much longer than what is done with them
 WAVE, FEWEST, WAVE_BYTES = 192, 32, 256 << 20  # seeds compared at a time, at least, and bytes of their cosines
 
 
@@ -84,7 +86,8 @@ def _rows(
         at = int(place[seeds[-1]]) + 1 if len(seeds) else len(order)
         return seeds
 
-    with ThreadPoolExecutor(1) as pool:
+    own = 0 if cosines.table.shape[1] >= LONG else 1  # where making rows and reading them takes as long
+    with threads_each(max(1, torch.get_num_threads() - own)), ThreadPoolExecutor(1) as pool:
         ready = pool.submit(_wave, cosines, following(), place, counts)
         while rows := ready.result():
             ready = pool.submit(_wave, cosines, following(), place, counts)
