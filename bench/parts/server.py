@@ -23,7 +23,6 @@ from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
-from milkglass.schemes.covariant.permuted import Permuted
 from milkglass.server.inference.generator import Generator
 from milkglass.server.inference.runners import runner_named
 from milkglass.server.inference.sampling import SamplingParams
@@ -92,24 +91,29 @@ def _job(data: fine_tuning.Data, rounds: int, threads: int) -> Figure:
 
 
 def _decoder(scratch: Path, rounds: int, threads: int) -> Figure:
-    """Tokens a second of SmolLM2 through the server's own scheduler. The permutation alone, so that both sides answer
-    alike: what a scheme puts into the table changes no cost."""
+    """Tokens a second of SmolLM2 through the server's own scheduler. Answers differ, and are equally long."""
     base = Checkpoint.open(resolve("demo:smollm2"))
-    key = new_key(base, "demo:smollm2", Permuted(), base.digest())
+    key = new_key(base, "demo:smollm2", None, base.digest())
     scramble(base, key, scratch / "smollm2")
     sides = [(scratch / "smollm2", key.first.astype(np.int64)), (base.folder, np.arange(len(key.first)))]
-    models = [AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32).eval() for one, _ in sides]
+    models = [_in_own_memory(one) for one, _ in sides]
     prompts = np.random.default_rng(0).integers(20, len(key.first), (8, PROMPT))
-    answers = [_answered(model, first[prompts].tolist()) for model, (_, first) in zip(models, sides, strict=True)]
-    alike = sum(sides[0][1][one].tolist() == other for one, other in zip(answers[1], answers[0], strict=True))
     ours, other = interleaved(
         lambda: _answered(models[0], sides[0][1][prompts].tolist()),
         lambda: _answered(models[1], prompts.tolist()),
-        rounds, warm=False,
+        rounds,
     )  # fmt: skip
     speed = len(prompts) * NEW / statistics.median(ours)
-    note = f"SmolLM2, {len(prompts)} prompts at once, {speed:.0f} tokens/s; {alike} of {len(prompts)} answers alike"
+    note = f"SmolLM2, {len(prompts)} prompts at once, {speed:.0f} tokens/s"
     return Figure("generation on scrambled weights", ours, other, PLAIN, "about", 1.0, threads=threads, note=note)
+
+
+def _in_own_memory(folder: Path) -> Any:
+    """Weights that stay in a mapped file lie where its header ends, which alone costs up to 8 %."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for one in model.parameters():
+        one.data = one.data.clone()
+    return model
 
 
 def _answered(model: Any, prompts: list[list[int]]) -> list[list[int]]:
@@ -137,4 +141,6 @@ def _answered(model: Any, prompts: list[list[int]]) -> list[list[int]]:
     engine.close()
     if faults:
         raise faults[0]
+    if any(len(one) != NEW for one in answers):
+        raise SystemExit(f"an answer has not {NEW} tokens: times cannot be compared")
     return answers
