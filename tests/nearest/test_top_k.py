@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from milkglass.nearest import cosines, top_k
 from milkglass.nearest.cosines import Cosines, exact, product
 from milkglass.nearest.similarities import Metric
+from milkglass.nearest.threads import threads_each
 from milkglass.nearest.top_k import ExactIndex
 
 
@@ -75,7 +76,7 @@ def test_no_queries_have_no_neighbours() -> None:
     assert ExactIndex.of(rows_of(20, 4, 0)).top_k(torch.empty(0, 4), 3).rows.shape == (0, 3)
 
 
-@pytest.mark.parametrize("size", [1e-15, 1.0, 1e15])
+@pytest.mark.parametrize("size", [1e-28, 1e-23, 1e-15, 1.0, 1e15])
 def test_cosines_are_as_near_as_they_say_whatever_the_lengths(size: float) -> None:
     table = rows_of(500, 64, 3) * size
     found = Cosines.of(table)(table[:20])
@@ -90,3 +91,34 @@ def test_a_product_is_that_of_torch() -> None:
     torch.testing.assert_close(product(rows[3:9], others[5:200]), rows[3:9] @ others[5:200].T, atol=1e-4, rtol=1e-5)
     rows, others = rows[:, ::2], others[:, 48:]
     torch.testing.assert_close(product(rows, others), rows @ others.T, atol=1e-4, rtol=1e-5)
+
+
+def test_tiny_rows_are_found_among_others() -> None:
+    table = rows_of(300, 16, 5)
+    table[::9] *= 1e-23
+    assert top_k.top_k(table, table, 1).rows[:, 0].tolist() == list(range(300))
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_rows_without_numbers_are_near_nothing(metric: Metric) -> None:
+    table, queries = rows_of(200, 8, 6), rows_of(5, 8, 7)
+    told = top_k.top_k(queries, table, 4, metric).rows
+    table = torch.cat([table, torch.full((1, 8), torch.nan)])
+    queries[2] = torch.nan
+    found = top_k.top_k(queries, table, 4, metric)
+    assert torch.equal(found.rows[[0, 1, 3, 4]], told[[0, 1, 3, 4]])
+    assert found.rows.shape == (5, 4) and (found.values[2] == -torch.inf).all()
+
+
+def test_threads_are_as_before_when_the_last_one_leaves() -> None:
+    before = torch.get_num_threads()
+    with pytest.raises(KeyError), threads_each(1):
+        raise KeyError
+    assert torch.get_num_threads() == before
+    one, other = threads_each(1), threads_each(1)
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert torch.get_num_threads() == 1
+    other.__exit__(None, None, None)
+    assert torch.get_num_threads() == before

@@ -167,3 +167,34 @@ def real_clusters() -> tuple[torch.Tensor, list[np.ndarray]]:
     table = Checkpoint.open(resolve("demo:minilm")).read("embeddings.word_embeddings.weight")
     order = np.random.default_rng(1).permutation(np.arange(999, len(table)))  # without special and unused tokens
     return table, embed_cluster(table, order, 10, 0.99)
+
+
+@pytest.mark.parametrize(("k", "beta", "dtype"), [(2, 0.99, torch.float32), (3, 0.995, torch.bfloat16)])
+def test_same_clusters_where_most_rows_are_never_looked_at(k: int, beta: float, dtype: torch.dtype) -> None:
+    """Large enough for likely values (nearest/select.py); part of a table with zeros, equal rows and tiny ones."""
+    table = table_of(11, 2100, 16, 40)
+    table[5], table[50:60] = 0, table[50:60] * 1e-23
+    table = table.to(dtype)
+    order = np.random.default_rng(12).permutation(2100)[:2000]
+    slow = literal.embed_cluster(table.double().numpy()[order], k, beta)
+    assert [c.tolist() for c in embed_cluster(table, order, k, beta)] == [order[c].tolist() for c in slow]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+def test_small_clusters_are_merged_one_after_the_other(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the definition, a loop, whichever small clusters are looked at together."""
+    table, k = table_of(13, 500, 16), 6
+    clusters = embed_cluster(table, np.random.default_rng(14).permutation(500), k, 0.96)
+    monkeypatch.setattr("milkglass.schemes.clustering.BLOCK_BYTES", 4 * len(clusters) * rows)
+    unit = torch.nn.functional.normalize(table.double(), dim=1)
+    merged, means = list(clusters), [unit[torch.from_numpy(c)].mean(0) for c in clusters]
+    for i in range(len(merged)):
+        others = [j for j in range(len(merged)) if j != i and len(merged[j])]
+        if 0 < len(merged[i]) < k and others:
+            fitting = [j for j in others if len(merged[j]) + len(merged[i]) < 2 * k] or others
+            j = max(fitting, key=lambda j: float(torch.cosine_similarity(means[i], means[j], dim=0)))
+            sizes = len(merged[i]), len(merged[j])
+            means[j] = (sizes[0] * means[i] + sizes[1] * means[j]) / sum(sizes)
+            merged[j], merged[i] = np.concatenate([merged[j], merged[i]]), merged[i][:0]
+    assert sum(len(c) < k for c in clusters) > 20
+    assert [c.tolist() for c in merge_small(table, clusters, k)] == [c.tolist() for c in merged if len(c)]

@@ -70,7 +70,12 @@ def product(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 
 def lengths(rows: torch.Tensor) -> torch.Tensor:
     """(b,) fp32, at least `TINY`."""
-    return torch.linalg.vector_norm(rows.float(), dim=1).clamp_min_(TINY)
+    rows = rows.float()
+    result = torch.linalg.vector_norm(rows, dim=1)
+    odd = (result < 1e-15) | (result > 1e15)  # squares leave fp32
+    if odd.any():
+        result[odd] = torch.linalg.vector_norm(rows[odd].double(), dim=1).float()
+    return result.clamp_min_(TINY)
 
 
 def blocks(table: torch.Tensor) -> list[slice]:

@@ -15,7 +15,7 @@ Vectors = NDArray[np.float32]
 
 def directions(vectors: Vectors) -> Vectors:
     """Rows of length one. A row of zeros has no direction and stays: its cosine with everything is 0."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))[:, None].astype(vectors.dtype)
     return vectors / np.maximum(norms, np.finfo(np.float32).tiny)
 
 

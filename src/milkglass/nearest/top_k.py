@@ -67,7 +67,8 @@ class ExactIndex:
 
     def _block(self, queries: torch.Tensor, k: int) -> TopK:
         values, slack = self._compared(queries)
-        query, row = _places(values >= (_kth(values, k) - 2 * slack)[:, None])
+        values.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)  # a row without numbers is near nothing
+        query, row = _places(values >= (_kth(values, k) - 2 * slack.nan_to_num(0))[:, None])
         counts = torch.bincount(query, minlength=len(queries))
         first = counts.cumsum(0) - counts
         # In order of the rows, which a stable sort keeps among equal values
@@ -81,20 +82,20 @@ class ExactIndex:
         """(b, n) values, and (b,) by how much each row of them is off at most."""
         if self.metric == "cosine":
             return self.cosines(queries), torch.full((len(queries),), self.cosines.slack, device=queries.device)
-        longest = float(self.cosines.scale.min().reciprocal())
+        longest = float(self.cosines.scale.nan_to_num(torch.inf).min().reciprocal())
         slack = self.cosines.slack * longest * (lengths(queries) + longest)
         return products(queries, self.table).sub_(self.half), slack
 
     def _measured(self, queries: torch.Tensor, query: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         """(p,) of pairs."""
         step = max(1, BLOCK_BYTES // (4 * self.table.shape[1]))
-        norms = lengths(queries)
+        unit = self.metric == "cosine"
+        given = queries / lengths(queries)[:, None] if unit else queries  # products of tiny rows would be zero
         result = list[torch.Tensor]()
         for mine, theirs in zip(query.split(step), row.split(step), strict=True):
-            value = torch.linalg.vecdot(queries[mine], self.table[theirs].float())
-            cosine = value / norms[mine] * self.cosines.scale[theirs]
-            result.append(cosine if self.metric == "cosine" else value - self.half[theirs])
-        return torch.cat(result)
+            value = torch.linalg.vecdot(given[mine], self.table[theirs].float())
+            result.append(value * self.cosines.scale[theirs] if unit else value - self.half[theirs])
+        return torch.cat(result).nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
 def _kth(values: torch.Tensor, k: int) -> torch.Tensor:

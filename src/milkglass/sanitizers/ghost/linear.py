@@ -10,19 +10,25 @@ from typing import Any
 import torch
 
 
-def multiply_by_onednn(model: torch.nn.Module) -> None:
-    """Where torch has it for a processor. The model must not be trained afterwards."""
+def multiply_by_onednn(model: torch.nn.Module, bf16: bool) -> None:
+    """Where torch has it for a processor. The model must not be trained, copied or loaded into afterwards.
+
+    bf16: whether it will be asked in bf16 too.
+    """
     linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if linear is None or not torch.backends.mkldnn.is_available():
         return
     for one in model.modules():
         if type(one) is torch.nn.Linear and one.weight.device.type == "cpu" and one.weight.dtype == torch.float32:
-            rough = [None if part is None else part.detach().bfloat16() for part in (one.weight, one.bias)]
-            one.forward = partial(_linear, linear, (one.weight.detach(), one.bias), rough)  # type: ignore[method-assign]
+            whole = (one.weight.detach(), one.bias)
+            rough = [None if part is None else part.detach().bfloat16() for part in whole] if bf16 else None
+            one.forward = partial(_linear, linear, whole, rough)  # type: ignore[method-assign]
 
 
 def _linear(linear: Any, whole: Any, rough: Any, x: torch.Tensor) -> torch.Tensor:
     in_bf16 = torch.is_autocast_enabled("cpu")
+    if in_bf16 and rough is None:
+        return torch.nn.functional.linear(x, *whole)
     weight, bias = rough if in_bf16 else whole
     result: torch.Tensor = linear(x.bfloat16() if in_bf16 else x, weight, bias, "none", [], "")
     return result

@@ -103,7 +103,7 @@ class Encoder:
         lists = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == count]
         if len(lists) != 1:
             raise UnsupportedModel(f"{len(lists)} lists of {count} layers were found in the model", "one is needed")
-        multiply_by_onednn(model.eval())
+        multiply_by_onednn(model.eval(), quick_in_bf16())
         return cls(model, tuple(lists[0]), causal)
 
     def traces(self, ids: torch.Tensor) -> torch.Tensor:
