@@ -15,7 +15,9 @@ Vectors = NDArray[np.float32]
 
 def directions(vectors: Vectors) -> Vectors:
     """Rows of length one. A row of zeros has no direction and stays: its cosine with everything is 0."""
-    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))[:, None].astype(vectors.dtype)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    odd = ((norms < 1e-15) | (norms > 1e15))[:, 0]  # squares leave fp32
+    norms[odd] = np.linalg.norm(vectors[odd].astype(np.float64), axis=1, keepdims=True)
     return vectors / np.maximum(norms, np.finfo(np.float32).tiny)
 
 
