@@ -15,15 +15,14 @@ import copy
 import json
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from frame.generation import Answers, answered
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation import ContinuousBatchingConfig
 
@@ -32,44 +31,13 @@ from milkglass.client.obfuscate.scramble import scramble
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.schemes.covariant.permuted import Permuted
-from milkglass.server.inference.generator import Generator
-from milkglass.server.inference.runners import runner_named
-from milkglass.server.inference.sampling import SamplingParams
-from milkglass.server.inference.sequence import Sequence
 from milkglass.system import cores
 from tests import tiny
 
 PROMPT, PAGE = 32, 32
-Answer = list[list[int]]
 
 
-def ours(model: Any, runner: str, prompts: Answer, tokens: int) -> Answer:
-    """Through the server's own thread and scheduler."""
-    answers: Answer = [[] for _ in prompts]
-    over = threading.Semaphore(0)
-
-    def heard(place: int) -> Callable[[int, str | None], None]:
-        def on_token(token: int, reason: str | None) -> None:
-            answers[place].append(token)
-            if reason:
-                over.release()
-
-        return on_token
-
-    def failed(error: Exception) -> None:
-        raise SystemExit(f"our engine failed: {error}")
-
-    engine = Generator(runner_named(runner)(model), max_batch=len(prompts), max_waiting=len(prompts))
-    engine.start()
-    sampling = SamplingParams(temperature=0, max_tokens=tokens)
-    engine.submit([Sequence(prompt, sampling, heard(place), failed) for place, prompt in enumerate(prompts)])
-    for _ in prompts:
-        over.acquire()
-    engine.close()
-    return answers
-
-
-def theirs(manager: Any, prompts: Answer, tokens: int) -> Answer:
+def theirs(manager: Any, prompts: Answers, tokens: int) -> Answers:
     order = manager.add_requests(inputs=prompts, max_new_tokens=tokens)
     found: dict[str, list[int]] = {}
     while len(found) < len(prompts):
@@ -99,9 +67,9 @@ def compared(model: Any, streams: int, asked: argparse.Namespace) -> dict[str, A
     ) as manager:
         attention = paged_model.config._attn_implementation
         for turn in range(asked.rounds + 1):  # the first warms up
-            prompts: Answer = rng.integers(20, vocabulary, (streams, PROMPT)).tolist()
+            prompts: Answers = rng.integers(20, vocabulary, (streams, PROMPT)).tolist()
             answers = []
-            runs = {"ours": partial(ours, model, asked.runner), "theirs": partial(theirs, manager)}
+            runs = {"ours": partial(answered, model, runner=asked.runner), "theirs": partial(theirs, manager)}
             for name, run in runs.items():
                 began = time.perf_counter()
                 answers.append(run(prompts, asked.tokens))

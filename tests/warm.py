@@ -1,7 +1,10 @@
 """Python programs as processes that are forked from one which has imported torch and transformers: the imports take
 seconds of processor time, a fork takes none. The code is the product's own, in a process of its own: it has an id, a
-session, descriptors and an exit code, and is signalled and killed as any other. What only a new interpreter shows, how
-it starts and how it ends, is tested by `subprocess`."""
+session, descriptors and an exit code, and is signalled and killed as any other.
+
+What only a new interpreter shows is tested by `subprocess`: how it starts and ends, what it holds back before it writes
+to a pipe (here lines are written at once), and variables that libraries read when they are imported (here they are
+those of the tests)."""
 
 from __future__ import annotations
 

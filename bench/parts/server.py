@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import statistics
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from frame.figure import Figure
+from frame.generation import answered
 from frame.rounds import interleaved, paired
 from frame.texts import tickets
 from transformers import AutoModel, AutoModelForCausalLM
@@ -23,10 +23,6 @@ from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
-from milkglass.server.inference.generator import Generator
-from milkglass.server.inference.runners import runner_named
-from milkglass.server.inference.sampling import SamplingParams
-from milkglass.server.inference.sequence import Sequence
 from milkglass.server.spec import Hyperparameters
 from milkglass.server.training import load
 from parts import fine_tuning
@@ -99,8 +95,8 @@ def _decoder(scratch: Path, rounds: int, threads: int) -> Figure:
     models = [_in_own_memory(one) for one, _ in sides]
     prompts = np.random.default_rng(0).integers(20, len(key.first), (8, PROMPT))
     ours, other = interleaved(
-        lambda: _answered(models[0], sides[0][1][prompts].tolist()),
-        lambda: _answered(models[1], prompts.tolist()),
+        lambda: answered(models[0], sides[0][1][prompts].tolist(), NEW),
+        lambda: answered(models[1], prompts.tolist(), NEW),
         rounds,
     )  # fmt: skip
     speed = len(prompts) * NEW / statistics.median(ours)
@@ -114,33 +110,3 @@ def _in_own_memory(folder: Path) -> Any:
     for one in model.parameters():
         one.data = one.data.clone()
     return model
-
-
-def _answered(model: Any, prompts: list[list[int]]) -> list[list[int]]:
-    answers: list[list[int]] = [[] for _ in prompts]
-    over, faults = threading.Semaphore(0), list[Exception]()
-
-    def heard(place: int) -> Callable[[int, str | None], None]:
-        def on_token(token: int, reason: str | None) -> None:
-            answers[place].append(token)
-            if reason:
-                over.release()
-
-        return on_token
-
-    def failed(error: Exception) -> None:
-        faults.append(error)
-        over.release()
-
-    engine = Generator(runner_named("transformers")(model), max_batch=len(prompts), max_waiting=len(prompts))
-    engine.start()
-    sampling = SamplingParams(temperature=0, max_tokens=NEW)
-    engine.submit([Sequence(prompt, sampling, heard(place), failed) for place, prompt in enumerate(prompts)])
-    for _ in prompts:
-        over.acquire()
-    engine.close()
-    if faults:
-        raise faults[0]
-    if any(len(one) != NEW for one in answers):
-        raise SystemExit(f"an answer has not {NEW} tokens: times cannot be compared")
-    return answers

@@ -149,20 +149,15 @@ def test_commands_without_a_model_load_neither_torch_nor_transformers(tmp_path: 
         assert told in done.stdout + done.stderr and done.stdout.rstrip().endswith("[]"), done
 
 
-def test_a_reader_that_has_enough_is_no_error(owner: tuple[Path, Codec], tmp_path: Path) -> None:
+def test_a_reader_that_has_enough_is_no_error(owner: tuple[Path, Codec]) -> None:
+    """In a new interpreter: what a pipe holds back is written when it ends."""
     folder, _ = owner
-    (tmp_path / "lines").write_text("the nurse called\n" * 20_000)
-    command = [*MILKGLASS, "encode", "--key", str(folder / "owner.mgkey")]
-    with (
-        (tmp_path / "lines").open() as lines,
-        warm.Popen(
-            command, stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-        ) as process,
-    ):
-        head = subprocess.run(["head", "-1"], stdin=process.stdout, capture_output=True, text=True, check=True)
-        process.stdout.close()
-        told = process.stderr.read()
-    assert len(head.stdout.splitlines()) == 1 and not told
+    lines = "the nurse called\n" * 20_000
+    command = f"{sys.executable} -m milkglass.cli.main encode --key {folder / 'owner.mgkey'} | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], input=lines, capture_output=True, text=True, timeout=600, env=environment(), check=True
+    )
+    assert len(done.stdout.splitlines()) == 1 and "Traceback" not in done.stderr
 
 
 def test_ctrl_c_ends_with_130(owner: tuple[Path, Codec]) -> None:

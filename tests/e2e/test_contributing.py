@@ -14,8 +14,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests import warm
-
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(python|diff)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Each example by the name that the tests' ids have, and the suites that must run it without being edited.
@@ -98,13 +96,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(copy: Path, *arguments: str, forked: bool = True) -> subprocess.CompletedProcess[str]:
-    """forked: where torch is imported already. The package and the tests are imported from the copy."""
+def run(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, *arguments]
-    if forked:
-        return warm.run(command, cwd=copy, env=environment, timeout=600)
-    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    program = [sys.executable, *arguments]
+    return subprocess.run(program, cwd=copy, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_an_example_is_a_file_of_few_lines_and_two_lines_in_a_catalogue() -> None:
@@ -124,7 +119,6 @@ def test_the_shared_tests_run_on_every_example(copy: Path) -> None:
     names = " or ".join([*SUITES, *(f"({one.split('/')[1]} and ({words}))" for one, words in WHOLE.items())])
     selected = f"({names}) and not 30522"
     options = ("-q", "-p", "no:cacheprovider", "-o", "addopts=", "--junit-xml", "result.xml", "-k", selected)
-    options = (*options, "-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins were imported before the fork
     done = run(copy, "-m", "pytest", *options, "-m", "not slow", *suites)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     cases = [
@@ -158,5 +152,5 @@ def test_an_example_is_written_as_the_code_is(copy: Path) -> None:
         ("ruff", "format", "--check", "--no-cache", *files),
         ("mypy", "--cache-dir", "cache", *strict),
     ):
-        done = run(copy, "-m", *command, forked=False)
+        done = run(copy, "-m", *command)
         assert done.returncode == 0, done.stdout + done.stderr

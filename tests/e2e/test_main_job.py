@@ -25,7 +25,7 @@ from milkglass.client.key.key import Key
 from milkglass.models.checkpoint import Checkpoint
 from tests import tiny
 from tests.e2e.proxy import Tap
-from tests.warm import Popen, milkglass
+from tests.warm import milkglass
 
 PASSPHRASE = "a passphrase that must stay home"
 TICKETS = [
@@ -77,7 +77,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
     (folder / "bases" / "base-llama" / "chat_template.jinja").unlink()
     output = folder / "output.log"
     with output.open("wb") as log:
-        process = Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "milkglass.cli.main", "serve", "--home", str(folder / "home"), "--port", "0",
              "--base-models", str(folder / "bases")],
             env=os.environ | {"HOME": str(folder / "user"), "OMP_NUM_THREADS": "1"},

@@ -4,8 +4,7 @@ the middle and goes on.
 The limit is RLIMIT_DATA: memory that only this process has and may write to, which a table in memory would be, and not
 the pages of a file that is mapped. It is set to what the child uses after it has scrambled a tiny model, and three
 quarters of the table in fp32: so that the table could be held neither in fp32 nor, beside the blocks that are worked
-on, as it is.
-Blocks are smaller here than they usually are, as the table is; glibc is told to give back what is freed.
+on, as it is. Blocks are smaller here than they usually are, as the table is; glibc is told to give back what is freed.
 """
 
 from __future__ import annotations

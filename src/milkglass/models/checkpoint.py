@@ -63,14 +63,14 @@ class Checkpoint:
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, in its own dtype, in memory of our own (one copy, not a mapping)."""
-        return read_whole(self._numbers(name))
+        return read_whole(self._readable(name))
 
     def mapped(self, name: str) -> torch.Tensor:
         """The whole tensor, in its own dtype, as it lies in its file: for tables, which may be larger than the memory.
         It must not be written to."""
-        return mapped(self._numbers(name))
+        return mapped(self._readable(name))
 
-    def _numbers(self, name: str) -> TensorRef:
+    def _readable(self, name: str) -> TensorRef:
         ref = self.tensors[name]
         if ref.dtype not in DTYPES:
             raise CorruptCheckpoint(f"{name} is stored as {ref.dtype}", f"convert it to one of {', '.join(DTYPES)}")

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
-from milkglass.files import finish
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_json, write_json
 from milkglass.models.safetensors_file import DTYPES, RowBlocks, TensorRef, has_notes, read_header, write_safetensors
 from milkglass.progress import Progress
@@ -72,9 +72,7 @@ class Staging:
         self._save()
 
     def _save(self) -> None:
-        partial = self._log.with_suffix(".tmp")
-        write_json(partial, {"job": self.job, "done": sorted(self.done), "begun": list(self.begun)})
-        partial.replace(self._log)
+        files.write_json(self._log, {"job": self.job, "done": sorted(self.done), "begun": list(self.begun)})
 
     def write(
         self, name: str, refs: list[TensorRef], replaced: Mapping[str, RowBlocks], progress: Progress | None
@@ -96,7 +94,7 @@ class Staging:
 
     def commit(self) -> None:
         self._log.unlink()
-        finish(self.folder, self.target)
+        files.finish(self.folder, self.target)
 
 
 @dataclass(frozen=True)

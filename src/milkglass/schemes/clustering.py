@@ -115,7 +115,7 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
     means = _mean_directions(table, clusters)
     lengths = means.norm(dim=1).clamp_min(TINY)
     sizes = torch.tensor([len(cluster) for cluster in merged])  # 0 once it has joined another
-    for some in torch.nonzero(sizes < k).flatten().split(max(1, BLOCK_BYTES // (4 * len(merged)))):
+    for some in torch.nonzero(sizes < k).flatten().split(max(1, BLOCK_BYTES // (4 * max(1, len(merged))))):
         row_of = {i: row for row, i in enumerate(some.tolist())}
         mine, cosines = means[some], means[some] @ means.T / lengths
         for i, row in row_of.items():

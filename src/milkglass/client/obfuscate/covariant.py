@@ -1,9 +1,9 @@
 """A covariant scheme on a checkpoint: every tensor of a decoder, under coordinates that the key draws.
 
 Tensor by tensor: what is held beside one of them, and its products in fp64, are the family of key matrices, (d, d) in
-fp64, and the secrets of its layer. Gains of
-norms and kappa are folded into what reads after them and become ones, so a head that is tied to the table gets a tensor
-of its own. Noise is drawn in blocks of rows, so that any block can be written again.
+fp64, and the secrets of its layer. Gains of norms and kappa are folded into what reads after them and become ones, so
+a head that is tied to the table gets a tensor of its own. Noise is drawn in blocks of rows, so that any block can be
+written again.
 
 Out of scope: what is drawn (schemes/covariant/), which tensor is which (models/families/).
 """

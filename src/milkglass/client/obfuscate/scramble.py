@@ -4,7 +4,8 @@ ObfusLM, section 4.2: with sigma the key's permutation and W the mixture, row si
 W E; an untied head and its bias are mixed with the same W and permuted alike.
 
 **Memory.** Tables stay in their files, whose pages the system reads and forgets as it needs to, and everything is
-written in blocks of rows. What is held beside some blocks of rows, some 0.3 GB in all:
+written in blocks of rows. What is held beside blocks of rows and of their cosines (docs/performance.md measures a table
+of Llama 3's size):
 
     obfuslm             clusters: k weights a token; while small ones are merged, their means
     obfuslm+            that; the mixed table in its own dtype, since its columns are clustered (plus.py); then (d, d)

@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 
+from milkglass.nearest.onednn import Linear, onednn_linear
+
 
 def multiply_by_onednn(model: torch.nn.Module, bf16: bool) -> None:
     """Where torch has it for a processor. The model must not be trained, copied or loaded into afterwards.
 
     bf16: whether it will be asked in bf16 too.
     """
-    linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    if linear is None or not torch.backends.mkldnn.is_available():
+    linear = onednn_linear()
+    if linear is None:
         return
     for one in model.modules():
         if type(one) is torch.nn.Linear and one.weight.device.type == "cpu" and one.weight.dtype == torch.float32:
@@ -25,10 +27,7 @@ def multiply_by_onednn(model: torch.nn.Module, bf16: bool) -> None:
             one.forward = partial(_linear, linear, whole, rough)  # type: ignore[method-assign]
 
 
-def _linear(linear: Any, whole: Any, rough: Any, x: torch.Tensor) -> torch.Tensor:
-    in_bf16 = torch.is_autocast_enabled("cpu")
-    if in_bf16 and rough is None:
-        return torch.nn.functional.linear(x, *whole)
-    weight, bias = rough if in_bf16 else whole
-    result: torch.Tensor = linear(x.bfloat16() if in_bf16 else x, weight, bias, "none", [], "")
-    return result
+def _linear(linear: Linear, whole: Any, rough: Any, x: torch.Tensor) -> torch.Tensor:
+    if not torch.is_autocast_enabled("cpu"):
+        return linear(x, *whole)
+    return torch.nn.functional.linear(x, *whole) if rough is None else linear(x.bfloat16(), *rough)
