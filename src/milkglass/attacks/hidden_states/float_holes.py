@@ -112,8 +112,7 @@ class _Reader:
     def at(self, place: int) -> Floats:
         """(n, d) the states of all tokens at a place, bounded where rows are."""
         if place not in self.states:
-            blocks = [block.numpy() for _, block in embedded(self.runner, self.size, place + self.unused)]
-            states = np.concatenate(blocks)
+            states = embedded(self.runner, self.size, place + self.unused).numpy()
             if self.noise.clip is not None and self.noise.bounded == "row":
                 size = np.abs(states).mean(1, keepdims=True, dtype=np.float32)
                 states = states * np.minimum(np.float32(self.noise.clip) / size, np.float32(1))

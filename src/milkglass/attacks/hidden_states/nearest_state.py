@@ -15,7 +15,6 @@ attack that is trained on states (`state_inversion.py`) reads more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +25,14 @@ from milkglass import papers
 from milkglass.attacks.forward import body, state
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
+from milkglass.nearest.top_k import ExactIndex
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
-CANDIDATES = 8192  # rows of the table compared at a time
+BLOCK = 8192  # tokens that the embedding layer is given at a time
 ALONE = 512  # tokens run at a time, each in a text of its own
 
 
@@ -85,11 +85,11 @@ class NearestState(Attack):
         """(rows, k) public ids."""
         public_model = required(knowledge.public_model)
         if seen.layer == 0 and family_of(public_model.config).kind == "decoder":  # rows of the table, as they are
-            return self._nearest(seen.hidden.float(), [(0, public_model.table)], budget)
+            return self._nearest(seen.hidden, public_model.table)
         if seen.layer == 0:
             return self._by_position(seen, public_model, budget)
         table = alone(public_model, frame(knowledge.corpus), seen.layer)
-        return self._nearest(seen.hidden.float(), [(0, table)], budget)
+        return self._nearest(seen.hidden, table)
 
     def _by_position(self, seen: Activations, public: Model, budget: Budget) -> Ids:
         size = len(public.table)
@@ -100,36 +100,24 @@ class NearestState(Attack):
             if budget.left() <= 0:
                 break
             rows = np.flatnonzero(within == position)
-            blocks = embedded(runner, size, position + unused)
-            guess[rows] = self._nearest(seen.hidden[torch.from_numpy(rows)].float(), blocks, budget)
+            table = embedded(runner, size, position + unused)
+            guess[rows] = self._nearest(seen.hidden[torch.from_numpy(rows)], table)
         return guess
 
     @torch.inference_mode()
-    def _nearest(self, rows: torch.Tensor, blocks: Any, budget: Budget) -> Ids:
-        """The k best of all blocks, best first.
-
-        Args:
-            blocks: (first id, (m, d)). Rows that time did not reach stay empty.
-        """
-        best = torch.empty(len(rows), 0)
-        ids = torch.empty(len(rows), 0, dtype=torch.long)
-        for first, block in blocks:
-            turned = torch.nn.functional.normalize(block, dim=1).T.contiguous()
-            result = [part @ turned for part in rows.split(CANDIDATES)]
-            near = [one.topk(min(self.k, one.shape[1]), dim=1) for one in result]
-            best = torch.cat([best, torch.cat([one.values for one in near])], 1)
-            ids = torch.cat([ids, torch.cat([one.indices for one in near]) + first], 1)
-            best, kept = best.topk(min(self.k, best.shape[1]), dim=1)
-            ids = ids.gather(1, kept)
-        return ids.numpy()
+    def _nearest(self, rows: torch.Tensor, table: torch.Tensor) -> Ids:
+        """(b, k) the rows of a table (n, d) of the largest cosine with each of rows (b, d), best first."""
+        ids: Ids = ExactIndex.of(table).top_k(rows, self.k).rows.numpy()
+        return ids
 
 
 @torch.inference_mode()
-def embedded(runner: Any, size: int, position: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """What the embeddings give for every token at this place: (first id, (m, d))."""
-    for part in torch.arange(size).split(CANDIDATES):
-        at = torch.full_like(part[:, None], position)
-        yield int(part[0]), runner.embeddings(input_ids=part[:, None], position_ids=at)[:, 0]
+def embedded(runner: Any, size: int, position: int) -> torch.Tensor:
+    """(n, d) what the embeddings give for every token at this place."""
+    parts = []
+    for part in torch.arange(size)[:, None].split(BLOCK):
+        parts.append(runner.embeddings(input_ids=part, position_ids=torch.full_like(part, position))[:, 0])
+    return torch.cat(parts)
 
 
 def frame(corpus: Sequences | None) -> tuple[Ids, Ids]:
