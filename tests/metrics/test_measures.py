@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from milkglass.metrics import recovery
+from milkglass.metrics import interval, recovery
 from milkglass.metrics.interval import ratio, share
 from milkglass.metrics.text import NAMES, likeness
 from milkglass.sequences import Sequences
@@ -28,6 +28,22 @@ def test_sentences_are_resampled_and_not_tokens() -> None:
     found = ratio(hits, weights, np.random.default_rng(0))
     assert (found.value, found.units) == (0.5, 10)
     assert found.high - found.low > 0.4
+
+
+@pytest.mark.parametrize("order", ["drawn", "sorted"])
+def test_many_units_are_dealt_out_and_the_interval_is_the_formulas(order: str) -> None:
+    """The linearised variance of a ratio (Cochran 1977, section 2.11), where units come in any order."""
+    rng = np.random.default_rng(0)
+    weights = rng.integers(1, 40, 3 * interval.HEAPS).astype(np.float64)
+    hits = rng.binomial(weights.astype(np.int64), rng.beta(2, 2, len(weights))).astype(np.float64)
+    if order == "sorted":
+        by = np.argsort(hits / weights)
+        weights, hits = weights[by], hits[by]
+    found = ratio(hits, weights, np.random.default_rng(1))
+    spread = 1.96 * float(np.sqrt(((hits - found.value * weights) ** 2).sum())) / weights.sum()
+    assert found.value == hits.sum() / weights.sum()
+    assert found.units == len(weights)
+    assert found.half_width == pytest.approx(spread, rel=0.15)
 
 
 def test_nothing_to_count_is_not_a_zero() -> None:

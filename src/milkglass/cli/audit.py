@@ -89,12 +89,12 @@ def audit(
 def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
     """Raises UsageError before anybody waits: for a text that is not a file, and where the audit cannot be written, or
     would overwrite another."""
-    sleeping_threads()
-    from milkglass.audit import key_audit
-
     for path in texts:
         if path is not None:
             require_file(path, "give a file with a text a line")
+    sleeping_threads()
+    from milkglass.audit import key_audit
+
     key_audit.require_audit(out, budget)
 
 

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 
 from milkglass import papers
+from milkglass.attacks.embeddings.knn import nearest
 from milkglass.attacks.forward import body, state
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
-from milkglass.nearest.top_k import ExactIndex
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
@@ -85,11 +85,11 @@ class NearestState(Attack):
         """(rows, k) public ids."""
         public_model = required(knowledge.public_model)
         if seen.layer == 0 and family_of(public_model.config).kind == "decoder":  # rows of the table, as they are
-            return self._nearest(seen.hidden, public_model.table)
+            return nearest(seen.hidden, public_model.table, self.k).numpy()
         if seen.layer == 0:
             return self._by_position(seen, public_model, budget)
         table = alone(public_model, frame(knowledge.corpus), seen.layer)
-        return self._nearest(seen.hidden, table)
+        return nearest(seen.hidden, table, self.k).numpy()
 
     def _by_position(self, seen: Activations, public: Model, budget: Budget) -> Ids:
         size = len(public.table)
@@ -101,14 +101,8 @@ class NearestState(Attack):
                 break
             rows = np.flatnonzero(within == position)
             table = embedded(runner, size, position + unused)
-            guess[rows] = self._nearest(seen.hidden[torch.from_numpy(rows)], table)
+            guess[rows] = nearest(seen.hidden[torch.from_numpy(rows)], table, self.k).numpy()
         return guess
-
-    @torch.inference_mode()
-    def _nearest(self, rows: torch.Tensor, table: torch.Tensor) -> Ids:
-        """(b, k) the rows of a table (n, d) of the largest cosine with each of rows (b, d), best first."""
-        ids: Ids = ExactIndex.of(table).top_k(rows, self.k).rows.numpy()
-        return ids
 
 
 @torch.inference_mode()
