@@ -76,7 +76,7 @@ class LAMP(Optimising):
             raise UsageError(f"{self.starts} starts, orders every {self.every} steps", "give at least 1 of each")
 
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        problem = Problem.of(batch, Distance(self.kind, 0.01 if self.kind == "squares" else 0.0), frame)
+        problem = Problem(batch, Distance(self.kind, 0.01 if self.kind == "squares" else 0.0), frame)
         prior = None if batch.corpus is None else Prior.of(batch.corpus, len(problem.embeddings))
         start = scaled(problem, begun(problem, self.starts, self.starts, budget.part(0.2), rng))
         pace = AdamSchedule(self.steps, self.rate, self.decay, pull=PULL[self.kind])
