@@ -163,9 +163,9 @@ def test_embeddings_help_where_text_is_scarce() -> None:
 def test_meetings_are_what_a_loop_finds() -> None:
     rng = np.random.default_rng(0)
     groups = (Group(np.array([3, 1]), np.array([0, 2, 4])), Group(np.array([5, 0]), np.array([4, 1])))
-    blocks = BlockAssignment.of(Candidates(groups, (np.zeros((2, 3)), np.zeros((2, 2)))), 6)
+    blocks = BlockAssignment(Candidates(groups, (np.zeros((2, 3)), np.zeros((2, 2)))), 6)
     seen, public = (Bigrams.of(Sequences.of(rng.integers(0, 6, size=(9, 6))), 6) for _ in range(2))
-    met = BigramJoin.of(blocks, seen, public)
+    met = BigramJoin(blocks, seen, public)
     count = {(a, b): c for a, b, c in zip(public.left.tolist(), public.right.tolist(), public.count, strict=True)}
     expected = []
     for a, b in zip(seen.left, seen.right, strict=True):
@@ -182,7 +182,7 @@ def test_meetings_are_what_a_loop_finds() -> None:
 
 def test_a_soft_assignment_gives_no_public_id_twice() -> None:
     groups = (Group(np.arange(4), np.arange(4)), Group(np.array([4, 5]), np.arange(4, 9)))
-    blocks = BlockAssignment.of(Candidates(groups, (np.zeros((4, 4)), np.zeros((2, 5)))), 9)
+    blocks = BlockAssignment(Candidates(groups, (np.zeros((4, 4)), np.zeros((2, 5)))), 9)
     belief = blocks.balanced(np.random.default_rng(0).normal(size=26), 1.0)
     assert np.allclose(np.bincount(blocks.row, belief), 1)
     assert np.bincount(blocks.column, belief).max() < 1.05

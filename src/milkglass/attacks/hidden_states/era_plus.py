@@ -78,7 +78,7 @@ class ERAPlus(Solver):
         share = (
             np.zeros(tokens) if knowledge.corpus is None else np.log(PublicBigrams.of(knowledge.corpus, tokens).share)
         )
-        table = EvidenceTable.of(result, created, ALL, share, len(created.ids) + 1, size)
+        table = EvidenceTable(result, created, ALL, share, len(created.ids) + 1, size)
         where = np.flatnonzero(table.line[created.ids] >= 0)
         if not len(where):
             return result

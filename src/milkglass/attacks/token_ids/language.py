@@ -127,7 +127,7 @@ class LanguageModel(Solver):
         for number in range(self.rounds):
             seconds = (budget.left() - elapsed) / (self.rounds - number)
             ends = Budget(seconds, stopped=budget.stopped, clock=budget.clock)
-            table = EvidenceTable.of(result, transcript.tokens, self.certain, share, self.contexts, transcript.size)
+            table = EvidenceTable(result, transcript.tokens, self.certain, share, self.contexts, transcript.size)
             self._update(table, reader, transcript, result, ends, rng)
             table.store(table.evidence(self.patience), stored, places, base.groups)
             budget.progress((number + 1) / self.rounds)

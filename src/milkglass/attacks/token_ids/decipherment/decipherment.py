@@ -122,7 +122,7 @@ class Decipherment(Solver):
         if knowledge.candidates is None:
             return self._without(counts, seen, public, pins, step, knowledge.aliases)
         candidates = cribs.pinned(knowledge.candidates, pins, knowledge.aliases)
-        blocks = BlockAssignment.of(candidates, size)
+        blocks = BlockAssignment(candidates, size)
         if not len(blocks.row):
             return candidates
         ratios = self._ratios(knowledge, blocks, public)
