@@ -201,7 +201,7 @@ def test_the_chain_is_a_hidden_markov_model(shared: Scene) -> None:
 
     groups = tuple(Group(np.array([i]), np.array([2 * i, 2 * i + 1])) for i in range(4))
     corpus = Sequences.of(np.random.default_rng(2).integers(0, 8, (60, 6)).tolist())
-    chain = Chain.of(Candidates(groups, tuple(np.zeros((1, 2)) for _ in groups)), corpus, 4, 8)
+    chain = Chain(Candidates(groups, tuple(np.zeros((1, 2)) for _ in groups)), corpus, 4, 8)
     text = np.array([2, 0, 3, 1])
     whole = np.zeros((4, 2))
     for choice in product((0, 1), repeat=4):

@@ -75,7 +75,7 @@ class Symbols:
         """Over the symbols, in the place of ids."""
         groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.members) if len(one))
         alike = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
-        return Chain.of(alike, corpus, len(self.members), len(self.of_token))
+        return Chain(alike, corpus, len(self.members), len(self.of_token))
 
 
 class SymbolReader(torch.nn.Module):
