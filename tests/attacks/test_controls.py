@@ -310,9 +310,7 @@ def obfuslm_plus(size: int, seed: int) -> tuple[Model, Model, Ids]:
 
 def only(model: Model, rows: Tensor) -> Transcript:
     """A transcript of some rows of the table: the others are not graded, and each costs as much."""
-    return Transcript(
-        (Weights(Model(overlaid(model.tensors, {TABLE: model.table[rows]}), model.config)),), len(rows)
-    )
+    return Transcript((Weights(Model(overlaid(model.tensors, {TABLE: model.table[rows]}), model.config)),), len(rows))
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -69,12 +69,14 @@ class Mechanism(Defence):
         layer: layers that the client runs, 0 for the embeddings alone, None for all.
         training: of both halves.
         later: parameters that came later, of the method or its training, with the value that folders without them have.
+        trains_lower: whether the client's half learns; if not, it is the public model's.
     """
 
     layer: int | None = limited(0)
     training: HalvesTraining = field(default_factory=HalvesTraining)
 
     later: ClassVar[Mapping[str, Any]] = {"warmup_ratio": 0.0}
+    trains_lower: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self)
@@ -83,11 +85,6 @@ class Mechanism(Defence):
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         """What is sent for the (t, d) hidden states of one text: (t, d), or (1, d) where the method pools. Gradients
         pass through it in training."""
-
-    @property
-    def trains_lower(self) -> bool:
-        """Whether the client's half learns; if not, it is the public model's."""
-        return True
 
     @property
     def pooled(self) -> bool:

@@ -27,7 +27,7 @@ from milkglass.progress import Progress
 from milkglass.schemes.aliases import Aliased, Slots
 from milkglass.schemes.bands import Bands
 from milkglass.schemes.clustering import Leftover, embed_cluster, merge_small, reach, zero_rows
-from milkglass.schemes.mixture import Draws, Ids, Mixture, Promise, RowMap
+from milkglass.schemes.mixture import Draws, Ids, Mixture, RowMap
 from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.weight_synth import Noise, weight_synth
@@ -120,7 +120,7 @@ class ObfusLM(Scheme):
         """EmbedCluster and WeightSynth over the tokens that take part; WeightSynth once for each alias."""
         clusters = self.groups(table, order, special, progress) if groups is None else groups
         if self.shares:
-            return Shared(Mixture.means(len(table), clusters))
+            return Mixture.means(len(table), clusters)
         parts = [
             Mixture.of(len(table), clusters, weight_synth(table, clusters, self.epsilon, draws(label).laplace))
             for label in noise_labels(self.copies)
@@ -160,19 +160,6 @@ class ObfusLM(Scheme):
             clusters = embed_cluster(table, part, self.k, beta, progress)
             result += merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
         return result
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Every row of a cluster is one: its mean."""
-
-    mixture: Mixture
-
-    def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        return self.mixture.apply(table, rows)
-
-    def promise(self, k: int) -> Promise:
-        return replace(self.mixture.promise(k), shared=True)
 
 
 def noise_labels(copies: int) -> list[str]:

@@ -23,7 +23,7 @@ that a trusted part saves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -35,7 +35,6 @@ from milkglass.hidden_states import halves
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.halves import Upper
-from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.hidden_states.tokens import TokenizedTexts, grouped
 from milkglass.models.checkpoint import Checkpoint
@@ -169,11 +168,11 @@ class GELO(HiddenStateDefence):
     condition: float = limited(10.0, least=1, most=1e4)
     shields: float = limited(0.05, most=1)
     energy: float = limited(100.0, above=0, most=1e6)
-    training: HalvesTraining = field(default_factory=HalvesTraining)
 
     name: ClassVar[str] = "gelo"
     client: ClassVar[type[EncoderClient]] = OffloadingClient
     server: ClassVar[type[EncoderServer]] = ProjectionServer
+    trains_lower: ClassVar[bool] = False  # what is below the cut stays the public model's, as the paper's whole model
     broken: ClassVar[str | None] = (
         "GELO hides which row is whose and not the span of the rows: a public embedding lies in it or does not, and "
         "span-membership reads the text"
@@ -192,15 +191,6 @@ class GELO(HiddenStateDefence):
             return reason
         count = halves.layers_of(base.config)
         return None if self.cut(base) < count else f"no layer is left above the cut, and the model has {count}"
-
-    @property
-    def guarantee(self) -> str | None:
-        return None
-
-    @property
-    def trains_lower(self) -> bool:
-        """What is below the cut stays the public model's, as the paper's whole model is."""
-        return False
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         """In training nothing is mixed: the answer is the same."""
