@@ -244,7 +244,7 @@ def test_a_wrong_order_is_put_right() -> None:
 
 # --- the language model -----------------------------------------------------------------------------------------------
 def test_the_prior_is_witten_and_bell_by_hand() -> None:
-    prior = Prior.of(Sequences.of([[0, 1, 2], [0, 1, 3], [0, 1, 2]]), 5)
+    prior = Prior(Sequences.of([[0, 1, 2], [0, 1, 3], [0, 1, 2]]), 5)
     one = {i: (n + 4 / 5) / (9 + 4) for i, n in enumerate((3, 3, 2, 1, 0))}  # p(c): four kinds of nine
     after = {i: (n + 2 * one[i]) / (3 + 2) for i, n in enumerate((0, 0, 2, 1, 0))}  # p(c | 1): two kinds of three
     last = (2 + 2 * after[2]) / (3 + 2)  # p(2 | 0 1)
@@ -256,20 +256,20 @@ def test_the_prior_is_witten_and_bell_by_hand() -> None:
 
 def test_the_prior_is_a_distribution_and_prefers_a_seen_order() -> None:
     rng = np.random.default_rng(0)
-    prior = Prior.of(Sequences.of([rng.integers(0, 8, 6) for _ in range(30)]), 9)
+    prior = Prior(Sequences.of([rng.integers(0, 8, 6) for _ in range(30)]), 9)
     for before in ([3, 4], [8, 8], [0]):
         costs = [prior.cost(np.array([*before, c])) * (len(before) + 1) for c in range(9)]
         base = prior.cost(np.array(before)) * len(before)
         assert np.exp(base - np.array(costs)).sum() == pytest.approx(1)
-    english = Prior.of(Sequences.of([[5, 6, 7, 8], [1, 5, 6, 7]]), 10)
+    english = Prior(Sequences.of([[5, 6, 7, 8], [1, 5, 6, 7]]), 10)
     assert english.cost(np.array([5, 6, 7])) < english.cost(np.array([7, 6, 5]))
 
 
 def test_the_prior_does_not_read_over_the_end_of_a_text() -> None:
-    prior = Prior.of(Sequences.of([[1, 2], [3, 4]]), 5)
+    prior = Prior(Sequences.of([[1, 2], [3, 4]]), 5)
     assert len(prior.levels[1].keys) == 2
     assert len(prior.levels[2].keys) == 0
-    assert Prior.of(Sequences.of([]), 5).cost(np.array([1, 2])) == pytest.approx(np.log(5))
+    assert Prior(Sequences.of([]), 5).cost(np.array([1, 2])) == pytest.approx(np.log(5))
 
 
 # --- special tokens ---------------------------------------------------------------------------------------------------

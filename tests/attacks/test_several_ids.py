@@ -125,9 +125,9 @@ def test_ranks_are_repeated_for_aliases() -> None:
 
 
 def test_an_alias_is_expected_to_be_sent_a_part_of_its_tokens_count() -> None:
-    public = PublicBigrams.of(Sequences.of([[1] * 600 + [2] * 400]), 3)
+    public = PublicBigrams(Sequences.of([[1] * 600 + [2] * 400]), 3)
     seen = np.array([0.0, 300, 300, 200, 200])
-    one, two = (FrequencyFit.of(seen, public, np.arange(1, 5), np.array([1, 2]), r) for r in (1, 2))
+    one, two = (FrequencyFit(seen, public, np.arange(1, 5), np.array([1, 2]), r) for r in (1, 2))
     assert two.expected == pytest.approx(one.expected / 2)
     assert two.expected[[1, 2]] == pytest.approx([300, 200], rel=0.02)
     assert (

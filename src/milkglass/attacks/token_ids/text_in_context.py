@@ -95,7 +95,7 @@ class Chain:
         self.candidates, self.group = candidates, np.full(ids, -1, np.int64)
         for number, one in enumerate(candidates.groups):
             self.group[one.rows] = number
-        self.share, pairs = PublicBigrams.of(corpus, tokens, ()).share, Bigrams.of(corpus, tokens)
+        self.share, pairs = PublicBigrams(corpus, tokens, ()).share, Bigrams(corpus, tokens)
         self.follows = sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(tokens, tokens))
         self.kinds = np.bincount(pairs.left, minlength=tokens).astype(np.float64)
         self.total = np.bincount(pairs.left, pairs.count, tokens).astype(np.float64)

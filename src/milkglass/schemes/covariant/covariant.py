@@ -64,7 +64,7 @@ class Covariant(Scheme):
         heads = range(shape.key_heads)
         pairs = [self.pairs(shape, draws) for _ in heads]
         mixing = [self.mixing(shape.head_size, draws) for _ in heads]
-        return LayerKeys.of(shape, pairs, mixing, self.neuron_scales(shape.neurons, draws), draws)
+        return LayerKeys(shape, pairs, mixing, self.neuron_scales(shape.neurons, draws), draws)
 
     def row_map(
         self, table: Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,

@@ -77,7 +77,7 @@ class LAMP(Optimising):
 
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         problem = Problem(batch, Distance(self.kind, 0.01 if self.kind == "squares" else 0.0), frame)
-        prior = None if batch.corpus is None else Prior.of(batch.corpus, len(problem.embeddings))
+        prior = None if batch.corpus is None else Prior(batch.corpus, len(problem.embeddings))
         start = scaled(problem, begun(problem, self.starts, self.starts, budget.part(0.2), rng))
         pace = AdamSchedule(self.steps, self.rate, self.decay, pull=PULL[self.kind])
 

@@ -111,8 +111,8 @@ class Decipherment(Solver):
         """The candidates with what the corpus says of them: log posterior, each row's sums to 1. Draws nothing."""
         texts, size = transcript.tokens, transcript.size
         pins = self._pins(texts, knowledge)
-        public = PublicBigrams.of(required(knowledge.corpus), knowledge.tokens(size))
-        seen = {distance: Bigrams.of(texts, size, distance) for distance in public.bigrams}
+        public = PublicBigrams(required(knowledge.corpus), knowledge.tokens(size))
+        seen = {distance: Bigrams(texts, size, distance) for distance in public.bigrams}
 
         def step(share: float) -> bool:
             budget.progress(share)
@@ -157,7 +157,7 @@ class Decipherment(Solver):
     def _frequencies(self, counts: Floats, public: PublicBigrams, blocks: BlockAssignment, aliases: int) -> Floats:
         """(cells,)"""
         free = blocks.widths > 1
-        fit = FrequencyFit.of(counts, public, blocks.rows[free], np.unique(blocks.member[free[blocks.row]]), aliases)
+        fit = FrequencyFit(counts, public, blocks.rows[free], np.unique(blocks.member[free[blocks.row]]), aliases)
         tau = self.tau if self.tau is not None else self.sharper * spread(fit, blocks)
         return fit.scores(blocks.rows[blocks.row], blocks.member, tau)
 
