@@ -135,12 +135,17 @@ class ObfusLM(Scheme):
         return self.cluster(table, order[~outside[order]], progress)
 
     def cluster(self, table: torch.Tensor, order: Ids, progress: Progress | None = None) -> list[Ids]:
-        """The clusters, each an array of rows, seed first."""
-        if self.bands is not None:
-            return self._banded(table, order, progress)
+        """The clusters, each an array of rows, seed first. Each band separately, with a beta that leaves 2k candidates
+        where the band is small."""
         self.require_candidates(len(order))
-        clusters = embed_cluster(table, order, self.k, self.beta, progress)
-        return merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
+        parts, result = [(order, self.beta)], list[Ids]()
+        if self.bands is not None:
+            banded = self.bands.split(order, len(table), self.k)
+            parts = [(part, max(0.0, min(self.beta, 1 - 2 * self.k / len(part)))) for part in banded]
+        for part, beta in parts:
+            clusters = embed_cluster(table, part, self.k, beta, progress)
+            result += merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
+        return result
 
     def require_candidates(self, tokens: int) -> None:
         """Raises UsageError where so few tokens take part that no cluster can have k."""
@@ -150,16 +155,6 @@ class ObfusLM(Scheme):
                 f"{tokens} tokens at beta = {self.beta} leave {allowed} candidates for clusters of {self.k}",
                 "lower beta or k",
             )
-
-    def _banded(self, table: torch.Tensor, order: Ids, progress: Progress | None) -> list[Ids]:
-        """Each band separately, with a beta that leaves 2k candidates where the band is small."""
-        assert self.bands is not None
-        result: list[Ids] = []
-        for part in self.bands.split(order, len(table), self.k):
-            beta = max(0.0, min(self.beta, 1 - 2 * self.k / len(part)))
-            clusters = embed_cluster(table, part, self.k, beta, progress)
-            result += merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
-        return result
 
 
 def noise_labels(copies: int) -> list[str]:
