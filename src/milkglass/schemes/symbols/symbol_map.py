@@ -79,11 +79,6 @@ class SymbolMap:
         """(n,)."""
         return np.frombuffer(_unpacked(self.weights), "<f4").astype(np.float32)
 
-    @property
-    def size(self) -> int:
-        """m', how many symbols there are, those of a single token too."""
-        return int(self.array.max()) + 1
-
     def mixture(self) -> MergedRows:
         """The rows of the symbols (m') as mixtures of the rows of tokens."""
         numbers = self.array

@@ -83,13 +83,12 @@ class EvidenceTable:
 
     def needed(self, texts: Sequences, numbers: Ids) -> Ids:
         """Those of the texts that still hold an id not yet looked at often enough."""
-        expected = np.append(self.seen < self.contexts, False)  # the last one: left alone
-        hits = np.bincount(texts.owner, expected[self.line[texts.ids]], len(texts))
+        hits = np.bincount(texts.owner, self.open_at(texts.ids), len(texts))
         return numbers[hits[numbers] > 0]
 
     def open_at(self, ids: Ids) -> NDArray[np.bool_]:
         """(m,) at which of these scrambled ids to look."""
-        return np.append(self.seen < self.contexts, False)[self.line[ids]]
+        return np.append(self.seen < self.contexts, False)[self.line[ids]]  # the last one: left alone
 
     def update(self, ids: Ids, scores: Floats, doubt: float) -> None:
         """Add what a reader says at some places.
