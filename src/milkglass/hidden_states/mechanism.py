@@ -13,7 +13,7 @@ import torch
 
 from milkglass.hidden_states import halves
 from milkglass.hidden_states.halves import Lower
-from milkglass.hidden_states.tokens import TokenizedTexts
+from milkglass.hidden_states.tokens import TokenizedTexts, padded
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.grid import AddedNoise
 from milkglass.noise.root import NoiseRoot, NoiseStream
@@ -123,20 +123,15 @@ class Mechanism(Defence):
 
     # --- the same for all methods -------------------------------------------------------------------------------------
     def disturbed(self, step: TrainingStep, root: NoiseRoot) -> tuple[torch.Tensor, torch.Tensor]:
-        """What would be sent for a step's texts, padded again, and its mask."""
-        sent = [
-            self._disturbed(row[mask], root.of_text(ids[mask].numpy(), "train", self.drawn_in(step.epoch), int(number)))
-            for row, mask, ids, number in zip(step.hidden, step.mask, step.ids, step.numbers, strict=True)
-        ]
-        lengths = torch.tensor([len(one) for one in sent])
-        padded = torch.nn.utils.rnn.pad_sequence(sent, batch_first=True)
-        return padded, torch.arange(padded.shape[1]) < lengths[:, None]
-
-    def _disturbed(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        """Bound to the states, unless a text has one draw for all epochs: its states differ in their last bits from
-        batch to batch, and binding would make more draws of it than are counted."""
-        once = self.drawn_in(0) == self.drawn_in(1)
-        return self.mechanism(hidden, draws if once else draws.bound(hidden))
+        """What would be sent for a step's texts, padded again, and its mask. Draws are bound to the states, unless a
+        text has one draw for all epochs: its states differ in their last bits from batch to batch, and binding would
+        make more draws of it than are counted."""
+        sent, once = list[torch.Tensor](), self.drawn_in(0) == self.drawn_in(1)
+        for row, mask, ids, number in zip(step.hidden, step.mask, step.ids, step.numbers, strict=True):
+            hidden = row[mask]
+            draws = root.of_text(ids[mask].numpy(), "train", self.drawn_in(step.epoch), int(number))
+            sent.append(self.mechanism(hidden, draws if once else draws.bound(hidden)))
+        return padded(sent)
 
     def drawn_in(self, epoch: int) -> int:
         """Noise is drawn anew where this number is new."""

@@ -58,6 +58,13 @@ def batch_of(encoded: TokenizedTexts, numbers: Ids, pad: int) -> PaddedBatch:
     return PaddedBatch(torch.from_numpy(ids), torch.from_numpy(mask), types, numbers)
 
 
+def padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(b, t, d) the states of texts, zeros after each, and the mask (b, t)."""
+    result = torch.nn.utils.rnn.pad_sequence(list(states), batch_first=True)
+    lengths = torch.tensor([len(one) for one in states])
+    return result, torch.arange(result.shape[1]) < lengths[:, None]
+
+
 def in_batches(encoded: TokenizedTexts, pad: int, tokens: int = TOKENS) -> Iterator[PaddedBatch]:
     """All texts, those of similar length together."""
     for numbers in grouped(encoded.ids.lengths, tokens):

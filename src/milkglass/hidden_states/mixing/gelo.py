@@ -36,7 +36,7 @@ from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.halves import Upper
 from milkglass.hidden_states.server import EncoderServer
-from milkglass.hidden_states.tokens import TokenizedTexts, grouped
+from milkglass.hidden_states.tokens import TokenizedTexts, grouped, padded
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.readers import readers
 from milkglass.noise import mixing
@@ -116,12 +116,11 @@ class OffloadingClient(EncoderClient):
         for numbers in grouped(lengths):
             chosen = [self._pending[i] for i in numbers.tolist()]
             products = [chosen[at][1].unmixed(parts[i]) for at, i in enumerate(numbers.tolist())]
-            hidden = torch.nn.utils.rnn.pad_sequence([states for states, _ in chosen], batch_first=True)
+            hidden, mask = padded([states for states, _ in chosen])
             whole = torch.nn.utils.rnn.pad_sequence(products, batch_first=True)
             widths = [len(one.matrix.get_parameter("weight")) for one in received]
             for one, product in zip(received, whole.split(widths, dim=2), strict=True):
                 one.product = product
-            mask = torch.arange(hidden.shape[1]) < torch.from_numpy(lengths[numbers])[:, None]
             out[torch.from_numpy(numbers)] = upper(hidden, mask)
         return out.numpy()
 

@@ -15,6 +15,7 @@ of the language, and orders are judged by the distance alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -149,16 +150,12 @@ def span_moved(count: int, rng: np.random.Generator, longest: int | None = None)
     return np.insert(rest, to, np.arange(start, start + width))
 
 
-def token_moved(count: int, rng: np.random.Generator) -> Ids:
-    """(count,) with one place put elsewhere."""
-    return span_moved(count, rng, longest=1)
-
-
 def rotated(count: int, rng: np.random.Generator) -> Ids:
     """(count,) with a prefix put at the end."""
     return np.roll(np.arange(count), -int(rng.integers(1, count)))
 
 
+token_moved = partial(span_moved, longest=1)  # one place put elsewhere
 MOVES = (swapped, token_moved, span_moved, rotated)
 
 

@@ -125,7 +125,9 @@ class Decipherment(Solver):
         blocks = BlockAssignment(candidates, size)
         if not len(blocks.row):
             return candidates
-        ratios = self._ratios(knowledge, blocks, public)
+        ratios, model = dict[tuple[int, int], Ratios](), knowledge.public_model
+        if self.profiles is not None and model is not None and public.counts.any():
+            ratios = self.profiles.ratios(model.table, blocks, public)
         weights = {1: 1.0, 2: self.second}
         messages = messages_of(blocks, seen, public, self.alpha, weights, ratios)
         before = np.concatenate([np.maximum(one, UNLIKELIEST).ravel() for one in candidates.likelihood])
@@ -145,14 +147,6 @@ class Decipherment(Solver):
         )
         fresh = ~np.isin(placed[:, 0], leaked[:, 0]) & ~np.isin(placed[:, 1], leaked[:, 1])
         return np.concatenate([leaked, placed[fresh]])
-
-    def _ratios(
-        self, knowledge: Knowledge, blocks: BlockAssignment, public: PublicBigrams
-    ) -> dict[tuple[int, int], Ratios]:
-        model = knowledge.public_model
-        if self.profiles is None or model is None or not public.counts.any():
-            return {}
-        return self.profiles.ratios(model.table, blocks, public)
 
     def _frequencies(self, counts: Floats, public: PublicBigrams, blocks: BlockAssignment, aliases: int) -> Floats:
         """(cells,)"""

@@ -35,9 +35,6 @@ class Schedule:
     temperature: Between
     inertia: float
 
-    def share(self, sweep: int) -> float:
-        return sweep / max(self.sweeps - 1, 1)
-
 
 def between(pair: Between, share: float) -> float:
     return float(pair[0] * (pair[1] / pair[0]) ** share)
@@ -121,7 +118,7 @@ def settle(
     scores = prior
     belief = blocks.balanced(prior, schedule.temperature[0])
     for sweep in range(schedule.sweeps):
-        share = schedule.share(sweep)
+        share = sweep / max(schedule.sweeps - 1, 1)
         doubt = between(schedule.doubt, share)
         evidence = np.zeros(len(prior))
         for message in messages:
