@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +82,6 @@ def grouped(lengths: Ids, tokens: int = TOKENS) -> Iterator[Ids]:
         start = stop
 
 
-@dataclass(frozen=True)
 class PublicTokenizer:
     """A public tokenizer.
 
@@ -92,14 +90,10 @@ class PublicTokenizer:
         size: ids that the model has a row for.
     """
 
-    tokenizer: Any
-    limit: int
-    size: int
-
-    @classmethod
-    def open(cls, folder: Path, max_length: int) -> PublicTokenizer:
-        tokenizer, config = load_tokenizer(folder), read_json(folder / "config.json")
-        return cls(tokenizer, min(longest(folder, tokenizer), max_length), int(config["vocab_size"]))
+    def __init__(self, folder: Path, max_length: int) -> None:
+        self.tokenizer = load_tokenizer(folder)
+        self.limit = min(longest(folder, self.tokenizer), max_length)
+        self.size = int(read_json(folder / "config.json")["vocab_size"])
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> TokenizedTexts:
         """Raises EmptyText or, unless `cut`, TooLong; each names the text's number, from 1."""

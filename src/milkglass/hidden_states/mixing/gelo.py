@@ -39,7 +39,6 @@ from milkglass.hidden_states.server import EncoderServer
 from milkglass.hidden_states.tokens import TokenizedTexts, grouped, padded
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.readers import readers
-from milkglass.noise import mixing
 from milkglass.noise.mixing import MixingMatrix
 from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper
@@ -202,7 +201,7 @@ class GELO(HiddenStateDefence):
     def matrix(self, rows: torch.Tensor, draws: NoiseStream) -> MixingMatrix:
         """A fresh one for rows (t, d)."""
         condition = self.condition if self.mixing == "invertible" else 1.0
-        return mixing.drawn(draws, rows, condition, self.shields_of(len(rows)), self.energy)
+        return MixingMatrix(draws, rows, condition, self.shields_of(len(rows)), self.energy)
 
     def served(self, upper: torch.nn.Module) -> torch.nn.Module:
         assert isinstance(upper, Upper)
