@@ -120,7 +120,7 @@ class Victim:
 def crossed(rows: torch.Tensor, setting: Setting, key: int) -> tuple[torch.Tensor, mixing.MixingMatrix, float]:
     """What is sent for rows (t, d), by which matrix, and the noise on each number."""
     draws, shields = NoiseStream(key.to_bytes(32, "big")), round(setting.shields * len(rows))
-    matrix = mixing.drawn(draws, rows, setting.condition, shields, setting.energy)
+    matrix = mixing.MixingMatrix(draws, rows, setting.condition, shields, setting.energy)
     size = setting.noise * float(rows.square().mean().sqrt())
     mixed = matrix.mixed(rows)
     drawn = torch.from_numpy(np.random.default_rng(key).normal(size=mixed.shape)).float()

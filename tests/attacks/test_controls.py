@@ -24,7 +24,7 @@ from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.attacks.embeddings.ednn import EDNN
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
-from milkglass.attacks.embeddings.known_weight import KnownWeight, OverlaidTensors
+from milkglass.attacks.embeddings.known_weight import KnownWeight, overlaid
 from milkglass.attacks.hidden_states.invbert import InvBert
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.metrics.recovery import Recovery
@@ -109,7 +109,7 @@ class Real:
         sigma = np.random.default_rng(seed).permutation(len(self.kept)).astype(np.int64)
         moved = torch.empty_like(self.model.table)
         moved[torch.from_numpy(sigma)] = change(self.model.table, seed)
-        return Model(OverlaidTensors(self.model.tensors, {TABLE: moved}), self.model.config), sigma
+        return Model(overlaid(self.model.tensors, {TABLE: moved}), self.model.config), sigma
 
     def scene(self, change: Change, most: int = 120) -> tuple[Transcript, Knowledge, Truth]:
         model, sigma = self.simulate(change, 5)
@@ -132,7 +132,7 @@ def real(size: int) -> Real:
     kept = np.sort(np.append(used, np.random.default_rng(0).choice(others, size - len(used), replace=False)))
     number = np.full(ALL, -1, np.int64)
     number[kept] = np.arange(size)
-    smaller = OverlaidTensors(whole.tensors, {TABLE: whole.table[torch.from_numpy(kept)]})
+    smaller = overlaid(whole.tensors, {TABLE: whole.table[torch.from_numpy(kept)]})
     return Real(Model(smaller, {**whole.config, "vocab_size": size}), kept, sent.mapped(number), known.mapped(number))
 
 
@@ -310,9 +310,7 @@ def obfuslm_plus(size: int, seed: int) -> tuple[Model, Model, Ids]:
 
 def only(model: Model, rows: Tensor) -> Transcript:
     """A transcript of some rows of the table: the others are not graded, and each costs as much."""
-    return Transcript(
-        (Weights(Model(OverlaidTensors(model.tensors, {TABLE: model.table[rows]}), model.config)),), len(rows)
-    )
+    return Transcript((Weights(Model(overlaid(model.tensors, {TABLE: model.table[rows]}), model.config)),), len(rows))
 
 
 @pytest.mark.parametrize("size", SIZES)

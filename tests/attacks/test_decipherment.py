@@ -163,9 +163,9 @@ def test_embeddings_help_where_text_is_scarce() -> None:
 def test_meetings_are_what_a_loop_finds() -> None:
     rng = np.random.default_rng(0)
     groups = (Group(np.array([3, 1]), np.array([0, 2, 4])), Group(np.array([5, 0]), np.array([4, 1])))
-    blocks = BlockAssignment.of(Candidates(groups, (np.zeros((2, 3)), np.zeros((2, 2)))), 6)
-    seen, public = (Bigrams.of(Sequences.of(rng.integers(0, 6, size=(9, 6))), 6) for _ in range(2))
-    met = BigramJoin.of(blocks, seen, public)
+    blocks = BlockAssignment(Candidates(groups, (np.zeros((2, 3)), np.zeros((2, 2)))), 6)
+    seen, public = (Bigrams(Sequences.of(rng.integers(0, 6, size=(9, 6))), 6) for _ in range(2))
+    met = BigramJoin(blocks, seen, public)
     count = {(a, b): c for a, b, c in zip(public.left.tolist(), public.right.tolist(), public.count, strict=True)}
     expected = []
     for a, b in zip(seen.left, seen.right, strict=True):
@@ -182,16 +182,16 @@ def test_meetings_are_what_a_loop_finds() -> None:
 
 def test_a_soft_assignment_gives_no_public_id_twice() -> None:
     groups = (Group(np.arange(4), np.arange(4)), Group(np.array([4, 5]), np.arange(4, 9)))
-    blocks = BlockAssignment.of(Candidates(groups, (np.zeros((4, 4)), np.zeros((2, 5)))), 9)
+    blocks = BlockAssignment(Candidates(groups, (np.zeros((4, 4)), np.zeros((2, 5)))), 9)
     belief = blocks.balanced(np.random.default_rng(0).normal(size=26), 1.0)
     assert np.allclose(np.bincount(blocks.row, belief), 1)
     assert np.bincount(blocks.column, belief).max() < 1.05
 
 
 def test_bigrams_stay_within_a_text_and_the_unseen_are_judged_by_their_neighbours() -> None:
-    pairs = Bigrams.of(Sequences.of([[1, 2, 1, 2], [2, 3]]), 5, 1)
+    pairs = Bigrams(Sequences.of([[1, 2, 1, 2], [2, 3]]), 5, 1)
     assert (pairs.left.tolist(), pairs.right.tolist(), pairs.count.tolist()) == ([1, 2, 2], [2, 1, 3], [2, 1, 1])
-    assert Bigrams.of(Sequences.of([[1, 2, 3], [4, 0]]), 5, 2).right.tolist() == [3]
+    assert Bigrams(Sequences.of([[1, 2, 3], [4, 0]]), 5, 2).right.tolist() == [3]
     counts = np.concatenate([np.zeros(1000), np.tile([1.0, 1.0, 0.0], 400)])
     expected = unseen(counts)
     assert expected[100] < 0.01  # a block of reserved ids

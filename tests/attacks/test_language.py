@@ -216,7 +216,7 @@ def test_hardly_any_text_is_no_obstacle(sent: list[list[int]], llama: LlamaForCa
 
 def test_a_place_is_judged_by_the_state_before_it(llama: LlamaForCausalLM) -> None:
     """In parts as long as the model reads at once, and not where nothing is believed."""
-    reader = CausalReader.of(view(llama), Spelling.itself(N))
+    reader = CausalReader(view(llama), Spelling.itself(N))
     rng = np.random.default_rng(0)
     texts = Sequences.of([rng.integers(2, N, 9), [], [5, NO_BELIEF, 7], rng.integers(2, N, 100)])
     found = {int(w): s for one in reader.reads(texts, np.arange(4)) for w, s in zip(one.where, one.states, strict=True)}
@@ -247,7 +247,7 @@ def test_evidence_of_one_place_is_bounded_and_of_many_damped() -> None:
     groups = (Group(np.array([3, 1]), np.array([0, 2])), Group(np.array([0]), np.array([1])))
     found = Candidates(groups, (np.log([[0.6, 0.4], [0.5, 0.5]]), np.zeros((1, 1))))
     texts = Sequences.of([[3, 0], [1, 3, 3], [0, 0]])
-    board = EvidenceTable.of(found, texts, 0.99, np.log(np.full(4, 0.25)), contexts=2, size=4)
+    board = EvidenceTable(found, texts, 0.99, np.log(np.full(4, 0.25)), contexts=2, size=4)
     assert board.urgent(texts, np.random.default_rng(0)).tolist() == [1, 0]  # the last has nothing uncertain
     assert board.open_at(np.array([0, 1, 3])).tolist() == [False, True, True]
     line = board.line[3]

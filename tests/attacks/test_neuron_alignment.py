@@ -76,7 +76,7 @@ def right(public: Model, noise: float, attack: NeuronAlignment) -> float:
 
 
 def entering(model: Model, layer: int) -> torch.Tensor:
-    return NeuronReader.of(model, layer)(torch.arange(model.size))
+    return NeuronReader(model, layer)(torch.arange(model.size))
 
 
 @pytest.mark.parametrize("layer", [0, 1])

@@ -125,9 +125,9 @@ def test_ranks_are_repeated_for_aliases() -> None:
 
 
 def test_an_alias_is_expected_to_be_sent_a_part_of_its_tokens_count() -> None:
-    public = PublicBigrams.of(Sequences.of([[1] * 600 + [2] * 400]), 3)
+    public = PublicBigrams(Sequences.of([[1] * 600 + [2] * 400]), 3)
     seen = np.array([0.0, 300, 300, 200, 200])
-    one, two = (FrequencyFit.of(seen, public, np.arange(1, 5), np.array([1, 2]), r) for r in (1, 2))
+    one, two = (FrequencyFit(seen, public, np.arange(1, 5), np.array([1, 2]), r) for r in (1, 2))
     assert two.expected == pytest.approx(one.expected / 2)
     assert two.expected[[1, 2]] == pytest.approx([300, 200], rel=0.02)
     assert (
@@ -201,7 +201,7 @@ def test_the_chain_is_a_hidden_markov_model(shared: Scene) -> None:
 
     groups = tuple(Group(np.array([i]), np.array([2 * i, 2 * i + 1])) for i in range(4))
     corpus = Sequences.of(np.random.default_rng(2).integers(0, 8, (60, 6)).tolist())
-    chain = Chain.of(Candidates(groups, tuple(np.zeros((1, 2)) for _ in groups)), corpus, 4, 8)
+    chain = Chain(Candidates(groups, tuple(np.zeros((1, 2)) for _ in groups)), corpus, 4, 8)
     text = np.array([2, 0, 3, 1])
     whole = np.zeros((4, 2))
     for choice in product((0, 1), repeat=4):

@@ -80,7 +80,7 @@ def test_a_symbol_of_one_token_is_that_token(public: Model) -> None:
 
 
 def test_its_probabilities_are_of_members_alone_and_add_up(public: Model) -> None:
-    symbols = Symbols.of(candidates(public.size), PAIRS + public.size - TOKENS, public.size)
+    symbols = Symbols(candidates(public.size), PAIRS + public.size - TOKENS, public.size)
     reader = SymbolReader(public, symbols, np.ones(public.size)).eval()
     beliefs = Beliefs(reader, symbols.chain(texts(400, 1)), symbols.members)
     original = texts(5, 2)
@@ -96,7 +96,7 @@ def test_its_probabilities_are_of_members_alone_and_add_up(public: Model) -> Non
 def test_a_token_in_no_group_is_one_of_those(public: Model) -> None:
     groups = candidates(public.size)
     part = Candidates(groups.groups[1:], groups.likelihood[1:])
-    symbols = Symbols.of(part, PAIRS + public.size - TOKENS, public.size)
+    symbols = Symbols(part, PAIRS + public.size - TOKENS, public.size)
     assert symbols.members[-1].tolist() == [0, 1]
     assert symbols.of_id[0] == len(part.groups) == symbols.of_token[0]
 

@@ -98,8 +98,8 @@ def heard(scene: Mapping[str, World]) -> dict[str, Heard]:
 def audited(
     world: World, site: str = "a", names: list[str] | None = None, public: PublicSource = PublicSource()
 ) -> tuple[Leakage, list[UpdateReading]]:
-    texts = SiteTexts.of(world.files / f"{site}.jsonl", world.ready / site, world.model)
-    recorded = RecordedRun.open(world.ready.parent, site, world.model)
+    texts = SiteTexts(world.files / f"{site}.jsonl", world.ready / site, world.model)
+    recorded = RecordedRun(world.ready.parent, site, world.model)
     return leakage(AuditedSite(recorded, texts, opened(world.model)[0], public), names, Budget(60))
 
 
@@ -109,11 +109,11 @@ def of(found: Leakage, name: str) -> AttackResult:
 
 def test_the_rounds_are_done_again_to_the_last_bit(scene: Mapping[str, World], heard: Mapping[str, Heard]) -> None:
     world = scene["ghost"]
-    rounds = [*RecordedRun.open(world.ready.parent, "a", world.model).rounds()]
+    rounds = [*RecordedRun(world.ready.parent, "a", world.model).rounds()]
     assert [one.number for one in rounds] == [0, 1]
     assert all(equal(dict(one.weights), dict(sent)) for one, sent in zip(rounds, heard["ghost"].sent, strict=True))
     assert not equal(dict(rounds[0].weights), dict(rounds[1].weights))
-    assert [one.number for one in RecordedRun.open(world.ready.parent, "b", world.model).rounds()] == [1]
+    assert [one.number for one in RecordedRun(world.ready.parent, "b", world.model).rounds()] == [1]
 
 
 def test_bare_texts_come_back_in_every_round(scene: Mapping[str, World], heard: Mapping[str, Heard]) -> None:
@@ -208,31 +208,31 @@ def test_what_does_not_belong_together_is_refused(
     world = scene["plain"]
     run, model = world.ready.parent, world.model
     with pytest.raises(UsageError, match="no update of site z") as told:
-        RecordedRun.open(run, "z", model)
+        RecordedRun(run, "z", model)
     assert told.value.hint == "its sites: a, b, c"
     with pytest.raises(UsageError, match="is not a run"):
-        RecordedRun.open(tmp_path, "a", model)
+        RecordedRun(tmp_path, "a", model)
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     state = json.loads((copy / "run.json").read_text())
     for wrong in ({"seed": 1}, {"lr": 0.2}):
         (copy / "run.json").write_text(json.dumps(state | {"settings": state["settings"] | wrong}))
         with pytest.raises(UsageError, match="do not lead from this model to the run's weights"):
-            RecordedRun.open(copy, "a", model)
+            RecordedRun(copy, "a", model)
     (copy / "run.json").write_text(json.dumps({name: one for name, one in state.items() if name != "settings"}))
     with pytest.raises(UsageError, match="does not say its settings"):
-        RecordedRun.open(copy, "a", model)
+        RecordedRun(copy, "a", model)
     with pytest.raises((UsageError, PoisonedUpdate)):
         (copy / "run.json").write_text(json.dumps(state))
-        RecordedRun.open(copy, "a", tiny.save("bert", tmp_path / "other"))
+        RecordedRun(copy, "a", tiny.save("bert", tmp_path / "other"))
     lines = (world.files / "a.jsonl").read_text().splitlines()
     for other in (lines[:2], [lines[1], lines[0], lines[2]], [*lines[:2], lines[2].replace(SECRET, "the nurse")]):
         path = tmp_path / "other.jsonl"
         path.write_text("\n".join(other) + "\n")
         with pytest.raises(UsageError, match="other.jsonl holds other"):
-            SiteTexts.of(path, world.ready / "a", model)
+            SiteTexts(path, world.ready / "a", model)
     with pytest.raises(UsageError, match="obfuscated for another model"):
-        SiteTexts.of(world.files / "a.jsonl", scene["ghost"].ready / "a", tmp_path / "other")
+        SiteTexts(world.files / "a.jsonl", scene["ghost"].ready / "a", tmp_path / "other")
 
 
 def test_attackers_are_told_the_shield_and_the_weights_of_the_round(
@@ -247,8 +247,8 @@ def test_attackers_are_told_the_shield_and_the_weights_of_the_round(
 
     monkeypatch.setattr(FreeTokens, "invert", told)
     world = scene["plain"]
-    texts = SiteTexts.of(world.files / "a.jsonl", world.ready / "a", world.model)
-    recorded = RecordedRun.open(world.ready.parent, "a", world.model)
+    texts = SiteTexts(world.files / "a.jsonl", world.ready / "a", world.model)
+    recorded = RecordedRun(world.ready.parent, "a", world.model)
     for defence in (NoDefence(), Dropout()):
         site = AuditedSite(recorded, texts, opened(world.model)[0], defence=defence)
         leakage(site, ["free-tokens"], Budget(60))

@@ -27,7 +27,7 @@ def test_two_halves_are_the_whole(name: str, tmp_path: Path) -> None:
     model = base(tmp_path, name)
     torch.manual_seed(0)
     whole = classifier(model, 3).eval()
-    encoded = PublicTokenizer.open(model.folder, 64).encode([*TEXTS, "it"])
+    encoded = PublicTokenizer(model.folder, 64).encode([*TEXTS, "it"])
     batch = batch_of(encoded, np.arange(5), 0 if name in ("bert", "distilbert") else 1)
     with torch.inference_mode():
         expected = whole(input_ids=batch.ids, attention_mask=batch.mask.long()).logits
@@ -43,7 +43,7 @@ def test_the_lower_half_is_the_models_own_layers(name: str, tmp_path: Path) -> N
 
     model = base(tmp_path, name)
     lower, public = halves.Lower(classifier(model, 2), 1).eval(), AutoModel.from_pretrained(model.folder).eval()
-    batch = batch_of(PublicTokenizer.open(model.folder, 64).encode(TEXTS[:1]), np.arange(1), 0)
+    batch = batch_of(PublicTokenizer(model.folder, 64).encode(TEXTS[:1]), np.arange(1), 0)
     with torch.inference_mode():
         expected = public(input_ids=batch.ids, output_hidden_states=True).hidden_states[1]
         assert torch.allclose(lower(batch), expected, atol=1e-5)
@@ -53,7 +53,7 @@ def test_the_lower_half_is_the_models_own_layers(name: str, tmp_path: Path) -> N
 def test_second_texts_are_told_apart_where_the_model_can(name: str, tmp_path: Path) -> None:
     model = base(tmp_path, name)
     lower = halves.Lower(classifier(model, 2), 1).eval()
-    ids = PublicTokenizer.open(model.folder, 64).encode(TEXTS[:1]).ids
+    ids = PublicTokenizer(model.folder, 64).encode(TEXTS[:1]).ids
     types = (np.arange(len(ids.ids)) > 9).astype(np.int64)
     found = [lower(batch_of(TokenizedTexts(ids, one), np.arange(1), 0)) for one in (None, types)]
     assert torch.allclose(*found, atol=1e-6) == (name == "distilbert")
@@ -116,7 +116,7 @@ def test_a_half_with_other_weights_is_refused(bert: Checkpoint, tmp_path: Path) 
 
 
 def test_texts_that_cannot_be_sent_are_named(bert: Checkpoint) -> None:
-    reader = PublicTokenizer.open(bert.folder, 16)
+    reader = PublicTokenizer(bert.folder, 16)
     with pytest.raises(TooLong, match="text 2 is .* at most 16 fit"):
         reader.encode(["it", TEXTS[0]])
     with pytest.raises(EmptyText, match="text 1 has no token"):
@@ -127,7 +127,7 @@ def test_texts_that_cannot_be_sent_are_named(bert: Checkpoint) -> None:
 
 
 def test_a_special_token_in_a_text_is_text(bert: Checkpoint) -> None:
-    reader = PublicTokenizer.open(bert.folder, 64)
+    reader = PublicTokenizer(bert.folder, 64)
     assert reader.tokenizer.eos_token_id not in reader.encode(["a</s>b"]).ids.ids
 
 
@@ -139,7 +139,7 @@ def test_every_text_is_in_one_batch_and_none_is_too_large() -> None:
 
 
 def test_batches_hold_the_ids_of_their_texts(bert: Checkpoint) -> None:
-    encoded = PublicTokenizer.open(bert.folder, 64).encode(TEXTS)
+    encoded = PublicTokenizer(bert.folder, 64).encode(TEXTS)
     texts = list(encoded.ids)
     for batch in in_batches(encoded, 0, 60):
         for row, mask, number in zip(batch.ids, batch.mask, batch.numbers, strict=True):

@@ -118,7 +118,7 @@ def test_the_control_learns_and_sends_what_was_computed(send: str, bert: Checkpo
     (one,), (two,) = client.send(text), client.send(text)
     assert isinstance(one, Activations) and isinstance(two, Activations)
     assert torch.equal(one.hidden, two.hidden)
-    encoded = PublicTokenizer.open(bert.folder, 32).encode(text)
+    encoded = PublicTokenizer(bert.folder, 32).encode(text)
     with torch.inference_mode():
         states = client.lower(batch_of(encoded, np.array([0]), client.lower.pad))[0]
     expected = {"tokens": states, "mean": states.mean(0)[None], "first": states[:1]}[send]
@@ -206,7 +206,7 @@ def test_the_adversary_pulls_the_encoder_the_other_way(bert: Checkpoint) -> None
     """The gradient that reaches the client's half is -w_adv times the adversary's own."""
     defence = CAPE(epsilon=50.0, w_adv=0.7)
     lower = halves.Lower(classifier(bert, 2), 2).eval()
-    encoded = PublicTokenizer.open(bert.folder, 32).encode(task(8).texts)
+    encoded = PublicTokenizer(bert.folder, 32).encode(task(8).texts)
     adversary = defence.aids(bert, lower, encoded, defence.root(SECRET))
     assert isinstance(adversary, cape.WordAdversary)
     batch = batch_of(encoded, np.arange(8), 0)
@@ -225,6 +225,5 @@ def test_the_adversary_pulls_the_encoder_the_other_way(bert: Checkpoint) -> None
 
 def test_a_text_is_cut_in_training_alone(bert: Checkpoint) -> None:
     assert (
-        PublicTokenizer.open(bert.folder, 8).encode(["my father has a fever since yesterday"], cut=True).ids.lengths[0]
-        == 8
+        PublicTokenizer(bert.folder, 8).encode(["my father has a fever since yesterday"], cut=True).ids.lengths[0] == 8
     )

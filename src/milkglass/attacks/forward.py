@@ -83,9 +83,7 @@ def within(
 
 def stacked(sequences: Sequences, numbers: Ids) -> torch.Tensor:
     """(b, t) the ids of sequences of one length."""
-    starts = np.cumsum(sequences.lengths)[numbers] - sequences.lengths[numbers]
-    places = starts[:, None] + np.arange(int(sequences.lengths[numbers[0]]))
-    return torch.from_numpy(sequences.ids[places])
+    return torch.from_numpy(sequences.ids[places(sequences, numbers)].reshape(len(numbers), -1))
 
 
 def places(sequences: Sequences, numbers: Ids) -> Ids:

@@ -96,7 +96,7 @@ def key_budget(
     if best is None or "corpus" not in attacks[best.attack].assumes:
         return ()
     points = []
-    alike = RunOptions(use_minimum=False, own_stream=False, own_budget=lambda: budget)
+    alike = RunOptions(use_minimum=False, own_budget=lambda: budget)
     for adversary in reversed(scene.adversaries):
         if adversary.knowledge.corpus is None:
             continue

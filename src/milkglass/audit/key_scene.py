@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from milkglass.attacks.embeddings.known_weight import OverlaidTensors
+from milkglass.attacks.embeddings.known_weight import overlaid
 from milkglass.audit.decontaminate import without_private
 from milkglass.audit.scene import ALIKE, KNOWN, LEAST, OTHER, Adversary, Scene, require_texts
 from milkglass.client.codec.codec import Codec
@@ -95,7 +95,7 @@ def uploaded(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model
     changed = {name: rows.rows(0, result.base.tensors[name].shape[0]) for name, rows in result.rows.items()}
     config = scrambled_configs(base, key).config
     promise = replace(result.mixture.promise(scheme_of(key).k), condition=result.condition)
-    return Model(OverlaidTensors(Stored(result.base), changed), config), promise
+    return Model(overlaid(Stored(result.base), changed), config), promise
 
 
 # --- from files -------------------------------------------------------------------------------------------------------

@@ -37,12 +37,11 @@ class RunOptions:
 
     Attributes:
         use_minimum: whether an attack's `min_seconds` counts; a recipe decides itself how long an attack may take.
-        own_stream: whether each attack draws from the seed and its name, or all alike from the seed.
-        own_budget: the budget of the next attack, where each has one of its own. None: shares of the whole.
+        own_budget: the budget of the next attack, where each has one of its own: then all draw alike from the seed.
+            None: shares of the whole, and each draws from the seed and its name.
     """
 
     use_minimum: bool = True
-    own_stream: bool = True
     own_budget: Callable[[], Budget] | None = None
 
 
@@ -207,7 +206,7 @@ class _Runner:
         return Budget(seconds, stopped=self.budget.stopped, clock=self.budget.clock)
 
     def _rng(self, turn: AttackTurn) -> np.random.Generator:
-        return np.random.default_rng([self.seed, *turn.name.encode()] if self.rules.own_stream else self.seed)
+        return np.random.default_rng([self.seed, *turn.name.encode()] if self.rules.own_budget is None else self.seed)
 
 
 def _file_name(turn: AttackTurn, who: Adversary) -> str:

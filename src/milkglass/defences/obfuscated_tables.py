@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
@@ -36,9 +35,6 @@ from milkglass.threat.defence import Defence, LabelledTexts
 class TableClient(TokenClient):
     """Where a token has several ids, the choice follows from the secret and the text: the same text is sent equally
     again, which shows that it is the same, and a recipe's cells can be made again. (A `Codec` alone draws anew.)"""
-
-    def before(self, texts: Sequence[str]) -> list[str]:
-        return list(texts)
 
     def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         if self.codec.choices is None:
@@ -75,10 +71,6 @@ class Plain(Defence):
     paper: ClassVar[Paper | None] = None
     broken: ClassVar[str | None] = "it hides nothing"
 
-    @property
-    def guarantee(self) -> str | None:
-        return None
-
     def document(self) -> dict[str, Any]:
         return {"name": self.name}
 
@@ -102,7 +94,8 @@ class Plain(Defence):
 
 @dataclass(frozen=True)
 class TableDefence(Defence):
-    """A scheme of `schemes/`: the vocabulary permuted, the tables rewritten.
+    """A scheme of `schemes/`: the vocabulary permuted, the tables rewritten. It has no guarantee: ObfusLM's
+    (k, epsilon)-anonymity is nominal, since its sensitivity depends on the data.
 
     Attributes:
         bands: the factor of frequency bands that are counted on the corpus. None: no bands, or bands that the scheme
@@ -114,11 +107,6 @@ class TableDefence(Defence):
 
     name: ClassVar[str] = "table"
     paper: ClassVar[Paper | None] = None
-
-    @property
-    def guarantee(self) -> str | None:
-        """None: ObfusLM's (k, epsilon)-anonymity is nominal, since its sensitivity depends on the data."""
-        return None
 
     def document(self) -> dict[str, Any]:
         """Bands by their factor: the corpus says the rest."""

@@ -92,9 +92,6 @@ class SanitizedTokensClient(SanitizingClient):
 
     mechanism: Sanitizer = field(repr=False)
 
-    def before(self, texts: Sequence[str]) -> list[str]:
-        return list(texts)
-
     def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         """A pair's tokens are drawn by both texts."""
         whole = super().encoded(texts, pairs)
@@ -108,7 +105,8 @@ class SanitizedTokensClient(SanitizingClient):
 
 @dataclass(frozen=True)
 class SanitizerDefence(Defence):
-    """A sanitizer in front of a public model.
+    """A sanitizer in front of a public model. It has no guarantee of its own: what is proved depends on the table, and
+    the client half's sanitizer or mechanism says it.
 
     Attributes:
         method: the mechanism and its parameters.
@@ -132,11 +130,6 @@ class SanitizerDefence(Defence):
             )
         if self.by == "tokens":
             self.method.require_by_tokens()
-
-    @property
-    def guarantee(self) -> str | None:
-        """None: what is proved depends on the table; the client half's sanitizer or mechanism says it."""
-        return None
 
     def refuses(self, base: Checkpoint) -> str | None:
         return unreadable(base)

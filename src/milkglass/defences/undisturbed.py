@@ -38,10 +38,6 @@ class Undisturbed(HiddenStateDefence):
     paper: ClassVar[Paper] = papers.ours("The same halves with nothing disturbed")
 
     @property
-    def guarantee(self) -> None:
-        return None
-
-    @property
     def pooled(self) -> bool:
         return self.send != "tokens"
 

@@ -31,10 +31,6 @@ from milkglass.papers import Paper
 from milkglass.parameters import limited
 
 DELTA = 1e-5  # of a guarantee in words
-_PAPER = papers.DLG.but(
-    "The gradient is clipped first, as GHOST's comparison does.",
-    "The level is a standard deviation, not a variance; a Laplacian has it too, instead of its scale.",
-)
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,10 @@ class AdditiveNoise(GradientDefence):
     clip: float | None = limited(1.0, above=0, hint="1 is common; leave it out for none")
 
     law: ClassVar[Literal["gaussian", "laplace"]]
-    paper: ClassVar[Paper | None] = _PAPER
+    paper: ClassVar[Paper | None] = papers.DLG.but(
+        "The gradient is clipped first, as GHOST's comparison does.",
+        "The level is a standard deviation, not a variance; a Laplacian has it too, instead of its scale.",
+    )
 
     @property
     def deviation(self) -> float:

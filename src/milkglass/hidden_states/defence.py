@@ -65,7 +65,7 @@ class HiddenStateDefence(Mechanism):
     ) -> tuple[Client, Server]:
         labels, classes = self._required(base, corpus, secret, folder)
         assert corpus is not None
-        root, reader = self.root(secret), PublicTokenizer.open(base.folder, self.training.max_length)
+        root, reader = self.root(secret), PublicTokenizer(base.folder, self.training.max_length)
         encoded = reader.encode(corpus.texts, corpus.pairs, cut=True)
         with ALONE:
             with torch.random.fork_rng(devices=[]):
@@ -132,7 +132,7 @@ class HiddenStateDefence(Mechanism):
             secret, sent = bytes.fromhex(about["secret"]), int(about["sent"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpoint(f"{folder.name} has no secret", "restore it from a copy") from error
-        reader = PublicTokenizer.open(base.folder, self.training.max_length)
+        reader = PublicTokenizer(base.folder, self.training.max_length)
         return self.client(self, base, reader, lower, secret, sent, kept)
 
 

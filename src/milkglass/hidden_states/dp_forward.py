@@ -20,7 +20,7 @@ paper, neighbours are texts of one length (padded to it, they would be any two).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -29,7 +29,6 @@ import torch
 from milkglass import papers
 from milkglass.accounting import epsilon_of, sigma_of, upward
 from milkglass.hidden_states.defence import HiddenStateDefence
-from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.noise import clipping, grid
 from milkglass.noise.grid import AddedNoise
 from milkglass.noise.root import NoiseStream
@@ -57,9 +56,9 @@ class DPForward(HiddenStateDefence):
     where: Literal["local", "central"] = "local"
     sensitivity: Literal["replace", "paper"] = "replace"
     redraw: bool = True
-    training: HalvesTraining = field(default_factory=HalvesTraining)
 
     name: ClassVar[str] = "dp-forward"
+    trains_lower: ClassVar[bool] = False
     paper: ClassVar[Paper] = papers.DP_FORWARD.but(
         "The sensitivity of a clipped input is 2 C, not 1: it holds for any other text.",
         "The noise is isotropic. The paper's matrix mechanism (aMGM) has covariances of rows and columns too.",
@@ -92,10 +91,6 @@ class DPForward(HiddenStateDefence):
             f"each text sent is ({upward(self.spent())}, {self.delta!r})-DP for {neighbours}, and sending more about "
             f"it adds up; a text in training is {trained}; labels and lengths are not protected"
         )
-
-    @property
-    def trains_lower(self) -> bool:
-        return False
 
     @property
     def quiet(self) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from milkglass.hidden_states import halves
 from milkglass.hidden_states.halves import Lower
-from milkglass.hidden_states.tokens import TokenizedTexts
+from milkglass.hidden_states.tokens import TokenizedTexts, padded
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.grid import AddedNoise
 from milkglass.noise.root import NoiseRoot, NoiseStream
@@ -69,12 +69,14 @@ class Mechanism(Defence):
         layer: layers that the client runs, 0 for the embeddings alone, None for all.
         training: of both halves.
         later: parameters that came later, of the method or its training, with the value that folders without them have.
+        trains_lower: whether the client's half learns; if not, it is the public model's.
     """
 
     layer: int | None = limited(0)
     training: HalvesTraining = field(default_factory=HalvesTraining)
 
     later: ClassVar[Mapping[str, Any]] = {"warmup_ratio": 0.0}
+    trains_lower: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self)
@@ -83,11 +85,6 @@ class Mechanism(Defence):
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         """What is sent for the (t, d) hidden states of one text: (t, d), or (1, d) where the method pools. Gradients
         pass through it in training."""
-
-    @property
-    def trains_lower(self) -> bool:
-        """Whether the client's half learns; if not, it is the public model's."""
-        return True
 
     @property
     def pooled(self) -> bool:
@@ -126,20 +123,15 @@ class Mechanism(Defence):
 
     # --- the same for all methods -------------------------------------------------------------------------------------
     def disturbed(self, step: TrainingStep, root: NoiseRoot) -> tuple[torch.Tensor, torch.Tensor]:
-        """What would be sent for a step's texts, padded again, and its mask."""
-        sent = [
-            self._disturbed(row[mask], root.of_text(ids[mask].numpy(), "train", self.drawn_in(step.epoch), int(number)))
-            for row, mask, ids, number in zip(step.hidden, step.mask, step.ids, step.numbers, strict=True)
-        ]
-        lengths = torch.tensor([len(one) for one in sent])
-        padded = torch.nn.utils.rnn.pad_sequence(sent, batch_first=True)
-        return padded, torch.arange(padded.shape[1]) < lengths[:, None]
-
-    def _disturbed(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        """Bound to the states, unless a text has one draw for all epochs: its states differ in their last bits from
-        batch to batch, and binding would make more draws of it than are counted."""
-        once = self.drawn_in(0) == self.drawn_in(1)
-        return self.mechanism(hidden, draws if once else draws.bound(hidden))
+        """What would be sent for a step's texts, padded again, and its mask. Draws are bound to the states, unless a
+        text has one draw for all epochs: its states differ in their last bits from batch to batch, and binding would
+        make more draws of it than are counted."""
+        sent, once = list[torch.Tensor](), self.drawn_in(0) == self.drawn_in(1)
+        for row, mask, ids, number in zip(step.hidden, step.mask, step.ids, step.numbers, strict=True):
+            hidden = row[mask]
+            draws = root.of_text(ids[mask].numpy(), "train", self.drawn_in(step.epoch), int(number))
+            sent.append(self.mechanism(hidden, draws if once else draws.bound(hidden)))
+        return padded(sent)
 
     def drawn_in(self, epoch: int) -> int:
         """Noise is drawn anew where this number is new."""

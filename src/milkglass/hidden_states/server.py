@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.hidden_states.halves import CONFIG, described
-from milkglass.hidden_states.tokens import grouped
+from milkglass.hidden_states.tokens import grouped, padded
 from milkglass.models.view import Model
 from milkglass.threat.defence import Server
 from milkglass.threat.observations import Activations, Observation, Weights
@@ -62,8 +62,7 @@ class EncoderServer(Server):
         rows = list(torch.split(sent.hidden.float(), sent.lengths.tolist()))
         out: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         for numbers in grouped(sent.lengths):
-            hidden = torch.nn.utils.rnn.pad_sequence([rows[i] for i in numbers.tolist()], batch_first=True)
-            mask = torch.arange(hidden.shape[1]) < torch.from_numpy(sent.lengths[numbers])[:, None]
-            for number, logits in zip(numbers.tolist(), self._upper(hidden, mask), strict=True):
+            answers = self._upper(*padded([rows[i] for i in numbers.tolist()]))
+            for number, logits in zip(numbers.tolist(), answers, strict=True):
                 out[number] = logits
         return torch.stack(out).numpy() if out else np.empty((0, int(self._about["classes"])), np.float32)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -58,6 +57,13 @@ def batch_of(encoded: TokenizedTexts, numbers: Ids, pad: int) -> PaddedBatch:
     return PaddedBatch(torch.from_numpy(ids), torch.from_numpy(mask), types, numbers)
 
 
+def padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(b, t, d) the states of texts, zeros after each, and the mask (b, t)."""
+    result = torch.nn.utils.rnn.pad_sequence(list(states), batch_first=True)
+    lengths = torch.tensor([len(one) for one in states])
+    return result, torch.arange(result.shape[1]) < lengths[:, None]
+
+
 def in_batches(encoded: TokenizedTexts, pad: int, tokens: int = TOKENS) -> Iterator[PaddedBatch]:
     """All texts, those of similar length together."""
     for numbers in grouped(encoded.ids.lengths, tokens):
@@ -76,7 +82,6 @@ def grouped(lengths: Ids, tokens: int = TOKENS) -> Iterator[Ids]:
         start = stop
 
 
-@dataclass(frozen=True)
 class PublicTokenizer:
     """A public tokenizer.
 
@@ -85,14 +90,10 @@ class PublicTokenizer:
         size: ids that the model has a row for.
     """
 
-    tokenizer: Any
-    limit: int
-    size: int
-
-    @classmethod
-    def open(cls, folder: Path, max_length: int) -> PublicTokenizer:
-        tokenizer, config = load_tokenizer(folder), read_json(folder / "config.json")
-        return cls(tokenizer, min(longest(folder, tokenizer), max_length), int(config["vocab_size"]))
+    def __init__(self, folder: Path, max_length: int) -> None:
+        self.tokenizer = load_tokenizer(folder)
+        self.limit = min(longest(folder, self.tokenizer), max_length)
+        self.size = int(read_json(folder / "config.json")["vocab_size"])
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> TokenizedTexts:
         """Raises EmptyText or, unless `cut`, TooLong; each names the text's number, from 1."""

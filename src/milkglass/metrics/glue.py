@@ -50,31 +50,29 @@ def _of_class_1(guess: Numbers, truth: Numbers) -> NDArray[np.float64]:
 
 def macro_f1(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
     """The mean of F1 over the classes that occur in the truth; 0 for one that no guess names."""
-    _require_alike(guess, truth)
-    classes = np.unique(truth)
-    there = (truth[:, None] == classes).astype(np.float64)  # (u, c)
-    named = there + (guess[:, None] == classes)
-    right = there * (guess == truth)[:, None]
-
-    def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        below = counts @ named
-        each = np.divide(2 * (counts @ right), below, out=np.full(below.shape, np.nan), where=counts @ there > 0)
-        return np.asarray(np.nanmean(each, axis=1))  # a draw that lost a rare class is of the others
-
-    return resampled(statistic, len(truth), rng)
+    return _of_classes(guess, truth, rng, lambda right, named, there: (2 * right, named + there))
 
 
 def macro_recall(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
     """The mean over the classes that occur of the share of each that was found."""
+    return _of_classes(guess, truth, rng, lambda right, named, there: (right, there))
+
+
+def _of_classes(
+    guess: Numbers, truth: Numbers, rng: np.random.Generator,
+    parts: Callable[[Numbers, Numbers, Numbers], tuple[Numbers, Numbers]],
+) -> Interval:  # fmt: skip
+    """The mean of a ratio over the classes that occur in the truth. parts: what is added up above and below the line,
+    of (u, c) which examples are named rightly, are named so, and are so."""
     _require_alike(guess, truth)
     classes = np.unique(truth)
-    there = (truth[:, None] == classes).astype(np.float64)  # (u, c)
-    right = there * (guess == truth)[:, None]
+    there, named = ((one[:, None] == classes).astype(np.float64) for one in (truth, guess))
+    above, below = parts(there * named, named, there)
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        below = counts @ there
-        recall = np.divide(counts @ right, below, out=np.full(below.shape, np.nan), where=below > 0)
-        return np.asarray(np.nanmean(recall, axis=1))  # a draw that lost a rare class is of the others
+        total = counts @ below
+        each = np.divide(counts @ above, total, out=np.full(total.shape, np.nan), where=counts @ there > 0)
+        return np.asarray(np.nanmean(each, axis=1))  # a draw that lost a rare class is of the others
 
     return resampled(statistic, len(truth), rng)
 

@@ -201,21 +201,9 @@ def quotation(text: str, a: Arguments) -> bool:
 
 
 # --- case and marks ---------------------------------------------------------------------------------------------------
-def english_capital(text: str, a: Arguments) -> bool:
-    return text.isupper() and _latin(text)
-
-
-def english_lowercase(text: str, a: Arguments) -> bool:
-    return text.islower() and _latin(text)
-
-
 def capital_word_frequency(text: str, a: Arguments) -> bool:
     many = sum(word.isupper() for word in _WORD.findall(text))
     return compared(many, a["capital_relation"], a["capital_frequency"])
-
-
-def no_comma(text: str, a: Arguments) -> bool:
-    return "," not in text
 
 
 RULES: Mapping[str, tuple[Rule, tuple[str, ...]]] = {  # the rule, and the arguments that it needs
@@ -241,8 +229,8 @@ RULES: Mapping[str, tuple[Rule, tuple[str, ...]]] = {  # the rule, and the argum
     "combination:two_responses": (two_responses, ()),
     "startend:end_checker": (end_checker, ("end_phrase",)),
     "startend:quotation": (quotation, ()),
-    "change_case:english_capital": (english_capital, ()),
-    "change_case:english_lowercase": (english_lowercase, ()),
+    "change_case:english_capital": (lambda text, a: text.isupper() and _latin(text), ()),
+    "change_case:english_lowercase": (lambda text, a: text.islower() and _latin(text), ()),
     "change_case:capital_word_frequency": (capital_word_frequency, ("capital_relation", "capital_frequency")),
-    "punctuation:no_comma": (no_comma, ()),
+    "punctuation:no_comma": (lambda text, a: "," not in text, ()),
 }  # fmt: skip

@@ -76,10 +76,8 @@ def texts(
     selected = np.flatnonzero(truth.lengths)
     if len(selected) > TEXTS:
         selected = np.sort(rng.choice(selected, TEXTS, replace=False))
-    pairs = zip(truth.chosen(selected), guess.chosen(selected), strict=True)
-    rows = np.array([text.likeness(read(one), read(other)) for one, other in pairs]).reshape(-1, len(text.NAMES))
-    ones = np.ones(len(rows))
-    return {name: ratio(rows[:, i], ones, rng) for i, name in enumerate(text.NAMES)}
+    guesses, originals = ([read(one) for one in part.chosen(selected)] for part in (guess, truth))
+    return text.rouge(guesses, originals, rng)
 
 
 def bags(guess: tuple[Ids, ...], truth: Sequences, rng: np.random.Generator) -> dict[str, Interval]:

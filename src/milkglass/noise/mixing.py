@@ -12,16 +12,14 @@ Out of scope: why rows are combined, and what that hides. It does not hide their
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from milkglass.noise.root import NoiseStream
 
 
-@dataclass(frozen=True, eq=False)
 class MixingMatrix:
-    """One matrix, for one batch of rows.
+    """A fresh matrix, for one batch of rows.
 
     Attributes:
         matrix: (t + k, t + k) A, fp64.
@@ -29,9 +27,24 @@ class MixingMatrix:
         shields: (k, d) S, fp64.
     """
 
-    matrix: torch.Tensor
-    inverse: torch.Tensor
-    shields: torch.Tensor
+    def __init__(
+        self, draws: NoiseStream, rows: torch.Tensor, condition: float = 1.0, shields: int = 0, energy: float = 1.0
+    ) -> None:
+        """For rows (t, d).
+
+        Args:
+            condition: c, 1 or more; 1: A is orthogonal.
+            shields: k, Gaussian directions.
+            energy: squared length of each shield, in units of the rows' mean squared length.
+        """
+        size, width = len(rows) + shields, rows.shape[1]
+        left, right = (draws.orthogonal(size) for _ in range(2))
+        uniform = torch.from_numpy(draws.stream.uniform(size))
+        stretch = (math.log(condition) * (uniform - 0.5)).exp()
+        directions = torch.nn.functional.normalize(draws.gaussian(shields, width).double(), dim=1)
+        length = float(rows.double().square().sum(1).mean() * energy) ** 0.5
+        self.matrix, self.inverse = (left * stretch) @ right, (right.T / stretch) @ left.T
+        self.shields = directions * length
 
     def mixed(self, rows: torch.Tensor) -> torch.Tensor:
         """(t + k, d) U for rows (t, d), of their dtype."""
@@ -41,22 +54,3 @@ class MixingMatrix:
         """(t, m) H W for the answer (t + k, m) to U, of its dtype."""
         rows = len(self.matrix) - len(self.shields)
         return (self.inverse[:rows] @ answer.double()).to(answer.dtype)
-
-
-def drawn(
-    draws: NoiseStream, rows: torch.Tensor, condition: float = 1.0, shields: int = 0, energy: float = 1.0
-) -> MixingMatrix:
-    """A fresh matrix for rows (t, d).
-
-    Args:
-        condition: c, 1 or more; 1: A is orthogonal.
-        shields: k, Gaussian directions.
-        energy: squared length of each shield, in units of the rows' mean squared length.
-    """
-    size, width = len(rows) + shields, rows.shape[1]
-    left, right = (draws.orthogonal(size) for _ in range(2))
-    uniform = torch.from_numpy(draws.stream.uniform(size))
-    stretch = (math.log(condition) * (uniform - 0.5)).exp()
-    directions = torch.nn.functional.normalize(draws.gaussian(shields, width).double(), dim=1)
-    length = float(rows.double().square().sum(1).mean() * energy) ** 0.5
-    return MixingMatrix((left * stretch) @ right, (right.T / stretch) @ left.T, directions * length)

@@ -93,7 +93,10 @@ def _named(
         elif flawed:
             yield place, {}
         else:
-            raise uneven(place, len(cells), len(names))
+            raise CodecError(
+                f"{place} has {len(cells)} cells, and there are {len(names)} columns",
+                "check its tabs or quotes: a cell that holds the delimiter needs quotes",
+            )
     if names is None:
         raise EmptyText(f"{path.name} is empty", "give at least one row")
 
@@ -205,10 +208,3 @@ def parquet(path: Path, needed: Sequence[str], texts: Sequence[str] = ()) -> Row
             for row in batch.to_pylist():
                 number += 1
                 yield Place(path.name, number, "row"), row
-
-
-def uneven(place: Place, cells: int, columns: int) -> CodecError:
-    return CodecError(
-        f"{place} has {cells} cells, and there are {columns} columns",
-        "check its tabs or quotes: a cell that holds the delimiter needs quotes",
-    )

@@ -31,14 +31,14 @@ from milkglass.papers import Paper, ours
 from milkglass.parameters import limited
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
-from milkglass.schemes.mixture import Draws, Ids, Mixture, Promise
+from milkglass.schemes.mixture import Draws, Ids
 from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.symbols import diversity
 from milkglass.schemes.symbols.diversity import DiversityLimits
 from milkglass.schemes.symbols.finder import Evidence, MapFinder
 from milkglass.schemes.symbols.kmeans import KMeans
 from milkglass.schemes.symbols.learnt import Learnt
-from milkglass.schemes.symbols.symbol_map import HINT, SymbolMap
+from milkglass.schemes.symbols.symbol_map import HINT, MergedRows, SymbolMap
 
 UNSEEN = 0.3  # occurrences that a token which was never counted is taken to have
 
@@ -146,31 +146,7 @@ class Coarse(Scheme):
         if len(self._map.array) != len(table):
             raise UsageError(f"the map is of {len(self._map.array)} tokens, the table has {len(table)}", HINT)
         progress(len(order))
-        return MergedRows(self._map.mixture())
-
-
-@dataclass(frozen=True)
-class MergedRows:
-    """One row a symbol: the weighted mean of its tokens."""
-
-    mixture: Mixture
-
-    def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        return self.mixture.apply(table, rows)
-
-    def promise(self, k: int) -> Promise:
-        """verbatim: tokens with a symbol of their own."""
-        several = self.mixture.sizes[self.mixture.sizes > 1]
-        sizes, counts = np.unique(several, return_counts=True)
-        return Promise(
-            k=k,
-            clusters=len(several),
-            sizes={int(size): int(count) for size, count in zip(sizes, counts, strict=True)},
-            below_k=int(several[several < k].sum()),
-            singletons=0,
-            verbatim=int((self.mixture.sizes == 1).sum()),
-            shared=True,
-        )
+        return self._map.mixture()
 
 
 def mass_of(counts: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ Out of scope: how the clusters and the weights came about (obfuslm.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -52,6 +52,7 @@ class Mixture:
     members: NDArray[np.int64]
     weights: NDArray[np.float32]
     sizes: NDArray[np.int64]  # (n,) size of each row's cluster, 0 outside every cluster
+    shared: bool = False  # whether all rows of a cluster are one
 
     @classmethod
     def of(cls, n: int, clusters: list[Ids], weights: list[NDArray[np.float32]]) -> Mixture:
@@ -107,7 +108,8 @@ class Mixture:
     def means(cls, n: int, clusters: list[Ids]) -> Mixture:
         """Every row of a cluster is the mean of its members."""
         sizes = [len(cluster) for cluster in clusters]
-        return cls.of(n, clusters, [np.full((size, size), 1 / size, np.float32) for size in sizes])
+        same = cls.of(n, clusters, [np.full((size, size), 1 / size, np.float32) for size in sizes])
+        return replace(same, shared=True)
 
     def promise(self, k: int) -> Promise:
         clustered = self.sizes[self.sizes > 0]
@@ -120,6 +122,7 @@ class Mixture:
             below_k=int((clustered < k).sum()),
             singletons=int((clustered == 1).sum()),
             verbatim=int((self.sizes == 0).sum()),
+            shared=self.shared,
         )
 
 

@@ -27,7 +27,7 @@ from milkglass.progress import Progress
 from milkglass.schemes.aliases import Aliased, Slots
 from milkglass.schemes.bands import Bands
 from milkglass.schemes.clustering import Leftover, embed_cluster, merge_small, reach, zero_rows
-from milkglass.schemes.mixture import Draws, Ids, Mixture, Promise, RowMap
+from milkglass.schemes.mixture import Draws, Ids, Mixture, RowMap
 from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.weight_synth import Noise, weight_synth
@@ -120,7 +120,7 @@ class ObfusLM(Scheme):
         """EmbedCluster and WeightSynth over the tokens that take part; WeightSynth once for each alias."""
         clusters = self.groups(table, order, special, progress) if groups is None else groups
         if self.shares:
-            return Shared(Mixture.means(len(table), clusters))
+            return Mixture.means(len(table), clusters)
         parts = [
             Mixture.of(len(table), clusters, weight_synth(table, clusters, self.epsilon, draws(label).laplace))
             for label in noise_labels(self.copies)
@@ -135,12 +135,17 @@ class ObfusLM(Scheme):
         return self.cluster(table, order[~outside[order]], progress)
 
     def cluster(self, table: torch.Tensor, order: Ids, progress: Progress | None = None) -> list[Ids]:
-        """The clusters, each an array of rows, seed first."""
-        if self.bands is not None:
-            return self._banded(table, order, progress)
+        """The clusters, each an array of rows, seed first. Each band separately, with a beta that leaves 2k candidates
+        where the band is small."""
         self.require_candidates(len(order))
-        clusters = embed_cluster(table, order, self.k, self.beta, progress)
-        return merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
+        parts, result = [(order, self.beta)], list[Ids]()
+        if self.bands is not None:
+            banded = self.bands.split(order, len(table), self.k)
+            parts = [(part, max(0.0, min(self.beta, 1 - 2 * self.k / len(part)))) for part in banded]
+        for part, beta in parts:
+            clusters = embed_cluster(table, part, self.k, beta, progress)
+            result += merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
+        return result
 
     def require_candidates(self, tokens: int) -> None:
         """Raises UsageError where so few tokens take part that no cluster can have k."""
@@ -150,29 +155,6 @@ class ObfusLM(Scheme):
                 f"{tokens} tokens at beta = {self.beta} leave {allowed} candidates for clusters of {self.k}",
                 "lower beta or k",
             )
-
-    def _banded(self, table: torch.Tensor, order: Ids, progress: Progress | None) -> list[Ids]:
-        """Each band separately, with a beta that leaves 2k candidates where the band is small."""
-        assert self.bands is not None
-        result: list[Ids] = []
-        for part in self.bands.split(order, len(table), self.k):
-            beta = max(0.0, min(self.beta, 1 - 2 * self.k / len(part)))
-            clusters = embed_cluster(table, part, self.k, beta, progress)
-            result += merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
-        return result
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Every row of a cluster is one: its mean."""
-
-    mixture: Mixture
-
-    def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        return self.mixture.apply(table, rows)
-
-    def promise(self, k: int) -> Promise:
-        return replace(self.mixture.promise(k), shared=True)
 
 
 def noise_labels(copies: int) -> list[str]:

@@ -34,20 +34,22 @@ class Scheme(abc.ABC):
         name: as a key file keeps it.
         broken: why it must not be relied on.
         hashed: whether the permutation sorts keyed hashes.
+        needs_heads: whether heads and neurons are rewritten too, so that the parts of a layer must be known.
     """
 
     name: ClassVar[str]
     paper: ClassVar[Paper]
     broken: ClassVar[str | None] = None
     hashed: ClassVar[bool] = False
+    needs_heads: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(self)
 
     @property
-    @abc.abstractmethod
     def k(self) -> int:
         """Among how many tokens each is meant to hide; 1 promises nothing."""
+        return 1
 
     @property
     def copies(self) -> int:
@@ -73,11 +75,6 @@ class Scheme(abc.ABC):
     def needs_whole_layers(self) -> bool:
         """Whether tensors of every layer are rewritten, so that the model's layout must be known."""
         return self.plus is not None
-
-    @property
-    def needs_heads(self) -> bool:
-        """Whether heads and neurons are rewritten too, so that the parts of a layer must be known."""
-        return False
 
     def stream_width(self, width: int, heads: int) -> int:
         """D, the dimensions of the new stream. width: d. heads: must divide D, as configs of some models demand."""

@@ -42,10 +42,6 @@ class SentinelLMs(Scheme):
         "Positions and token types keep their embeddings: which token it is, is what the scheme would hide.",
     )
 
-    @property
-    def k(self) -> int:
-        return 1
-
     def row_map(
         self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
         slots: Slots, groups: list[Ids] | None = None,

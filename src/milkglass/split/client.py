@@ -102,7 +102,7 @@ def require_sendable(
     require_base(described(folder), folder, base)
     require_pairs(about, pairs is not None)
     length = restored(about.method, about.parameters, about.training).training.max_length
-    PublicTokenizer.open(base.folder, length).encode(texts, pairs)
+    PublicTokenizer(base.folder, length).encode(texts, pairs)
 
 
 def require_pairs(about: folders.ClientAbout, pairs: bool) -> None:

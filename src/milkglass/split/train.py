@@ -79,7 +79,7 @@ def require_readable(
     model that cannot be cut, UsageError for a length that is beyond it or has no room for a text, CodecError for a text
     without a token."""
     defence.require(base)
-    reader = PublicTokenizer.open(base.folder, UNLIMITED)
+    reader = PublicTokenizer(base.folder, UNLIMITED)
     special = reader.tokenizer.num_special_tokens_to_add(pair=data.pairs)
     least, most = special + (2 if data.pairs else 1), reader.limit
     if max_length is not None and not least <= max_length <= most:

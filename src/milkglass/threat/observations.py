@@ -145,11 +145,6 @@ class Transcript:
         return self.model.table
 
     @property
-    def width(self) -> int:
-        """d, without reading the table."""
-        return self.model.width
-
-    @property
     def model(self) -> Model:
         """The scrambled model; as uploaded, if that was seen, since training only blurs it.
 

@@ -87,7 +87,7 @@ def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", bud
 
 def same_width(transcript: Transcript, knowledge: Knowledge) -> str | None:
     """Why rows cannot be compared; None: they can."""
-    seen, public = transcript.width, required(knowledge.public_model).width
+    seen, public = transcript.model.width, required(knowledge.public_model).width
     return None if seen == public else f"the scrambled embeddings have {seen} dimensions, the public ones {public}"
 
 

@@ -21,8 +21,10 @@ public ones (fine-tuned at most), and where no matrix is a public one multiplied
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -85,7 +87,7 @@ def undone(public: Model, seen: Model, tolerance: float) -> Model | str:
         if max(near) <= closeness(rows, original):
             return "the layers were transformed, but undoing that brings the tables no nearer to the public ones"
         changed[name] = undo(value, ways[int(np.argmax(near))])
-    return Model(OverlaidTensors(public.tensors, changed), seen.config)
+    return Model(overlaid(public.tensors, changed), seen.config)
 
 
 def closeness(rows: Tensor, original: Tensor) -> float:
@@ -106,21 +108,9 @@ def _tables(public: Model, seen: Model) -> Iterator[tuple[Tensor, str, Tensor]]:
             yield known.float(), name, seen.tensors[name].float()
 
 
-@dataclass(frozen=True)
-class OverlaidTensors(Mapping[str, Tensor]):
-    """Tensors of a model, but for those that were changed."""
-
-    base: Mapping[str, Tensor]
-    changed: Mapping[str, Tensor]
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.changed[name] if name in self.changed else self.base[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self.base, *self.changed]))
-
-    def __len__(self) -> int:
-        return len(dict.fromkeys([*self.base, *self.changed]))
+def overlaid(base: Mapping[str, Tensor], changed: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Tensors of a model, but for those that were changed; none is read before it is asked for."""
+    return ChainMap(cast("dict[str, Tensor]", changed), cast("dict[str, Tensor]", base))
 
 
 @dataclass(frozen=True)

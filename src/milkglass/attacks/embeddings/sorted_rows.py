@@ -33,7 +33,7 @@ never changed. gram.py and known_weight.py find the transformation itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -79,9 +79,7 @@ class SortableRows:
     def distance(self, points: int) -> float:
         """From the fingerprints of a sample of rows seen to their nearest public ones, by what is usual: the median."""
         part = self.seen[torch.linspace(0, len(self.seen) - 1, min(SAMPLE, len(self.seen))).long()]
-        apart = torch.cdist(
-            fingerprints(part, self.seen_reader, points), fingerprints(self.public, self.public_reader, points)
-        )
+        apart = torch.cdist(*replace(self, seen=part).fingerprints(points))
         return float((apart.amin(1) / apart.median(1).values.clamp_min(1e-30)).median())
 
     def fingerprints(self, points: int) -> tuple[Tensor, Tensor]:

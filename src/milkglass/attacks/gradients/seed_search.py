@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -86,34 +86,30 @@ class SeedSearch(Inversion):
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = required(table_gradient(batch))
         seed = self.seed(grad, budget)
-        return dealt(None if seed is None else bag(_Drawn.of(grad).bare(grad, seed)), batch)
+        return dealt(None if seed is None else bag(_Drawn(grad).bare(grad, seed)), batch)
 
     def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
         """The 32 bits that the noise of the embeddings' gradient (v, d) follows from; None where no seed fits."""
-        drawn = _Drawn.of(grad)
+        drawn = _Drawn(grad)
         tests = drawn.tests(grad[0].double().numpy())
         passing = search(tests, self.first, self.count, lambda: budget.left() <= 0, self.threads)
         return next((one for one in passing if drawn.fits(grad, one)), None)
 
 
-@dataclass(frozen=True)
 class _Drawn:
     """How the noise was drawn.
 
     Attributes:
+        gaussian: else it is Laplacian.
         width: its standard deviation, by the middle of all entries, which are noise nearly.
     """
 
-    gaussian: bool
-    width: float = field(repr=False)
-
-    @classmethod
-    def of(cls, grad: torch.Tensor) -> _Drawn:
+    def __init__(self, grad: torch.Tensor) -> None:
         sizes = grad.double().abs().flatten()[: 1 << 22]
         deviation = float(sizes.square().mean().sqrt())
         # half of a normal variable's sizes are below 0.674 deviations, half of a Laplacian's below 0.490
-        gaussian = float(sizes.median()) / deviation > 0.58
-        return cls(gaussian, float(sizes.median()) / (0.674490 if gaussian else math.log(2) / math.sqrt(2)))
+        self.gaussian = float(sizes.median()) / deviation > 0.58
+        self.width = float(sizes.median()) / (0.674490 if self.gaussian else math.log(2) / math.sqrt(2))
 
     def tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
         return self._gaussian_tests(row) if self.gaussian else self._laplace_tests(row)

@@ -57,7 +57,9 @@ class Span:
         # By what lies in the span: wrong by 1e-3 where little lies outside.
         result = (1 - inside.square().sum(-1) / sizes).clamp_min(0).sqrt().double()
         near = (result < SCREEN).nonzero()[:, 0]
-        result[near] = self._exact(flat[near].double())
+        close = flat[near].double() if self.through is None else flat[near].double() @ self.through.double().T
+        rest = close - (close @ self.basis) @ self.basis.T  # by what lies outside
+        result[near] = rest.norm(dim=-1) / close.norm(dim=-1).clamp_min(1e-300)
         if self.values is not None:
             result = result / self._explained(inside, sizes, self.values)
         return result.reshape(vectors.shape[:-1])
@@ -71,13 +73,6 @@ class Span:
         """
         off = self.error * (inside / values.float()).norm(dim=-1) / sizes.sqrt()
         return torch.hypot(off, torch.tensor(FORWARD)).double()
-
-    def _exact(self, rows: Tensor) -> Tensor:
-        """By what lies outside."""
-        if self.through is not None:
-            rows = rows @ self.through.double().T
-        rest = rows - (rows @ self.basis) @ self.basis.T
-        return rest.norm(dim=-1) / rows.norm(dim=-1).clamp_min(1e-300)
 
 
 def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:

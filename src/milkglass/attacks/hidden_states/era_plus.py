@@ -75,10 +75,8 @@ class ERAPlus(Solver):
         before, known = states(transcript)
         created = transcript.outputs.kept(known)  # the places of which the model says something
         tokens = knowledge.tokens(size)
-        share = (
-            np.zeros(tokens) if knowledge.corpus is None else np.log(PublicBigrams.of(knowledge.corpus, tokens).share)
-        )
-        table = EvidenceTable.of(result, created, ALL, share, len(created.ids) + 1, size)
+        share = np.zeros(tokens) if knowledge.corpus is None else np.log(PublicBigrams(knowledge.corpus, tokens).share)
+        table = EvidenceTable(result, created, ALL, share, len(created.ids) + 1, size)
         where = np.flatnonzero(table.line[created.ids] >= 0)
         if not len(where):
             return result

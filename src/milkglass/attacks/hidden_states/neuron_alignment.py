@@ -32,7 +32,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from milkglass import papers
 from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures
@@ -49,7 +48,6 @@ PROBE = 4  # a sample over this is enough for them
 LEAST = 1e-6  # share of the largest variance below which a direction holds rounding errors alone
 
 
-@dataclass(frozen=True)
 class NeuronReader:
     """A model that is cut after one feed-forward layer, which reads each id as a text of its own.
 
@@ -58,14 +56,10 @@ class NeuronReader:
         matrix: whose outputs enter the nonlinearity.
     """
 
-    network: PreTrainedModel
-    matrix: torch.nn.Module
-
-    @classmethod
-    def of(cls, model: Model, layer: int) -> NeuronReader:
+    def __init__(self, model: Model, layer: int) -> None:
         """layer: counted from 0."""
-        network, end = body(model, layer + 1), family_of(model.config).neurons
-        return cls(network, [one for name, one in network.named_modules() if name.endswith(end)][layer])
+        self.network, end = body(model, layer + 1), family_of(model.config).neurons
+        self.matrix = [one for name, one in self.network.named_modules() if name.endswith(end)][layer]
 
     def __call__(self, ids: Tensor, noise: Tensor | None = None) -> Tensor:
         """(n, f) what enters the nonlinearity for each of `ids` (n,). noise: (n, d) on their embeddings, this once."""
@@ -164,8 +158,8 @@ class NeuronAlignment(NearestRows):
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
         public = required(knowledge.public_model)
-        neurons = NeuronReader.of(transcript.model, self.layer)(torch.arange(transcript.model.size))
-        read, some = NeuronReader.of(public, self.layer), _some(public.size, self.sample, rng)
+        neurons = NeuronReader(transcript.model, self.layer)(torch.arange(transcript.model.size))
+        read, some = NeuronReader(public, self.layer), _some(public.size, self.sample, rng)
         deviation = public.table.std()
         drawn = deviation * torch.from_numpy(rng.standard_normal((len(some), public.width), dtype=np.float32))
         probe = _some(len(some), max(1, len(some) // PROBE), rng)

@@ -30,7 +30,7 @@ import torch
 
 from milkglass.attacks.forward import body
 from milkglass.attacks.gradients.dager import prefixes
-from milkglass.attacks.gradients.dager.layers import SpanTokens, depends_on_position, entrance, tokens
+from milkglass.attacks.gradients.dager.layers import Entrance, SpanTokens, depends_on_position, tokens
 from milkglass.attacks.gradients.spans import EDGE, Span, sent_rows
 from milkglass.models.view import Model
 from milkglass.papers import ours
@@ -120,7 +120,7 @@ class SpanReader:
 
     def __init__(self, public: Model, attack: SpanMembership) -> None:
         self.attack, self.step = attack, SharedStep(body(public, 2))
-        self.low = entrance(self.step, 0)
+        self.low = Entrance(self.step, 0)
         self.size, self.decoder = len(self.step.table), self.step.kind == "decoder"
         self.placed = depends_on_position(self.low)
 
@@ -155,7 +155,7 @@ class SpanReader:
         found = self.spanned(rows, length)
         if span is None or not found.at(0):
             return result
-        high, attack = entrance(self.step, 1), self.attack
+        high, attack = Entrance(self.step, 1), self.attack
         grown = prefixes.grown(high, [span], found, length, attack.tolerance, attack.most, budget)
         whole = prefixes.chosen(high, grown, 1, [length])
         if whole and len(whole[0]) == length:

@@ -21,6 +21,7 @@ import numpy as np
 
 from milkglass import papers
 from milkglass.attacks.token_ids.channel import Channel, Neighbours, became, read, rehearsed
+from milkglass.attacks.token_ids.decipherment.bigrams import looked_up
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
@@ -60,7 +61,7 @@ class ShadowDecoding(Attack):
         corpus = required(knowledge.corpus)
         sent = rehearsed(knowledge, self.rehearsals, rng)
         channel = self.channel(required(knowledge.candidates), corpus, sent, transcript.size)
-        neighbours = Neighbours.of(corpus, transcript.size, channel.share, self.mix)
+        neighbours = Neighbours(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))
 
@@ -79,10 +80,7 @@ class ShadowDecoding(Attack):
         p[:, 0] = 1.0
         for group, evenly in zip(known.groups, known.likelihood, strict=True):
             for row, even in zip(group.rows.tolist(), evenly, strict=True):
-                at = np.minimum(np.searchsorted(keys, row * size + group.members), max(0, len(keys) - 1))
-                hits = np.zeros(len(group.members))
-                if len(keys):
-                    hits = np.where(keys[at] == row * size + group.members, counts[at], 0.0)
+                hits = looked_up(keys, counts, row * size + group.members)
                 provided = (hits + self.prior * np.exp(even)) / (times[group.members] + self.prior)
                 best = np.argsort(-provided * (share[group.members] + 1e-9), kind="stable")[: self.candidates]
                 behind[row], p[row] = NO_BELIEF, 0.0

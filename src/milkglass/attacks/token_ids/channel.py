@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, summed
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, looked_up, summed
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
@@ -82,7 +82,6 @@ def learnt(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int, ca
     return Channel(table, p, share)
 
 
-@dataclass(frozen=True)
 class Neighbours:
     """p(x | w) of the public text.
 
@@ -92,25 +91,17 @@ class Neighbours:
         times: (n,) of w.
     """
 
-    keys: Ids
-    count: Floats
-    times: Floats
-    share: Floats
-    mix: float
-
-    @classmethod
-    def of(cls, texts: Sequences, size: int, share: Floats, mix: float) -> Neighbours:
-        pairs = Bigrams.of(texts, size)
-        times = summed(pairs.left, pairs.count, size)
-        return cls(pairs.left * size + pairs.right, pairs.count, times, share, mix)
+    def __init__(self, texts: Sequences, size: int, share: Floats, mix: float) -> None:
+        pairs, self.share, self.mix = Bigrams(texts, size), share, mix
+        self.keys, self.count = pairs.left * size + pairs.right, pairs.count
+        self.times = summed(pairs.left, pairs.count, size)
 
     def between(self, left: Ids, right: Ids) -> Floats:
         """(a, b) p(right | left); never zero."""
         if not len(self.keys):
             return np.tile(self.share[right] + 1e-9, (len(left), 1))
         expected = left[:, None] * len(self.share) + right[None, :]
-        at = np.minimum(np.searchsorted(self.keys, expected), len(self.keys) - 1)
-        seen = np.where(self.keys[at] == expected, self.count[at], 0.0)
+        seen = looked_up(self.keys, self.count, expected)
         provided = seen / np.maximum(self.times[left], 1.0)[:, None]
         return np.asarray((1 - self.mix) * (self.share[right] + 1e-9)[None, :] + self.mix * provided)
 
@@ -185,7 +176,7 @@ class ChannelAttack(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
         channel = learnt(corpus, rehearsed(knowledge, self.rehearsals, rng), transcript.size, self.candidates)
-        neighbours = Neighbours.of(corpus, transcript.size, channel.share, self.mix)
+        neighbours = Neighbours(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         guess[:, 0] = transcript.tokens.ids  # what time does not reach is read as it was sent
         return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))

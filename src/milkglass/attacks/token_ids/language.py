@@ -120,14 +120,14 @@ class LanguageModel(Solver):
         if budget.left() <= elapsed or not len(transcript.tokens.ids):
             return result
         reader = self._opened(knowledge)
-        share = np.log(PublicBigrams.of(required(knowledge.corpus), knowledge.tokens(transcript.size)).share)
+        share = np.log(PublicBigrams(required(knowledge.corpus), knowledge.tokens(transcript.size)).share)
         prior = restricted(required(knowledge.candidates), base.groups, transcript.size)
         stored = [np.zeros_like(one) for one in prior]
         places = np.zeros(transcript.size, np.int64)
         for number in range(self.rounds):
             seconds = (budget.left() - elapsed) / (self.rounds - number)
             ends = Budget(seconds, stopped=budget.stopped, clock=budget.clock)
-            table = EvidenceTable.of(result, transcript.tokens, self.certain, share, self.contexts, transcript.size)
+            table = EvidenceTable(result, transcript.tokens, self.certain, share, self.contexts, transcript.size)
             self._update(table, reader, transcript, result, ends, rng)
             table.store(table.evidence(self.patience), stored, places, base.groups)
             budget.progress((number + 1) / self.rounds)
@@ -141,12 +141,12 @@ class LanguageModel(Solver):
         public, corpus = required(knowledge.public_model), required(knowledge.corpus)
         size = len(public.table)
         if family_of(public.config).kind == "decoder":
-            return CausalReader.of(public, Spelling.itself(size))
+            return CausalReader(public, Spelling.itself(size))
         folder = resolve(self.reader)
         own = tokenizer_of(required(public.folder))
         common = np.argsort(-corpus.counts(size), kind="stable").tolist()
         anchor = next((one for one in common if own.decode([one]).isalpha()), common[0])
-        return CausalReader.of(Model.open(folder), Spelling.between(own, tokenizer_of(folder), size, anchor))
+        return CausalReader(Model.open(folder), Spelling.between(own, tokenizer_of(folder), size, anchor))
 
     def _update(
         self,

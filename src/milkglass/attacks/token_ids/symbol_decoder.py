@@ -47,7 +47,6 @@ UNSEEN = 0.05  # occurrences of a token that the public text lacks
 READ = 512  # tokens read at a time
 
 
-@dataclass(frozen=True)
 class Symbols:
     """Which tokens each symbol stands for.
 
@@ -57,25 +56,19 @@ class Symbols:
         members: public tokens, an array a symbol. The last symbol is of ids and tokens that are in no group.
     """
 
-    of_id: Ids
-    of_token: Ids
-    members: tuple[Ids, ...]
-
-    @classmethod
-    def of(cls, candidates: Candidates, ids: int, tokens: int) -> Symbols:
+    def __init__(self, candidates: Candidates, ids: int, tokens: int) -> None:
         """ids: n'. tokens: n."""
         rest = len(candidates.groups)
-        of_id, of_token = np.full(ids, rest, np.int64), np.full(tokens, rest, np.int64)
+        self.of_id, self.of_token = np.full(ids, rest, np.int64), np.full(tokens, rest, np.int64)
         for number, group in enumerate(candidates.groups):
-            of_id[group.rows], of_token[group.members] = number, number
-        members = (*(one.members for one in candidates.groups), np.flatnonzero(of_token == rest))
-        return cls(of_id, of_token, members)
+            self.of_id[group.rows], self.of_token[group.members] = number, number
+        self.members = (*(one.members for one in candidates.groups), np.flatnonzero(self.of_token == rest))
 
     def chain(self, corpus: Sequences) -> Chain:
         """Over the symbols, in the place of ids."""
         groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.members) if len(one))
         alike = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
-        return Chain.of(alike, corpus, len(self.members), len(self.of_token))
+        return Chain(alike, corpus, len(self.members), len(self.of_token))
 
 
 class SymbolReader(torch.nn.Module):
@@ -204,7 +197,7 @@ class SymbolDecoder(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         public, corpus = required(knowledge.public_model), required(knowledge.corpus)
-        symbols = Symbols.of(required(knowledge.candidates), transcript.size, public.size)
+        symbols = Symbols(required(knowledge.candidates), transcript.size, public.size)
         order = rng.permutation(len(corpus))
         apart = corpus.chosen(order[: max(1, int(self.held_out * len(corpus)))])
         corpus = corpus.chosen(order[len(apart) :])

@@ -16,7 +16,7 @@ reads whole texts would read more (language.py, which aggregates over ids and so
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse as sp
@@ -56,7 +56,7 @@ class TextInContext(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         """Texts that the budget does not reach are read as the commonest member of each cluster."""
-        chain = Chain.of(
+        chain = Chain(
             required(knowledge.candidates),
             required(knowledge.corpus),
             transcript.size,
@@ -75,7 +75,6 @@ class TextInContext(Attack):
         return Guess(running=result)
 
 
-@dataclass(frozen=True)
 class Chain:
     """A hidden Markov chain over the members of groups.
 
@@ -86,30 +85,21 @@ class Chain:
         kinds, total: (n,) how many different tokens follow each, how many in all.
     """
 
-    candidates: Candidates
-    group: Ids
-    follows: sp.csr_matrix
-    share: Floats
-    kinds: Floats
-    total: Floats
-    pairs: dict[tuple[int, int], sp.csr_matrix] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def of(cls, candidates: Candidates, corpus: Sequences, ids: int, tokens: int) -> Chain:
+    def __init__(self, candidates: Candidates, corpus: Sequences, ids: int, tokens: int) -> None:
         """The chain of these groups, with transitions of the public text.
 
         Args:
             ids: n'.
             tokens: n.
         """
-        group = np.full(ids, -1, np.int64)
+        self.candidates, self.group = candidates, np.full(ids, -1, np.int64)
         for number, one in enumerate(candidates.groups):
-            group[one.rows] = number
-        public, pairs = PublicBigrams.of(corpus, tokens, ()), Bigrams.of(corpus, tokens)
-        follows = sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(tokens, tokens))
-        kinds = np.bincount(pairs.left, minlength=tokens).astype(np.float64)
-        total = np.bincount(pairs.left, pairs.count, tokens).astype(np.float64)
-        return cls(candidates, group, follows, public.share, kinds, total)
+            self.group[one.rows] = number
+        self.share, pairs = PublicBigrams(corpus, tokens, ()).share, Bigrams(corpus, tokens)
+        self.follows = sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(tokens, tokens))
+        self.kinds = np.bincount(pairs.left, minlength=tokens).astype(np.float64)
+        self.total = np.bincount(pairs.left, pairs.count, tokens).astype(np.float64)
+        self.pairs: dict[tuple[int, int], sp.csr_matrix] = {}
 
     def members(self, scrambled: int) -> Ids:
         number = int(self.group[scrambled])

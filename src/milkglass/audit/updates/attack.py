@@ -109,7 +109,7 @@ class _Player:
 
     def __call__(self, scene: Scene, attacks: Mapping[str, Attack], ghost: bool) -> list[FinishedAttack]:
         fit = {name: one for name, one in attacks.items() if ghost or Tokens not in one.sees}
-        rules = RunOptions(use_minimum=False, own_stream=False, own_budget=self._share)
+        rules = RunOptions(use_minimum=False, own_budget=self._share)
         played = run(scene, fit, None, Budget(), self._seed, lambda result: self._progress(1), rules).played
         rest = [AttackResult(name, one.title, SERVER, "does not apply", NO_SHADOWS) for name, one in attacks.items()]
         rest = [one for one in rest if one.attack not in fit]

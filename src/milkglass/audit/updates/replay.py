@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from milkglass.client.data.data_file import Source
@@ -37,7 +38,6 @@ from milkglass.threat.training_step import SharedStep
 NEAR = {"rtol": 1e-4, "atol": 1e-6}  # weights that two machines compute alike; another head or rate is far off
 
 
-@dataclass(frozen=True, eq=False)
 class SiteTexts:
     """The texts of a site.
 
@@ -50,33 +50,27 @@ class SiteTexts:
         selection: how GHOST selected shadows; "": the texts did not pass through it.
     """
 
-    rows: SiteRows = field(repr=False)
-    originals: Sequences = field(repr=False)
-    ghost: bool
-    secret: bytes = field(repr=False)
-    searched: Search = Search()
-    selection: str = ""
-
-    @classmethod
-    def of(cls, source: Source, folder: Path, model: Path) -> SiteTexts:
+    def __init__(self, source: Source, folder: Path, model: Path) -> None:
         """source: the site's file. folder: its rows, as they were prepared for the run.
 
         Raises UsageError where the file, the rows and the model do not belong together, CodecError, CorruptCheckpoint.
         """
         if not folder.is_dir():
             raise UsageError(f"there is no folder {folder} with the site's rows", "give it with --rows FOLDER")
-        rows, stamp = load(folder), stamp_of(folder)
+        self.rows, stamp = load(folder), stamp_of(folder)
         if stamp is not None and stamp.model != Checkpoint.open(model).digest():
             raise UsageError("the site's rows were obfuscated for another model", "give the run's --model")
         examples = list(read_examples(source))
-        _require_same(rows, examples, source.name)
-        own = Sequences.of(originals(model, [one.text for one in examples]))
-        ghost = stamp is not None and stamp.method == GHOST
-        if (own.lengths != rows.ids.lengths).any() or not (ghost or (own.ids == rows.ids.ids).all()):
+        _require_same(self.rows, examples, source.name)
+        self.originals, ids = Sequences.of(originals(model, [one.text for one in examples])), self.rows.ids
+        self.ghost = stamp is not None and stamp.method == GHOST
+        alike = self.ghost or np.array_equal(self.originals.ids, ids.ids)
+        if (self.originals.lengths != ids.lengths).any() or not alike:
             raise UsageError(f"{source.name} holds other texts than the site was prepared from", "give that file")
-        searched = searching(stamp.search) if stamp is not None and ghost else Search()
-        way = str(stamp.selection.get("way")) if stamp is not None and ghost else ""
-        return cls(rows, own, ghost, secret_of(folder), searched, way)
+        self.searched, self.selection = Search(), ""
+        if stamp is not None and self.ghost:
+            self.searched, self.selection = searching(stamp.search), str(stamp.selection.get("way"))
+        self.secret = secret_of(folder)
 
     def behind(self, seen: Gradients) -> Ids:
         """Which texts were in the batch of a single step, in its order."""
@@ -99,7 +93,6 @@ class Round:
     refused: str = ""
 
 
-@dataclass(frozen=True, eq=False)
 class RecordedRun:
     """A run, as its server has it.
 
@@ -109,25 +102,17 @@ class RecordedRun:
         start: the weights before the first round.
     """
 
-    run: FederatedRun
-    site: str
-    model: Path = field(repr=False)
-    step: SharedStep
-    start: Tensors = field(repr=False)
-
-    @classmethod
-    def open(cls, folder: Path, site: str, model: Path) -> RecordedRun:
+    def __init__(self, folder: Path, site: str, model: Path) -> None:
         """Raises UsageError where the site sent nothing, or where the updates are not those of the run."""
-        run = FederatedRun.read(folder)
+        self.run = run = FederatedRun.read(folder)
         classes, seed = run.settings.get("classes"), run.settings.get("seed")
         if type(classes) is not int or type(seed) is not int or not isinstance(run.settings.get("lr"), float):
             raise UsageError(f"{folder} does not say its settings", "repeat the run with this version of Milkglass")
         if not run.done or not list(folder.glob(f"updates/round-*/{site}.json")):
             raise UsageError(f"{folder} holds no update of site {site}", f"its sites: {_sites(folder)}")
-        step = SharedStep.open(model, "classification", classes, seed)
-        result = cls(run, site, model, step, weights_of(step))
-        result._verify()
-        return result
+        self.site, self.model, self.step = site, model, SharedStep.open(model, "classification", classes, seed)
+        self.start = weights_of(self.step)
+        self._verify()
 
     def rounds(self) -> Iterator[Round]:
         """Those in which the site sent an update, with the weights that it was sent."""

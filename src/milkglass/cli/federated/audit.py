@@ -86,10 +86,10 @@ def audit(
 
     require_names(names, ghost=True)
     defence, source, folder = gradient_defence_named(shield), _source(other), resolve(model)
-    own = SiteTexts.of(file, rows or run / "sites" / site, folder)
+    own = SiteTexts(file, rows or run / "sites" / site, folder)
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
-        audited = AuditedSite(RecordedRun.open(run, site, folder), own, opened(folder)[0], source, defence)
+        audited = AuditedSite(RecordedRun(run, site, folder), own, opened(folder)[0], source, defence)
         result, read = leakage(audited, names, Budget.parse(budget), seed, lambda steps: stage("attack", steps))
     _write(out, readings, result, read)
     emit(as_json, result.to_json(), lambda: _page(result, out, readings))

@@ -153,7 +153,7 @@ def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progre
     def budget() -> Budget:
         return Budget(float("inf") if seconds is None else seconds, clock=time.process_time)
 
-    rules = replace(RECIPE, own_stream=False, own_budget=budget)
+    rules = replace(RECIPE, own_budget=budget)
     for called in attacks:
         if f"{called}, {name}" in before:
             there(called, before[f"{called}, {name}"])

@@ -23,7 +23,7 @@ that a trusted part saves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -35,12 +35,10 @@ from milkglass.hidden_states import halves
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.halves import Upper
-from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.hidden_states.server import EncoderServer
-from milkglass.hidden_states.tokens import TokenizedTexts, grouped
+from milkglass.hidden_states.tokens import TokenizedTexts, grouped, padded
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.readers import readers
-from milkglass.noise import mixing
 from milkglass.noise.mixing import MixingMatrix
 from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper
@@ -117,12 +115,11 @@ class OffloadingClient(EncoderClient):
         for numbers in grouped(lengths):
             chosen = [self._pending[i] for i in numbers.tolist()]
             products = [chosen[at][1].unmixed(parts[i]) for at, i in enumerate(numbers.tolist())]
-            hidden = torch.nn.utils.rnn.pad_sequence([states for states, _ in chosen], batch_first=True)
+            hidden, mask = padded([states for states, _ in chosen])
             whole = torch.nn.utils.rnn.pad_sequence(products, batch_first=True)
             widths = [len(one.matrix.get_parameter("weight")) for one in received]
             for one, product in zip(received, whole.split(widths, dim=2), strict=True):
                 one.product = product
-            mask = torch.arange(hidden.shape[1]) < torch.from_numpy(lengths[numbers])[:, None]
             out[torch.from_numpy(numbers)] = upper(hidden, mask)
         return out.numpy()
 
@@ -169,11 +166,11 @@ class GELO(HiddenStateDefence):
     condition: float = limited(10.0, least=1, most=1e4)
     shields: float = limited(0.05, most=1)
     energy: float = limited(100.0, above=0, most=1e6)
-    training: HalvesTraining = field(default_factory=HalvesTraining)
 
     name: ClassVar[str] = "gelo"
     client: ClassVar[type[EncoderClient]] = OffloadingClient
     server: ClassVar[type[EncoderServer]] = ProjectionServer
+    trains_lower: ClassVar[bool] = False  # what is below the cut stays the public model's, as the paper's whole model
     broken: ClassVar[str | None] = (
         "GELO hides which row is whose and not the span of the rows: a public embedding lies in it or does not, and "
         "span-membership reads the text"
@@ -193,15 +190,6 @@ class GELO(HiddenStateDefence):
         count = halves.layers_of(base.config)
         return None if self.cut(base) < count else f"no layer is left above the cut, and the model has {count}"
 
-    @property
-    def guarantee(self) -> str | None:
-        return None
-
-    @property
-    def trains_lower(self) -> bool:
-        """What is below the cut stays the public model's, as the paper's whole model is."""
-        return False
-
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         """In training nothing is mixed: the answer is the same."""
         return hidden
@@ -213,7 +201,7 @@ class GELO(HiddenStateDefence):
     def matrix(self, rows: torch.Tensor, draws: NoiseStream) -> MixingMatrix:
         """A fresh one for rows (t, d)."""
         condition = self.condition if self.mixing == "invertible" else 1.0
-        return mixing.drawn(draws, rows, condition, self.shields_of(len(rows)), self.energy)
+        return MixingMatrix(draws, rows, condition, self.shields_of(len(rows)), self.energy)
 
     def served(self, upper: torch.nn.Module) -> torch.nn.Module:
         assert isinstance(upper, Upper)

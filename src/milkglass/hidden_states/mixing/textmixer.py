@@ -20,7 +20,7 @@ that everyone who trains with it or audits it is warned.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -31,7 +31,7 @@ from milkglass import papers
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.halves import Upper
-from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
+from milkglass.hidden_states.mechanism import TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import NoiseRoot, NoiseStream, rotation
@@ -125,7 +125,6 @@ class TextMixer(HiddenStateDefence):
 
     inputs: int = limited(2, least=2)
     mixing: Literal["hadamard", "rotation"] = "hadamard"
-    training: HalvesTraining = field(default_factory=HalvesTraining)
 
     name: ClassVar[str] = "textmixer"
     client: ClassVar[type[EncoderClient]] = Mixing
@@ -137,10 +136,6 @@ class TextMixer(HiddenStateDefence):
         "The other texts are drawn at random from the training texts, not chosen to be like the own one.",
         "V_j is secret; MUX-PLM's are part of its public checkpoints.",
     )
-
-    @property
-    def guarantee(self) -> str | None:
-        return None
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         """Unused: mixing needs other texts, see `loss` and `Mixing`."""

@@ -94,7 +94,7 @@ class AloePri(Covariant):
         return draws.orthogonal(size) + self.spread * draws.gaussian(size, size).double() / size**0.5
 
     def stream_keys(self, width: int, heads: int, draws: KeyDraws) -> StreamKeys:
-        return KeyMatrices.drawn(self.mixing(width, draws), self._expansion(width, heads), draws)
+        return KeyMatrices(self.mixing(width, draws), self._expansion(width, heads), draws)
 
     def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
         count = shape.head_size // 2

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,16 +29,10 @@ from milkglass.schemes.scheme import Scheme
 class Covariant(Scheme):
     """A scheme that changes every layer and keeps what the model computes."""
 
-    @property
-    def k(self) -> int:
-        return 1
+    needs_heads: ClassVar[bool] = True
 
     @property
     def needs_whole_layers(self) -> bool:
-        return True
-
-    @property
-    def needs_heads(self) -> bool:
         return True
 
     @property
@@ -69,7 +64,7 @@ class Covariant(Scheme):
         heads = range(shape.key_heads)
         pairs = [self.pairs(shape, draws) for _ in heads]
         mixing = [self.mixing(shape.head_size, draws) for _ in heads]
-        return LayerKeys.of(shape, pairs, mixing, self.neuron_scales(shape.neurons, draws), draws)
+        return LayerKeys(shape, pairs, mixing, self.neuron_scales(shape.neurons, draws), draws)
 
     def row_map(
         self, table: Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,

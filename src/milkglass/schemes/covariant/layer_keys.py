@@ -83,7 +83,6 @@ class Pairs:
         return turned[:, torch.cat([places, places + len(places)])]
 
 
-@dataclass(frozen=True)
 class LayerKeys:
     """The secrets of one layer, fp64.
 
@@ -95,26 +94,19 @@ class LayerKeys:
         scales: (f,) of what the gate multiplies.
     """
 
-    matrices: dict[Part, Tensor]
-    key_order: Ids
-    query_order: Ids
-    neurons: Ids
-    scales: Tensor
-
-    @classmethod
-    def of(
-        cls, shape: LayerShape, pairs: list[Pairs], mixing: list[Tensor], scales: Tensor, draws: KeyDraws
-    ) -> LayerKeys:
-        """pairs, mixing: for each key head its own, and U. scales: of the neurons."""
-        matrices: dict[Part, Tensor] = {
+    def __init__(
+        self, shape: LayerShape, pairs: list[Pairs], mixing: list[Tensor], scales: Tensor, draws: KeyDraws
+    ) -> None:
+        """pairs, mixing: for each key head its own, and U."""
+        self.matrices: dict[Part, Tensor] = {
             "queries": torch.stack([one.matrix() for one in pairs]),
             "keys": torch.stack([one.matrix(inverse=True) for one in pairs]),
             "values": torch.stack(mixing),
             "output": torch.stack([torch.linalg.inv(one) for one in mixing]),
         }
         group = shape.heads // shape.key_heads
-        queries = np.stack([draws.order(group) for _ in range(shape.key_heads)])
-        return cls(matrices, draws.order(shape.key_heads), queries, draws.order(shape.neurons), scales)
+        self.query_order = np.stack([draws.order(group) for _ in range(shape.key_heads)])
+        self.key_order, self.neurons, self.scales = draws.order(shape.key_heads), draws.order(shape.neurons), scales
 
     def rows(self, part: Part, matrix: Tensor) -> Tensor:
         """What reads the stream: (g, ...) of a weight or a bias, fp64, as it becomes."""

@@ -72,7 +72,6 @@ class OrthogonalKeys(StreamKeys):
         return self.matrix.T
 
 
-@dataclass(frozen=True)
 class KeyMatrices(StreamKeys):
     """Algorithm 1: what all P and Q of a key share.
 
@@ -83,29 +82,20 @@ class KeyMatrices(StreamKeys):
         kappa: its mean square over the draws of C: |B|^2 + |E|^2 + d (h - h/2) / d over D, each a Frobenius norm.
     """
 
-    b: Tensor
-    b_inverse: Tensor
-    e: Tensor
-    f: Tensor
-    z: Tensor
-    beside_f: Tensor
-    beside_e: Tensor
-    kappa: float
-
-    @classmethod
-    def drawn(cls, near_orthogonal: Tensor, expansion: int, draws: KeyDraws) -> KeyMatrices:
+    def __init__(self, near_orthogonal: Tensor, expansion: int, draws: KeyDraws) -> None:
         """near_orthogonal: B (d, d). expansion: h."""
-        b, d, h, rank = near_orthogonal, len(near_orthogonal), expansion, expansion // 2
+        self.b, self.b_inverse = near_orthogonal, torch.linalg.inv(near_orthogonal)
+        d, h, rank = len(near_orthogonal), expansion, expansion // 2
 
         def normal(rows: int, columns: int) -> Tensor:
             return draws.gaussian(rows, columns).double() / d**0.5
 
         e1, e2, f1, f2 = normal(d, rank), normal(rank, h), normal(h, rank), normal(rank, d)
-        e, f, z = e1 @ e2, f1 @ f2, draws.orthogonal(d + 2 * h)
-        beside_f = torch.linalg.qr(f1, mode="complete")[0][:, rank:]
-        beside_e = torch.linalg.qr(e2.T, mode="complete")[0][:, rank:]
-        mean_square = (float(b.square().sum() + e.square().sum()) + (h - rank)) / (d + 2 * h)
-        return cls(b, torch.linalg.inv(b), e, f, z, beside_f, beside_e, mean_square**0.5)
+        self.e, self.f, self.z = e1 @ e2, f1 @ f2, draws.orthogonal(d + 2 * h)
+        self.beside_f = torch.linalg.qr(f1, mode="complete")[0][:, rank:]
+        self.beside_e = torch.linalg.qr(e2.T, mode="complete")[0][:, rank:]
+        mean_square = (float(self.b.square().sum() + self.e.square().sum()) + (h - rank)) / (d + 2 * h)
+        self.kappa = mean_square**0.5
 
     def writing(self, draws: KeyDraws) -> Tensor:
         d, free = len(self.b), self.beside_f.shape[1]

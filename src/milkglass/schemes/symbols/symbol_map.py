@@ -18,9 +18,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.schemes.mixture import Ids, Mixture
+from milkglass.schemes.mixture import Ids, Mixture, Promise
 
 HINT = "make a new key with `milkglass obfuscate --scheme coarse`"
+
+
+@dataclass(frozen=True)
+class MergedRows(Mixture):
+    """One row a symbol: the weighted mean of its tokens."""
+
+    def promise(self, k: int) -> Promise:
+        """verbatim: tokens with a symbol of their own."""
+        several = self.sizes[self.sizes > 1]
+        sizes, counts = np.unique(several, return_counts=True)
+        return Promise(
+            k=k,
+            clusters=len(several),
+            sizes={int(size): int(count) for size, count in zip(sizes, counts, strict=True)},
+            below_k=int(several[several < k].sum()),
+            singletons=0,
+            verbatim=int((self.sizes == 1).sum()),
+            shared=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -60,19 +79,14 @@ class SymbolMap:
         """(n,)."""
         return np.frombuffer(_unpacked(self.weights), "<f4").astype(np.float32)
 
-    @property
-    def size(self) -> int:
-        """m', how many symbols there are, those of a single token too."""
-        return int(self.array.max()) + 1
-
-    def mixture(self) -> Mixture:
+    def mixture(self) -> MergedRows:
         """The rows of the symbols (m') as mixtures of the rows of tokens."""
         numbers = self.array
         order = np.argsort(numbers, kind="stable").astype(np.int64)
         counts = np.bincount(numbers)
         weights = self.row_weights / np.bincount(numbers, self.row_weights)[numbers]
         starts = np.concatenate([[0], np.cumsum(counts)])
-        return Mixture(starts.astype(np.int64), order, weights[order].astype(np.float32), counts.astype(np.int64))
+        return MergedRows(starts.astype(np.int64), order, weights[order].astype(np.float32), counts.astype(np.int64))
 
 
 def _packed(array: NDArray[np.generic]) -> str:

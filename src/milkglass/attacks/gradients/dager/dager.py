@@ -28,7 +28,7 @@ from torch import Tensor
 
 from milkglass import papers
 from milkglass.attacks.gradients.dager import combining, prefixes
-from milkglass.attacks.gradients.dager.layers import Entrance, SpanTokens, entrance, spans_of, tokens
+from milkglass.attacks.gradients.dager.layers import Entrance, SpanTokens, spans_of, tokens
 from milkglass.attacks.gradients.dager.prefixes import Text
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
 from milkglass.attacks.gradients.spans import Span
@@ -84,7 +84,7 @@ class DAGER(Inversion):
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         try:
-            both = [entrance(required(knowledge.step), layer) for layer in (0, 1)]
+            both = [Entrance(required(knowledge.step), layer) for layer in (0, 1)]
         except UnsupportedModel as error:
             return str(error)
         reasons = [_reason(batch, both) for batch in batches(transcript, knowledge)]
@@ -99,7 +99,7 @@ class DAGER(Inversion):
 
     def _found(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Text]:
         lengths = _lengths(batch)
-        low, high = (entrance(batch.step, layer) for layer in (0, 1))
+        low, high = (Entrance(batch.step, layer) for layer in (0, 1))
         total = None if lengths is None else sum(lengths)
         first, second = spans_of(batch, low, total), spans_of(batch, high, total)
         if not first or not second:

@@ -40,7 +40,6 @@ class Matrix:
     followed: str | None
 
 
-@dataclass(frozen=True, eq=False)
 class Entrance:
     """What the attention of one layer reads.
 
@@ -49,9 +48,19 @@ class Entrance:
         module: it, as it is called.
     """
 
-    step: SharedStep
-    matrices: tuple[Matrix, ...]
-    module: nn.Module
+    def __init__(self, step: SharedStep, layer: int) -> None:
+        """Of a layer, from 0. Raises UnsupportedModel where the model is not built of layers."""
+        every = layers(step.module)
+        if layer >= len(every):
+            raise UnsupportedModel(f"layer {layer + 1} is asked for, the model has {len(every)}", "give a deeper model")
+        reading = readers(every[layer], lambda: _embed_two(step))
+        if not reading:
+            raise UnsupportedModel(
+                f"layer {layer + 1} multiplies its input by no matrix", "give a model of another family"
+            )
+        names = {id(one): name for name, one in step.module.named_parameters()}
+        self.step, self.module = step, reading[0]
+        self.matrices = tuple(_matrix(step.module, module, names) for module in reading)
 
     @torch.no_grad()
     def read(self, embeds: Tensor) -> Tensor:
@@ -80,19 +89,6 @@ def _run(step: SharedStep, embeds: Tensor) -> None:
         step.module.base_model(inputs_embeds=embeds, attention_mask=torch.ones(embeds.shape[:2], dtype=torch.long))
     except _Enough:
         return
-
-
-def entrance(step: SharedStep, layer: int) -> Entrance:
-    """Of a layer, from 0. Raises UnsupportedModel where the model is not built of layers."""
-    every = layers(step.module)
-    if layer >= len(every):
-        raise UnsupportedModel(f"layer {layer + 1} is asked for, the model has {len(every)}", "give a deeper model")
-    reading = readers(every[layer], lambda: _embed_two(step))
-    if not reading:
-        raise UnsupportedModel(f"layer {layer + 1} multiplies its input by no matrix", "give a model of another family")
-    names = {id(one): name for name, one in step.module.named_parameters()}
-    matrices = tuple(_matrix(step.module, module, names) for module in reading)
-    return Entrance(step, matrices, reading[0])
 
 
 def layers(module: Any) -> nn.ModuleList:

@@ -16,9 +16,11 @@ short. And rows of many guesses go through the model at once and are separated o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -56,34 +58,26 @@ def linear(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
     return tuple(result)
 
 
-@dataclass(eq=False)
-class Tap:
-    """While entered, keeps what goes into each layer and what comes out, as often as it is run."""
+class LayerRun(NamedTuple):
+    """One run of a layer: what went into it, and what came out."""
 
-    layers: tuple[Layer, ...]
-    runs: list[tuple[Layer, torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    _handles: list[Any] = field(default_factory=list)
+    layer: Layer
+    provided: torch.Tensor
+    created: torch.Tensor
 
-    def __enter__(self) -> Self:
-        self.runs.clear()
-        for layer in self.layers:
-            self._handles.append(layer.module.register_forward_hook(self._keeper(layer)))
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        for one in self._handles:
-            one.remove()
-        self._handles.clear()
+@contextmanager
+def tapped(layers: tuple[Layer, ...]) -> Iterator[list[LayerRun]]:
+    """While entered, every run of these layers is added to the list."""
+    runs: list[LayerRun] = []
 
-    def _keeper(self, layer: Layer) -> Any:
-        def keep(module: Any, provided: tuple[torch.Tensor, ...], created: torch.Tensor) -> None:
-            self.runs.append((layer, provided[0], created))
+    def keep(layer: Layer, _: Any, provided: tuple[torch.Tensor, ...], created: torch.Tensor) -> None:
+        runs.append(LayerRun(layer, provided[0], created))
 
-        return keep
-
-    @property
-    def outputs(self) -> list[torch.Tensor]:
-        return [created for _, _, created in self.runs]
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.module.register_forward_hook(partial(keep, layer)))
+        yield runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,21 +89,22 @@ class InnerProducts:
 
 
 def products(
-    tap: Tap, deltas: tuple[torch.Tensor, ...], seen: Mapping[str, torch.Tensor], guesses: int
-) -> dict[str, InnerProducts]:
-    """For each parameter of the tapped layers.
+    layers: Sequence[Layer], runs: Sequence[LayerRun], deltas: tuple[torch.Tensor, ...],
+    seen: Mapping[str, torch.Tensor], guesses: int,
+) -> dict[str, InnerProducts]:  # fmt: skip
+    """For each parameter of the layers.
 
     Args:
-        deltas: by the tap's outputs.
+        deltas: the loss's derivatives by what the runs gave.
         guesses: h; rows of a guess stand together.
     """
-    rows: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-    for (layer, provided, created), delta in zip(tap.runs, deltas, strict=True):
+    rows: dict[Layer, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for (layer, provided, created), delta in zip(runs, deltas, strict=True):
         x, d = provided.reshape(guesses, -1, provided.shape[-1]), delta.reshape(guesses, -1, created.shape[-1])
-        rows.setdefault(id(layer), []).append((x, d))
+        rows.setdefault(layer, []).append((x, d))
     result = {}
-    for layer in tap.layers:
-        x, d = (torch.cat(parts, 1) for parts in zip(*rows[id(layer)], strict=True))
+    for layer in layers:
+        x, d = (torch.cat(parts, 1) for parts in zip(*rows[layer], strict=True))
         if layer.weight:
             known = seen[layer.weight].T if layer.turned else seen[layer.weight]
             square = ((x @ x.transpose(1, 2)) * (d @ d.transpose(1, 2))).sum((1, 2))

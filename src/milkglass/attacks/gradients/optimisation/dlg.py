@@ -43,7 +43,7 @@ class NearestGradient(Optimising):
     l1 = 0.0
 
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        problem = Problem.of(batch, Distance("squares", self.l1), frame)  # DLG, equation 4; TAG, equation 7
+        problem = Problem(batch, Distance("squares", self.l1), frame)  # DLG, equation 4; TAG, equation 7
         result = Descent(problem, problem.noise(rng), AdamSchedule(self.steps, self.rate)).run(budget)
         return problem.texts(problem.nearest(result))
 

@@ -76,7 +76,7 @@ class GRAB(Optimising):
 
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         masks = Masks(batch.size) if batch.step.dropout else None
-        problem = Problem.of(batch, Distance("norms", self.l1), frame, masks)
+        problem = Problem(batch, Distance("norms", self.l1), frame, masks)
         x = scaled(problem, begun(problem, self.starts, self.permutations, budget.part(0.1), rng))
         met: Counter[int] = Counter()
         ids = problem.nearest(x)

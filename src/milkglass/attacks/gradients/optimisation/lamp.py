@@ -15,6 +15,7 @@ of the language, and orders are judged by the distance alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -76,8 +77,8 @@ class LAMP(Optimising):
             raise UsageError(f"{self.starts} starts, orders every {self.every} steps", "give at least 1 of each")
 
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        problem = Problem.of(batch, Distance(self.kind, 0.01 if self.kind == "squares" else 0.0), frame)
-        prior = None if batch.corpus is None else Prior.of(batch.corpus, len(problem.embeddings))
+        problem = Problem(batch, Distance(self.kind, 0.01 if self.kind == "squares" else 0.0), frame)
+        prior = None if batch.corpus is None else Prior(batch.corpus, len(problem.embeddings))
         start = scaled(problem, begun(problem, self.starts, self.starts, budget.part(0.2), rng))
         pace = AdamSchedule(self.steps, self.rate, self.decay, pull=PULL[self.kind])
 
@@ -149,16 +150,12 @@ def span_moved(count: int, rng: np.random.Generator, longest: int | None = None)
     return np.insert(rest, to, np.arange(start, start + width))
 
 
-def token_moved(count: int, rng: np.random.Generator) -> Ids:
-    """(count,) with one place put elsewhere."""
-    return span_moved(count, rng, longest=1)
-
-
 def rotated(count: int, rng: np.random.Generator) -> Ids:
     """(count,) with a prefix put at the end."""
     return np.roll(np.arange(count), -int(rng.integers(1, count)))
 
 
+token_moved = partial(span_moved, longest=1)  # one place put elsewhere
 MOVES = (swapped, token_moved, span_moved, rotated)
 
 

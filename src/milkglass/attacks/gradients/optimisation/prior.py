@@ -9,18 +9,16 @@ two tokens back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.attacks.token_ids.decipherment.bigrams import looked_up
 from milkglass.sequences import Ids, Sequences
 
 Floats = NDArray[np.float64]
 ORDER = 3
 
 
-@dataclass(frozen=True, eq=False)
 class Level:
     """Runs of k ids.
 
@@ -30,35 +28,18 @@ class Level:
         heads, after, kinds: of the runs without their last id, how often they went on, and with how many ids.
     """
 
-    keys: Ids
-    times: Ids
-    heads: Ids
-    after: Ids
-    kinds: Ids
-
-    @classmethod
-    def of(cls, numbers: Ids, size: int) -> Level:
-        keys, times = np.unique(numbers, return_counts=True)
-        heads, where, kinds = np.unique(keys // size, return_inverse=True, return_counts=True)
-        after = np.bincount(where, times, len(heads)).astype(np.int64)
-        return cls(keys, times.astype(np.int64), heads, after, kinds.astype(np.int64))
+    def __init__(self, numbers: Ids, size: int) -> None:
+        self.keys, self.times = np.unique(numbers, return_counts=True)
+        self.heads, where, self.kinds = np.unique(self.keys // size, return_inverse=True, return_counts=True)
+        self.after = np.bincount(where, self.times, len(self.heads)).astype(np.int64)
 
     def over(self, numbers: Ids, size: int, lower: Floats) -> Floats:
         """The probability of each run's last id, from that of the next lower level."""
-        times = _of(self.keys, self.times, numbers)
-        after, kinds = (_of(self.heads, values, numbers // size) for values in (self.after, self.kinds))
+        times = looked_up(self.keys, self.times, numbers)
+        after, kinds = (looked_up(self.heads, values, numbers // size) for values in (self.after, self.kinds))
         return np.where(kinds > 0, (times + kinds * lower) / np.maximum(after + kinds, 1), lower)
 
 
-def _of(keys: Ids, values: Ids, expected: Ids) -> Ids:
-    """The value of each wanted key, 0 where it is not among the sorted keys."""
-    if not len(keys):
-        return np.zeros(len(expected), np.int64)
-    at = np.minimum(np.searchsorted(keys, expected), len(keys) - 1)
-    return np.where(keys[at] == expected, values[at], 0)
-
-
-@dataclass(frozen=True, eq=False)
 class Prior:
     """An interpolated trigram model of public ids.
 
@@ -67,17 +48,9 @@ class Prior:
         size: v.
     """
 
-    levels: tuple[Level, ...]
-    size: int
-
-    @classmethod
-    def of(cls, corpus: Sequences, size: int) -> Prior:
-        """The model of a corpus.
-
-        Args:
-            corpus: public ids below `size`.
-        """
-        return cls(tuple(Level.of(_runs(corpus, k, size), size) for k in range(1, ORDER + 1)), size)
+    def __init__(self, corpus: Sequences, size: int) -> None:
+        """corpus: public ids below `size`."""
+        self.levels, self.size = [Level(_runs(corpus, k, size), size) for k in range(1, ORDER + 1)], size
 
     def cost(self, ids: Ids) -> float:
         """The mean negative log-likelihood (nats) of a text's tokens; 0 for an empty one."""

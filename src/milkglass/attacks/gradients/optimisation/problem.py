@@ -15,9 +15,8 @@ the public tokenizer says which, one with public text sees them. Else every plac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.attacks.gradients.inversion import SharedBatch
-from milkglass.attacks.gradients.optimisation.distance import Distance, Layer, Tap, linear, product, products
+from milkglass.attacks.gradients.optimisation.distance import Distance, linear, product, products, tapped
 from milkglass.attacks.gradients.optimisation.dropout import Masks
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
@@ -87,11 +86,11 @@ def _common(texts: Sequences, place: int) -> int | None:
     return ends[0] if int((texts.ids == ends[0]).sum()) == len(ends) else None
 
 
-@dataclass(frozen=True, eq=False)
 class Problem:
     """The gradients that were shared, and what is compared with them.
 
     Attributes:
+        names: of the parameters that are compared.
         seen: the gradients of `names`.
         squares: their squared norms.
         layers: the linear ones.
@@ -101,60 +100,28 @@ class Problem:
         unit: the same, each of length 1.
         barred: ids that stand in no free place.
         size: the mean length of an embedding.
-        masks: dropout, where it is to be found.
     """
 
-    step: SharedStep
-    distance: Distance
-    names: tuple[str, ...]
-    seen: Mapping[str, torch.Tensor]
-    squares: Mapping[str, float]
-    layers: tuple[Layer, ...]
-    mask: torch.Tensor
-    labels: torch.Tensor | None
-    frame: Frame
-    embeddings: torch.Tensor
-    unit: torch.Tensor
-    barred: tuple[int, ...]
-    size: float
-    masks: Masks | None = None
-    _parameters: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    _rest: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, batch: SharedBatch, distance: Distance, frame: Frame, masks: Masks | None = None) -> Problem:
-        """The problem of one batch.
-
-        Args:
-            masks: where given, the step is run with dropout, else without whatever it says.
-        """
-        step = SharedStep(batch.step.module, batch.step.task, dropout=masks is not None)
+    def __init__(self, batch: SharedBatch, distance: Distance, frame: Frame, masks: Masks | None = None) -> None:
+        """masks: dropout, where it is to be found. With it the step is run with dropout, else without whatever it
+        says."""
+        self.step = step = SharedStep(batch.step.module, batch.step.task, dropout=masks is not None)
+        self.distance, self.frame, self.masks = distance, frame, masks
         with torch.no_grad():
-            embeddings = step.embedded(torch.arange(len(step.table)))
-            norms = embeddings.norm(dim=1, keepdim=True)
-        names = comparable(step, batch.seen.tensors)
-        seen = {name: batch.seen.tensors[name].float() for name in names}
-        layers = linear(step.module, names)
-        tapped = {name for one in layers for name in (one.weight, one.bias)}
+            self.embeddings = step.embedded(torch.arange(len(step.table)))
+            norms = self.embeddings.norm(dim=1, keepdim=True)
+        self.unit, self.size = self.embeddings / norms.clamp_min(1e-12), float(norms.mean())
+        self.names = comparable(step, batch.seen.tensors)
+        self.seen = {name: batch.seen.tensors[name].float() for name in self.names}
+        self.squares = {name: float(one.double().square().sum()) for name, one in self.seen.items()}
+        self.layers = linear(step.module, self.names)
+        read = {name for one in self.layers for name in (one.weight, one.bias)}
+        self._rest = [name for name in self.names if name not in read]
+        self._parameters = dict(step.module.named_parameters())
+        self.mask = batch.mask()
+        self.labels = None if step.task == "next-token" or batch.labels is None else torch.from_numpy(batch.labels)
         pad = getattr(step.module.config, "pad_token_id", None)
-        return cls(
-            step=step,
-            distance=distance,
-            names=names,
-            seen=seen,
-            squares={name: float(one.double().square().sum()) for name, one in seen.items()},
-            layers=layers,
-            mask=batch.mask(),
-            labels=None if step.task == "next-token" or batch.labels is None else torch.from_numpy(batch.labels),
-            frame=frame,
-            embeddings=embeddings,
-            unit=embeddings / norms.clamp_min(1e-12),
-            barred=(*frame.ids, *([] if pad is None else [int(pad)])),
-            size=float(norms.mean()),
-            masks=masks,
-            _parameters=dict(step.module.named_parameters()),
-            _rest=tuple(name for name in names if name not in tapped),
-        )
+        self.barred = (*frame.ids, *([] if pad is None else [int(pad)]))
 
     # --- texts and embeddings -----------------------------------------------------------------------------------------
     @property
@@ -204,12 +171,13 @@ class Problem:
         targets = self._targets(x)
         if self.distance.l1 or not self.layers:  # a sum of absolute differences needs gradients written out
             return self._written_out(x, targets)
-        with self._run(), Tap(self.layers) as tap:
+        with self._run(), tapped(self.layers) as runs:
             loss = self.step.loss(x, self.mask, targets)
         rest = [self._parameters[name] for name in self._rest]
-        result = torch.autograd.grad(loss, [*tap.outputs, *rest], create_graph=True, materialize_grads=True)
-        deltas, others = result[: len(tap.runs)], result[len(tap.runs) :]
-        every = products(tap, deltas, self.seen, 1)
+        outputs = [one.created for one in runs]
+        result = torch.autograd.grad(loss, [*outputs, *rest], create_graph=True, materialize_grads=True)
+        deltas, others = result[: len(runs)], result[len(runs) :]
+        every = products(self.layers, runs, deltas, self.seen, 1)
         every |= {name: product(created, self.seen[name]) for name, created in zip(self._rest, others, strict=True)}
         return self.distance.of(every, self.squares)[0]
 
@@ -235,12 +203,13 @@ class Problem:
             rows = zip(guesses, targets.chunk(count), strict=True)
             with torch.enable_grad():
                 return np.array([float(self._written_out(x.detach(), part).detach()) for x, part in rows])
-        with self._run(), Tap(self.layers) as tap, torch.enable_grad():
+        with self._run(), tapped(self.layers) as runs, torch.enable_grad():
             # the mean is over all guesses, each of as many tokens: count times it is the sum of each one's own mean
             loss = count * self.step.loss(guesses.detach().flatten(0, 1), self.mask.repeat(count, 1), targets)
-            deltas = torch.autograd.grad(loss, tap.outputs, materialize_grads=True)
+            deltas = torch.autograd.grad(loss, [one.created for one in runs], materialize_grads=True)
         with torch.no_grad():
-            return np.asarray(self.distance.of(products(tap, deltas, self.seen, count), self.squares).double().numpy())
+            every = products(self.layers, runs, deltas, self.seen, count)
+            return np.asarray(self.distance.of(every, self.squares).double().numpy())
 
     def _written_out(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with self._run():

@@ -8,7 +8,7 @@ candidates the counts themselves show, by the likelihood of each tau (`spread` i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from milkglass.sequences import Ids, Sequences
 
 Floats = NDArray[np.float64]
+Number = TypeVar("Number", bound=np.generic)
 
 WINDOW = 250  # ids to either side among which an unseen token takes its estimate from
 LEAST = 0.003  # what an unseen token counts at the very least
@@ -26,21 +27,23 @@ def summed(where: Ids, values: Floats, size: int) -> Floats:
     return np.bincount(where, values, size).astype(np.float64, copy=False)
 
 
-@dataclass(frozen=True)
+def looked_up(keys: Ids, values: NDArray[Number], expected: Ids) -> NDArray[Number]:
+    """The value of each expected key, 0 where it is not among the sorted keys."""
+    if not len(keys):
+        return np.zeros(expected.shape, values.dtype)
+    at = np.minimum(np.searchsorted(keys, expected), len(keys) - 1)
+    return np.where(keys[at] == expected, values[at], values.dtype.type(0))
+
+
 class Bigrams:
-    """Distinct pairs (left, right), sorted, and how often each was seen."""
+    """Distinct pairs (left, right), sorted, and how often (count) each was seen."""
 
-    left: Ids
-    right: Ids
-    count: Floats
-
-    @classmethod
-    def of(cls, texts: Sequences, size: int, distance: int = 1) -> Bigrams:
+    def __init__(self, texts: Sequences, size: int, distance: int = 1) -> None:
         """Pairs of ids `distance` apart within one sequence; `size` is n."""
         ids, owner = texts.ids, texts.owner
         within = owner[:-distance] == owner[distance:]
         keys, counts = np.unique(ids[:-distance][within] * size + ids[distance:][within], return_counts=True)
-        return cls(keys // size, keys % size, counts.astype(np.float64))
+        self.left, self.right, self.count = keys // size, keys % size, counts.astype(np.float64)
 
 
 def unseen(counts: Floats) -> Floats:
@@ -58,7 +61,6 @@ def unseen(counts: Floats) -> Floats:
     return np.clip(expected, LEAST, 1.0)
 
 
-@dataclass(frozen=True)
 class PublicBigrams:
     """The attacker's text as numbers, by public id.
 
@@ -68,18 +70,13 @@ class PublicBigrams:
         bigrams: by distance.
     """
 
-    counts: Floats
-    share: Floats
-    bigrams: dict[int, Bigrams]
-
-    @classmethod
-    def of(cls, corpus: Sequences, size: int, distances: tuple[int, ...] = (1, 2)) -> PublicBigrams:
-        counts = corpus.counts(size).astype(np.float64)
-        smooth = counts + unseen(counts)
-        return cls(counts, smooth / smooth.sum(), {d: Bigrams.of(corpus, size, d) for d in distances})
+    def __init__(self, corpus: Sequences, size: int, distances: tuple[int, ...] = (1, 2)) -> None:
+        self.counts = corpus.counts(size).astype(np.float64)
+        smooth = self.counts + unseen(self.counts)
+        self.share = smooth / smooth.sum()
+        self.bigrams = {d: Bigrams(corpus, size, d) for d in distances}
 
 
-@dataclass(frozen=True)
 class FrequencyFit:
     """Counts of scrambled ids beside those that the public text predicts.
 
@@ -90,12 +87,7 @@ class FrequencyFit:
         ratio: size of the private text over that of the public one, without tokens that are already known.
     """
 
-    seen: Floats
-    expected: Floats
-    ratio: float
-
-    @classmethod
-    def of(cls, seen: Floats, public: PublicBigrams, rows: Ids, members: Ids, aliases: int = 1) -> FrequencyFit:
+    def __init__(self, seen: Floats, public: PublicBigrams, rows: Ids, members: Ids, aliases: int = 1) -> None:
         """The fit over the ids that are still free.
 
         Args:
@@ -105,7 +97,8 @@ class FrequencyFit:
         """
         total = float(seen[rows].sum())
         mass, size = float(public.share[members].sum()), float(public.counts[members].sum())
-        return cls(seen, public.share * (total / max(mass, 1e-300) / aliases), total / max(size, 1.0) / aliases)
+        self.seen, self.expected = seen, public.share * (total / max(mass, 1e-300) / aliases)
+        self.ratio = total / max(size, 1.0) / aliases
 
     def scores(self, rows: Ids, members: Ids, tau: float) -> Floats:
         """Log likelihood of each pair; `rows` and `members` of any shapes that broadcast together."""

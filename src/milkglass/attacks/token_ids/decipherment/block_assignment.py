@@ -6,8 +6,6 @@ side by side, those of one group too. Knows nothing of where its evidence comes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, summed
@@ -24,7 +22,6 @@ def ranges(starts: Ids, counts: Ids) -> Ids:
     return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
 
 
-@dataclass(frozen=True)
 class BlockAssignment:
     """The cells of all groups, as flat arrays.
 
@@ -34,50 +31,28 @@ class BlockAssignment:
         group: (R,).
         row, column, member: (cells,), `column` numbered over all groups, `member` the public id.
         capacity: (columns,) how much of all rows' certainty one column takes.
+        column_member, column_group: (columns,).
         first_column: (groups,).
         place: (n,) a scrambled id's row, -1 outside every group.
     """
 
-    rows: Ids
-    starts: Ids
-    widths: Ids
-    group: Ids
-    row: Ids
-    column: Ids
-    member: Ids
-    capacity: Floats
-    first_column: Ids
-    column_member: Ids
-    column_group: Ids
-    place: Ids
-
-    @classmethod
-    def of(cls, candidates: Candidates, size: int) -> BlockAssignment:
+    def __init__(self, candidates: Candidates, size: int) -> None:
         groups = candidates.groups
         heights = np.array([len(one.rows) for one in groups], np.int64)
         across = np.array([len(one.members) for one in groups], np.int64)
-        rows = np.concatenate([np.empty(0, np.int64), *(one.rows for one in groups)])
-        members = np.concatenate([np.empty(0, np.int64), *(one.members for one in groups)])
-        group = np.repeat(np.arange(len(groups)), heights)
-        widths = across[group]
-        first_column = np.cumsum(across) - across
-        column = ranges(first_column[group], widths)
-        place = np.full(size, -1, np.int64)
-        place[rows] = np.arange(len(rows))
-        return cls(
-            rows,
-            np.cumsum(widths) - widths,
-            widths,
-            group,
-            np.repeat(np.arange(len(rows)), widths),
-            column,
-            members[column],
-            np.repeat(np.maximum(heights / np.maximum(across, 1), 1.0), across),
-            first_column,
-            members,
-            np.repeat(np.arange(len(groups)), across),
-            place,
-        )
+        self.rows = np.concatenate([np.empty(0, np.int64), *(one.rows for one in groups)])
+        self.group = np.repeat(np.arange(len(groups)), heights)
+        self.widths = across[self.group]
+        self.starts = np.cumsum(self.widths) - self.widths
+        self.column_member = np.concatenate([np.empty(0, np.int64), *(one.members for one in groups)])
+        self.column_group = np.repeat(np.arange(len(groups)), across)
+        self.first_column = np.cumsum(across) - across
+        self.row = np.repeat(np.arange(len(self.rows)), self.widths)
+        self.column = ranges(self.first_column[self.group], self.widths)
+        self.member = self.column_member[self.column]
+        self.capacity = np.repeat(np.maximum(heights / np.maximum(across, 1), 1.0), across)
+        self.place = np.full(size, -1, np.int64)
+        self.place[self.rows] = np.arange(len(self.rows))
 
     def per_row(self, values: Floats) -> Floats:
         """(R,) the sum of each row's cells."""
@@ -99,7 +74,6 @@ class BlockAssignment:
         return belief
 
 
-@dataclass(frozen=True)
 class BigramJoin:
     """Every public bigram that a scrambled bigram could be.
 
@@ -107,45 +81,29 @@ class BigramJoin:
     ask what a' says of a's reading, `left` slots what a says of that of a'.
 
     Attributes:
-        slot_cell: the cell about which a slot says something.
-        slot_edge: its edge.
+        count: (edges,).
+        ends: the rows of a and of a', (edges,) each.
+        slot_cell: of either end, the cell about which a slot says something.
+        slot_edge: likewise, its edge.
         hit_slot, hit_cell, hit_count: for each public bigram that fits, its two slots, its two cells and its count.
     """
 
-    count: Floats  # (edges,)
-    ends: tuple[Ids, Ids]  # (edges,) rows
-    slot_cell: tuple[Ids, Ids]
-    slot_edge: tuple[Ids, Ids]
-    hit_slot: tuple[Ids, Ids]
-    hit_cell: tuple[Ids, Ids]
-    hit_count: Floats
-
-    @classmethod
-    def of(cls, blocks: BlockAssignment, seen: Bigrams, public: Bigrams) -> BigramJoin:
+    def __init__(self, blocks: BlockAssignment, seen: Bigrams, public: Bigrams) -> None:
         left, right = blocks.place[seen.left], blocks.place[seen.right]
         known = (left >= 0) & (right >= 0)
-        left, right, count = left[known], right[known], seen.count[known]
-        key = blocks.group[left] * len(blocks.first_column) + blocks.group[right]
+        key = blocks.group[left[known]] * len(blocks.first_column) + blocks.group[right[known]]
         order = np.argsort(key, kind="stable")
-        left, right, count, key = left[order], right[order], count[order], key[order]
-        edge, columns, values = _join(blocks, key, public)
-        slots, cells = [], []
-        first: list[Ids] = []
-        for end in (left, right):
+        self.count, self.ends = seen.count[known][order], (left[known][order], right[known][order])
+        edge, columns, self.hit_count = _join(blocks, key[order], public)
+        self.slot_cell, self.slot_edge = list[Ids](), list[Ids]()
+        self.hit_slot, self.hit_cell = list[Ids](), list[Ids]()
+        for end, column in zip(self.ends, columns, strict=True):
             widths = blocks.widths[end]
-            first.append(np.cumsum(widths) - widths)
-            cells.append(ranges(blocks.starts[end], widths))
-            slots.append(np.repeat(np.arange(len(end)), widths))
-        offsets = [columns[i] - blocks.first_column[blocks.group[end[edge]]] for i, end in enumerate((left, right))]
-        return cls(
-            count,
-            (left, right),
-            (cells[0], cells[1]),
-            (slots[0], slots[1]),
-            (first[0][edge] + offsets[0], first[1][edge] + offsets[1]),
-            (blocks.starts[left[edge]] + offsets[0], blocks.starts[right[edge]] + offsets[1]),
-            values,
-        )
+            self.slot_cell.append(ranges(blocks.starts[end], widths))
+            self.slot_edge.append(np.repeat(np.arange(len(end)), widths))
+            offset = column - blocks.first_column[blocks.group[end[edge]]]
+            self.hit_slot.append((np.cumsum(widths) - widths)[edge] + offset)
+            self.hit_cell.append(blocks.starts[end[edge]] + offset)
 
 
 def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tuple[Ids, Ids], Floats]:

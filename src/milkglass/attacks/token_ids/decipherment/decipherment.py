@@ -111,8 +111,8 @@ class Decipherment(Solver):
         """The candidates with what the corpus says of them: log posterior, each row's sums to 1. Draws nothing."""
         texts, size = transcript.tokens, transcript.size
         pins = self._pins(texts, knowledge)
-        public = PublicBigrams.of(required(knowledge.corpus), knowledge.tokens(size))
-        seen = {distance: Bigrams.of(texts, size, distance) for distance in public.bigrams}
+        public = PublicBigrams(required(knowledge.corpus), knowledge.tokens(size))
+        seen = {distance: Bigrams(texts, size, distance) for distance in public.bigrams}
 
         def step(share: float) -> bool:
             budget.progress(share)
@@ -122,10 +122,12 @@ class Decipherment(Solver):
         if knowledge.candidates is None:
             return self._without(counts, seen, public, pins, step, knowledge.aliases)
         candidates = cribs.pinned(knowledge.candidates, pins, knowledge.aliases)
-        blocks = BlockAssignment.of(candidates, size)
+        blocks = BlockAssignment(candidates, size)
         if not len(blocks.row):
             return candidates
-        ratios = self._ratios(knowledge, blocks, public)
+        ratios, model = dict[tuple[int, int], Ratios](), knowledge.public_model
+        if self.profiles is not None and model is not None and public.counts.any():
+            ratios = self.profiles.ratios(model.table, blocks, public)
         weights = {1: 1.0, 2: self.second}
         messages = messages_of(blocks, seen, public, self.alpha, weights, ratios)
         before = np.concatenate([np.maximum(one, UNLIKELIEST).ravel() for one in candidates.likelihood])
@@ -146,18 +148,10 @@ class Decipherment(Solver):
         fresh = ~np.isin(placed[:, 0], leaked[:, 0]) & ~np.isin(placed[:, 1], leaked[:, 1])
         return np.concatenate([leaked, placed[fresh]])
 
-    def _ratios(
-        self, knowledge: Knowledge, blocks: BlockAssignment, public: PublicBigrams
-    ) -> dict[tuple[int, int], Ratios]:
-        model = knowledge.public_model
-        if self.profiles is None or model is None or not public.counts.any():
-            return {}
-        return self.profiles.ratios(model.table, blocks, public)
-
     def _frequencies(self, counts: Floats, public: PublicBigrams, blocks: BlockAssignment, aliases: int) -> Floats:
         """(cells,)"""
         free = blocks.widths > 1
-        fit = FrequencyFit.of(counts, public, blocks.rows[free], np.unique(blocks.member[free[blocks.row]]), aliases)
+        fit = FrequencyFit(counts, public, blocks.rows[free], np.unique(blocks.member[free[blocks.row]]), aliases)
         tau = self.tau if self.tau is not None else self.sharper * spread(fit, blocks)
         return fit.scores(blocks.rows[blocks.row], blocks.member, tau)
 

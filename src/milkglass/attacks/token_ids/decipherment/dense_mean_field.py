@@ -54,13 +54,11 @@ class MeanFieldState:
     Attributes:
         rows: (K,) scrambled ids.
         columns: (C,) public ids.
-        scores: (K, C).
         belief: (K, C).
     """
 
     rows: Ids
     columns: Ids
-    scores: Soft
     belief: Soft
 
 
@@ -103,7 +101,7 @@ def settle(
     free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), pins[:, 0]), np.setdiff1d(tokens, known)
     by_count = free_rows[np.argsort(-seen[free_rows], kind="stable")]
     by_share = free_columns[np.argsort(-public.share[free_columns], kind="stable")]
-    fit = FrequencyFit.of(seen, public, free_rows, free_columns, aliases)
+    fit = FrequencyFit(seen, public, free_rows, free_columns, aliases)
     if not len(by_count):
         return None
     stages = [min(k, len(by_count)) for k in growth.sizes]
@@ -145,12 +143,11 @@ class _Field:
         return out
 
     def taken_in(self, old: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
-        scores = self.prior(rows, columns, share)
-        belief = self.balanced(scores, self.growth.temperature[0])
+        belief = self.balanced(self.prior(rows, columns, share), self.growth.temperature[0])
         if old is not None:  # ids are taken in by rank, so the old ones come first
             belief[: len(old.rows)] = 0
             belief[: len(old.rows), : len(old.columns)] = old.belief
-        return MeanFieldState(rows, columns, scores, belief)
+        return MeanFieldState(rows, columns, belief)
 
     def sweep(self, state: MeanFieldState, channels: list[_Channel], share: float) -> MeanFieldState:
         growth, (rows, columns) = self.growth, state.belief.shape
@@ -172,7 +169,7 @@ class _Field:
         scores = self.prior(state.rows, state.columns, share) + evidence * weight
         fresh = self.balanced(scores, between(growth.temperature, share))
         belief = growth.inertia * state.belief + (1 - growth.inertia) * fresh
-        return MeanFieldState(state.rows, state.columns, scores, belief)
+        return MeanFieldState(state.rows, state.columns, belief)
 
     def prior(self, rows: Ids, columns: Ids, share: float) -> Soft:
         tau = between(self.growth.tau, share)

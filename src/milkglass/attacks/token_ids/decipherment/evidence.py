@@ -7,7 +7,6 @@ side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,6 @@ HIGHEST = 30.0  # of logarithms of ratios
 START, LEAST, STEPS = 0.5, 0.05, 50  # of the search for the doubt
 
 
-@dataclass(frozen=True)
 class EvidenceTable:
     """Evidence for the options of each uncertain id, one line an id.
 
@@ -33,35 +31,23 @@ class EvidenceTable:
         weight: (n',) running tokens that one more place of an id may set right.
         total: (lines, w) evidence so far.
         seen: (lines,) from how many places.
+        contexts: at how many places of one id to look.
     """
 
-    line: Ids
-    group: Ids
-    row: Ids
-    column: Ids
-    member: Ids
-    prior: Floats
-    weight: Floats
-    contexts: int
-    total: Floats = field(repr=False)
-    seen: Ids = field(repr=False)
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         candidates: Candidates,
         texts: Sequences,
         certain: float,
         share: Floats,
         contexts: int,
         size: int,
-    ) -> EvidenceTable:
+    ) -> None:
         """An empty table of the ids that are not certain yet.
 
         Args:
             certain: ids whose likeliest option has more are left alone.
             share: (n,) log P of public ids.
-            contexts: at how many places of one id to look.
             size: n'.
         """
         counts, sure = texts.counts(size), confidence(candidates, size)
@@ -75,19 +61,18 @@ class EvidenceTable:
         widths = [min(CHOICES, len(candidates.groups[number].members)) for number, _ in where]
         shape = (len(where), max(widths, default=1))
         column, member, prior = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -np.inf)
-        line = np.full(size, -1)
+        self.line = np.full(size, -1)
         for here, ((number, row), width) in enumerate(zip(where, widths, strict=True)):
             group = candidates.groups[number]
-            line[group.rows[row]] = here
+            self.line[group.rows[row]] = here
             column[here, :width] = np.argsort(-candidates.likelihood[number][row], kind="stable")[:width]
             member[here] = group.members[column[here, 0]]  # fills what is left over; its prior forbids it
             member[here, :width] = group.members[column[here, :width]]
             prior[here, :width] = share[member[here, :width]]
-        prior -= np.logaddexp.reduce(prior, axis=1, keepdims=True)
-        weight = np.where(line >= 0, (1 - sure) * counts / np.maximum(1, np.minimum(counts, contexts)), 0.0)
-        numbers, rows = np.array(where, np.int64).reshape(-1, 2).T
-        total, seen = np.zeros(shape), np.zeros(shape[0], np.int64)
-        return cls(line, numbers, rows, column, member, prior, weight, contexts, total, seen)
+        self.column, self.member, self.prior = column, member, prior - np.logaddexp.reduce(prior, 1, keepdims=True)
+        self.weight = np.where(self.line >= 0, (1 - sure) * counts / np.maximum(1, np.minimum(counts, contexts)), 0.0)
+        self.group, self.row = np.array(where, np.int64).reshape(-1, 2).T
+        self.contexts, self.total, self.seen = contexts, np.zeros(shape), np.zeros(shape[0], np.int64)
 
     def urgent(self, texts: Sequences, rng: np.random.Generator) -> Ids:
         """Numbers of the texts that hold uncertain ids, by how much they may set right for their length."""
@@ -98,13 +83,12 @@ class EvidenceTable:
 
     def needed(self, texts: Sequences, numbers: Ids) -> Ids:
         """Those of the texts that still hold an id not yet looked at often enough."""
-        expected = np.append(self.seen < self.contexts, False)  # the last one: left alone
-        hits = np.bincount(texts.owner, expected[self.line[texts.ids]], len(texts))
+        hits = np.bincount(texts.owner, self.open_at(texts.ids), len(texts))
         return numbers[hits[numbers] > 0]
 
     def open_at(self, ids: Ids) -> NDArray[np.bool_]:
         """(m,) at which of these scrambled ids to look."""
-        return np.append(self.seen < self.contexts, False)[self.line[ids]]
+        return np.append(self.seen < self.contexts, False)[self.line[ids]]  # the last one: left alone
 
     def update(self, ids: Ids, scores: Floats, doubt: float) -> None:
         """Add what a reader says at some places.

@@ -15,7 +15,6 @@ import numpy as np
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, summed
 from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment
 from milkglass.attacks.token_ids.decipherment.profiles import Ratios
-from milkglass.sequences import Ids
 
 Between = tuple[float, float]  # at the first sweep and at the last, geometric in between
 
@@ -36,15 +35,11 @@ class Schedule:
     temperature: Between
     inertia: float
 
-    def share(self, sweep: int) -> float:
-        return sweep / max(self.sweeps - 1, 1)
-
 
 def between(pair: Between, share: float) -> float:
     return float(pair[0] * (pair[1] / pair[0]) ** share)
 
 
-@dataclass(frozen=True)
 class Message:
     """What neighbours at one distance, on one side, say of each reading.
 
@@ -54,18 +49,8 @@ class Message:
         weight: what the distance counts.
     """
 
-    slot: Ids
-    neighbour: Ids
-    strength: Floats
-    cell: Ids
-    edges: Floats
-    base: Floats
-    floor: Floats | float
-    weight: float
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         blocks: BlockAssignment,
         join: BigramJoin,
         side: int,
@@ -73,23 +58,16 @@ class Message:
         alpha: float,
         ratios: Ratios | None,
         weight: float,
-    ) -> Message:
-        other = 1 - side
-        cell = join.slot_cell[side]
-        floor: Floats | float = 1.0
+    ) -> None:
+        other, self.weight = 1 - side, weight
+        self.slot, self.neighbour = join.hit_slot[side], join.hit_cell[other]
+        self.strength = join.hit_count / (alpha * public.share[blocks.member[self.neighbour]])
+        self.cell, self.edges = join.slot_cell[side], join.count[join.slot_edge[side]]
+        self.base = alpha / (public.counts[blocks.member[self.cell]] + alpha)
+        self.floor: Floats | float = 1.0
         if ratios is not None:
             next_to = blocks.group[join.ends[other]][join.slot_edge[side]]
-            floor = ratios.at(blocks.member[cell], next_to)
-        return cls(
-            join.hit_slot[side],
-            join.hit_cell[other],
-            join.hit_count / (alpha * public.share[blocks.member[join.hit_cell[other]]]),
-            cell,
-            join.count[join.slot_edge[side]],
-            alpha / (public.counts[blocks.member[cell]] + alpha),
-            floor,
-            weight,
-        )
+            self.floor = ratios.at(blocks.member[self.cell], next_to)
 
     def evidence(self, belief: Floats, doubt: float) -> Floats:
         """(cells,) sum over neighbours of count * log(rho + (1 - rho) P(neighbour | reading) / P(neighbour))."""
@@ -115,9 +93,9 @@ def messages_of(
     result = []
     for distance, weight in weights.items():
         if weight:
-            join = BigramJoin.of(blocks, texts[distance], public.bigrams[distance])
+            join = BigramJoin(blocks, texts[distance], public.bigrams[distance])
             result += [
-                Message.of(blocks, join, side, public, alpha, ratios.get((distance, side)), weight) for side in (0, 1)
+                Message(blocks, join, side, public, alpha, ratios.get((distance, side)), weight) for side in (0, 1)
             ]
     return result
 
@@ -140,7 +118,7 @@ def settle(
     scores = prior
     belief = blocks.balanced(prior, schedule.temperature[0])
     for sweep in range(schedule.sweeps):
-        share = schedule.share(sweep)
+        share = sweep / max(schedule.sweeps - 1, 1)
         doubt = between(schedule.doubt, share)
         evidence = np.zeros(len(prior))
         for message in messages:

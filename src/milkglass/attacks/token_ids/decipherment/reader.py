@@ -120,7 +120,6 @@ class ReadBatch:
         return ReadBatch(self.where[which], self.states[torch.from_numpy(which)], self.joined[which])
 
 
-@dataclass(frozen=True)
 class CausalReader:
     """A causal model and its spelling of public ids.
 
@@ -130,19 +129,14 @@ class CausalReader:
         begin: the id before every text.
     """
 
-    model: torch.nn.Module
-    head: torch.Tensor
-    spelling: Spelling
-    begin: int
-
-    @classmethod
-    def of(cls, model: Model, spelling: Spelling) -> CausalReader:
+    def __init__(self, model: Model, spelling: Spelling) -> None:
         begin = model.config.get("bos_token_id")
         if begin is None:
             begin = model.config.get("eos_token_id")
-        first = begin[0] if isinstance(begin, list) else begin
+        self.begin = int((begin[0] if isinstance(begin, list) else begin) or 0)
+        self.head, self.spelling = public_head(model), spelling
         with torch.random.fork_rng(devices=[]):  # a model is made with random weights before it gets its own
-            return cls(body(model), public_head(model), spelling, int(first or 0))
+            self.model = body(model)
 
     @torch.inference_mode()
     def reads(self, texts: Sequences, numbers: Ids) -> Iterator[ReadBatch]:
