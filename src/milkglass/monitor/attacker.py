@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeVar
@@ -47,22 +47,17 @@ THREAD = "attack"  # the name of each thread in which something is attacked
 
 async def in_thread(work: Callable[[], T]) -> T:
     """Like asyncio.to_thread, but a program that ends does not wait for it: one step of an attack can take minutes."""
-    loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-    def settle(value: T | None, error: BaseException | None) -> None:
-        if not result.done():
-            result.set_result(value) if error is None else result.set_exception(error)
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # who waits may be cancelled, and the work goes on
 
     def run() -> None:
         try:
-            outcome: tuple[T | None, BaseException | None] = (work(), None)
+            outcome.set_result(work())
         except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
-            outcome = (None, error)
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, *outcome)
+            outcome.set_exception(error)
 
     threading.Thread(target=run, name=THREAD, daemon=True).start()
-    return await result  # type: ignore[no-any-return]
+    return await asyncio.wrap_future(outcome)
 
 
 def attacking() -> bool:

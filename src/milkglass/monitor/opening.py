@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from milkglass.errors import Unauthorized
+from milkglass.progress import Log, no_log
 
 BYTES = 24  # of randomness
-
-
-def unheard(code: str) -> None:
-    """Does nothing: no terminal shows the next code."""
 
 
 def _drawn() -> str:
@@ -34,7 +30,7 @@ class OneTimeCode:
 
     code: str = field(default_factory=_drawn, repr=False)
     key: str = field(default_factory=_drawn, repr=False)
-    renewed: Callable[[str], None] = field(default=unheard, repr=False)
+    renewed: Log = field(default=no_log, repr=False)
 
     def exchange(self, given: str) -> str:
         """The page's key. Raises Unauthorized for a code that is wrong, or was used."""
