@@ -200,7 +200,7 @@ class Codec:
 
         Raises IdOutOfRange for an id that no row of the model has.
         """
-        return self._text(self._original(ids, skip_special))
+        return self._text(self._among(self.visible if skip_special else self.known, ids))
 
     def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]], skip_special: bool = True) -> list[str]:
         return [self.decode(ids, skip_special) for ids in batch]
@@ -278,9 +278,6 @@ class Codec:
                 f"an id is outside 0 to {len(self.inverse) - 1}", "these ids are of another model: check the key"
             )
         return self.inverse.take(array)
-
-    def _original(self, ids: Sequence[int] | NDArray[Any], skip_special: bool) -> list[int]:
-        return self._among(self.visible if skip_special else self.known, ids)
 
     def _among(self, visible: NDArray[np.bool_], ids: Sequence[int] | NDArray[Any]) -> list[int]:
         original = self._unscrambled(ids)
