@@ -16,6 +16,7 @@ from milkglass.cli.ui.options import (
     ServerOptions,
     TokenFile,
     Yes,
+    original,
 )
 from milkglass.cli.ui.terminal import cell, confirm, emit, megabytes, moment, table
 from milkglass.errors import UsageError
@@ -120,17 +121,14 @@ def _catalogue_words(found: dict[str, Any]) -> str:
 
 
 def _one(ref: str) -> dict[str, Any]:
-    from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.families import of
-    from milkglass.models.resolve import resolve
 
-    folder = resolve(ref)
-    base = Checkpoint.open(folder)
+    base = original(ref)
     result = of(base)
     tables = sum(base.tensors[name].bytes for name in result.touched)
     return {
         "ref": ref,
-        "folder": str(folder),
+        "folder": str(base.folder),
         "family": result.family.name,
         "kind": result.kind,
         "vocabulary": result.vocab_size,

@@ -21,6 +21,7 @@ from milkglass.cli.ui.options import (
     ServerOptions,
     SplitOptions,
     TokenFile,
+    original,
     read_token,
     require_file,
     with_options,
@@ -172,12 +173,10 @@ def audit(
 
     require_audit(audited.out, audited.budget, audited.text, audited.public)
     about, files = enclave_folder.EnclaveAbout.read(folder), audited.files(columns)
-    from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.resolve import resolve
     from milkglass.split.decoder import audit_scene
 
     settings = RnmSettings(None if no_sanitize else epsilon, p)
-    base = Checkpoint.open(resolve(model))
+    base = original(model)
     with enclave_folder.opened(folder) as enclave:
         note(enclave.notice)
         staged = audit_scene.build(base, enclave, settings, about.k, files)
@@ -261,17 +260,15 @@ def _prompt(
             if chat:
                 raise
         else:
-            _require_kept(instruction)
+            # A template that strips messages would strip it, and it would be sanitized like the text
+            if instruction != instruction.lstrip():
+                raise UsageError(
+                    "--instruction begins with a blank, which chat templates strip", "leave it out, or give --raw"
+                )
             return sent
     if system:
         raise UsageError("--system needs a chat template, and this model has none", "give --instruction")
     return text.prompt(prompt, instruction, sampling)
-
-
-def _require_kept(instruction: str) -> None:
-    """A template that strips messages would strip it, and it would be sanitized like the text."""
-    if instruction != instruction.lstrip():
-        raise UsageError("--instruction begins with a blank, which chat templates strip", "leave it out, or give --raw")
 
 
 def sampling_of(

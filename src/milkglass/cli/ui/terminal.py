@@ -171,6 +171,11 @@ def megabytes(count: object) -> str:
     return f"{count / 1e6:,.1f} MB" if isinstance(count, int | float) else "?"
 
 
+def percent(share: float) -> str:
+    """ "-" for a share of nothing."""
+    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
+
+
 def moment(seconds: object) -> str:
     """A time of day here, from seconds since 1970."""
     if not isinstance(seconds, int | float) or not 0 < seconds < 1 << 33:
