@@ -86,11 +86,12 @@ def usage(prompt: int, replies: Sequence[Reply]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
 
+def listed(found: Sequence[Logprobs]) -> list[dict[str, Any]]:
+    return [{**taken.document(), "top_logprobs": [one.document() for one in top]} for taken, top in found]
+
+
 def logprobs_of(found: Sequence[Logprobs]) -> dict[str, Any] | None:
-    if not found:
-        return None
-    content = [{**taken.document(), "top_logprobs": [one.document() for one in top]} for taken, top in found]
-    return {"content": content, "refusal": None}
+    return {"content": listed(found), "refusal": None} if found else None
 
 
 def text_of(pieces: Sequence[Piece], kind: str) -> str:
