@@ -212,16 +212,10 @@ class Enclave:
 
     def _ended(self) -> EnclaveError:
         try:
-            code: int | None = self._process.wait(5)
+            code = self._process.wait(5)
+            how = f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
         except subprocess.TimeoutExpired:
-            code = None
-        how = (
-            "closed its door"
-            if code is None
-            else f"ended with signal {-code}"
-            if code < 0
-            else f"ended with code {code}"
-        )
+            how = "closed its door"
         return EnclaveError(f"the enclave's process {how}", "run the command again; nothing of your text was kept")
 
 

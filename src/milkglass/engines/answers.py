@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from milkglass.client.remote.responses import is_number, is_whole, rows
 from milkglass.engines.engine import ALWAYS, Call, Finish, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader
@@ -73,12 +73,8 @@ def ids_of(value: Any) -> list[int]:
 
 
 def finish_of(value: Any) -> Finish | None:
-    if value is None:
-        return None
-    if value == "stop":
-        return "stop"
-    if value == "length":
-        return "length"
+    if value is None or value in get_args(Finish):
+        return value
     raise RemoteError("the engine broke the answer off", "try again; the engine's log says why")
 
 
