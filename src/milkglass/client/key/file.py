@@ -15,7 +15,6 @@ import secrets
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from dataclasses import replace as replaced
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -57,7 +56,7 @@ def seal(key: Key, passphrase: str, scrypt_n: int = SCRYPT_N) -> bytes:
     salt, nonce = secrets.token_bytes(SALT), secrets.token_bytes(NONCE)
     fresh = Header(scrypt_n, salt, nonce, bytes(CHECK), len(payload) + TAG, format_of(key))
     sealing, check = _derive(passphrase, fresh)
-    header = replaced(fresh, check=check)
+    header = replace(fresh, check=check)
     body = header.line() + ChaCha20Poly1305(sealing).encrypt(header.nonce, payload, header.line())
     return body + hashlib.sha256(body).digest()
 

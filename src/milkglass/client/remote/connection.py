@@ -119,9 +119,7 @@ class Connection:
         """The JSON object that the server answers. `again`: whether the call may be repeated though it may have been
         carried out (None: a GET may). What never reached the server is always tried again. `timeout`: in seconds."""
         again = method == "GET" if again is None else again
-        arguments: dict[str, Any] = {"content": content} if content is not None else {"json": body}
-        if body is None and content is None:
-            arguments = {}
+        arguments = {name: one for name, one in (("json", body), ("content", content)) if one is not None}
         if timeout is None and method == "GET" and not self._answered:
             timeout = min(FIRST_SILENCE, self._silence)
         total = (self._silence if timeout is None else timeout) + ANSWER_TIME + len(content or b"") / SLOWEST
