@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -10,8 +9,7 @@ from typing import Any
 
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.calls.bodies import ChatBody
-from milkglass.proxy.calls.merge import merged
-from milkglass.proxy.reply import Logprobs, Piece, Reply
+from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered, merged
 from milkglass.proxy.text.messages import chosen, templated, tools_of
 from milkglass.server.storage.store import new_id
 
@@ -64,21 +62,6 @@ class ChatAnswer:
                 yield {**head, "choices": [_chunk(reply.index, delta, logprobs_of(piece.logprobs))]}
         if self._body.with_usage:
             yield {**head, "choices": [], "usage": usage(self._prompt, self.replies)}
-
-
-async def gathered(replies: Sequence[Reply]) -> list[list[Piece]]:
-    """All pieces of each. The first that fails ends the others."""
-
-    async def pieces(reply: Reply) -> list[Piece]:
-        async with aclosing(reply.pieces()) as found:
-            return [piece async for piece in found]
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(pieces(reply)) for reply in replies]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 def usage(prompt: int, replies: Sequence[Reply]) -> dict[str, int]:

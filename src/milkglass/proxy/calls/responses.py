@@ -11,8 +11,8 @@ from typing import Any
 from milkglass.errors import UsageError
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.calls.bodies import ResponseBody
-from milkglass.proxy.calls.chat import gathered, listed
-from milkglass.proxy.reply import Logprobs, Piece, Reply
+from milkglass.proxy.calls.chat import listed
+from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered
 from milkglass.proxy.text.messages import chosen, templated, tools_of
 from milkglass.proxy.text.sections import ToolCall
 from milkglass.server.storage.store import new_id
