@@ -9,7 +9,7 @@ A call whose connection was not made is tried again; what the engine may have be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from http.cookiejar import DefaultCookiePolicy
@@ -181,7 +181,8 @@ class Upstream:
                 answer = await self._begun(call)
                 try:
                     if answer.status_code >= 300:
-                        raise _refusal(answer.status_code, await self._body(answer, MAX_ERROR))
+                        info = strict_json.error_in(await self._body(answer, MAX_ERROR))
+                        raise refusal(answer.status_code, info.get("type"))
                     require_plain(answer)
                     yield answer
                 finally:
@@ -244,12 +245,3 @@ def _is_proxied(url: str) -> bool:
     """Whether the environment names a proxy for this address. httpx2's own, slower transport speaks to it."""
     parsed = urlsplit(url)
     return bool(getproxies().keys() & {parsed.scheme, "all"}) and not proxy_bypass(parsed.hostname or "")
-
-
-def _refusal(status: int, body: bytes) -> RemoteError:
-    """What an error answer becomes."""
-    try:
-        told = document(body).get("error")
-    except RemoteError:
-        told = None
-    return refusal(status, told.get("type") if isinstance(told, Mapping) else None)

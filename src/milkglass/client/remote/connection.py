@@ -242,23 +242,15 @@ def _read(answer: httpx2.Response, limit: int) -> bytes:
 
 def error_from(answer: httpx2.Response) -> RemoteError:
     """The server's own message and hint, as one of our errors; reads the body. `status` is the HTTP status."""
-    message, hint = _message_of(_read(answer, MAX_ERROR))
+    info = strict_json.error_in(_read(answer, MAX_ERROR))
+    given = (info.get(name) for name in ("message", "hint"))
+    message, hint = (one if isinstance(one, str) else "" for one in given)
     kind = Unauthorized if answer.status_code in (401, 403) else RemoteError
     if kind is Unauthorized:  # the server's own hint is for those who speak HTTP
         hint = f"give the server's token with --token-file FILE or MILKGLASS_TOKEN; {TOKEN_PLACE}"
     error = kind(f"the server answered {answer.status_code}: {message or 'no reason given'}", hint)
     error.status = answer.status_code
     return error
-
-
-def _message_of(body: bytes) -> tuple[str, str]:
-    """Message and hint of an error's body; "" for what it does not say. It may be a proxy's page."""
-    try:
-        info = strict_json.document(body).get("error")
-    except RemoteError:
-        info = None
-    message, hint = (info.get("message"), info.get("hint")) if isinstance(info, dict) else (None, None)
-    return (message if isinstance(message, str) else "", hint if isinstance(hint, str) else "")
 
 
 def _object(answer: httpx2.Response) -> dict[str, Any]:

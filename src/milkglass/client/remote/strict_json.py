@@ -43,6 +43,15 @@ def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
     return cleaned
 
 
+def error_in(body: bytes) -> dict[str, Any]:
+    """The `error` of an error's body; {} where it has none that is an object: it may be a proxy's page."""
+    try:
+        error = document(body).get("error")
+    except RemoteError:
+        error = None
+    return error if isinstance(error, dict) else {}
+
+
 class _OutOfRange(Exception):
     """Not a ValueError, which the JSON reader's own mistakes are."""
 
