@@ -92,7 +92,7 @@ class DemoOwner:
     def prompt(self, text: str) -> tuple[Ids, Ids]:
         """A whole chat prompt, and of it the text's own tokens: not those that the template puts around every text."""
         whole, other = (self.codec.encode_chat([{"role": "user", "content": one}]) for one in (text, "?"))
-        before = common_prefix(whole, other)
-        after = common_prefix(whole[before:][::-1], other[before:][::-1])
+        before = common_prefix(whole.tolist(), other.tolist())
+        after = common_prefix(whole[before:][::-1].tolist(), other[before:][::-1].tolist())
         own = whole[before : len(whole) - after]
         return whole.astype(np.int64), ordinary(self.codec, own)

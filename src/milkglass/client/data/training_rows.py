@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from milkglass import files
 from milkglass.client.codec.codec import Codec
-from milkglass.client.codec.encoded import LabelledIds
 from milkglass.client.data.data_file import Source
 from milkglass.client.data.dataset import (
     Example,
@@ -174,7 +173,10 @@ def _encoded(
     try:
         if numbers is not None:
             return _classified(codec, batch, numbers, limit)
-        done = _supervised(codec, batch, limit)
+        if batch[0].kind == "chat":
+            done = codec.encode_cut([one.messages for one in batch], limit)
+        else:
+            done = codec.encode_plain([one.text for one in batch], limit, truncate=True)
     except CodecError as error:
         if error.place is not None:
             raise error.renamed(str(batch[error.place].place(source))) from None
@@ -182,12 +184,6 @@ def _encoded(
         raise type(error)(f"{between}: {error.message}", error.hint) from None
     columns = {**_id_columns(done.ids), "labels": _lists(done.labels, List32)}
     return EncodedBatch.of(columns, len(batch), done.long, done.unanswered)
-
-
-def _supervised(codec: Codec, batch: Sequence[Example], max_length: int) -> LabelledIds:
-    if batch[0].kind == "chat":
-        return codec.encode_cut([one.messages for one in batch], max_length)
-    return codec.encode_plain([one.text for one in batch], max_length, truncate=True)
 
 
 def _numbers(source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None) -> pa.Array:
