@@ -107,7 +107,9 @@ class LiveAttacker:
         """Until there is nothing more to do, or it is cancelled: what runs in a thread then ends early. Whatever fails
         ends up in `reason`, or in `trouble` where the attacks on the model were done."""
         try:
-            scene, candidates = await self._on_the_model(log)
+            scene = await in_thread(self._scene)
+            show = partial(asyncio.get_running_loop().call_soon_threadsafe, log.touch)
+            candidates = await in_thread(partial(self._solve, scene, show))
             self.state = "done"
             log.touch()
             if self.public is not None:
@@ -120,11 +122,6 @@ class LiveAttacker:
             log.touch()
         finally:
             self._stopped = True
-
-    async def _on_the_model(self, log: ExchangeLog) -> tuple[Scene, Candidates | None]:
-        scene = await in_thread(self._scene)
-        loop = asyncio.get_running_loop()
-        return scene, await in_thread(lambda: self._solve(scene, lambda: loop.call_soon_threadsafe(log.touch)))
 
     async def _on_what_crossed(
         self, log: ExchangeLog, scene: Scene, candidates: Candidates | None, public: Source
