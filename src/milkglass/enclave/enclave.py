@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from milkglass import errors
 from milkglass.client.codec.conversation import Message
@@ -51,7 +51,7 @@ class SanitizedPrompt:
     changed: int
 
 
-class Enclave:
+class Enclave(contextlib.AbstractContextManager["Enclave"]):
     """A running enclave. Every call raises EnclaveError where the process has ended. Threads may share it: it answers
     one call at a time.
 
@@ -110,9 +110,6 @@ class Enclave:
     def proof(self) -> str:
         """What every report says of it."""
         return ATTESTED_BY_QUOTE if self.attested else NOT_ATTESTED
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

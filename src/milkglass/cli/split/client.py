@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from milkglass.split.server_info import ServerInfo
 
 Client = Annotated[Path, typer.Argument(metavar="CLIENT", help="The client's half, written by `split train`.")]
-ServerFolder = Annotated[Path, typer.Argument(metavar="SERVER", help="The server's half, written by `split train`.")]
 
 
 # --- classify ---------------------------------------------------------------------------------------------------------
@@ -103,7 +102,7 @@ def _answering(
 def audit(
     context: typer.Context,
     client: Client,
-    server: ServerFolder,
+    server: Annotated[Path, typer.Argument(metavar="SERVER", help="The server's half, written by `split train`.")],
     *,
     audited: AuditOptions,
     columns: ColumnOptions,

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from milkglass.split.decoder.text import SplitText
 
 Folder = Annotated[Path, typer.Argument(metavar="ENCLAVE", help="The folder that `split enclave build` wrote.")]
-Url = Annotated[str, typer.Argument(metavar="URL", help="The split server, such as https://gpu.example:8421.")]
 NO_CORPUS = (
     "no --corpus: which tokens are sensitive, a list of English words decides (the rarest 20 %, digits and single "
     "characters); names that longer pieces spell, and what is common, cross as they are 7 times in 10 (1 - p)"
@@ -67,7 +66,7 @@ def prepare(
 
 @enclaves.command(short_help="Build an enclave with the table of a provider.")
 def build(
-    url: Url,
+    url: Annotated[str, typer.Argument(metavar="URL", help="The split server, such as https://gpu.example:8421.")],
     out: Annotated[Path, typer.Option("--out", help="The folder: new, or prepared and signed.", show_default=False)],
     kind: Annotated[Kind, typer.Option(help="Only gramine-sgx is attested.")] = "process",
     k: Annotated[int, typer.Option("--k", min=2, help="Candidates of each token.")] = 30,
@@ -99,8 +98,7 @@ def build(
     if corpus is None:
         note(NO_CORPUS)
     with bars(as_json) as stage:
-        built = enclave_folder.build(out, kind, info.model, k, server.package, corpus, stage)
-    about = built.about
+        about, built = enclave_folder.build(out, kind, info.model, k, server.package, corpus, stage)
     document = {
         "enclave": str(out), "kind": about.kind, "attested": built.attested, "proof": built.proof,
         "measurement": about.measurement, "model": about.model, "rows": info.vocabulary, "width": info.width, "k": k,
