@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 In = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Write this file, not stdout.")]
 
 
 @with_options
@@ -105,9 +104,9 @@ def encode(
     unlocked = key.open()
     codec = codec_of(unlocked, key.model)
     texts, tokens = 0, 0
-    with _reading(source) as lines, _writing(out) as sink:
-        read = (row_of(line_name(number, source), line) for number, line in enumerate(lines, 1))
-        rows = arguments(text, pair) if text else read
+    read = _named_lines(source)
+    with _writing(out) as sink:
+        rows = arguments(text, pair) if text else (row_of(name, line) for name, line in read)
         documents: list[dict[str, Any]] = []
         for batch in batched(rows, BATCH):
             encoded = _conversations if chat else _plainly
@@ -131,7 +130,7 @@ def decode(
     ] = None,
     special: Annotated[bool, typer.Option("--special", help="Show special tokens, too.")] = False,
     source: In = None,
-    out: Out = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write this file, not stdout.")] = None,
     *,
     key: KeyOptions,
     as_json: AsJson = False,
@@ -142,8 +141,8 @@ def decode(
     from milkglass.client.session import codec_of
 
     codec = codec_of(key.open(), key.model)
-    with _reading(source) as lines, _writing(out) as sink:
-        read = ((line_name(number, source), line) for number, line in enumerate(lines, 1))
+    read = _named_lines(source)
+    with _writing(out) as sink:
         lists = _lists(ids) if ids else (_ids(name, line) for name, line in read if line.strip())
         documents = []
         for one in lists:
@@ -229,13 +228,12 @@ def _ids(name: str, text: str) -> list[int]:
     return value
 
 
-@contextmanager
-def _reading(source: Path | None) -> Iterator[Iterable[str]]:
-    if source is None:
-        yield sys.stdin
-        return
-    require_file(source, "give a text file, or JSON Lines")
-    yield (line for _, line in lines(source))
+def _named_lines(source: Path | None) -> Iterator[tuple[str, str]]:
+    """Lines of a file or of stdin, each after what messages call it."""
+    if source is not None:
+        require_file(source, "give a text file, or JSON Lines")
+    numbered = enumerate(sys.stdin, 1) if source is None else lines(source)
+    return ((line_name(number, source), line) for number, line in numbered)
 
 
 @contextmanager

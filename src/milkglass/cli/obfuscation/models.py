@@ -58,8 +58,7 @@ def models(
         else:
             _on_server(way, KeyOptions(key, None, passphrase_file).open().key if key else None, as_json)
         return
-    document = _catalogue() if ref is None else _one(ref)
-    emit(as_json, document, lambda: _catalogue_words(document) if ref is None else _one_words(document))
+    emit(as_json, *(_catalogue() if ref is None else _one(ref)))
 
 
 # --- a server's -------------------------------------------------------------------------------------------------------
@@ -99,34 +98,30 @@ def _delete(way: ServerOptions, name: str, yes: bool, as_json: bool) -> None:
 
 
 # --- what can be scrambled --------------------------------------------------------------------------------------------
-def _catalogue() -> dict[str, Any]:
+def _catalogue() -> tuple[dict[str, Any], str]:
+    """As JSON and in words, as `_one` too."""
     from milkglass.models.families import FAMILIES
     from milkglass.models.resolve import EMBEDDED
 
-    return {
+    embedded = table([(f"  {model.ref}", model.about) for model in EMBEDDED.values()])
+    families = table([(f"  {one.name}", one.kind, ", ".join(one.model_types)) for one in FAMILIES])
+    document = {
         "embedded": [{"ref": model.ref, "about": model.about} for model in EMBEDDED.values()],
-        "families": [
-            {"name": family.name, "kind": family.kind, "model_types": list(family.model_types)} for family in FAMILIES
-        ],
+        "families": [{"name": one.name, "kind": one.kind, "model_types": list(one.model_types)} for one in FAMILIES],
     }
-
-
-def _catalogue_words(found: dict[str, Any]) -> str:
-    embedded = table([(f"  {model['ref']}", model["about"]) for model in found["embedded"]])
-    families = table([(f"  {f['name']}", f["kind"], ", ".join(f["model_types"])) for f in found["families"]])
-    return (
+    return document, (
         f"embedded models:\n{embedded}\n\nsupported families:\n{families}\n\n"
         "any local folder or hub id (hf:owner/name) of a supported family can be scrambled"
     )
 
 
-def _one(ref: str) -> dict[str, Any]:
+def _one(ref: str) -> tuple[dict[str, Any], str]:
     from milkglass.models.families import of
 
     base = original(ref)
     result = of(base)
     tables = sum(base.tensors[name].bytes for name in result.touched)
-    return {
+    found: dict[str, Any] = {
         "ref": ref,
         "folder": str(base.folder),
         "family": result.family.name,
@@ -138,10 +133,7 @@ def _one(ref: str) -> dict[str, Any]:
         "bytes": sum(tensor.bytes for tensor in base.tensors.values()),
         "bytes_scrambled": tables,
     }
-
-
-def _one_words(found: dict[str, Any]) -> str:
-    return table(
+    return found, table(
         [
             ("folder", found["folder"]),
             ("family", f"{found['family']} ({found['kind']})"),
