@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ COUNTED = 64  # tokens of an answer that a killed program may leave uncounted
 NEWEST = "newest"  # label names: those of the data that was sent last
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """Use as a context, or close it. Raises RemoteError for a server that fails, CodecError for texts that do not fit.
 
     Attributes:
@@ -79,9 +80,6 @@ class Session:
         unlocked = UnlockedKey.open(Path(key), passphrase)
         codec = codec_of(unlocked, model)
         return cls(unlocked, codec, Remote(server, token, allow_http, certificate), notice)
-
-    def __enter__(self) -> Session:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -25,10 +25,8 @@ from milkglass.client.remote.connection import (
     MAX_ANSWER,
     MAX_ERROR,
     NEVER_SENT,
-    check_url,
+    client_options,
     require_plain,
-    require_token,
-    tls_context,
 )
 from milkglass.client.remote.strict_json import document
 from milkglass.engines.answers import AnswerBounds, refusal
@@ -97,17 +95,11 @@ class Upstream:
         would cross in the clear."""
         self.engine, self.url, self.patience = engine, url.rstrip("/"), patience or Patience()
         self.traffic, self._turns = Traffic(), Turns(self.patience.connections, self.patience.begin)
-        local = check_url(self.url, allow_http)
-        require_token(token)
-        most, secure = self.patience.connections, self.url.startswith("https")
-        verify, proxied = tls_context(authority) if secure else False, not local and _is_proxied(self.url)
+        options = client_options(self.url, token, allow_http, authority)
+        most, proxied = self.patience.connections, options["trust_env"] and _is_proxied(self.url)
         self._client = httpx2.AsyncClient(
-            base_url=self.url,
-            # Never compressed: a small answer must not become a large one here.
-            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
-            verify=verify,
-            transport=None if proxied else StreamTransport(verify, self.patience.connect),
-            trust_env=not local,  # a proxy from the environment has no business between a machine and itself
+            **options,
+            transport=None if proxied else StreamTransport(options["verify"], self.patience.connect),
             # Engines close an idle connection after 5 s: one that is used just then would be lost
             limits=httpx2.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEPT),
             # What is read has deadlines of its own, below: httpx2 knows only those of silence

@@ -104,7 +104,6 @@ class WrittenParquet:
 
     rows: int
     tokens: int
-    longest: int
     cut: int
     left_out: tuple[Place, ...] = ()
 
@@ -131,7 +130,7 @@ def write_parquet(
     no row is left.
     """
     long = LongRows(min(max_length, codec.limit), skip_long)
-    counts: list[WrittenParquet] = []
+    lengths, cut = list[NDArray[np.int32]](), 0
     unanswered: dict[Place, int] = {}
     rows = 0
     with files.atomic_write(out, "wb") as file, ExitStack() as writers:
@@ -144,7 +143,8 @@ def write_parquet(
             if done.table is not None:
                 writer = writer or writers.enter_context(pq.ParquetWriter(file, done.table.schema))
                 writer.write_table(done.table)
-                counts.append(_count(done.table, done.cut))
+                lengths.append(done.table["input_ids"].combine_chunks().value_lengths().to_numpy())
+                cut += done.cut
             progress(len(batch))
         long.require(unanswered, rows, source, codec.limit)
         if writer is None:
@@ -152,18 +152,8 @@ def write_parquet(
             raise TooLong(fault, "give a larger --max-length")
     if codec.key_id is not None:
         mark(out, codec.key_id)
-    return WrittenParquet(
-        sum(one.rows for one in counts),
-        sum(one.tokens for one in counts),
-        max(one.longest for one in counts),
-        sum(one.cut for one in counts),
-        tuple(unanswered),
-    )
-
-
-def _count(table: pa.Table, cut: int) -> WrittenParquet:
-    lengths = table["input_ids"].combine_chunks().value_lengths().to_numpy()
-    return WrittenParquet(table.num_rows, int(lengths.sum()), int(lengths.max()), cut)
+    every = np.concatenate(lengths)
+    return WrittenParquet(len(every), int(every.sum()), cut, tuple(unanswered))
 
 
 def _encoded(

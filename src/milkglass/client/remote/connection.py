@@ -84,16 +84,8 @@ class Connection:
         self._answered = False
         self._sockets = Sockets()
         self.patience = patience or RetryPolicy(pause=self._sockets.given_up.wait)
-        local = check_url(self.url, allow_http)
-        require_token(token)
         self._silence = timeout
-        self._client = httpx2.Client(
-            base_url=self.url,
-            # Never compressed: a small answer must not become a large one here.
-            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
-            verify=tls_context(authority) if self.url.startswith("https") else False,  # certificates take 0.1 s to load
-            trust_env=not local,  # a proxy from the environment has no business between a machine and itself
-        )
+        self._client = httpx2.Client(**client_options(self.url, token, allow_http, authority))
 
     def close(self) -> None:
         self._client.close()
@@ -213,6 +205,20 @@ def _overdue(watch: Watch, kind: type[RemoteError]) -> RemoteError:
         f"the answer was cut off: what was waited for did not come within {watch.seconds:.0f} s",
         "try again; if it goes on like this, don't trust the server",
     )
+
+
+def client_options(url: str, token: str | None, allow_http: bool, authority: Path | None) -> dict[str, Any]:
+    """What httpx2's clients are made with. Raises UsageError for an address over which the token would cross in the
+    clear, a token that is none, and a file that is no certificate."""
+    local = check_url(url, allow_http)
+    require_token(token)
+    return {
+        "base_url": url,
+        # Never compressed: a small answer must not become a large one here.
+        "headers": {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
+        "verify": tls_context(authority) if url.startswith("https") else False,  # certificates take 0.1 s to load
+        "trust_env": not local,  # a proxy from the environment has no business between a machine and itself
+    }
 
 
 def require_token(token: str | None) -> None:

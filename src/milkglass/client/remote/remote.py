@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ class Sampling:
         return {**selected, **{name: value for name, value in optional.items() if value is not None}, **stop}
 
 
-class Remote:
+class Remote(AbstractContextManager["Remote"]):
     """Raises RemoteError or one of its kinds; UsageError for what must not be sent."""
 
     def __init__(
@@ -68,9 +69,6 @@ class Remote:
     ) -> None:
         """authority: a PEM file with the server's certificate, for one that signed its own."""
         self.connection = Connection(url, token, allow_http, authority, timeout, patience)
-
-    def __enter__(self) -> Remote:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.connection.close()

@@ -129,5 +129,4 @@ def _kind(dtype: str, dimensions: int) -> str:
 def _raw(tensor: torch.Tensor, kind: str) -> NDArray[Any]:
     if kind == "F32":
         return tensor.float().contiguous().numpy()
-    raw: NDArray[Any] = tensor.contiguous().view(torch.uint16).numpy()
-    return raw
+    return tensor.contiguous().view(torch.uint16).numpy()
