@@ -104,6 +104,7 @@ class WrittenParquet:
 
     rows: int
     tokens: int
+    longest: int
     cut: int
     left_out: tuple[Place, ...] = ()
 
@@ -153,7 +154,7 @@ def write_parquet(
     if codec.key_id is not None:
         mark(out, codec.key_id)
     every = np.concatenate(lengths)
-    return WrittenParquet(len(every), int(every.sum()), cut, tuple(unanswered))
+    return WrittenParquet(len(every), int(every.sum()), int(every.max()), cut, tuple(unanswered))
 
 
 def _encoded(
