@@ -97,7 +97,6 @@ def encode(
         raise UsageError("texts and --in were both given", "give one of them")
     if pair and (chat or not text or len(pair) != len(text)):
         raise UsageError("--pair needs as many texts as pairs, and no --chat", "give --pair once for each text")
-    from milkglass.client.key.file import count
     from milkglass.client.session import codec_of
     from milkglass.sequences import batched
 
@@ -120,7 +119,7 @@ def encode(
             raise EmptyText(f"{'stdin' if source is None else source.name} is empty", "write a text a line")
         if as_json:
             sink.write(json.dumps({"encoded": documents}) + "\n")
-    count(unlocked, texts, tokens, note)
+    unlocked.count(texts, tokens, note)
 
 
 @with_options

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.codec.conversation import Message
-from milkglass.client.key.file import UnlockedKey, count
+from milkglass.client.key.file import UnlockedKey
 from milkglass.client.label_scale import Scale
 from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.client.remote.responses import require_key
@@ -290,7 +290,7 @@ class Session(AbstractContextManager["Session"]):
         return Job(self.remote, str(job["id"]), asked.train.task, job.get("status"))
 
     def _count(self, texts: int, tokens: int) -> None:
-        count(self.unlocked, texts, tokens, self._notice)
+        self.unlocked.count(texts, tokens, self._notice)
 
 
 def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:

@@ -18,7 +18,7 @@ from milkglass.cli.ui.options import (
     Yes,
     original,
 )
-from milkglass.cli.ui.terminal import cell, confirm, emit, megabytes, moment, table
+from milkglass.cli.ui.terminal import cell, emit, erase, megabytes, moment, table
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +54,11 @@ def models(
     if server and ref is None and not supported:
         way = ServerOptions(server, token_file, certificate, allow_http)
         if delete:
-            _delete(way, delete, yes, as_json)
+            from milkglass.client.remote.remote import MODELS
+
+            question = f"Delete the model {delete} from the server? It cannot be brought back."
+            with way.open() as remote:
+                erase(remote, MODELS, delete, question, yes, as_json)
         else:
             _on_server(way, KeyOptions(key, None, passphrase_file).open().key if key else None, as_json)
         return
@@ -69,9 +73,8 @@ def _on_server(way: ServerOptions, key: Key | None, as_json: bool) -> None:
         result = remote.models()
     names = ("id", "kind", "vocab_size", "bytes", "created", "parent", "job", "key_id")
     shown = [{name: model.get(name) for name in names} for model in result]
-    for model, info in zip(shown, result, strict=True):
-        if key is not None:
-            model["key_fits"] = fits(info, key)
+    if key is not None:
+        shown = [{**model, "key_fits": fits(model, key)} for model in shown]
     emit(as_json, {"models": shown}, lambda: _server_words(shown))
 
 
@@ -85,16 +88,6 @@ def _server_words(found: list[dict[str, Any]]) -> str:
         cells = (cell(model["id"]), cell(model["kind"]), megabytes(model["bytes"]), moment(model["created"]))
         rows.append((*cells, cell(model["parent"] or "-"), cell(created)))
     return f"{table(rows)}\n\n{more}"
-
-
-def _delete(way: ServerOptions, name: str, yes: bool, as_json: bool) -> None:
-    from milkglass.client.remote.remote import MODELS
-
-    with way.open() as remote:
-        remote.require(MODELS, name)  # one that is not there is reported before anyone is asked
-        confirm(f"Delete the model {name} from the server? It cannot be brought back.", yes)
-        remote.delete_model(name)
-    emit(as_json, {"id": name, "deleted": True}, f"deleted: {name}")
 
 
 # --- what can be scrambled --------------------------------------------------------------------------------------------
