@@ -31,7 +31,7 @@ from milkglass.client.remote.connection import (
 from milkglass.client.remote.strict_json import document
 from milkglass.engines.answers import AnswerBounds, refusal
 from milkglass.engines.engine import Call, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
-from milkglass.engines.events import EventReader
+from milkglass.engines.events import TIMED_OUT, EventReader
 from milkglass.engines.transport import KEPT, BrokenOff, StreamTransport
 from milkglass.engines.turns import Turns
 from milkglass.errors import RemoteError, Unreachable, UsageError
@@ -39,7 +39,6 @@ from milkglass.errors import RemoteError, Unreachable, UsageError
 DONE = b"[DONE]"
 AFTER_END = 16  # events that may follow the end: what counts tokens, [DONE]
 LAST_WORDS = 5.0  # seconds that these may take
-TIMED_OUT = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
 
 
 @dataclass(frozen=True)
