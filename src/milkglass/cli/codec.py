@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from milkglass.client.data.data_file import DataFile
     from milkglass.client.data.dataset import Summary
     from milkglass.client.data.layouts import Layout
-    from milkglass.client.data.long_rows import LongRows
     from milkglass.client.key.file import UnlockedKey
 
 BATCH = 1000
@@ -85,11 +84,9 @@ def encode(
             raise UsageError(
                 f"{out.name} would be training rows", "give --in DATA, and no text, --pair, --chat, --truncate"
             )
-        from milkglass.client.data.long_rows import LongRows
-
         unlocked = key.open()
         train = columns.training(source, task)
-        _training_rows(unlocked, *train, out, LongRows(max_length or 512, skip_long), key.model, as_json, layout)
+        _training_rows(unlocked, *train, out, max_length or 512, skip_long, key.model, as_json, layout)
         return
     if columns.decides() or skip_long:
         raise UsageError("columns and --skip-long are for training rows", "write them with --out FILE.parquet")
@@ -160,8 +157,8 @@ def _is_table(out: Path | None) -> bool:
 
 
 def _training_rows(
-    unlocked: UnlockedKey, source: DataFile, train: Summary, out: Path, long: LongRows, model: str | None,
-    as_json: bool, layout: Layout | None,
+    unlocked: UnlockedKey, source: DataFile, train: Summary, out: Path, max_length: int, skip_long: bool,
+    model: str | None, as_json: bool, layout: Layout | None,
 ) -> None:  # fmt: skip
     from milkglass.client.data.layouts import write_layout
     from milkglass.client.data.training_rows import numbers_of
@@ -171,10 +168,10 @@ def _training_rows(
     codec = codec_of(unlocked, model)
     numbers = numbers_of(unlocked.key, train)
     unlocked = unlocked.remember(numbers)
-    length = min(long.limit, codec.limit)
+    length = min(max_length, codec.limit)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
         target = out if layout is None else Path(scratch) / "rows.parquet"
-        written = write_rows(unlocked, codec, source, target, train.rows, numbers, length, stage, note, long.skip)
+        written = write_rows(unlocked, codec, source, target, train.rows, numbers, length, stage, note, skip_long)
         if layout is not None:
             write_layout(target, layout, out)
     info = {"file": str(out), "task": train.task, "rows": written.rows, "tokens": written.tokens, "cut": written.cut,

@@ -33,7 +33,7 @@ from milkglass.client.data.dataset import (
     summarise,
     unlabelled,
 )
-from milkglass.client.data.long_rows import EncodedBatch, LongRows
+from milkglass.client.data.long_rows import EncodedBatch, require_answers
 from milkglass.client.data.marked_rows import List8, List32, mark
 from milkglass.client.key.key import Key, permutation
 from milkglass.client.label_scale import Scale
@@ -130,7 +130,7 @@ def write_parquet(
     Raises CodecError for a row that cannot be encoded, TooLong where conversations have no answer within the limit, or
     no row is left.
     """
-    long = LongRows(min(max_length, codec.limit), skip_long)
+    limit = min(max_length, codec.limit)
     lengths, cut = list[NDArray[np.int32]](), 0
     unanswered: dict[Place, int] = {}
     rows = 0
@@ -138,7 +138,7 @@ def write_parquet(
         writer: pq.ParquetWriter | None = None
         examples = read_examples(source, scores=isinstance(labels, Scale))
         for batch in batched(examples if which is None else compress(examples, which), BATCH):
-            done = _encoded(codec, source, batch, labels, long.limit)
+            done = _encoded(codec, source, batch, labels, limit)
             rows += len(batch)
             unanswered |= {batch[place].place(source): before for place, before in done.unanswered.items()}
             if done.table is not None:
@@ -147,9 +147,10 @@ def write_parquet(
                 lengths.append(done.table["input_ids"].combine_chunks().value_lengths().to_numpy())
                 cut += done.cut
             progress(len(batch))
-        long.require(unanswered, rows, source, codec.limit)
+        if not skip_long:
+            require_answers(unanswered, rows, source, limit, codec.limit)
         if writer is None:
-            fault = f"none of the {rows:,} rows of {source.name} has an answer within {long.limit} tokens"
+            fault = f"none of the {rows:,} rows of {source.name} has an answer within {limit} tokens"
             raise TooLong(fault, "give a larger --max-length")
     if codec.key_id is not None:
         mark(out, codec.key_id)
