@@ -76,8 +76,8 @@ def raw(kind: str = KIND) -> dict[str, Any]:
 
 def test_it_is_prepared_signed_and_built_and_may_be_moved(served: Served, tmp_path: Path) -> None:
     folder = prepared(tmp_path / "enclave")
-    built = at_rest.build(folder, KIND, "tiny", 8, served.server.package)
-    assert built.about.kind == KIND and not built.attested
+    about, built = at_rest.build(folder, KIND, "tiny", 8, served.server.package)
+    assert about.kind == KIND and not built.attested
     with at_rest.opened(folder.rename(tmp_path / "moved")) as enclave:
         assert enclave.kind == KIND and "NOT ATTESTED" in enclave.notice
         assert enclave.rows([7]) == served.table[[7]].numpy().tobytes()

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from milkglass.errors import Unauthorized
-from milkglass.monitor.opening import OneTimeCode
+from milkglass.monitor.app import OneTimeCode
 from tests.monitor.kit import KEY, Shown, showing
 
 

@@ -107,7 +107,7 @@ def test_a_count_that_cannot_be_written_is_kept_told_once_and_written_later(
     write_key(tmp_path / "k.mgkey", model.key, "a passphrase", scrypt_n=2, weak=True)
     told: list[str] = []
     counter = UsageCount(UnlockedKey(tmp_path / "k.mgkey", model.key, "a passphrase"), told.append)
-    real, tries = counting.count, 0
+    real, tries = UnlockedKey.count, 0
 
     def full(*given: Any) -> None:
         nonlocal tries
@@ -116,7 +116,7 @@ def test_a_count_that_cannot_be_written_is_kept_told_once_and_written_later(
             raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
         real(*given)
 
-    monkeypatch.setattr(counting, "count", full)
+    monkeypatch.setattr(UnlockedKey, "count", full)
     monkeypatch.setattr(counting, "EVERY", 0.01)
 
     async def run() -> None:
@@ -141,7 +141,7 @@ def test_what_stays_uncounted_is_said_at_the_end(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(counting, "count", full)
+    monkeypatch.setattr(UnlockedKey, "count", full)
     told: list[str] = []
     counter = UsageCount(UnlockedKey(tmp_path / "k.mgkey", model.key, "a passphrase"), told.append)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +13,7 @@ import typer
 
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, ModelRef, PassphraseFile, require_file, with_options
-from milkglass.cli.ui.same_command import same_command
-from milkglass.cli.ui.terminal import bars, emit, note, resumable, table
+from milkglass.cli.ui.terminal import bars, emit, note, percent, resumable, table
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
 
@@ -146,14 +146,33 @@ def announced(plan: TimeEstimate, budget: str) -> str:
 
 
 def print_audit(context: typer.Context, result: Audit, page: Path, out: Path, budget: str, as_json: bool) -> None:
-    more = "" if not result.unfinished else same_command(context, budget=_larger(budget))
+    from milkglass.threat.attack import Budget
+
+    larger = _minutes(LARGER * Budget.parse(budget).seconds)
+    more = "" if not result.unfinished else same_command(context, budget=larger)
     emit(as_json, {"out": str(out), **result.to_json()}, lambda: words(result, page, more))
 
 
-def _larger(budget: str) -> str:
-    from milkglass.threat.attack import Budget
+def same_command(context: typer.Context, **changed: Any) -> str:
+    """What was given on the command line, with these parameters, by name, in place of what they were."""
+    words, options = ["milkglass", *context.command_path.split()[1:]], list[str]()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if name not in changed and (source is None or source.name != "COMMANDLINE"):
+            continue
+        value = changed.get(name, context.params.get(name))
+        if parameter.param_type_name == "argument":
+            words += [str(one) for one in _each(value)]
+        elif isinstance(value, bool):
+            options += [max(parameter.opts, key=len)] if value else parameter.secondary_opts[:1]
+        else:
+            options += [word for one in _each(value) for word in (max(parameter.opts, key=len), str(one))]
+    return shlex.join([*words, *options])
 
-    return _minutes(LARGER * Budget.parse(budget).seconds)
+
+def _each(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, list | tuple) else [value]
 
 
 def _minutes(seconds: float) -> str:
@@ -171,11 +190,6 @@ def line(cell: AttackResult) -> str:
     return f"{what}: {cell.measures[name]} {noun}, {cell.seconds:.0f} s{short}"
 
 
-def _share(value: float) -> str:
-    """ "-" where nothing of its kind was sent."""
-    return "-" if math.isnan(value) else f"{100 * value:.1f} %"
-
-
 def words(result: Audit, page: Path, more: str = "") -> str:
     """more: the command that goes on with a larger budget."""
     from milkglass.audit.report.verdict import LABELS
@@ -185,10 +199,10 @@ def words(result: Audit, page: Path, more: str = "") -> str:
         what = cell.what + (", not finished" if cell.cut else "")
         least = "at least " if cell.cut else ""
         if "tokens top-1" in cell.measures:
-            shares = (least + _share(cell.value(name)) for name in ("tokens top-1", "content top-1"))
+            shares = (least + percent(cell.value(name)) for name in ("tokens top-1", "content top-1"))
             rows.append((what, cell.adversary, *shares))
         elif "bag f1" in cell.measures:
-            rows.append((what, cell.adversary, f"words of a text, F1 {_share(cell.value('bag f1'))}", ""))
+            rows.append((what, cell.adversary, f"words of a text, F1 {percent(cell.value('bag f1'))}", ""))
     return "\n".join(
         [
             f"{LABELS[result.level].upper()}. {result.verdict}",

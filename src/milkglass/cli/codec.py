@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
@@ -29,12 +29,10 @@ if TYPE_CHECKING:
     from milkglass.client.data.data_file import DataFile
     from milkglass.client.data.dataset import Summary
     from milkglass.client.data.layouts import Layout
-    from milkglass.client.data.long_rows import LongRows
     from milkglass.client.key.file import UnlockedKey
 
 BATCH = 1000
 In = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Write this file, not stdout.")]
 
 
 @with_options
@@ -86,11 +84,9 @@ def encode(
             raise UsageError(
                 f"{out.name} would be training rows", "give --in DATA, and no text, --pair, --chat, --truncate"
             )
-        from milkglass.client.data.long_rows import LongRows
-
         unlocked = key.open()
         train = columns.training(source, task)
-        _training_rows(unlocked, *train, out, LongRows(max_length or 512, skip_long), key.model, as_json, layout)
+        _training_rows(unlocked, *train, out, max_length or 512, skip_long, key.model, as_json, layout)
         return
     if columns.decides() or skip_long:
         raise UsageError("columns and --skip-long are for training rows", "write them with --out FILE.parquet")
@@ -98,16 +94,15 @@ def encode(
         raise UsageError("texts and --in were both given", "give one of them")
     if pair and (chat or not text or len(pair) != len(text)):
         raise UsageError("--pair needs as many texts as pairs, and no --chat", "give --pair once for each text")
-    from milkglass.client.key.file import count
     from milkglass.client.session import codec_of
     from milkglass.sequences import batched
 
     unlocked = key.open()
     codec = codec_of(unlocked, key.model)
     texts, tokens = 0, 0
-    with _reading(source) as lines, _writing(out) as sink:
-        read = (row_of(line_name(number, source), line) for number, line in enumerate(lines, 1))
-        rows = arguments(text, pair) if text else read
+    read = _named_lines(source)
+    with _writing(out) as sink:
+        rows = arguments(text, pair) if text else (row_of(name, line) for name, line in read)
         documents: list[dict[str, Any]] = []
         for batch in batched(rows, BATCH):
             encoded = _conversations if chat else _plainly
@@ -121,7 +116,7 @@ def encode(
             raise EmptyText(f"{'stdin' if source is None else source.name} is empty", "write a text a line")
         if as_json:
             sink.write(json.dumps({"encoded": documents}) + "\n")
-    count(unlocked, texts, tokens, note)
+    unlocked.count(texts, tokens, note)
 
 
 @with_options
@@ -131,7 +126,7 @@ def decode(
     ] = None,
     special: Annotated[bool, typer.Option("--special", help="Show special tokens, too.")] = False,
     source: In = None,
-    out: Out = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write this file, not stdout.")] = None,
     *,
     key: KeyOptions,
     as_json: AsJson = False,
@@ -142,8 +137,8 @@ def decode(
     from milkglass.client.session import codec_of
 
     codec = codec_of(key.open(), key.model)
-    with _reading(source) as lines, _writing(out) as sink:
-        read = ((line_name(number, source), line) for number, line in enumerate(lines, 1))
+    read = _named_lines(source)
+    with _writing(out) as sink:
         lists = _lists(ids) if ids else (_ids(name, line) for name, line in read if line.strip())
         documents = []
         for one in lists:
@@ -162,8 +157,8 @@ def _is_table(out: Path | None) -> bool:
 
 
 def _training_rows(
-    unlocked: UnlockedKey, source: DataFile, train: Summary, out: Path, long: LongRows, model: str | None,
-    as_json: bool, layout: Layout | None,
+    unlocked: UnlockedKey, source: DataFile, train: Summary, out: Path, max_length: int, skip_long: bool,
+    model: str | None, as_json: bool, layout: Layout | None,
 ) -> None:  # fmt: skip
     from milkglass.client.data.layouts import write_layout
     from milkglass.client.data.training_rows import numbers_of
@@ -173,10 +168,10 @@ def _training_rows(
     codec = codec_of(unlocked, model)
     numbers = numbers_of(unlocked.key, train)
     unlocked = unlocked.remember(numbers)
-    length = min(long.limit, codec.limit)
+    length = min(max_length, codec.limit)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
         target = out if layout is None else Path(scratch) / "rows.parquet"
-        written = write_rows(unlocked, codec, source, target, train.rows, numbers, length, stage, note, long.skip)
+        written = write_rows(unlocked, codec, source, target, train.rows, numbers, length, stage, note, skip_long)
         if layout is not None:
             write_layout(target, layout, out)
     info = {"file": str(out), "task": train.task, "rows": written.rows, "tokens": written.tokens, "cut": written.cut,
@@ -229,13 +224,12 @@ def _ids(name: str, text: str) -> list[int]:
     return value
 
 
-@contextmanager
-def _reading(source: Path | None) -> Iterator[Iterable[str]]:
-    if source is None:
-        yield sys.stdin
-        return
-    require_file(source, "give a text file, or JSON Lines")
-    yield (line for _, line in lines(source))
+def _named_lines(source: Path | None) -> Iterator[tuple[str, str]]:
+    """Lines of a file or of stdin, each after what messages call it."""
+    if source is not None:
+        require_file(source, "give a text file, or JSON Lines")
+    numbered = enumerate(sys.stdin, 1) if source is None else lines(source)
+    return ((line_name(number, source), line) for number, line in numbered)
 
 
 @contextmanager

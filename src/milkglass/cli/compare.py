@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_skipped
-from milkglass.cli.ui.options import AsJson, option_of, parameters, with_options
+from milkglass.cli.ui.options import AsJson, option_of, original, parameters, with_options
 from milkglass.cli.ui.terminal import emit, note, resumable, table
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ def compare(
     from milkglass.client.training_defaults import training_defaults
     from milkglass.experiments.procedures.own_rows import OwnRows
     from milkglass.experiments.procedures.own_rows import compare as compared
-    from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.families import of
-    from milkglass.models.resolve import resolve
     from milkglass.parameters import read_words
     from milkglass.schemes.catalogue import SCHEMES
     from milkglass.server.spec import hyperparameters_of
@@ -78,7 +76,7 @@ def compare(
         lambda file, found: say_skipped(file, found.blank, found.empty),
     )  # fmt: skip
     settings = hyperparameters_of(training_defaults("classification", len(rows.train.texts), given, False))
-    base = Checkpoint.open(resolve(model))
+    base = original(model)
     name = scheme or ("coarse" if of(base).kind == "encoder" else "obfuslm")
     values = read_words(type(SCHEMES[name]), words or [], name, without=["bands", "map"])
     chosen = scheme_for(base, name, **values)

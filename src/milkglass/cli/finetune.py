@@ -14,7 +14,7 @@ import typer
 
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.job_progress import Fetch, comeback, finish
-from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, open_session, option_of, with_options
+from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, open_session, option_of, original, with_options
 from milkglass.cli.ui.terminal import bars, emit
 from milkglass.errors import UsageError
 
@@ -155,8 +155,5 @@ def _largest(unlocked: UnlockedKey, model: str | None) -> int:
     """Bytes that the fine-tuned model can have at most, by what the scrambled one has."""
     from milkglass.client.key.generate import scheme_of
     from milkglass.client.obfuscate.preflight import largest
-    from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.resolve import resolve
 
-    base = Checkpoint.open(resolve(model or unlocked.key.info.model))
-    return largest(base, scheme_of(unlocked.key))
+    return largest(original(model or unlocked.key.info.model), scheme_of(unlocked.key))

@@ -26,7 +26,6 @@ from milkglass.errors import MilkglassError, TooLong, UsageError
 if TYPE_CHECKING:
     from milkglass.client.results import Conversation
 
-ModelId = Annotated[str, typer.Argument(help="The model's id on the server.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="The largest number of tokens of an answer.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; 1 draws as the model would.")]
 TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens up to this mass.")]
@@ -38,7 +37,7 @@ System = Annotated[str | None, typer.Option("--system", help="The system's messa
 # --- classify ---------------------------------------------------------------------------------------------------------
 @with_options
 def classify(
-    model_id: ModelId,
+    model_id: Annotated[str, typer.Argument(help="The model's id on the server.")],
     text: Annotated[list[str] | None, typer.Argument(help="Texts; none: each line of stdin or of --in.")] = None,
     pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each pair, in order.")] = None,
     source: Annotated[

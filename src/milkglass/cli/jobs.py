@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from milkglass.cli.ui.job_progress import NUMBERS, Fetch, finish, steps_of
 from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, Yes, with_options
-from milkglass.cli.ui.terminal import cell, confirm, emit, moment, table
+from milkglass.cli.ui.terminal import cell, emit, erase, moment, table
 from milkglass.errors import UsageError
-
-if TYPE_CHECKING:
-    from milkglass.client.remote.remote import Remote
 
 
 @with_options
@@ -46,10 +43,12 @@ def job(
     """
     if sum((follow or fetch is not None, cancel, delete)) > 1:
         raise UsageError("more than one thing to do with the job was given", "give --follow, --cancel or --delete")
+    from milkglass.client.remote.remote import JOBS
+
     labels = {} if key.key is None else key.open().key.info.labels_by_job.get(job_id, {})
     with server.open() as remote:
         if delete:
-            _delete(remote, job_id, yes, as_json)
+            erase(remote, JOBS, job_id, f"Delete the record of {job_id}?", yes, as_json)
             return
         state = remote.job(job_id)  # first: a job that is not there, or a server that is down, is reported at once
         if follow or fetch:
@@ -66,15 +65,6 @@ def job(
     error = (shown["error"] or {}).get("message") or ""
     words += [("fine_tuned_model", shown["fine_tuned_model"] or ""), ("error", error)]
     emit(as_json, shown, "\n".join(f"{name}: {value}" for name, value in words if value))
-
-
-def _delete(remote: Remote, job_id: str, yes: bool, as_json: bool) -> None:
-    from milkglass.client.remote.remote import JOBS
-
-    remote.require(JOBS, job_id)  # one that is not there is reported before anyone is asked
-    confirm(f"Delete the record of {job_id}?", yes)
-    remote.delete_job(job_id)
-    emit(as_json, {"id": job_id, "deleted": True}, f"deleted: {job_id}")
 
 
 def _document(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from milkglass.cli.federated.commands import federated
 from milkglass.cli.finetune import finetune
 from milkglass.cli.inference import chat, classify, generate
 from milkglass.cli.jobs import job, jobs
-from milkglass.cli.key import codec_alone, life  # noqa: F401  (they add their commands to `keys`)
+from milkglass.cli.key import life  # noqa: F401  (it adds its commands to `keys`)
 from milkglass.cli.key.commands import keys
 from milkglass.cli.obfuscation.export import export
 from milkglass.cli.obfuscation.models import models

@@ -165,18 +165,13 @@ def _require_unused(method: str, options: dict[str, Any]) -> None:
 
 def _require_files(source: Path, out: Path | None) -> None:
     from milkglass.sanitizers.files import require_free
+    from milkglass.sanitizers.rows import KINDS
 
     require_file(source, FILES)
     if out is None:
         raise UsageError("no OUT was given", "name the file to write")
     require_free(out)
-    _require_same_kind(source, out)
-
-
-def _require_same_kind(source: Path, out: Path) -> None:
-    """OUT has IN's rows, and programs read it by its suffix."""
-    from milkglass.sanitizers.rows import KINDS
-
+    # OUT has IN's rows, and programs read it by its suffix
     kind, named = KINDS.get(source.suffix.lower(), "lines"), KINDS.get(out.suffix.lower())
     if named not in (None, kind):
         raise UsageError(

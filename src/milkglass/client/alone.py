@@ -71,8 +71,7 @@ class FittedBag:
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[Any]:
         """(b,) classes, or scores."""
-        answers: NDArray[Any] = self.model.predict(self.vectorizer.transform(_joined(texts, pairs)))
-        return answers
+        return self.model.predict(self.vectorizer.transform(_joined(texts, pairs)))
 
 
 def _joined(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:

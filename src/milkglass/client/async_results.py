@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,10 +118,8 @@ class AsyncConversation:
 
 def _pieces(answer: Answer) -> Generator[str]:
     """The pieces of an answer, whose request ends with them."""
-    try:
+    with closing(answer):
         yield from answer
-    finally:
-        answer.close()
 
 
 def _generator(begin: Callable[[], Iterator[Any]]) -> Generator[Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
 
 
-class AsyncSession:
+class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
     """Use as an asynchronous context, or close it. Raises what `Session` raises; UsageError when it is closed."""
 
     def __init__(self, session: Session, connect: Callable[[], Remote]) -> None:
@@ -60,9 +61,6 @@ class AsyncSession:
             Session.open, key, passphrase, server, token, model=model, notice=notice, **options
         )
         return cls(session, lambda: Remote(server, token, allow_http, certificate))
-
-    async def __aenter__(self) -> AsyncSession:
-        return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()

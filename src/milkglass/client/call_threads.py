@@ -96,9 +96,12 @@ class CallThreads:
         for remote in self._idle:
             remote.connection.close()
 
-    async def _step(self, remote: Remote, work: Callable[..., T], *arguments: Any) -> T:
+    def _require_open(self) -> None:
         if self._closed:
-            raise _closed()
+            raise UsageError("the session is closed", "open another with AsyncSession.open")
+
+    async def _step(self, remote: Remote, work: Callable[..., T], *arguments: Any) -> T:
+        self._require_open()
         running = self._executor.submit(work, *arguments)
         try:
             return await asyncio.wrap_future(running)
@@ -108,8 +111,7 @@ class CallThreads:
             raise
 
     def _take(self) -> Remote:
-        if self._closed:
-            raise _closed()
+        self._require_open()
         remote = self._idle.pop() if self._idle else self._connect()
         self._busy.add(remote)
         return remote
@@ -120,7 +122,3 @@ class CallThreads:
             self._idle.append(remote)
         elif self._closed:
             remote.connection.close()
-
-
-def _closed() -> UsageError:
-    return UsageError("the session is closed", "open another with AsyncSession.open")

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.codec.conversation import Message
-from milkglass.client.key.file import UnlockedKey, count
+from milkglass.client.key.file import UnlockedKey
 from milkglass.client.label_scale import Scale
 from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.client.remote.responses import require_key
@@ -39,7 +40,7 @@ COUNTED = 64  # tokens of an answer that a killed program may leave uncounted
 NEWEST = "newest"  # label names: those of the data that was sent last
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """Use as a context, or close it. Raises RemoteError for a server that fails, CodecError for texts that do not fit.
 
     Attributes:
@@ -79,9 +80,6 @@ class Session:
         unlocked = UnlockedKey.open(Path(key), passphrase)
         codec = codec_of(unlocked, model)
         return cls(unlocked, codec, Remote(server, token, allow_http, certificate), notice)
-
-    def __enter__(self) -> Session:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -292,7 +290,7 @@ class Session:
         return Job(self.remote, str(job["id"]), asked.train.task, job.get("status"))
 
     def _count(self, texts: int, tokens: int) -> None:
-        count(self.unlocked, texts, tokens, self._notice)
+        self.unlocked.count(texts, tokens, self._notice)
 
 
 def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:

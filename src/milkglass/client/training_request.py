@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from milkglass.client.data.data_file import DataFile, Source
 from milkglass.client.data.dataset import Summary
 from milkglass.client.data.training_rows import Numbers, WrittenParquet, checked, numbers_of, write_parquet
-from milkglass.client.key.file import UnlockedKey, count
+from milkglass.client.key.file import UnlockedKey
 from milkglass.client.training_defaults import held_out, held_out_rows, steps_of, training_defaults
 from milkglass.errors import UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage
@@ -149,5 +149,5 @@ def write_rows(
         )
     if written.cut:
         notice(f"{written.cut:,} of {written.rows:,} examples of {data.name} were cut to {max_length} tokens")
-    count(unlocked, written.rows, written.tokens, notice)
+    unlocked.count(written.rows, written.tokens, notice)
     return written

@@ -27,6 +27,7 @@ from milkglass.models.resolve import resolve
 from milkglass.models.safetensors_file import read_header
 from milkglass.models.view import Model
 from milkglass.schemes.mixture import Promise
+from milkglass.sequences import common_prefix
 
 
 @dataclass(frozen=True)
@@ -91,14 +92,7 @@ class DemoOwner:
     def prompt(self, text: str) -> tuple[Ids, Ids]:
         """A whole chat prompt, and of it the text's own tokens: not those that the template puts around every text."""
         whole, other = (self.codec.encode_chat([{"role": "user", "content": one}]) for one in (text, "?"))
-        before = _common(whole, other)
-        after = _common(whole[before:][::-1], other[before:][::-1])
+        before = common_prefix(whole.tolist(), other.tolist())
+        after = common_prefix(whole[before:][::-1].tolist(), other[before:][::-1].tolist())
         own = whole[before : len(whole) - after]
         return whole.astype(np.int64), ordinary(self.codec, own)
-
-
-def _common(one: Any, other: Any) -> int:
-    """How many first tokens are the same."""
-    short = min(len(one), len(other))
-    same = one[:short] == other[:short]
-    return short if same.all() else int(same.argmin())

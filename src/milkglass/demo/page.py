@@ -63,23 +63,19 @@ def show(console: Console, result: DemoResult, page: Path) -> None:
         _row(table, two.prompt.client, two.prompt)
         _row(table, f"reply: {two.reply.client or '(empty)'}", two.reply)
     console.print(table)
-    right = f"{result.correct} of {result.asked} unseen messages sorted rightly ({percent(result.accuracy)})"
-    console.print(Text(right), highlight=False)
+    lines = [f"{result.correct} of {result.asked} unseen messages sorted rightly ({percent(result.accuracy)})"]
     for model in (result.classifier, result.generator):
         results = model.recovery
-        console.print(
-            Text(
-                f"{model.ref}: an attacker with {results.texts:,} public texts of the same kind reads "
-                f"{percent(results.deciphered_top1)} of the running tokens; by nearest neighbours alone "
-                f"{percent(results.running_top1)} (blind guess {percent(results.guess)}, nominal 1/k "
-                f"{percent(results.nominal)})"
-            ),
-            highlight=False,
+        lines.append(
+            f"{model.ref}: an attacker with {results.texts:,} public texts of the same kind reads "
+            f"{percent(results.deciphered_top1)} of the running tokens; by nearest neighbours alone "
+            f"{percent(results.running_top1)} (blind guess {percent(results.guess)}, nominal 1/k "
+            f"{percent(results.nominal)})"
         )
-    console.print(Text("(Counted without special tokens and the chat template's, which every text shares.)"))
-    console.print(
-        Text("Obfuscation is not encryption: the more text crosses under one key, the more is read (THREATS.md).")
-    )
+    lines.append("(Counted without special tokens and the chat template's, which every text shares.)")
+    lines.append("Obfuscation is not encryption: the more text crosses under one key, the more is read (THREATS.md).")
+    for line in lines:
+        console.print(Text(line))
     console.print(Text(f"{duration(result.seconds)}; the page: {page.resolve()}"), soft_wrap=True, highlight=False)
 
 

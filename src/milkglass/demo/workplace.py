@@ -14,7 +14,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -26,25 +25,10 @@ PROVIDED = ("config.json", "generation_config.json", "*.safetensors")
 LARGE = 8 << 20  # bytes; files above are models and their training states
 
 
-@dataclass(frozen=True)
 class Workplace:
-    out: Path
-
-    @property
-    def client(self) -> Path:
-        return self.out / "client"
-
-    @property
-    def server(self) -> Path:
-        return self.out / "server"
-
-    @property
-    def bases(self) -> Path:
-        return self.out / "bases"
-
-    @property
-    def log(self) -> Path:
-        return self.out / "server.log"
+    def __init__(self, out: Path) -> None:
+        self.out, self.log = out, out / "server.log"
+        self.client, self.server, self.bases = out / "client", out / "server", out / "bases"
 
     @classmethod
     @contextmanager

@@ -16,8 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from milkglass import errors
 from milkglass.client.codec.conversation import Message
@@ -52,7 +51,7 @@ class SanitizedPrompt:
     changed: int
 
 
-class Enclave:
+class Enclave(contextlib.AbstractContextManager["Enclave"]):
     """A running enclave. Every call raises EnclaveError where the process has ended. Threads may share it: it answers
     one call at a time.
 
@@ -112,12 +111,7 @@ class Enclave:
         """What every report says of it."""
         return ATTESTED_BY_QUOTE if self.attested else NOT_ATTESTED
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -215,16 +209,10 @@ class Enclave:
 
     def _ended(self) -> EnclaveError:
         try:
-            code: int | None = self._process.wait(5)
+            code = self._process.wait(5)
+            how = f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
         except subprocess.TimeoutExpired:
-            code = None
-        how = (
-            "closed its door"
-            if code is None
-            else f"ended with signal {-code}"
-            if code < 0
-            else f"ended with code {code}"
-        )
+            how = "closed its door"
         return EnclaveError(f"the enclave's process {how}", "run the command again; nothing of your text was kept")
 
 

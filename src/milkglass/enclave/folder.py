@@ -80,21 +80,6 @@ class EnclaveAbout:
             raise EnclaveError(f"{NAME} in {folder.name} is damaged", "build the enclave again") from None
 
 
-@dataclass(frozen=True)
-class BuiltEnclave:
-    """A new enclave.
-
-    Attributes:
-        about: what enclave.json says.
-        attested: whether a quote proved its measurement.
-        proof: that in words.
-    """
-
-    about: EnclaveAbout
-    attested: bool
-    proof: str
-
-
 def prepare(folder: Path, kind: str) -> None:
     """The first step of a Gramine kind: a new folder with its manifest and the script that signs it. Raises UsageError.
 
@@ -111,11 +96,12 @@ def prepare(folder: Path, kind: str) -> None:
 
 def build(
     folder: Path, kind: str, model: str, k: int, fetch: Fetch, corpus: Path | None = None, stage: Stage = no_stage
-) -> BuiltEnclave:
+) -> tuple[EnclaveAbout, Enclave]:
     """Start an enclave, let the provider release its table to it, and keep what it sealed. The folder is new, or
     `prepare` made it and its script has run. corpus: the user's texts, one a line, whose tokens are counted.
 
-    Raises UsageError, EnclaveError, RemoteError; then nothing of the table stays behind.
+    Returns what enclave.json says, and the enclave, which has ended and still says whether it was attested. Raises
+    UsageError, EnclaveError, RemoteError; then nothing of the table stays behind.
     """
     require_kind(kind)
     with _place(folder, kind) as place, Enclave(kind, place) as enclave:
@@ -143,7 +129,7 @@ def build(
         counts = token_counts_of(load_tokenizer(place / TOKENIZER), about.rows, corpus, stage)
         files.write(place / COUNTS, json.dumps(counts.tolist()))
         files.write_json(place / NAME, {"milkglass_enclave": VERSION, **asdict(about)})
-    return BuiltEnclave(about, enclave.attested, enclave.proof)
+    return about, enclave
 
 
 @contextmanager

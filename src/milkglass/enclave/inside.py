@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,7 @@ class Inside:
         self._key = sealing.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
         sealed = sealing.seal(self._key, TABLE, with_lists(package, k, self.watched).encode())
         self._sealed_table = hashlib.sha256(sealed).hexdigest()
-        state = self._sealed(float(package.policy.burst), attest.entropy())
+        state = self._sealed(float(package.policy.burst), secrets.token_bytes(32))
         return {**self._described(package), "files": package.files, "state": state.hex()}, sealed
 
     # --- opening ------------------------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, ClassVar, get_args
 
 from milkglass.client.remote.responses import is_number, is_whole, rows
-from milkglass.engines.engine import Call, Finish, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader
+from milkglass.engines.engine import ALWAYS, Call, Finish, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader
 from milkglass.errors import RefusedThere, RemoteError, Unauthorized
 
 HINT = "is --engine the right one?"
@@ -31,25 +32,6 @@ STATUS_HINTS = {
 }
 
 
-def choice_reader(request: IdsRequest) -> Reader:
-    """Reads events of the shape above. The id that ended the answer is the last of `token_ids` there."""
-
-    def read(event: Mapping[str, Any]) -> IdsChunk:
-        require_no_error(event)
-        choices = rows(event, "choices")
-        if not choices:  # the event that counts tokens
-            return IdsChunk()
-        if len(choices) > 1:
-            raise RemoteError("the engine sent more than the one answer that was asked for", HINT)
-        ids = ids_of(choices[0].get("token_ids"))
-        finish = finish_of(choices[0].get("finish_reason"))
-        logprobs = _content(choices[0], len(ids), request.logprobs) if request.logprobs is not None else []
-        kept = len(ids) - (finish == "stop" and bool(ids))
-        return IdsChunk(ids[:kept], logprobs[:kept], finish)
-
-    return read
-
-
 def _content(choice: Mapping[str, Any], count: int, most: int) -> list[list[IdLogprob]]:
     told = choice.get("logprobs")
     content = told.get("content") if isinstance(told, Mapping) else None
@@ -57,14 +39,7 @@ def _content(choice: Mapping[str, Any], count: int, most: int) -> list[list[IdLo
         return []
     if not isinstance(content, list) or len(content) != count or not all(isinstance(one, dict) for one in content):
         raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
-    return [
-        best_first(
-            logprob(one.get("token_id"), one.get("logprob")),
-            [logprob(x.get("token_id"), x.get("logprob")) for x in rows(one, "top_logprobs")],
-            most,
-        )
-        for one in content
-    ]
+    return taken_and_best(content, "token_id", most)
 
 
 def require_no_error(event: Mapping[str, Any]) -> None:
@@ -98,13 +73,19 @@ def ids_of(value: Any) -> list[int]:
 
 
 def finish_of(value: Any) -> Finish | None:
-    if value is None:
-        return None
-    if value == "stop":
-        return "stop"
-    if value == "length":
-        return "length"
+    if value is None or value in get_args(Finish):
+        return value
     raise RemoteError("the engine broke the answer off", "try again; the engine's log says why")
+
+
+def taken_and_best(content: Sequence[Mapping[str, Any]], name: str, most: int) -> list[list[IdLogprob]]:
+    """Of entries with an id under `name`, its "logprob" and the likeliest ones as "top_logprobs": what was taken, then
+    the `most` likeliest."""
+
+    def one(entry: Mapping[str, Any]) -> IdLogprob:
+        return logprob(entry.get(name), entry.get("logprob"))
+
+    return [best_first(one(entry), [one(x) for x in rows(entry, "top_logprobs")], most) for entry in content]
 
 
 def logprob(token: Any, value: Any) -> IdLogprob:
@@ -129,6 +110,30 @@ class EmbedsIds(IdsEngine):
         if not all(isinstance(one, list) and one and all(map(is_number, one)) for one in found):
             raise RemoteError("the engine's vectors are not numbers", "does it serve an embedding model?")
         return [[float(number) for number in one] for one in found if one is not None]
+
+
+class ChoiceEngine(EmbedsIds):
+    """An engine that honours every option, and writes events of the shape above."""
+
+    options: ClassVar[frozenset[str]] = frozenset(one.name for one in fields(IdsRequest)) - ALWAYS
+
+    def reader(self, request: IdsRequest) -> Reader:
+        """The id that ended the answer is the last of `token_ids` there."""
+
+        def read(event: Mapping[str, Any]) -> IdsChunk:
+            require_no_error(event)
+            choices = rows(event, "choices")
+            if not choices:  # the event that counts tokens
+                return IdsChunk()
+            if len(choices) > 1:
+                raise RemoteError("the engine sent more than the one answer that was asked for", HINT)
+            ids = ids_of(choices[0].get("token_ids"))
+            finish = finish_of(choices[0].get("finish_reason"))
+            logprobs = _content(choices[0], len(ids), request.logprobs) if request.logprobs is not None else []
+            kept = len(ids) - (finish == "stop" and bool(ids))
+            return IdsChunk(ids[:kept], logprobs[:kept], finish)
+
+        return read
 
 
 def _place(row: Mapping[str, Any]) -> int:

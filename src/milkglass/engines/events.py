@@ -16,6 +16,8 @@ from milkglass.client.remote.exchange import MAX_EVENT
 from milkglass.client.remote.strict_json import HINT
 from milkglass.errors import RemoteError, Unreachable
 
+TIMED_OUT = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
+
 
 @final
 class EventReader:
@@ -49,8 +51,7 @@ class EventReader:
             async with asyncio.timeout(due - time.monotonic()):
                 return await anext(self._stream, None)
         except TimeoutError as error:
-            hint = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
-            raise Unreachable(f"the answer was silent for {self.silence:g} s", hint) from error
+            raise Unreachable(f"the answer was silent for {self.silence:g} s", TIMED_OUT) from error
 
     def _take(self, part: bytes) -> None:
         seen = max(0, len(self._rest) - 1)  # what was searched before is not searched again

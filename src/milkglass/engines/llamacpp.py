@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from milkglass.client.remote.responses import MODEL, is_count, rows
-from milkglass.engines.answers import HINT, best_first, finish_of, ids_of, logprob, require_no_error
+from milkglass.engines.answers import HINT, finish_of, ids_of, require_no_error, taken_and_best
 from milkglass.engines.engine import (
     Call,
     Finish,
@@ -125,11 +125,4 @@ class _LlamaCppAnswer:
         found = rows(event, "completion_probabilities")
         if [one.get("id") for one in found] != ids:
             raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
-        return [
-            best_first(
-                logprob(one.get("id"), one.get("logprob")),
-                [logprob(x.get("id"), x.get("logprob")) for x in rows(one, "top_logprobs")],
-                self._request.logprobs,
-            )
-            for one in found
-        ]
+        return taken_and_best(found, "id", self._request.logprobs)

@@ -5,22 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from milkglass.engines.answers import EmbedsIds, choice_reader
-from milkglass.engines.engine import Call, IdsRequest, Reader
+from milkglass.engines.answers import ChoiceEngine
+from milkglass.engines.engine import Call, IdsRequest
 
 
 @dataclass(frozen=True)
-class MilkglassServer(EmbedsIds):
+class MilkglassServer(ChoiceEngine):
     """`POST /v1/completions` with ids; an encoder embeds: means of its last hidden states, of length 1. It takes fields
     from the request alone: no generation_config.json decides."""
 
     name: ClassVar[str] = "milkglass"
-    options: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-            *("logit_bias", "logprobs"),
-        }
-    )
 
     def completion(self, model: str, request: IdsRequest) -> Call:
         body: dict[str, Any] = {
@@ -37,6 +31,3 @@ class MilkglassServer(EmbedsIds):
         if request.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in request.logit_bias.items()}
         return Call("/v1/completions", body)
-
-    def reader(self, request: IdsRequest) -> Reader:
-        return choice_reader(request)

@@ -9,7 +9,7 @@ A call whose connection was not made is tried again; what the engine may have be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from http.cookiejar import DefaultCookiePolicy
@@ -25,15 +25,13 @@ from milkglass.client.remote.connection import (
     MAX_ANSWER,
     MAX_ERROR,
     NEVER_SENT,
-    check_url,
+    client_options,
     require_plain,
-    require_token,
-    tls_context,
 )
 from milkglass.client.remote.strict_json import document
 from milkglass.engines.answers import AnswerBounds, refusal
 from milkglass.engines.engine import Call, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
-from milkglass.engines.events import EventReader
+from milkglass.engines.events import TIMED_OUT, EventReader
 from milkglass.engines.transport import KEPT, BrokenOff, StreamTransport
 from milkglass.engines.turns import Turns
 from milkglass.errors import RemoteError, Unreachable, UsageError
@@ -41,7 +39,6 @@ from milkglass.errors import RemoteError, Unreachable, UsageError
 DONE = b"[DONE]"
 AFTER_END = 16  # events that may follow the end: what counts tokens, [DONE]
 LAST_WORDS = 5.0  # seconds that these may take
-TIMED_OUT = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
 
 
 @dataclass(frozen=True)
@@ -97,17 +94,11 @@ class Upstream:
         would cross in the clear."""
         self.engine, self.url, self.patience = engine, url.rstrip("/"), patience or Patience()
         self.traffic, self._turns = Traffic(), Turns(self.patience.connections, self.patience.begin)
-        local = check_url(self.url, allow_http)
-        require_token(token)
-        most, secure = self.patience.connections, self.url.startswith("https")
-        verify, proxied = tls_context(authority) if secure else False, not local and _is_proxied(self.url)
+        options = client_options(self.url, token, allow_http, authority)
+        most, proxied = self.patience.connections, options["trust_env"] and _is_proxied(self.url)
         self._client = httpx2.AsyncClient(
-            base_url=self.url,
-            # Never compressed: a small answer must not become a large one here.
-            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
-            verify=verify,
-            transport=None if proxied else StreamTransport(verify, self.patience.connect),
-            trust_env=not local,  # a proxy from the environment has no business between a machine and itself
+            **options,
+            transport=None if proxied else StreamTransport(options["verify"], self.patience.connect),
             # Engines close an idle connection after 5 s: one that is used just then would be lost
             limits=httpx2.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEPT),
             # What is read has deadlines of its own, below: httpx2 knows only those of silence
@@ -181,7 +172,8 @@ class Upstream:
                 answer = await self._begun(call)
                 try:
                     if answer.status_code >= 300:
-                        raise _refusal(answer.status_code, await self._body(answer, MAX_ERROR))
+                        info = strict_json.error_in(await self._body(answer, MAX_ERROR))
+                        raise refusal(answer.status_code, info.get("type"))
                     require_plain(answer)
                     yield answer
                 finally:
@@ -244,12 +236,3 @@ def _is_proxied(url: str) -> bool:
     """Whether the environment names a proxy for this address. httpx2's own, slower transport speaks to it."""
     parsed = urlsplit(url)
     return bool(getproxies().keys() & {parsed.scheme, "all"}) and not proxy_bypass(parsed.hostname or "")
-
-
-def _refusal(status: int, body: bytes) -> RemoteError:
-    """What an error answer becomes."""
-    try:
-        told = document(body).get("error")
-    except RemoteError:
-        told = None
-    return refusal(status, told.get("type") if isinstance(told, Mapping) else None)

@@ -11,21 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from milkglass.engines.answers import EmbedsIds, choice_reader
-from milkglass.engines.engine import Call, IdsRequest, Reader
+from milkglass.engines.answers import ChoiceEngine
+from milkglass.engines.engine import Call, IdsRequest
 
 
 @dataclass(frozen=True)
-class VLLM(EmbedsIds):
+class VLLM(ChoiceEngine):
     """Generates; with `--runner pooling`, which wants the folder of `milkglass export --for transformers`, embeds."""
 
     name: ClassVar[str] = "vllm"
-    options: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-            *("logit_bias", "logprobs"),
-        }
-    )
 
     def completion(self, model: str, request: IdsRequest) -> Call:
         sampling = {
@@ -38,6 +32,3 @@ class VLLM(EmbedsIds):
         }  # fmt: skip
         body = {"model": model, "token_ids": list(request.prompt), "stream": True, "sampling_params": sampling}
         return Call("/inference/v1/generate", body)
-
-    def reader(self, request: IdsRequest) -> Reader:
-        return choice_reader(request)

@@ -7,6 +7,7 @@ behind the # of its address. No browser sends that part along by itself.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -21,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from milkglass.errors import Unauthorized, UsageError
 from milkglass.monitor.attacker import LiveAttacker
 from milkglass.monitor.exchanges import ExchangeLog
-from milkglass.monitor.opening import OneTimeCode
 from milkglass.monitor.view import MonitorView
+from milkglass.progress import Log, no_log
 from milkglass.proxy import refusals
 from milkglass.proxy.app import PageRoutes
 from milkglass.proxy.backend import Backend
@@ -34,6 +35,38 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 NONCE = "NONCE"  # in the page
+BYTES = 24  # of randomness
+
+
+def _drawn() -> str:
+    return secrets.token_urlsafe(BYTES)
+
+
+@dataclass
+class OneTimeCode:
+    """How a browser gets into the page: with a code of one use, which it exchanges for a key of its own.
+
+    A browser keeps addresses and a tab's storage in its profile. What is kept there opens nothing later: the code is
+    used up, and the page's key ends with the command. The API key never reaches the browser.
+
+    Attributes:
+        code: what opens the page next, once.
+        key: what the page gives from then on, until the command ends.
+        renewed: called with the code that follows one that was used.
+    """
+
+    code: str = field(default_factory=_drawn, repr=False)
+    key: str = field(default_factory=_drawn, repr=False)
+    renewed: Log = field(default=no_log, repr=False)
+
+    def exchange(self, given: str) -> str:
+        """The page's key. Raises Unauthorized for a code that is wrong, or was used."""
+        if not hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self.code.encode()):
+            hint = "open the address that milkglass ui printed last"
+            raise Unauthorized("the code of this address is wrong, or was used", hint)
+        self.code = _drawn()
+        self.renewed(self.code)
+        return self.key
 
 
 @dataclass(frozen=True)

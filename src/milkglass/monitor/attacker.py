@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeVar
@@ -47,22 +47,17 @@ THREAD = "attack"  # the name of each thread in which something is attacked
 
 async def in_thread(work: Callable[[], T]) -> T:
     """Like asyncio.to_thread, but a program that ends does not wait for it: one step of an attack can take minutes."""
-    loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-    def settle(value: T | None, error: BaseException | None) -> None:
-        if not result.done():
-            result.set_result(value) if error is None else result.set_exception(error)
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # who waits may be cancelled, and the work goes on
 
     def run() -> None:
         try:
-            outcome: tuple[T | None, BaseException | None] = (work(), None)
+            outcome.set_result(work())
         except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
-            outcome = (None, error)
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, *outcome)
+            outcome.set_exception(error)
 
     threading.Thread(target=run, name=THREAD, daemon=True).start()
-    return await result  # type: ignore[no-any-return]
+    return await asyncio.wrap_future(outcome)
 
 
 def attacking() -> bool:
@@ -112,7 +107,9 @@ class LiveAttacker:
         """Until there is nothing more to do, or it is cancelled: what runs in a thread then ends early. Whatever fails
         ends up in `reason`, or in `trouble` where the attacks on the model were done."""
         try:
-            scene, candidates = await self._on_the_model(log)
+            scene = await in_thread(self._scene)
+            show = partial(asyncio.get_running_loop().call_soon_threadsafe, log.touch)
+            candidates = await in_thread(partial(self._solve, scene, show))
             self.state = "done"
             log.touch()
             if self.public is not None:
@@ -125,11 +122,6 @@ class LiveAttacker:
             log.touch()
         finally:
             self._stopped = True
-
-    async def _on_the_model(self, log: ExchangeLog) -> tuple[Scene, Candidates | None]:
-        scene = await in_thread(self._scene)
-        loop = asyncio.get_running_loop()
-        return scene, await in_thread(lambda: self._solve(scene, lambda: loop.call_soon_threadsafe(log.touch)))
 
     async def _on_what_crossed(
         self, log: ExchangeLog, scene: Scene, candidates: Candidates | None, public: Source

@@ -130,8 +130,7 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _backends(request: Request) -> Backends:
-    backends: Backends = request.app.state.backends
-    return backends
+    return request.app.state.backends
 
 
 @router.post("/v1/chat/completions")

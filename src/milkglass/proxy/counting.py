@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from milkglass.client.key.file import UnlockedKey, count
+from milkglass.client.key.file import UnlockedKey
 from milkglass.errors import MilkglassError
 from milkglass.progress import Log, no_log
 from milkglass.proxy.observe import Ids, Received
@@ -62,7 +62,7 @@ class UsageCount:
         if not (texts or tokens):
             return
         try:
-            await asyncio.to_thread(count, self.unlocked, texts, tokens, self.notice)
+            await asyncio.to_thread(self.unlocked.count, texts, tokens, self.notice)
         except (OSError, MilkglassError) as error:
             if not self._failing:
                 self.notice(

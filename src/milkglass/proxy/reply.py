@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from milkglass.client.codec.codec import Codec
+from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.engines.engine import IdsChunk, IdsRequest
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import CodecError, RemoteError
@@ -94,7 +96,7 @@ class Reply:
             yield one
         async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
-                text = stops.push(self._text(decoder.push, chunk))
+                text = stops.push(self._text(decoder, chunk))
                 if chunk.finish and not stops.found:
                     text += stops.push(decoder.flush())
                     text += "" if stops.found else stops.flush()
@@ -127,9 +129,9 @@ class Reply:
             raise RemoteError("the engine's log-probabilities are of other tokens than its answer", "don't trust it")
 
     @staticmethod
-    def _text(push, chunk: IdsChunk) -> str:  # type: ignore[no-untyped-def]
+    def _text(decoder: StreamDecoder, chunk: IdsChunk) -> str:
         try:
-            return str(push(chunk.ids)) if chunk.ids else ""
+            return decoder.push(chunk.ids) if chunk.ids else ""
         except CodecError as error:
             raise RemoteError(
                 f"the engine's answer cannot be read: {error.message}", "is it the key's model?"
@@ -161,3 +163,54 @@ class Reply:
         if rest:
             self._said = True
             yield Piece("content", rest)
+
+
+# --- several answers at once ------------------------------------------------------------------------------------------
+async def gathered(replies: Sequence[Reply]) -> list[list[Piece]]:
+    """All pieces of each. The first that fails ends the others."""
+
+    async def pieces(reply: Reply) -> list[Piece]:
+        async with aclosing(reply.pieces()) as found:
+            return [piece async for piece in found]
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(pieces(reply)) for reply in replies]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def merged(replies: Sequence[Reply]) -> AsyncGenerator[tuple[Reply, Piece | None], None]:
+    """(reply, piece); None for the piece when the reply has ended. Raises what the first that fails raises; closing
+    the iterator ends all requests."""
+    if len(replies) == 1:  # no queue between the engine and the application
+        async with aclosing(replies[0].pieces()) as pieces:
+            async for piece in pieces:
+                yield replies[0], piece
+        yield replies[0], None
+        return
+    queue: asyncio.Queue[tuple[Reply, Piece | None | Exception]] = asyncio.Queue(maxsize=64)
+
+    async def read(reply: Reply) -> None:
+        try:
+            async with aclosing(reply.pieces()) as pieces:
+                async for piece in pieces:
+                    await queue.put((reply, piece))
+            await queue.put((reply, None))
+        except Exception as error:  # noqa: BLE001  (raised where the answers are read)
+            await queue.put((reply, error))
+
+    tasks = [asyncio.create_task(read(reply)) for reply in replies]
+    left = len(replies)
+    try:
+        while left:
+            reply, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            left -= item is None
+            yield reply, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -32,8 +32,7 @@ from milkglass.errors import MilkglassError
 from milkglass.progress import Log, no_log
 from milkglass.proxy import refusals
 from milkglass.proxy.app import create_app
-from milkglass.proxy.backend import connected
-from milkglass.proxy.backends import Backends
+from milkglass.proxy.backends import all_connected
 from milkglass.proxy.counting import UsageCount
 from milkglass.proxy.in_place import InPlaceExchange
 
@@ -97,15 +96,15 @@ class _Local:
         return cls(unlocked, codec_of(unlocked, model), upstream, tuple(models), notice)
 
     async def app(self) -> ASGIApp:
-        """Raises RemoteError and what else `connected` raises."""
+        """Raises RemoteError and what else `all_connected` raises."""
         async with self._lock:
             if self._app is None:
                 counter = UsageCount(self.unlocked, self.notice)
-                backend, warnings = await connected(self.codec, self.upstream, self.models, counter)
+                backends, warnings = await all_connected(self.upstream, [(self.codec, counter)], self.models)
                 for warning in warnings:
                     self.notice(f"warning: {warning}")
                 await self._open.enter_async_context(counter.running())
-                self._app = create_app(Backends([backend]))
+                self._app = create_app(backends)
             return self._app
 
     async def close(self) -> None:

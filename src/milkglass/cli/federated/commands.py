@@ -122,10 +122,9 @@ def _page(document: dict[str, Any], done: FederatedRun, audit: str) -> str:
     from milkglass.sanitizers.ghost.tally import weak_spots
 
     rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]
-    rows += [
-        (str(number), _number(one.loss), f"{one.length:.4g}", ", ".join(one.missing) or "none")
-        for number, one in enumerate(done.done, start=1)
-    ]
+    for number, one in enumerate(done.done, start=1):
+        loss = "unknown" if one.loss is None else f"{one.loss:.4f}"
+        rows.append((str(number), loss, f"{one.length:.4g}", ", ".join(one.missing) or "none"))
     passed = "nothing: the texts are unchanged (--plain)"
     if document["ghost"]:
         passed = f"ghost, selection {document['selection']}"
@@ -147,10 +146,6 @@ def _page(document: dict[str, Any], done: FederatedRun, audit: str) -> str:
             f"{shlex.quote(document['out'] + '/updates')}",
         ]
     )
-
-
-def _number(loss: float | None) -> str:
-    return "unknown" if loss is None else f"{loss:.4f}"
 
 
 def _require_all(files: Mapping[str, Path], out: Path) -> None:

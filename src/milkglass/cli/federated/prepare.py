@@ -101,6 +101,7 @@ def prepared(
 ) -> None:  # fmt: skip
     """Each site's rows, except those that an interrupted run has already. Raises UsageError where those are of another
     kind, or the sites' files changed."""
+    from milkglass.client.data.dataset import summarise
     from milkglass.federated.ghost_stage import begin, remove_finished
     from milkglass.federated.prepare import matches, prepare
 
@@ -115,7 +116,7 @@ def prepared(
         _tell_time(ghost, list(left.values()), as_json)
     for name, path in left.items():
         with _resumed(into / name, plain):
-            prepare(path, into / name, labels, model, ghost, seed, stage(f"prepare {name}", _lines(path)))
+            prepare(path, into / name, labels, model, ghost, seed, stage(f"prepare {name}", summarise(path).rows))
 
 
 def _resumed(site: Path, plain: bool) -> AbstractContextManager[None]:
@@ -153,9 +154,3 @@ def _tell_time(ghost: Ghost, sources: Sequence[Source], as_json: bool) -> None:
     ghost.sanitize(sample)
     seconds = (time.monotonic() - started) / len(sample) * len(texts)
     note(f"{len(texts):,} texts pass through ghost, in about {duration(seconds)} here; {FASTER}")
-
-
-def _lines(source: Source) -> int:
-    from milkglass.client.data.dataset import summarise
-
-    return summarise(source).rows

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFile
+from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFile, original
 from milkglass.cli.ui.terminal import bars, emit, moment, note, table
 from milkglass.client.key import usage
 from milkglass.errors import KeyExists, KeyFileError
@@ -67,12 +67,10 @@ def for_job(
     from milkglass.client.key.file import write_key
     from milkglass.client.key.generate import for_job as key_for_job
     from milkglass.client.key.passphrases import weakness
-    from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.resolve import resolve
 
     parent = KeyOptions(key, model, passphrase_file).open()
     parent.key.require_whole()
-    base = Checkpoint.open(resolve(model or parent.key.info.model))
+    base = original(model or parent.key.info.model)
     with bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())
         parent.key.require_model(base.digest(stage("check the model", total)))

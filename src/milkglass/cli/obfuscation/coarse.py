@@ -57,17 +57,13 @@ class CoarseFiles:
         """Raises CodecError for rows that cannot be read, UsageError for rows without labels: before a model is read.
         named: whether the user named the scheme, which then may do without labels."""
         if self.data is not None:
-            summary = self.columns.training(self.data, self._task)[1]
+            summary = self.columns.training(self.data, "regression" if self.regression else None)[1]
             if summary.kind == "text" and not named:
                 raise UsageError(
                     f"{self.data.name} has no labels, by which symbols are found",
                     "name their column with --label-column; --scheme coarse goes by the meaning of tokens alone",
                 )
         self.columns.others(self.public)
-
-    @property
-    def _task(self) -> str | None:
-        return "regression" if self.regression else None
 
     def read(self, base: Checkpoint) -> CountedTexts:
         from milkglass.client.obfuscate.symbols import counted

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, with_options
+from milkglass.cli.ui.options import AsJson, require_folder, with_options
 from milkglass.cli.ui.terminal import bars, emit
 from milkglass.errors import UsageError
 
@@ -26,8 +26,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a scrambled model for an engine that loads none without a vocabulary: each token gets an opaque name."""
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}", "give the folder that `milkglass obfuscate` wrote")
+    require_folder(folder, "give the folder that `milkglass obfuscate` wrote")
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new name, or remove that one first")
     from milkglass.client.obfuscate.preflight import require_writable

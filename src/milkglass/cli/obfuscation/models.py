@@ -16,8 +16,9 @@ from milkglass.cli.ui.options import (
     ServerOptions,
     TokenFile,
     Yes,
+    original,
 )
-from milkglass.cli.ui.terminal import cell, confirm, emit, megabytes, moment, table
+from milkglass.cli.ui.terminal import cell, emit, erase, megabytes, moment, table
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,12 +54,15 @@ def models(
     if server and ref is None and not supported:
         way = ServerOptions(server, token_file, certificate, allow_http)
         if delete:
-            _delete(way, delete, yes, as_json)
+            from milkglass.client.remote.remote import MODELS
+
+            question = f"Delete the model {delete} from the server? It cannot be brought back."
+            with way.open() as remote:
+                erase(remote, MODELS, delete, question, yes, as_json)
         else:
             _on_server(way, KeyOptions(key, None, passphrase_file).open().key if key else None, as_json)
         return
-    document = _catalogue() if ref is None else _one(ref)
-    emit(as_json, document, lambda: _catalogue_words(document) if ref is None else _one_words(document))
+    emit(as_json, *(_catalogue() if ref is None else _one(ref)))
 
 
 # --- a server's -------------------------------------------------------------------------------------------------------
@@ -69,9 +73,8 @@ def _on_server(way: ServerOptions, key: Key | None, as_json: bool) -> None:
         result = remote.models()
     names = ("id", "kind", "vocab_size", "bytes", "created", "parent", "job", "key_id")
     shown = [{name: model.get(name) for name in names} for model in result]
-    for model, info in zip(shown, result, strict=True):
-        if key is not None:
-            model["key_fits"] = fits(info, key)
+    if key is not None:
+        shown = [{**model, "key_fits": fits(model, key)} for model in shown]
     emit(as_json, {"models": shown}, lambda: _server_words(shown))
 
 
@@ -87,50 +90,33 @@ def _server_words(found: list[dict[str, Any]]) -> str:
     return f"{table(rows)}\n\n{more}"
 
 
-def _delete(way: ServerOptions, name: str, yes: bool, as_json: bool) -> None:
-    from milkglass.client.remote.remote import MODELS
-
-    with way.open() as remote:
-        remote.require(MODELS, name)  # one that is not there is reported before anyone is asked
-        confirm(f"Delete the model {name} from the server? It cannot be brought back.", yes)
-        remote.delete_model(name)
-    emit(as_json, {"id": name, "deleted": True}, f"deleted: {name}")
-
-
 # --- what can be scrambled --------------------------------------------------------------------------------------------
-def _catalogue() -> dict[str, Any]:
+def _catalogue() -> tuple[dict[str, Any], str]:
+    """As JSON and in words, as `_one` too."""
     from milkglass.models.families import FAMILIES
     from milkglass.models.resolve import EMBEDDED
 
-    return {
+    embedded = table([(f"  {model.ref}", model.about) for model in EMBEDDED.values()])
+    families = table([(f"  {one.name}", one.kind, ", ".join(one.model_types)) for one in FAMILIES])
+    document = {
         "embedded": [{"ref": model.ref, "about": model.about} for model in EMBEDDED.values()],
-        "families": [
-            {"name": family.name, "kind": family.kind, "model_types": list(family.model_types)} for family in FAMILIES
-        ],
+        "families": [{"name": one.name, "kind": one.kind, "model_types": list(one.model_types)} for one in FAMILIES],
     }
-
-
-def _catalogue_words(found: dict[str, Any]) -> str:
-    embedded = table([(f"  {model['ref']}", model["about"]) for model in found["embedded"]])
-    families = table([(f"  {f['name']}", f["kind"], ", ".join(f["model_types"])) for f in found["families"]])
-    return (
+    return document, (
         f"embedded models:\n{embedded}\n\nsupported families:\n{families}\n\n"
         "any local folder or hub id (hf:owner/name) of a supported family can be scrambled"
     )
 
 
-def _one(ref: str) -> dict[str, Any]:
-    from milkglass.models.checkpoint import Checkpoint
+def _one(ref: str) -> tuple[dict[str, Any], str]:
     from milkglass.models.families import of
-    from milkglass.models.resolve import resolve
 
-    folder = resolve(ref)
-    base = Checkpoint.open(folder)
+    base = original(ref)
     result = of(base)
     tables = sum(base.tensors[name].bytes for name in result.touched)
-    return {
+    found: dict[str, Any] = {
         "ref": ref,
-        "folder": str(folder),
+        "folder": str(base.folder),
         "family": result.family.name,
         "kind": result.kind,
         "vocabulary": result.vocab_size,
@@ -140,10 +126,7 @@ def _one(ref: str) -> dict[str, Any]:
         "bytes": sum(tensor.bytes for tensor in base.tensors.values()),
         "bytes_scrambled": tables,
     }
-
-
-def _one_words(found: dict[str, Any]) -> str:
-    return table(
+    return found, table(
         [
             ("folder", found["folder"]),
             ("family", f"{found['family']} ({found['kind']})"),

@@ -37,16 +37,15 @@ HONEST = "obfuscation is not encryption: this makes reading harder, not impossib
 def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> list[str]:
     from milkglass.client.key.generate import scheme_of
 
-    key = opened.key
+    key, start = opened.key, f"scrambled into {out} in {duration(seconds)}"
     if key.token_symbols is not None:
-        start = f"scrambled into {out} in {duration(seconds)}"
         return [start, *coarse.words(opened.path, promise), f"  {HONEST}"]
     if broken := scheme_of(key).broken:
-        return [f"scrambled into {out} in {duration(seconds)}", f"  {_permuted(key)}", f"  {broken}"]
+        return [start, f"  {_permuted(key)}", f"  {broken}"]
     sizes = sorted(promise.sizes)
     spread = f"of {sizes[0]} to {sizes[-1]} tokens" if sizes else ""
     return [
-        f"scrambled into {out} in {duration(seconds)}",
+        start,
         f"  {_permuted(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
         f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
         f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
@@ -70,12 +69,10 @@ def next_steps(
     were given, and the options by which they are read."""
     from milkglass.client.key.generate import scheme_of
 
+    opens = KeyOptions(opened.path, None, passphrase_file)
+    audit = f"next: milkglass audit {opens} --text {shlex.quote(str(data or 'TEXTS'))}{columns}"
     if scheme_of(opened.key).broken:
-        opens = KeyOptions(opened.path, None, passphrase_file)
-        return [
-            f"next: milkglass audit {opens} --text {shlex.quote(str(data or 'TEXTS'))}{columns} shows what is read",
-            "send nothing private under this key",
-        ]
+        return [f"{audit} shows what is read", "send nothing private under this key"]
     key, folder = opened.key, shlex.quote(str(out))
     server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
     token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
@@ -84,10 +81,9 @@ def next_steps(
         lines.append(
             f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"
         )
-    opens = KeyOptions(opened.path, None, passphrase_file)
     return [
         *lines,
-        f"next: milkglass audit {opens} --text {shlex.quote(str(data or 'TEXTS'))}{columns}",
+        audit,
         f"then: milkglass verify {folder} {opens}",
         f"then: milkglass upload {folder} --server {server}{token}",
     ]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, KeyOptions, with_options
+from milkglass.cli.ui.options import AsJson, KeyOptions, original, require_folder, with_options
 from milkglass.cli.ui.terminal import bars, emit, note
-from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UsageError
+from milkglass.errors import CorruptCheckpoint, KeyForOtherModel
 
 if TYPE_CHECKING:
     from milkglass.client.key.key import Key
@@ -25,15 +25,12 @@ def verify(
 ) -> None:
     """Check that OUT is the key's model, scrambled, and holds nothing that it shouldn't."""
     from milkglass.client.obfuscate.verify import verify as check
-    from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.resolve import resolve
 
-    if not out.is_dir():
-        raise UsageError(f"there is no folder {out}", "give the folder that `milkglass obfuscate` wrote")
+    require_folder(out, "give the folder that `milkglass obfuscate` wrote")
     opened = key.open()
     opened.key.require_whole()
     _require_its_key(out, opened.key)
-    base = Checkpoint.open(resolve(key.model or opened.key.info.model))
+    base = original(key.model or opened.key.info.model)
     if not as_json:
         note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
     with bars(as_json) as stage:

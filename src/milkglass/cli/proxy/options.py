@@ -47,13 +47,6 @@ class EndpointOptions:
     def door(self, token: str | None = None) -> Door:
         """Where applications come in. token: the API key where --api-key-file names none. Raises UsageError for what
         would let a network read or use it, and for files that are not a certificate and its key."""
-        token = self._checked() or token
-        from milkglass.proxy.run import Door
-
-        return Door(self.host, self.port, token, self.cert, self.tls_key)
-
-    def _checked(self) -> str | None:
-        """The API key; None where there is none."""
         if not is_loopback(self.host) and self.api_key_file is None:
             raise UsageError(
                 f"listening on {self.host} without an API key would let anyone there use your key",
@@ -61,13 +54,14 @@ class EndpointOptions:
             )
         require_private(self.host, self.cert, self.insecure_http, "texts, answers and the API key")
         require_tls(self.cert, self.tls_key)
-        if self.api_key_file is None:
-            return None
-        require_file(self.api_key_file, "write a long random word into it")
-        token = read_token(self.api_key_file)
-        if not token:
-            raise UsageError(f"{self.api_key_file} is empty", "write a long random word into it")
-        return token
+        if self.api_key_file is not None:
+            require_file(self.api_key_file, "write a long random word into it")
+            token = read_token(self.api_key_file)
+            if not token:
+                raise UsageError(f"{self.api_key_file} is empty", "write a long random word into it")
+        from milkglass.proxy.run import Door
+
+        return Door(self.host, self.port, token, self.cert, self.tls_key)
 
     def upstream(self, server: ServerOptions) -> Upstream:
         from milkglass.engines.catalogue import ENGINES

@@ -6,20 +6,14 @@ import os
 import secrets
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from milkglass.cli.proxy.options import EndpointOptions
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.options import KeyOptions, ServerOptions, with_options
+from milkglass.cli.ui.options import KeyOptions, ServerOptions, original, with_options
 from milkglass.cli.ui.terminal import INTERRUPTED, note, say
-
-if TYPE_CHECKING:
-    from milkglass.client.codec.codec import Codec
-    from milkglass.client.data.data_file import Source
-    from milkglass.client.key.file import UnlockedKey
-    from milkglass.monitor.attacker import LiveAttacker
 
 
 @with_options
@@ -56,10 +50,13 @@ def ui(
     from milkglass.client.key.generate import scheme_of
     from milkglass.client.session import codec_of
     from milkglass.monitor.app import MonitorPage
+    from milkglass.monitor.attacker import LiveAttacker
     from milkglass.proxy.run import run
 
     codec = codec_of(unlocked, key.model)
-    attacker = _attacker(unlocked, codec, key.model, text, seconds) if attack else None
+    attacker = None
+    if attack:
+        attacker = LiveAttacker(original(key.model or unlocked.key.info.model), unlocked.key, codec, text, seconds)
     page = MonitorPage(key.key, attacker, scheme_of(unlocked.key).broken or "")
 
     def ready(url: str, models: list[str]) -> None:
@@ -84,14 +81,3 @@ def leave(code: int) -> None:
         sys.stderr.flush()
         os._exit(code)
     raise typer.Exit(code)
-
-
-def _attacker(
-    unlocked: UnlockedKey, codec: Codec, model: str | None, public: Source | None, seconds: float
-) -> LiveAttacker:
-    from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.resolve import resolve
-    from milkglass.monitor.attacker import LiveAttacker
-
-    base = Checkpoint.open(resolve(model or unlocked.key.info.model))
-    return LiveAttacker(base, unlocked.key, codec, public, seconds)

@@ -18,6 +18,8 @@ from milkglass.cli.ui.options import (
     ModelRef,
     ServerOptions,
     TokenFile,
+    original,
+    require_folder,
     with_options,
 )
 from milkglass.cli.ui.terminal import bars, note, show_classified
@@ -25,13 +27,10 @@ from milkglass.cli.ui.text_input import named, paired, to_classify
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
-    from milkglass.models.checkpoint import Checkpoint
     from milkglass.split.client import Answer
-    from milkglass.split.folders import ClientAbout
     from milkglass.split.server_info import ServerInfo
 
 Client = Annotated[Path, typer.Argument(metavar="CLIENT", help="The client's half, written by `split train`.")]
-ServerFolder = Annotated[Path, typer.Argument(metavar="SERVER", help="The server's half, written by `split train`.")]
 
 
 # --- classify ---------------------------------------------------------------------------------------------------------
@@ -66,7 +65,7 @@ def classify(
     from milkglass.split.folders import client_about
 
     about = client_about(client)
-    base = _base(about, model)
+    base = original(model or about.model)  # its tokenizer, and the layers that were not trained
     with named(rows):
         require_sendable(client, about, base, texts, pairs)
     with _answering(url, folder, token_file, certificate, allow_http) as (info, answer), bars(as_json) as stage:
@@ -103,7 +102,7 @@ def _answering(
 def audit(
     context: typer.Context,
     client: Client,
-    server: ServerFolder,
+    server: Annotated[Path, typer.Argument(metavar="SERVER", help="The server's half, written by `split train`.")],
     *,
     audited: AuditOptions,
     columns: ColumnOptions,
@@ -127,7 +126,7 @@ def audit(
     from milkglass.split.folders import require_one_split
 
     about = require_one_split(client, server)
-    base = _base(about, model)
+    base = original(model or about.model)
     defence = restored(about.method, about.parameters, about.training)
     half, other = defence.load(base, client, server)
     assert isinstance(half, EncoderClient)
@@ -142,17 +141,3 @@ def audit(
     }  # fmt: skip
     result, page = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
     print_audit(context, result, page, audited.out, audited.budget, as_json)
-
-
-# --- both -------------------------------------------------------------------------------------------------------------
-def _base(about: ClientAbout, model: str | None) -> Checkpoint:
-    """The original model: its tokenizer, and the layers that were not trained."""
-    from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.resolve import resolve
-
-    return Checkpoint.open(resolve(model or about.model))
-
-
-def require_folder(folder: Path, hint: str) -> None:
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}", hint)

@@ -18,12 +18,9 @@ from milkglass.cli.ui.terminal import bars, emit, note
 from milkglass.progress import Stage, duration
 
 if TYPE_CHECKING:
-    from milkglass.client.data.data_file import Source
     from milkglass.enclave.budget import RowPolicy
-    from milkglass.hidden_states.defence import HiddenStateDefence
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.split.evaluate import Evaluation, EvaluationTexts
-    from milkglass.split.train import TrainingTexts
 
 NOTHING = (
     "none: nothing is proved about what is sent with these parameters. `milkglass split audit` measures what\n"
@@ -73,10 +70,11 @@ def train(
     """
     started = time.monotonic()
     source = columns.texts(data)
-    from milkglass.hidden_states.catalogue import from_words
+    from milkglass.hidden_states.catalogue import from_words, values_of
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
     from milkglass.split import train
+    from milkglass.split.evaluate import read_texts
 
     requested = {
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_steps": max_steps,
@@ -87,7 +85,9 @@ def train(
     if defence.broken:
         note(f"warning: {defence.broken}")
     training = train.read_data(source)
-    evaluated_on = None if validation is None else _validation(columns.texts(validation), training)
+    evaluated_on = None
+    if validation is not None:  # before the training, so that a mistake in it is reported at once
+        evaluated_on = read_texts(columns.texts(validation), training.labels, training.pairs)
     folder = resolve(model)
     ref = kept_name(model, folder)
     steps = train.steps_of(defence, len(training.corpus.texts))
@@ -97,20 +97,14 @@ def train(
         train.make(defence, base, ref, training, client, server, stage("train", steps))
         evaluation = None if evaluated_on is None else _evaluated(base, client, server, evaluated_on, stage)
     document = {
-        "client": str(client), "server": str(server), **_shown(defence), "texts": len(training.corpus.texts),
+        "client": str(client), "server": str(server), "method": defence.name, "parameters": values_of(defence),
+        "guarantee": defence.guarantee, "broken": defence.broken, "texts": len(training.corpus.texts),
         "classes": len(training.labels), "steps": steps, "seconds": round(time.monotonic() - started, 2),
         "validation": None if evaluation is None else asdict(evaluation),
     }  # fmt: skip
     if not as_json:
         note(KEEP.format(client=client))
     emit(as_json, document, lambda: _trained(document, data))
-
-
-def _validation(source: Source, data: TrainingTexts) -> EvaluationTexts:
-    """Read before the training, so that a mistake in it is reported at once."""
-    from milkglass.split.evaluate import read_texts
-
-    return read_texts(source, data.labels, data.pairs)
 
 
 def _evaluated(base: Checkpoint, client: Path, server: Path, texts: EvaluationTexts, stage: Stage) -> Evaluation:
@@ -121,15 +115,6 @@ def _evaluated(base: Checkpoint, client: Path, server: Path, texts: EvaluationTe
 
     half = ClientHalf.open(client, base, client_about(client))
     return evaluate(half, ServerHalf.open(server), texts, stage("judge", len(texts.texts)))
-
-
-def _shown(defence: HiddenStateDefence) -> dict[str, Any]:
-    from milkglass.hidden_states.catalogue import values_of
-
-    return {
-        "method": defence.name, "parameters": values_of(defence), "guarantee": defence.guarantee,
-        "broken": defence.broken,
-    }  # fmt: skip
 
 
 def _trained(document: dict[str, Any], data: Path) -> str:

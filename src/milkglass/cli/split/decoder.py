@@ -21,6 +21,7 @@ from milkglass.cli.ui.options import (
     ServerOptions,
     SplitOptions,
     TokenFile,
+    original,
     read_token,
     require_file,
     with_options,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from milkglass.split.decoder.text import SplitText
 
 Folder = Annotated[Path, typer.Argument(metavar="ENCLAVE", help="The folder that `split enclave build` wrote.")]
-Url = Annotated[str, typer.Argument(metavar="URL", help="The split server, such as https://gpu.example:8421.")]
 NO_CORPUS = (
     "no --corpus: which tokens are sensitive, a list of English words decides (the rarest 20 %, digits and single "
     "characters); names that longer pieces spell, and what is common, cross as they are 7 times in 10 (1 - p)"
@@ -66,7 +66,7 @@ def prepare(
 
 @enclaves.command(short_help="Build an enclave with the table of a provider.")
 def build(
-    url: Url,
+    url: Annotated[str, typer.Argument(metavar="URL", help="The split server, such as https://gpu.example:8421.")],
     out: Annotated[Path, typer.Option("--out", help="The folder: new, or prepared and signed.", show_default=False)],
     kind: Annotated[Kind, typer.Option(help="Only gramine-sgx is attested.")] = "process",
     k: Annotated[int, typer.Option("--k", min=2, help="Candidates of each token.")] = 30,
@@ -98,8 +98,7 @@ def build(
     if corpus is None:
         note(NO_CORPUS)
     with bars(as_json) as stage:
-        built = enclave_folder.build(out, kind, info.model, k, server.package, corpus, stage)
-    about = built.about
+        about, built = enclave_folder.build(out, kind, info.model, k, server.package, corpus, stage)
     document = {
         "enclave": str(out), "kind": about.kind, "attested": built.attested, "proof": built.proof,
         "measurement": about.measurement, "model": about.model, "rows": info.vocabulary, "width": info.width, "k": k,
@@ -172,12 +171,10 @@ def audit(
 
     require_audit(audited.out, audited.budget, audited.text, audited.public)
     about, files = enclave_folder.EnclaveAbout.read(folder), audited.files(columns)
-    from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.resolve import resolve
     from milkglass.split.decoder import audit_scene
 
     settings = RnmSettings(None if no_sanitize else epsilon, p)
-    base = Checkpoint.open(resolve(model))
+    base = original(model)
     with enclave_folder.opened(folder) as enclave:
         note(enclave.notice)
         staged = audit_scene.build(base, enclave, settings, about.k, files)
@@ -261,17 +258,15 @@ def _prompt(
             if chat:
                 raise
         else:
-            _require_kept(instruction)
+            # A template that strips messages would strip it, and it would be sanitized like the text
+            if instruction != instruction.lstrip():
+                raise UsageError(
+                    "--instruction begins with a blank, which chat templates strip", "leave it out, or give --raw"
+                )
             return sent
     if system:
         raise UsageError("--system needs a chat template, and this model has none", "give --instruction")
     return text.prompt(prompt, instruction, sampling)
-
-
-def _require_kept(instruction: str) -> None:
-    """A template that strips messages would strip it, and it would be sanitized like the text."""
-    if instruction != instruction.lstrip():
-        raise UsageError("--instruction begins with a blank, which chat templates strip", "leave it out, or give --raw")
 
 
 def sampling_of(

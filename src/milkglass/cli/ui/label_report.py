@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from milkglass.cli.ui.terminal import cell, table
+from milkglass.cli.ui.terminal import cell, percent, table
 from milkglass.metrics.confusion import Confusion
 
 MOST = 8  # classes whose counts are shown beside each other
@@ -26,7 +26,7 @@ def words(found: Confusion) -> list[str]:
     rows = [head]
     for number, name in enumerate(found.names):
         counts = () if wide else [str(one) for one in found.counts[number].tolist()]
-        shares = (_percent(found.precision[number]), _percent(found.recall[number]))
+        shares = (percent(found.precision[number]), percent(found.recall[number]))
         rows.append((cell(name), str(int(found.counts[number].sum())), *shares, *counts))
     return [*lines, table(rows)]
 
@@ -47,10 +47,6 @@ def document(found: Confusion) -> dict[str, Any]:
         "rows": found.rows, "accuracy": accuracy.value, "interval": [accuracy.low, accuracy.high],
         "commonest": {"label": name, "share": least}, "classes": classes,
     }  # fmt: skip
-
-
-def _percent(share: float) -> str:
-    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def _number(share: float) -> float | None:

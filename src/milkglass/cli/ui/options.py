@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
     from milkglass.client.remote.remote import Remote
     from milkglass.client.session import Session
+    from milkglass.models.checkpoint import Checkpoint
 
 TOKEN_VARIABLE = "MILKGLASS_TOKEN"
 
@@ -70,6 +71,11 @@ def require_file(path: Path, hint: str) -> None:
         raise UsageError(f"{path} is a folder, not a file", hint)
     if not path.is_file():
         raise UsageError(f"there is no file {path}", hint)
+
+
+def require_folder(folder: Path, hint: str) -> None:
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}", hint)
 
 
 @dataclass(frozen=True)
@@ -227,6 +233,14 @@ def read_token(token_file: Path | None) -> str | None:
     if not token_file.is_file():
         raise UsageError(f"there is no token file {token_file}", "give the file `token` of the server's home folder")
     return token_file.read_text("utf-8").strip()
+
+
+def original(ref: str) -> Checkpoint:
+    """A model that was not scrambled: a folder, a hub id, or an embedded one."""
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
+
+    return Checkpoint.open(resolve(ref))
 
 
 # What a command keeps of the model that it was given, and says of it.

@@ -17,6 +17,7 @@ from milkglass.errors import MilkglassError, UsageError
 from milkglass.progress import Progress, Stage, TimeLeft, duration, no_stage
 
 if TYPE_CHECKING:
+    from milkglass.client.remote.remote import Remote
     from milkglass.client.results import Classified
 
 FIRST_LINE, LINES_APART = 3.0, 10.0  # seconds
@@ -53,6 +54,14 @@ def confirm(question: str, yes: bool) -> None:
     import typer
 
     typer.confirm(question, default=False, abort=True, err=True)
+
+
+def erase(remote: Remote, route: str, name: str, question: str, yes: bool, as_json: bool) -> None:
+    """Delete what lies under a route of the server, once the question is answered."""
+    remote.require(route, name)  # one that is not there is reported before anyone is asked
+    confirm(question, yes)
+    remote.delete(route, name)
+    emit(as_json, {"id": name, "deleted": True}, f"deleted: {name}")
 
 
 def _asked_at_a_terminal() -> bool:
@@ -169,6 +178,11 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 def megabytes(count: object) -> str:
     return f"{count / 1e6:,.1f} MB" if isinstance(count, int | float) else "?"
+
+
+def percent(share: float) -> str:
+    """ "-" for a share of nothing."""
+    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def moment(seconds: object) -> str:

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec.aliases import AliasChoices, Draw, secret_draws
 from milkglass.client.codec.conversation import Message, render, require_ordinary, require_text, takes_tools
-from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds
-from milkglass.client.codec.labelled import answerless, labelled
+from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, answerless, labelled
 from milkglass.client.codec.locked_tokenizer import LockedTokenizer
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.key import Key
@@ -140,7 +139,7 @@ class Codec:
             NoChatTemplate, TooLong: CodecError for a message that holds a special token's text, which the template
                 would make an order, and for tools that the template has no place for.
         """
-        if tools and not self.takes_tools:
+        if tools and not takes_tools(self.tokenizer):
             raise CodecError("the model's chat template has no place for tools", "leave tools out")
         require_ordinary(self.tokenizer, [messages], tools)
         text = render(self.tokenizer, messages, add_generation_prompt, tools) + begun
@@ -200,7 +199,7 @@ class Codec:
 
         Raises IdOutOfRange for an id that no row of the model has.
         """
-        return self._text(self._original(ids, skip_special))
+        return self._text(self._among(self.visible if skip_special else self.known, ids))
 
     def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]], skip_special: bool = True) -> list[str]:
         return [self.decode(ids, skip_special) for ids in batch]
@@ -228,10 +227,6 @@ class Codec:
     @property
     def has_chat_template(self) -> bool:
         return bool(self.tokenizer.chat_template)
-
-    @property
-    def takes_tools(self) -> bool:
-        return takes_tools(self.tokenizer)
 
     # --- inside -------------------------------------------------------------------------------------------------------
     def _limit(self, max_length: int | None, added: int = 0, least: int = 1) -> int:
@@ -278,9 +273,6 @@ class Codec:
                 f"an id is outside 0 to {len(self.inverse) - 1}", "these ids are of another model: check the key"
             )
         return self.inverse.take(array)
-
-    def _original(self, ids: Sequence[int] | NDArray[Any], skip_special: bool) -> list[int]:
-        return self._among(self.visible if skip_special else self.known, ids)
 
     def _among(self, visible: NDArray[np.bool_], ids: Sequence[int] | NDArray[Any]) -> list[int]:
         original = self._unscrambled(ids)

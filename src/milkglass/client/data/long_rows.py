@@ -15,32 +15,26 @@ from milkglass.errors import TooLong
 from milkglass.rows.place import Place, listed
 
 
-@dataclass(frozen=True)
-class LongRows:
-    """What becomes of rows that are longer than the limit. They are cut; but a conversation whose answers all lie
-    beyond the limit teaches nothing when it is cut: such rows are refused, all at once, or left out.
+def require_answers(unanswered: Mapping[Place, int], rows: int, source: Source, limit: int, most: int) -> None:
+    """Rows that are longer than the limit are cut; but a conversation whose answers all lie beyond it teaches nothing
+    when it is cut: such rows are refused, all at once. Raises TooLong where there are any.
 
-    Attributes:
+    Args:
+        unanswered: rows without an answer within the limit, and the tokens before their first answer.
+        rows: of the file.
         limit: of tokens.
-        skip: whether conversations without an answer within the limit are left out.
+        most: tokens that the model can take.
     """
-
-    limit: int
-    skip: bool = False
-
-    def require(self, unanswered: Mapping[Place, int], rows: int, source: Source, most: int) -> None:
-        """unanswered: rows without an answer within the limit, and the tokens before their first answer. rows: of the
-        file. most: tokens that the model can take. Raises TooLong where there are any."""
-        if not unanswered or self.skip:
-            return
-        verb = "has" if len(unanswered) == 1 else "have"
-        before = max(unanswered.values())
-        longer = f"set --max-length to more than {before} to use them all, or " if before < most else ""
-        raise TooLong(
-            f"{len(unanswered):,} of the {rows:,} rows of {source.name} {verb} no answer within {self.limit} tokens: "
-            f"{listed([*unanswered])}",
-            f"{longer}leave them out with --skip-long",
-        )
+    if not unanswered:
+        return
+    verb = "has" if len(unanswered) == 1 else "have"
+    before = max(unanswered.values())
+    longer = f"set --max-length to more than {before} to use them all, or " if before < most else ""
+    raise TooLong(
+        f"{len(unanswered):,} of the {rows:,} rows of {source.name} {verb} no answer within {limit} tokens: "
+        f"{listed([*unanswered])}",
+        f"{longer}leave them out with --skip-long",
+    )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -50,9 +50,6 @@ class RowsMark:
     sha256: str
     key_id: str
 
-    def write(self, path: Path) -> None:
-        files.write_json(beside(path), {"format": FORMAT, **asdict(self)}, indent=None)
-
     @classmethod
     def read(cls, path: Path) -> RowsMark:
         """The mark of a Parquet file. Raises UsageError where there is none, or one that is not well-formed."""
@@ -77,7 +74,7 @@ def beside(path: Path) -> Path:
 
 def mark(path: Path, key_id: str) -> None:
     """Say of a file that was just written that it is scrambled, and with which key."""
-    RowsMark(files.sha256(path), key_id).write(path)
+    files.write_json(beside(path), {"format": FORMAT, "sha256": files.sha256(path), "key_id": key_id}, indent=None)
 
 
 def require_marked(path: Path) -> RowsMark:

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from milkglass import files
 from milkglass.client.codec.codec import Codec
-from milkglass.client.codec.encoded import LabelledIds
 from milkglass.client.data.data_file import Source
 from milkglass.client.data.dataset import (
     Example,
@@ -34,7 +33,7 @@ from milkglass.client.data.dataset import (
     summarise,
     unlabelled,
 )
-from milkglass.client.data.long_rows import EncodedBatch, LongRows
+from milkglass.client.data.long_rows import EncodedBatch, require_answers
 from milkglass.client.data.marked_rows import List8, List32, mark
 from milkglass.client.key.key import Key, permutation
 from milkglass.client.label_scale import Scale
@@ -131,40 +130,32 @@ def write_parquet(
     Raises CodecError for a row that cannot be encoded, TooLong where conversations have no answer within the limit, or
     no row is left.
     """
-    long = LongRows(min(max_length, codec.limit), skip_long)
-    counts: list[WrittenParquet] = []
+    limit = min(max_length, codec.limit)
+    lengths, cut = list[NDArray[np.int32]](), 0
     unanswered: dict[Place, int] = {}
     rows = 0
     with files.atomic_write(out, "wb") as file, ExitStack() as writers:
         writer: pq.ParquetWriter | None = None
         examples = read_examples(source, scores=isinstance(labels, Scale))
         for batch in batched(examples if which is None else compress(examples, which), BATCH):
-            done = _encoded(codec, source, batch, labels, long.limit)
+            done = _encoded(codec, source, batch, labels, limit)
             rows += len(batch)
             unanswered |= {batch[place].place(source): before for place, before in done.unanswered.items()}
             if done.table is not None:
                 writer = writer or writers.enter_context(pq.ParquetWriter(file, done.table.schema))
                 writer.write_table(done.table)
-                counts.append(_count(done.table, done.cut))
+                lengths.append(done.table["input_ids"].combine_chunks().value_lengths().to_numpy())
+                cut += done.cut
             progress(len(batch))
-        long.require(unanswered, rows, source, codec.limit)
+        if not skip_long:
+            require_answers(unanswered, rows, source, limit, codec.limit)
         if writer is None:
-            fault = f"none of the {rows:,} rows of {source.name} has an answer within {long.limit} tokens"
+            fault = f"none of the {rows:,} rows of {source.name} has an answer within {limit} tokens"
             raise TooLong(fault, "give a larger --max-length")
     if codec.key_id is not None:
         mark(out, codec.key_id)
-    return WrittenParquet(
-        sum(one.rows for one in counts),
-        sum(one.tokens for one in counts),
-        max(one.longest for one in counts),
-        sum(one.cut for one in counts),
-        tuple(unanswered),
-    )
-
-
-def _count(table: pa.Table, cut: int) -> WrittenParquet:
-    lengths = table["input_ids"].combine_chunks().value_lengths().to_numpy()
-    return WrittenParquet(table.num_rows, int(lengths.sum()), int(lengths.max()), cut)
+    every = np.concatenate(lengths)
+    return WrittenParquet(len(every), int(every.sum()), int(every.max()), cut, tuple(unanswered))
 
 
 def _encoded(
@@ -174,7 +165,10 @@ def _encoded(
     try:
         if numbers is not None:
             return _classified(codec, batch, numbers, limit)
-        done = _supervised(codec, batch, limit)
+        if batch[0].kind == "chat":
+            done = codec.encode_cut([one.messages for one in batch], limit)
+        else:
+            done = codec.encode_plain([one.text for one in batch], limit, truncate=True)
     except CodecError as error:
         if error.place is not None:
             raise error.renamed(str(batch[error.place].place(source))) from None
@@ -182,12 +176,6 @@ def _encoded(
         raise type(error)(f"{between}: {error.message}", error.hint) from None
     columns = {**_id_columns(done.ids), "labels": _lists(done.labels, List32)}
     return EncodedBatch.of(columns, len(batch), done.long, done.unanswered)
-
-
-def _supervised(codec: Codec, batch: Sequence[Example], max_length: int) -> LabelledIds:
-    if batch[0].kind == "chat":
-        return codec.encode_cut([one.messages for one in batch], max_length)
-    return codec.encode_plain([one.text for one in batch], max_length, truncate=True)
 
 
 def _numbers(source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None) -> pa.Array:

@@ -15,7 +15,6 @@ import secrets
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from dataclasses import replace as replaced
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -57,7 +56,7 @@ def seal(key: Key, passphrase: str, scrypt_n: int = SCRYPT_N) -> bytes:
     salt, nonce = secrets.token_bytes(SALT), secrets.token_bytes(NONCE)
     fresh = Header(scrypt_n, salt, nonce, bytes(CHECK), len(payload) + TAG, format_of(key))
     sealing, check = _derive(passphrase, fresh)
-    header = replaced(fresh, check=check)
+    header = replace(fresh, check=check)
     body = header.line() + ChaCha20Poly1305(sealing).encrypt(header.nonce, payload, header.line())
     return body + hashlib.sha256(body).digest()
 
@@ -174,15 +173,15 @@ class UnlockedKey:
             return self._changed(lambda info: info.with_scale(numbers, job))
         return self._changed(lambda info: info.with_labels(numbers, job))
 
-    def count(self, texts: int, tokens: int) -> list[str]:
-        """Count what is encoded under the key. Returns a warning for each threshold of its audits that this passes."""
+    def count(self, texts: int, tokens: int, notice: Log) -> None:
+        """Count what is encoded under the key. A threshold of its audits that this passes is a warning."""
         before = usage.read(self.path).passed()
-        return [
-            f"more than {at:,} tokens are encoded under this key: the attacker with {who} of its last audit reads "
-            f"{share} of what carries content by then; see `milkglass key status {self.path}`"
-            for who, share, at in usage.add(self.path, texts, tokens).passed()
-            if (who, share, at) not in before
-        ]
+        for who, share, at in usage.add(self.path, texts, tokens).passed():
+            if (who, share, at) not in before:
+                notice(
+                    f"warning: more than {at:,} tokens are encoded under this key: the attacker with {who} of its last "
+                    f"audit reads {share} of what carries content by then; see `milkglass key status {self.path}`"
+                )
 
     def sealed_with(self, passphrase: str) -> UnlockedKey:
         """The same key under another passphrase, written over the file and opened again.
@@ -205,9 +204,3 @@ class UnlockedKey:
                 key = replace(key, info=info)
                 write_key(self.path, key, self.passphrase, replace=True, weak=True)  # the one that opened it
         return replace(self, key=key)
-
-
-def count(unlocked: UnlockedKey, texts: int, tokens: int, notice: Log) -> None:
-    """Count what is encoded under a key; a threshold of its audits that is passed is a warning."""
-    for warning in unlocked.count(texts, tokens):
-        notice(f"warning: {warning}")

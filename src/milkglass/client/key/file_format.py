@@ -174,7 +174,9 @@ def pack(key: Key) -> bytes:
 def unpack(payload: bytes, kind: str = FORMAT) -> Key:
     """kind: the header's format. Raises DamagedKey for anything but the tensors and notes that version 1 defines."""
     try:
-        arrays, notes = load(payload), _notes(payload)
+        arrays = load(payload)
+        table = parse_table(payload[8 : 8 + int.from_bytes(payload[:8], "little")], "the payload")
+        notes = table.get(METADATA, {})
         about = json.loads(notes["about"]) if notes.keys() == NOTES[kind] else None
     except (SafetensorError, CorruptCheckpoint, ValueError, RecursionError) as error:
         raise _damaged("cannot be read") from error
@@ -191,11 +193,6 @@ def unpack(payload: bytes, kind: str = FORMAT) -> Key:
         raise _damaged("holds an identifier that is not of 32 hexadecimal digits")
     secret = None if root is None else root.tobytes()
     return Key(secret, notes["model_digest"], sigma, KeyInfo(about), notes.get("identifier"))
-
-
-def _notes(payload: bytes) -> dict[str, Any]:
-    table = parse_table(payload[8 : 8 + int.from_bytes(payload[:8], "little")], "the payload")
-    return table.get(METADATA, {})
 
 
 def _sum(sigma: NDArray[np.int32]) -> str:

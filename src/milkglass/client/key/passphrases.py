@@ -18,7 +18,7 @@ REQUIRED_GUESSES = 10**10
 SECONDS_A_GUESS = 0.4
 WORDS = 10  # 11 bits each, 110 bits in all
 ESTIMATED = 72  # characters; zxcvbn's time grows with the square of the length, and nothing this long needs more
-UNITS = (("year", 365.25 * 86400), ("day", 86400.0), ("hour", 3600.0), ("minute", 60.0))
+UNITS = (("year", 365.25 * 86400), ("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
 
 
 def guesses(passphrase: str) -> int:
@@ -61,8 +61,7 @@ def duration(seconds: float) -> str:
         if seconds >= length:
             count = int(seconds / length)
             return f"{count:,} {unit}{'' if count == 1 else 's'}"
-    count = int(seconds)
-    return f"{count} second{'' if count == 1 else 's'}" if count else "less than a second"
+    return "less than a second"
 
 
 def _rounded(count: int) -> str:

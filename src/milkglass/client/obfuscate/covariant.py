@@ -19,7 +19,7 @@ import torch
 
 from milkglass.client.key.generate import scheme_of
 from milkglass.client.key.key import Key
-from milkglass.client.obfuscate.plus import OneHeld, ReadOnce
+from milkglass.client.obfuscate.plus import OneHeld, ReadOnce, TransformedRows
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import Architecture
@@ -80,18 +80,6 @@ class NoisyRows:
 
     def _block(self, number: int, width: int) -> torch.Tensor:
         return NoiseStream(self.stream.keyed(number.to_bytes(8, "little"))).gaussian(NOISE_ROWS, width)
-
-
-@dataclass(frozen=True)
-class ProjectedRows:
-    """Rows of another replacement (n, d), times a matrix (d, D) in fp32, in the dtype of the rows."""
-
-    source: RowBlocks
-    matrix: torch.Tensor
-
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        rows = self.source.rows(start, stop)
-        return (rows.float() @ self.matrix).to(rows.dtype)
 
 
 @dataclass(frozen=True)
@@ -188,7 +176,7 @@ def transformed(
         matrix = keys.writing(name)
         if name == head:
             matrix = changes.gain(residual.final)[:, None] * keys.reading(name).T
-        result[name] = ProjectedRows(noisy, matrix.float())
+        result[name] = TransformedRows(noisy, matrix.float())
     kinds = (
         (residual.readers, changes.reader),
         (residual.writers, changes.writer),

@@ -61,7 +61,7 @@ def turn_of(plus: Plus, key: Key, table: RowBlocks, count: int, width: int, stag
 
 @dataclass(frozen=True)
 class TransformedRows:
-    """Rows of another replacement, (n, d), times a matrix (d, d); with a gain (d,) before that."""
+    """Rows of another replacement, (n, d), times a matrix (d, D) in fp32; with a gain (d,) before that."""
 
     source: RowBlocks
     matrix: torch.Tensor

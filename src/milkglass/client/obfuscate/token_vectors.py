@@ -79,5 +79,4 @@ def _encoded(model: Any, ids: torch.Tensor, before: Sequence[int], after: Sequen
         )
         parts.append(model(input_ids=rows).last_hidden_state.mean(1))
         progress(len(some))
-    result: Floats = torch.cat(parts).numpy().astype(np.float32)
-    return result
+    return torch.cat(parts).numpy().astype(np.float32)

@@ -81,7 +81,7 @@ def require_scrambled(folder: Path) -> list[Path]:
         )
     for file in (*CONFIGS, INDEX, DELTA_CONFIG):
         content = json_file(folder / file)
-        if content is not None and (name := next(_telling(file, content), None)):
+        if content is not None and (name := next(TELLING.get(file, _config_telling)(content), None)):
             shown = name if WORD.fullmatch(name) else "notes"
             raise UsageError(f"{file} of {folder.name} holds {shown}, which no scrambled model has", ORIGINS)
     if not (folder / MARKER).is_file():
@@ -137,14 +137,7 @@ def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
         raise UsageError(f"{file.name} and {INDEX} disagree about the tensor {wrong!r}", hint)
 
 
-def _telling(file: str, content: Mapping[str, Any]) -> Iterator[str]:
-    """The entries of a folder's JSON file that scrambling would have taken out or numbered, nested ones too."""
-    if file == DELTA_CONFIG:
-        yield from _delta_telling(content)
-    else:
-        yield from _index_telling(content) if file == INDEX else _config_telling(content)
-
-
+# The entries of a folder's JSON files that scrambling would have taken out or numbered, nested ones too.
 def _delta_telling(delta: Mapping[str, Any]) -> Iterator[str]:
     yield from (name for name in delta if name not in ("format", "base"))
     if delta.get("format") != DELTA_FORMAT:
@@ -173,6 +166,9 @@ def _index_telling(index: Mapping[str, Any]) -> Iterator[str]:
         return
     yield from (n for n, size in sizes.items() if n not in COUNTED or not isinstance(size, int | float))
     yield from (str(n) for n, file in places.items() if not (TENSOR.fullmatch(n) and SHARD.fullmatch(str(file))))
+
+
+TELLING = {DELTA_CONFIG: _delta_telling, INDEX: _index_telling}  # of each other file: _config_telling
 
 
 def _numbered(name: str, value: Any) -> bool:

@@ -84,16 +84,8 @@ class Connection:
         self._answered = False
         self._sockets = Sockets()
         self.patience = patience or RetryPolicy(pause=self._sockets.given_up.wait)
-        local = check_url(self.url, allow_http)
-        require_token(token)
         self._silence = timeout
-        self._client = httpx2.Client(
-            base_url=self.url,
-            # Never compressed: a small answer must not become a large one here.
-            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
-            verify=tls_context(authority) if self.url.startswith("https") else False,  # certificates take 0.1 s to load
-            trust_env=not local,  # a proxy from the environment has no business between a machine and itself
-        )
+        self._client = httpx2.Client(**client_options(self.url, token, allow_http, authority))
 
     def close(self) -> None:
         self._client.close()
@@ -119,9 +111,7 @@ class Connection:
         """The JSON object that the server answers. `again`: whether the call may be repeated though it may have been
         carried out (None: a GET may). What never reached the server is always tried again. `timeout`: in seconds."""
         again = method == "GET" if again is None else again
-        arguments: dict[str, Any] = {"content": content} if content is not None else {"json": body}
-        if body is None and content is None:
-            arguments = {}
+        arguments = {name: one for name, one in (("json", body), ("content", content)) if one is not None}
         if timeout is None and method == "GET" and not self._answered:
             timeout = min(FIRST_SILENCE, self._silence)
         total = (self._silence if timeout is None else timeout) + ANSWER_TIME + len(content or b"") / SLOWEST
@@ -217,6 +207,20 @@ def _overdue(watch: Watch, kind: type[RemoteError]) -> RemoteError:
     )
 
 
+def client_options(url: str, token: str | None, allow_http: bool, authority: Path | None) -> dict[str, Any]:
+    """What httpx2's clients are made with. Raises UsageError for an address over which the token would cross in the
+    clear, a token that is none, and a file that is no certificate."""
+    local = check_url(url, allow_http)
+    require_token(token)
+    return {
+        "base_url": url,
+        # Never compressed: a small answer must not become a large one here.
+        "headers": {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
+        "verify": tls_context(authority) if url.startswith("https") else False,  # certificates take 0.1 s to load
+        "trust_env": not local,  # a proxy from the environment has no business between a machine and itself
+    }
+
+
 def require_token(token: str | None) -> None:
     """Raises UsageError for a token that cannot stand in a header."""
     if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
@@ -244,23 +248,15 @@ def _read(answer: httpx2.Response, limit: int) -> bytes:
 
 def error_from(answer: httpx2.Response) -> RemoteError:
     """The server's own message and hint, as one of our errors; reads the body. `status` is the HTTP status."""
-    message, hint = _message_of(_read(answer, MAX_ERROR))
+    info = strict_json.error_in(_read(answer, MAX_ERROR))
+    given = (info.get(name) for name in ("message", "hint"))
+    message, hint = (one if isinstance(one, str) else "" for one in given)
     kind = Unauthorized if answer.status_code in (401, 403) else RemoteError
     if kind is Unauthorized:  # the server's own hint is for those who speak HTTP
         hint = f"give the server's token with --token-file FILE or MILKGLASS_TOKEN; {TOKEN_PLACE}"
     error = kind(f"the server answered {answer.status_code}: {message or 'no reason given'}", hint)
     error.status = answer.status_code
     return error
-
-
-def _message_of(body: bytes) -> tuple[str, str]:
-    """Message and hint of an error's body; "" for what it does not say. It may be a proxy's page."""
-    try:
-        info = strict_json.document(body).get("error")
-    except RemoteError:
-        info = None
-    message, hint = (info.get("message"), info.get("hint")) if isinstance(info, dict) else (None, None)
-    return (message if isinstance(message, str) else "", hint if isinstance(hint, str) else "")
 
 
 def _object(answer: httpx2.Response) -> dict[str, Any]:

@@ -152,13 +152,9 @@ def server_events(stream: ServerEvents, quiet: float | None = None) -> Iterator[
         elif name == "event":
             kind = value
         elif name == "id":
-            number = _event_id(value)
-
-
-def _event_id(value: str) -> str:
-    if not EVENT_ID.fullmatch(value):
-        raise RemoteError("an event of the answer has no proper id", HINT)
-    return value
+            if not EVENT_ID.fullmatch(value):
+                raise RemoteError("an event of the answer has no proper id", HINT)
+            number = value
 
 
 def _lines(answer: httpx2.Response) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ class Sampling:
         return {**selected, **{name: value for name, value in optional.items() if value is not None}, **stop}
 
 
-class Remote:
+class Remote(AbstractContextManager["Remote"]):
     """Raises RemoteError or one of its kinds; UsageError for what must not be sent."""
 
     def __init__(
@@ -68,9 +69,6 @@ class Remote:
     ) -> None:
         """authority: a PEM file with the server's certificate, for one that signed its own."""
         self.connection = Connection(url, token, allow_http, authority, timeout, patience)
-
-    def __enter__(self) -> Remote:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.connection.close()
@@ -127,12 +125,10 @@ class Remote:
             if error.status != 500:
                 raise
 
-    def delete_model(self, model: str) -> None:
-        self._delete(f"{MODELS}/{plain_name(model)}")
-
-    def delete_job(self, job: str) -> None:
-        """Of a job that is over; the model that it made stays."""
-        self._delete(f"{JOBS}/{plain_name(job)}")
+    def delete(self, route: str, name: str) -> None:
+        """A model, an upload, or the record of a job that is over, whose model stays. Raises RemoteError with the
+        status 404 or 409 for what is not there, or still needed."""
+        self.connection.json("DELETE", f"{route}/{plain_name(name)}")
 
     def files(self) -> list[dict[str, Any]]:
         """Complete uploads: weights and training data."""
@@ -144,12 +140,7 @@ class Remote:
 
     def delete_upload(self, upload: str) -> None:
         """A file, or an upload that was never completed."""
-        kind = "files" if upload.startswith("file-") else "uploads"
-        self._delete(f"/v1/{kind}/{plain_name(upload)}")
-
-    def _delete(self, route: str) -> None:
-        """Raises RemoteError with the status 404 or 409 for what is not there, or still needed."""
-        self.connection.json("DELETE", route)
+        self.delete("/v1/files" if upload.startswith("file-") else "/v1/uploads", upload)
 
     def fetch_model(self, model: str, out: Path, progress: Stage = no_stage, largest: int | None = None) -> Path:
         """Download a model's folder to `out`, which must not exist; goes on where a killed run of the same model

@@ -133,7 +133,7 @@ def response_id(answer: Mapping[str, Any], name: str = "id") -> str:
 
 def response_number(answer: Mapping[str, Any], name: str) -> int:
     value = answer.get(name)
-    if not is_whole(value) or value < 0:
+    if not is_count(value):
         raise RemoteError(f"the answer has no proper number of {name}", HINT)
     return value
 
@@ -166,7 +166,9 @@ class Prediction:
 
 def classified(row: Mapping[str, Any]) -> Prediction:
     if "score" in row:
-        return Prediction(0, (), _score(row["score"]))
+        if not is_number(row["score"]):
+            raise RemoteError("the server's score is not a finite number", "try again")
+        return Prediction(0, (), float(row["score"]))
     label, probabilities = str(row.get("label", "")), row.get("probs")
     if not re.fullmatch(r"LABEL_[0-9]{1,5}", label) or not isinstance(probabilities, list):
         raise RemoteError("the server's classification has no label or no probabilities", "is the model a classifier?")
@@ -176,12 +178,6 @@ def classified(row: Mapping[str, Any]) -> Prediction:
     if number >= len(probabilities):
         raise RemoteError(f"the server answers {label} of {len(probabilities)} classes", "try again")
     return Prediction(number, tuple(float(one) for one in probabilities))
-
-
-def _score(value: Any) -> float:
-    if not is_number(value):
-        raise RemoteError("the server's score is not a finite number", "try again")
-    return float(value)
 
 
 def delta(data: str) -> list[int]:

@@ -39,8 +39,16 @@ def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
         raise RemoteError(f"{noun} is not a JSON object", HINT)
     if len(text) <= MAX_STRING and containers <= MAX_DEPTH and "\\" not in text and text.isprintable():
         return value  # its strings are parts of the text: nothing is left to clean, as in most events of an answer
-    cleaned: dict[str, Any] = _cleaned(value, 0, noun)
-    return cleaned
+    return _cleaned(value, 0, noun)
+
+
+def error_in(body: bytes) -> dict[str, Any]:
+    """The `error` of an error's body; {} where it has none that is an object: it may be a proxy's page."""
+    try:
+        error = document(body).get("error")
+    except RemoteError:
+        error = None
+    return error if isinstance(error, dict) else {}
 
 
 class _OutOfRange(Exception):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 from pathlib import Path
 
 from milkglass.enclave.attestation import sealing
@@ -61,7 +60,3 @@ def machine_secret(kind: str, secret: str) -> bytes:
         return sealing.SGX_KEY.read_bytes()
     except OSError as error:
         raise EnclaveError("this process has no sealing key of SGX", "start it with gramine-sgx") from error
-
-
-def entropy() -> bytes:
-    return secrets.token_bytes(32)

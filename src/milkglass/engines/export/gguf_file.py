@@ -39,7 +39,8 @@ def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
     require_scrambled(folder)
     model = Checkpoint.open(folder)
     layout, ends, size = layout_of(model.config), end_ids(model.folder), of(model).vocab_size
-    values, names, factors = layout.values(model.config), _names(model, layout), _factors(model, layout)
+    values, names = layout.values(model.config), _names(model, layout)
+    factors = None if layout.arch == "gpt2" else rope_factors(model.config)
     _require_vocabulary(model, ends, size)
     progress = stage("write", sum(model.tensors[name].bytes for name in names))
     with atomic_path(target, replace=False, private=False) as partial:
@@ -57,8 +58,9 @@ def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
         for place, token in zip(ENDS, sorted(ends), strict=False):
             writer.add_uint32(f"tokenizer.ggml.{place}_token_id", token)
         # Where a file names none, llama.cpp takes ids 0, 1 and 2 for unknown, first and last
+        plain = next(token for token in range(size) if token not in ends)  # one that ends nothing
         for place in ("unknown", "bos"):
-            writer.add_uint32(f"tokenizer.ggml.{place}_token_id", _plain(ends, size))
+            writer.add_uint32(f"tokenizer.ggml.{place}_token_id", plain)
         _write_tensors(writer, model, layout, names, factors, progress)
 
 
@@ -82,10 +84,6 @@ def _names(model: Checkpoint, layout: GGUFLayout) -> dict[str, str]:
     return result
 
 
-def _factors(model: Checkpoint, layout: GGUFLayout) -> torch.Tensor | None:
-    return None if layout.arch == "gpt2" else rope_factors(model.config)
-
-
 def _require_vocabulary(model: Checkpoint, ends: frozenset[int], size: int) -> None:
     if size > MOST:
         raise UnsupportedModel(f"the model has {size} tokens; opaque names are for {MOST}", "serve it with vLLM")
@@ -93,11 +91,6 @@ def _require_vocabulary(model: Checkpoint, ends: frozenset[int], size: int) -> N
         raise UnsupportedModel(
             f"the model has {len(ends)} end ids; a GGUF file has 1 to {len(ENDS)}", "serve the folder with vLLM"
         )
-
-
-def _plain(ends: frozenset[int], size: int) -> int:
-    """An id that ends nothing."""
-    return next(token for token in range(size) if token not in ends)
 
 
 def _write_tensors(
@@ -136,5 +129,4 @@ def _kind(dtype: str, dimensions: int) -> str:
 def _raw(tensor: torch.Tensor, kind: str) -> NDArray[Any]:
     if kind == "F32":
         return tensor.float().contiguous().numpy()
-    raw: NDArray[Any] = tensor.contiguous().view(torch.uint16).numpy()
-    return raw
+    return tensor.contiguous().view(torch.uint16).numpy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -10,8 +9,7 @@ from typing import Any
 
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.calls.bodies import ChatBody
-from milkglass.proxy.calls.merge import merged
-from milkglass.proxy.reply import Logprobs, Piece, Reply
+from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered, merged
 from milkglass.proxy.text.messages import chosen, templated, tools_of
 from milkglass.server.storage.store import new_id
 
@@ -66,31 +64,17 @@ class ChatAnswer:
             yield {**head, "choices": [], "usage": usage(self._prompt, self.replies)}
 
 
-async def gathered(replies: Sequence[Reply]) -> list[list[Piece]]:
-    """All pieces of each. The first that fails ends the others."""
-
-    async def pieces(reply: Reply) -> list[Piece]:
-        async with aclosing(reply.pieces()) as found:
-            return [piece async for piece in found]
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(pieces(reply)) for reply in replies]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
-
-
 def usage(prompt: int, replies: Sequence[Reply]) -> dict[str, int]:
     made = sum(reply.tokens for reply in replies)
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
 
+def listed(found: Sequence[Logprobs]) -> list[dict[str, Any]]:
+    return [{**taken.document(), "top_logprobs": [one.document() for one in top]} for taken, top in found]
+
+
 def logprobs_of(found: Sequence[Logprobs]) -> dict[str, Any] | None:
-    if not found:
-        return None
-    content = [{**taken.document(), "top_logprobs": [one.document() for one in top]} for taken, top in found]
-    return {"content": content, "refusal": None}
+    return {"content": listed(found), "refusal": None} if found else None
 
 
 def text_of(pieces: Sequence[Piece], kind: str) -> str:

@@ -12,9 +12,8 @@ from typing import Any
 from milkglass.errors import UsageError
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.calls.bodies import CompletionBody
-from milkglass.proxy.calls.chat import gathered, usage
-from milkglass.proxy.calls.merge import merged
-from milkglass.proxy.reply import Logprobs, Reply
+from milkglass.proxy.calls.chat import usage
+from milkglass.proxy.reply import Logprobs, Reply, gathered, merged
 from milkglass.server.storage.store import new_id
 
 MOST_PROMPTS = 128  # answers of one request, all prompts together

@@ -11,8 +11,8 @@ from typing import Any
 from milkglass.errors import UsageError
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.calls.bodies import ResponseBody
-from milkglass.proxy.calls.chat import gathered
-from milkglass.proxy.reply import Logprobs, Piece, Reply
+from milkglass.proxy.calls.chat import listed
+from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered
 from milkglass.proxy.text.messages import chosen, templated, tools_of
 from milkglass.proxy.text.sections import ToolCall
 from milkglass.server.storage.store import new_id
@@ -111,10 +111,6 @@ class ResponseAnswer:
         yield {"type": f"response.{done['status']}", "sequence_number": number, "response": done}
 
 
-def _logprobs(found: Sequence[Logprobs]) -> list[dict[str, Any]]:
-    return [{**taken.document(), "top_logprobs": [one.document() for one in top]} for taken, top in found]
-
-
 @dataclass
 class _Items:
     """The output's items, as they grow. Attributes: done: whole ones. open: that which is being written."""
@@ -173,13 +169,13 @@ class _Items:
     def _part(self, kind: str, text: str) -> dict[str, Any]:
         if kind != "message":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": _logprobs(self._logprobs)}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": listed(self._logprobs)}
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         assert self.open is not None
         at = {"item_id": self.open["id"], "output_index": len(self.done), "content_index": 0}
         kind = "reasoning_text" if piece.kind == "reasoning" else "output_text"
-        more: dict[str, Any] = {"logprobs": _logprobs(piece.logprobs)} if kind == "output_text" else {}
+        more: dict[str, Any] = {"logprobs": listed(piece.logprobs)} if kind == "output_text" else {}
         return {"type": f"response.{kind}.delta", **at, "delta": piece.text, **more}
 
     def _call(self, call: ToolCall) -> list[dict[str, Any]]:

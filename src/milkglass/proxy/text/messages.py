@@ -24,16 +24,12 @@ def _message(number: int, given: Mapping[str, Any]) -> Message:
         raise UsageError(f"message {number} has no known role", f"the roles are: {', '.join(ROLES)}")
     message: dict[str, Any] = {"role": ROLES[role], "content": text_of(given.get("content"), number)}
     if calls := given.get("tool_calls"):
-        message["tool_calls"] = [_call(number, one) for one in _list(calls, number)]
+        if not isinstance(calls, list):
+            raise UsageError(f"tool_calls of message {number} is not a list", "give it as it was answered")
+        message["tool_calls"] = [_call(number, one) for one in calls]
     if role == "tool":
         message |= {name: given[name] for name in ("tool_call_id", "name") if isinstance(given.get(name), str)}
     return message
-
-
-def _list(value: Any, number: int) -> list[Any]:
-    if not isinstance(value, list):
-        raise UsageError(f"tool_calls of message {number} is not a list", "give it as it was answered")
-    return value
 
 
 def text_of(content: Any, number: int) -> str:
