@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights
-from milkglass.models.safetensors_file import DTYPES, TensorRef, mapped, read_bytes, read_header, read_whole
+from milkglass.models.safetensors_file import DTYPES, mapped, read_bytes, read_whole
+from milkglass.models.safetensors_header import TensorRef, read_header
 from milkglass.progress import Progress
 
 INDEX = "model.safetensors.index.json"
@@ -41,13 +42,7 @@ class Checkpoint:
             if twice := sorted(result.keys() & tensors.keys()):  # one of the two would be read, the other shipped
                 raise CorruptCheckpoint(f"{twice[0]!r} is in two files of {folder.name}", "fetch the model again")
             tensors.update(result)
-        generation = folder / "generation_config.json"
-        return cls(
-            folder,
-            read_json(folder / "config.json"),
-            read_json(generation) if generation.is_file() else None,
-            tensors,
-        )
+        return cls(folder, read_json(folder / "config.json"), read_generation(folder), tensors)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -120,6 +115,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptCheckpoint(f"{path.name} is not a JSON object", "fetch the model again")
     return value
+
+
+def read_generation(folder: Path) -> dict[str, Any] | None:
+    """A folder's generation_config.json; None where it has none."""
+    path = folder / "generation_config.json"
+    return read_json(path) if path.is_file() else None
 
 
 def end_ids(folder: Path) -> frozenset[int]:

@@ -20,25 +20,12 @@ from typing import IO, Any, Protocol
 import torch
 
 from milkglass.errors import CorruptCheckpoint
-from milkglass.models.safetensors_header import METADATA, PLAIN, TensorRef, has_notes, read_header
+from milkglass.models.safetensors_header import METADATA, PLAIN, TensorRef
 from milkglass.progress import Progress
 
 DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CHUNK = 1 << 22  # bytes copied or hashed at a time
 KEPT = 1 << 26  # bytes after which what is written is brought to the disk, so that a killed run goes on from there
-
-__all__ = [
-    "CHUNK",
-    "DTYPES",
-    "RowBlocks",
-    "TensorRef",
-    "has_notes",
-    "mapped",
-    "read_bytes",
-    "read_header",
-    "read_whole",
-    "write_safetensors",
-]
 
 
 class RowBlocks(Protocol):
@@ -174,7 +161,7 @@ def _sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def _new_bytes(ref: TensorRef, source: RowBlocks, done: int = 0) -> Iterator[bytes]:
+def _new_bytes(ref: TensorRef, source: RowBlocks, done: int) -> Iterator[bytes]:
     """done: bytes of the tensor that are written already, whole blocks."""
     count = ref.shape[0]
     row_bytes = max(1, ref.bytes // max(1, count))

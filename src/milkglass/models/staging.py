@@ -6,7 +6,6 @@ delta and its base together again (this is what a server does with a delta).
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import shutil
@@ -19,8 +18,9 @@ import torch
 
 from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
-from milkglass.models.checkpoint import INDEX, Checkpoint, read_json, write_json
-from milkglass.models.safetensors_file import DTYPES, RowBlocks, TensorRef, has_notes, read_header, write_safetensors
+from milkglass.models.checkpoint import INDEX, Checkpoint, read_generation, read_json, write_json
+from milkglass.models.safetensors_file import DTYPES, RowBlocks, write_safetensors
+from milkglass.models.safetensors_header import WIDTH, TensorRef, has_notes, read_header
 from milkglass.progress import Progress
 
 DELTA_WEIGHTS = "delta.safetensors"
@@ -113,13 +113,7 @@ class Configs:
 def resized(base: Checkpoint, names: Iterable[str], rows: int) -> Checkpoint:
     """The checkpoint with room for so many rows in these tensors: each must then be replaced, its own bytes are
     fewer."""
-    tensors = dict(base.tensors)
-    for name in names:
-        ref = tensors[name]
-        if ref.shape[0] != rows:
-            stop = ref.start + ref.bytes // ref.shape[0] * rows
-            tensors[name] = replace(ref, shape=(rows, *ref.shape[1:]), stop=stop)
-    return replace(base, tensors=tensors)
+    return reshaped(base, {name: (rows, *base.tensors[name].shape[1:]) for name in names})
 
 
 def reshaped(base: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
@@ -127,8 +121,7 @@ def reshaped(base: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Checkpo
     tensors = dict(base.tensors)
     for name, shape in shapes.items():
         ref = tensors[name]
-        stop = ref.start + ref.bytes // math.prod(ref.shape) * math.prod(shape)
-        tensors[name] = replace(ref, shape=shape, stop=stop)
+        tensors[name] = replace(ref, shape=shape, stop=ref.start + math.prod(shape) * WIDTH[ref.dtype])
     return replace(base, tensors=tensors)
 
 
@@ -230,8 +223,7 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
             "put the right base model among the server's base models",
         )
     changed = read_header(delta / DELTA_WEIGHTS)
-    generation = delta / "generation_config.json"
-    configs = Configs(read_json(delta / "config.json"), read_json(generation) if generation.is_file() else None)
+    configs = Configs(read_json(delta / "config.json"), read_generation(delta))
     size = configs.config.get("vocab_size")
     for name, ref in changed.items():
         old = base.tensors.get(name)
@@ -240,6 +232,5 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
             raise CorruptCheckpoint(f"the delta's tensor {name!r} does not fit the base model", "make the delta again")
     larger = {name for name, ref in changed.items() if ref.shape != base.tensors[name].shape}
     base = resized(base, larger, int(size or 0)) if larger else base
-    with (delta / DELTA_WEIGHTS).open("rb") as file:
-        staging = Staging(target, f"assemble {base_digest} {hashlib.file_digest(file, 'sha256').hexdigest()}")
+    staging = Staging(target, f"assemble {base_digest} {files.sha256(delta / DELTA_WEIGHTS)}")
     rewrite(base, {name: _Stored(ref) for name, ref in changed.items()}, configs, staging, progress, links=True)

@@ -65,20 +65,20 @@ class Model:
         return self.tensors[self.table_name].float()
 
     @property
+    def _shape(self) -> tuple[int, ...]:
+        """Of the table, from the file's header where it lies in one."""
+        stored = self.tensors.checkpoint.tensors if isinstance(self.tensors, Stored) else self.tensors
+        return tuple(stored[self.table_name].shape)
+
+    @property
     def width(self) -> int:
-        """d of the table, from the file's header where it lies in one."""
-        name = self.table_name
-        if isinstance(self.tensors, Stored):
-            return self.tensors.checkpoint.tensors[name].shape[1]
-        return int(self.tensors[name].shape[1])
+        """d of the table."""
+        return self._shape[1]
 
     @property
     def size(self) -> int:
-        """n of the table, from the file's header where it lies in one."""
-        name = self.table_name
-        if isinstance(self.tensors, Stored):
-            return self.tensors.checkpoint.tensors[name].shape[0]
-        return int(self.tensors[name].shape[0])
+        """n of the table."""
+        return self._shape[0]
 
     @property
     def head(self) -> torch.Tensor | None:
