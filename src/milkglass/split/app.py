@@ -18,9 +18,9 @@ from starlette.types import Scope
 
 from milkglass.errors import Busy
 from milkglass.server.connections.process import prepare, run
-from milkglass.server.http import errors
 from milkglass.server.http.auth import Guard
 from milkglass.server.http.bodies import BodyRule
+from milkglass.server.http.errors import web_app
 from milkglass.server.http.strict_json import StrictRoute
 from milkglass.server.settings import Limits, ServerSettings
 from milkglass.server.storage.data_dir import DataDir
@@ -32,15 +32,8 @@ PATH = "/v1/split"
 
 
 def create_app(half: ServerHalf, token: str) -> FastAPI:
-    refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": errors.Refusal}, "5XX": {"model": errors.Refusal}}
-    app = FastAPI(title="Milkglass split", responses=refusals, docs_url=None, redoc_url=None)
+    app = web_app("Milkglass split")
     app.include_router(_routes(half))
-
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
-    errors.install(app)
     app.add_middleware(
         Guard,
         token=token,

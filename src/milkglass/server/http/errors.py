@@ -106,8 +106,14 @@ def _rule(one: Mapping[str, Any]) -> str:
     return text[:1].lower() + text[1:]
 
 
-def install(app: FastAPI) -> None:
-    """Give the app this one shape."""
+def web_app(title: str, lifespan: Any = None) -> FastAPI:
+    """An application whose every error has this one shape, and which says that it is there. lifespan: as FastAPI's."""
+    refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": Refusal}, "5XX": {"model": Refusal}}
+    app = FastAPI(title=title, lifespan=lifespan, responses=refusals, docs_url=None, redoc_url=None)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:  # async: it answers when all threads are busy
+        return {"status": "ok"}
 
     async def on_known(request: Request, error: Any) -> JSONResponse:
         return respond(error)
@@ -134,3 +140,4 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(OSError, on_system)
     app.add_exception_handler(sqlite3.Error, on_system)
+    return app
