@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from milkglass.enclave.budget import RowPolicy
     from milkglass.hidden_states.defence import HiddenStateDefence
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.split.evaluate import Evaluation, EvaluationTexts
+    from milkglass.split.evaluate import Evaluation
     from milkglass.split.train import TrainingTexts
+    from milkglass.threat.defence import LabelledTexts
 
 NOTHING = (
     "none: nothing is proved about what is sent with these parameters. `milkglass split audit` measures what\n"
@@ -106,14 +107,14 @@ def train(
     emit(as_json, document, lambda: _trained(document, data))
 
 
-def _validation(source: Source, data: TrainingTexts) -> EvaluationTexts:
+def _validation(source: Source, data: TrainingTexts) -> LabelledTexts:
     """Read before the training, so that a mistake in it is reported at once."""
     from milkglass.split.evaluate import read_texts
 
     return read_texts(source, data.labels, data.pairs)
 
 
-def _evaluated(base: Checkpoint, client: Path, server: Path, texts: EvaluationTexts, stage: Stage) -> Evaluation:
+def _evaluated(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts, stage: Stage) -> Evaluation:
     from milkglass.split.client import ClientHalf
     from milkglass.split.evaluate import evaluate
     from milkglass.split.folders import client_about
