@@ -55,7 +55,6 @@ def _record(path: Path) -> Path:
     return path.with_name(f"{path.name}.made")
 
 
-# Figures that are measured one part after the other, on disk.
 @dataclass(frozen=True)
 class PartialResults:
     """What was measured so far, on disk: a run that was stopped goes on after its last whole part."""

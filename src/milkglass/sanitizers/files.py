@@ -90,7 +90,7 @@ def sanitize_file(
     """
     require_free(out)
     if workers:
-        sanitizer.prepare()
+        sanitizer.sanitizer.prepare()  # so that the workers' copies have it
     working = _Working(sanitizer, shape, fresh_seed() if seed is None else seed)
     done = FileReport()
     with appearing(out) as file:

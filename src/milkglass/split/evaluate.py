@@ -52,8 +52,8 @@ def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledT
 
 def evaluate(half: ClientHalf, other: ServerHalf, evaluated: LabelledTexts, progress: Progress) -> Evaluation:
     fits = sendable(half.client.reader, evaluated.texts, evaluated.pairs)
-    short = np.flatnonzero(fits)
-    if not len(short):
+    short = np.flatnonzero(fits).tolist()
+    if not short:
         raise CodecError(f"all {len(fits)} texts are too long to be sent", "give --max-length more")
     texts = [evaluated.texts[i] for i in short]
     pairs = None if evaluated.pairs is None else [evaluated.pairs[i] for i in short]

@@ -24,7 +24,8 @@ from milkglass.client.remote.exchange import server_events
 from milkglass.client.remote.responses import is_whole, rows
 from milkglass.client.remote.strict_json import document
 from milkglass.errors import RemoteError, TooLong, Unauthorized, Unreachable, UsageError
-from milkglass.split.decoder.spec import MOST, DecoderInfo
+from milkglass.split.decoder.spec import DecoderInfo
+from milkglass.split.server_info import MOST
 
 if TYPE_CHECKING:
     import torch
