@@ -31,6 +31,11 @@ class Layout:
     build: Build
 
 
+def alternatives(rows: Callable[..., Iterator[tuple[Place, Any]]], build: Build, *names: str) -> tuple[Layout, ...]:
+    """Layouts of one file each, which was published under several names."""
+    return tuple(Layout((name,), rows, build) for name in names)
+
+
 @dataclass(frozen=True, slots=True)
 class Hub:
     """Where the Hugging Face hub has it.

@@ -17,7 +17,7 @@ import torch
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights
 from milkglass.models.safetensors_file import DTYPES, mapped, read_bytes, read_whole
 from milkglass.models.safetensors_header import TensorRef, read_header
-from milkglass.progress import Progress
+from milkglass.progress import Progress, no_progress
 
 INDEX = "model.safetensors.index.json"
 
@@ -71,7 +71,7 @@ class Checkpoint:
             raise CorruptCheckpoint(f"{name} is stored as {ref.dtype}", f"convert it to one of {', '.join(DTYPES)}")
         return ref
 
-    def digest(self, progress: Progress | None = None) -> str:
+    def digest(self, progress: Progress = no_progress) -> str:
         """`sha256:...` over each tensor's name, dtype, shape and bytes: the same however the model is sharded."""
         whole = hashlib.sha256()
         for name in sorted(self.tensors):
@@ -79,8 +79,7 @@ class Checkpoint:
             one = hashlib.sha256()
             for chunk in read_bytes(ref):
                 one.update(chunk)
-                if progress:
-                    progress(len(chunk))
+                progress(len(chunk))
             whole.update(json.dumps([name, ref.dtype, list(ref.shape), one.hexdigest()]).encode())
         return f"sha256:{whole.hexdigest()}"
 

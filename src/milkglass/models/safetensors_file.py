@@ -21,7 +21,7 @@ import torch
 
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models.safetensors_header import METADATA, PLAIN, TensorRef
-from milkglass.progress import Progress
+from milkglass.progress import Progress, no_progress
 
 DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CHUNK = 1 << 22  # bytes copied or hashed at a time
@@ -91,7 +91,7 @@ def write_safetensors(
     path: Path,
     refs: list[TensorRef],
     replaced: Mapping[str, RowBlocks],
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     reached: int = 0,
     keep: Callable[[int], None] | None = None,
 ) -> None:
@@ -112,15 +112,14 @@ def write_safetensors(
     with _continued(partial, head, reached) as file:
         there = file.tell() - len(head)
         at, kept = 0, file.tell()
-        if progress and there:
+        if there:
             progress(there)
         for ref in refs:
             first = min(max(0, there - at), ref.bytes)
             at += ref.bytes
             for chunk in _new_bytes(ref, replaced[ref.name], first) if ref.name in replaced else read_bytes(ref, first):
                 file.write(chunk)
-                if progress:
-                    progress(len(chunk))
+                progress(len(chunk))
                 if keep and file.tell() >= kept + KEPT:
                     _sync(file)
                     kept = file.tell()

@@ -21,7 +21,7 @@ from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_generation, read_json, write_json
 from milkglass.models.safetensors_file import DTYPES, RowBlocks, write_safetensors
 from milkglass.models.safetensors_header import WIDTH, TensorRef, has_notes, read_header
-from milkglass.progress import Progress
+from milkglass.progress import Progress, no_progress
 
 DELTA_WEIGHTS = "delta.safetensors"
 DELTA_CONFIG = "delta.json"
@@ -74,9 +74,7 @@ class Staging:
     def _save(self) -> None:
         files.write_json(self._log, {"job": self.job, "done": sorted(self.done), "begun": list(self.begun)})
 
-    def write(
-        self, name: str, refs: list[TensorRef], replaced: Mapping[str, RowBlocks], progress: Progress | None
-    ) -> None:
+    def write(self, name: str, refs: list[TensorRef], replaced: Mapping[str, RowBlocks], progress: Progress) -> None:
         """One file of tensors, from where a killed run stopped."""
 
         def keep(count: int) -> None:
@@ -136,7 +134,7 @@ def rewrite(
     replaced: Mapping[str, RowBlocks],
     configs: Configs,
     staging: Staging,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     links: bool = False,
 ) -> None:
     """Write the whole model. Nothing else of the base folder comes along: no tokenizer, no README, no metadata.
@@ -147,12 +145,11 @@ def rewrite(
     for file in base.files:
         refs = [ref for ref in base.tensors.values() if ref.file == file]
         if file.name in staging.done:
-            _count(refs, progress)
-            continue
-        if links and not any(ref.name in replaced for ref in refs) and not has_notes(file):
+            progress(sum(ref.bytes for ref in refs))
+        elif links and not any(ref.name in replaced for ref in refs) and not has_notes(file):
             link_or_copy(file, staging.folder / file.name)
             staging.finish(file.name)
-            _count(refs, progress)
+            progress(sum(ref.bytes for ref in refs))
         else:
             staging.write(file.name, refs, replaced, progress)
     if (index := index_of(base)) is not None:
@@ -173,18 +170,13 @@ def index_of(base: Checkpoint) -> dict[str, Any] | None:
     }
 
 
-def _count(refs: list[TensorRef], progress: Progress | None) -> None:
-    if progress:
-        progress(sum(ref.bytes for ref in refs))
-
-
 def write_delta(
     base: Checkpoint,
     digest: str,
     replaced: Mapping[str, RowBlocks],
     configs: Configs,
     staging: Staging,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> None:
     """Write only what changed, and the digest of the model that it belongs to."""
     if DELTA_WEIGHTS not in staging.done:
@@ -209,7 +201,7 @@ class _Stored:
         return torch.frombuffer(bytearray(raw), dtype=DTYPES[self.ref.dtype]).reshape(-1, *self.ref.shape[1:])
 
 
-def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, progress: Progress | None = None) -> None:
+def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, progress: Progress = no_progress) -> None:
     """Put `delta` (a folder that `write_delta` made) and its base together in `target`.
 
     Raises WrongBaseModel when the delta was made of another model, CorruptCheckpoint when its tensors do not fit.

@@ -15,10 +15,6 @@ from milkglass.models.safetensors_file import DTYPES
 Kind = Literal["encoder", "decoder"]
 
 
-def _none(config: Mapping[str, Any]) -> tuple[int, ...]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Architecture:
     """One model: every tensor whose first dimension is the vocabulary.
@@ -77,7 +73,7 @@ class Family:
     neurons: str
     heads: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
-    pinned: Callable[[Mapping[str, Any]], tuple[int, ...]] = _none
+    pinned: Callable[[Mapping[str, Any]], tuple[int, ...]] = lambda config: ()
     layers: LayerNames | None = None
 
     def locate(self, checkpoint: Checkpoint) -> Architecture:

@@ -280,7 +280,7 @@ class Jobs:
             return
         folder = self.folder(key)
         if status.state == "succeeded":
-            name = _result_name(job)
+            name = "-".join(["ft", job.id.removeprefix("ftjob-"), *([job.suffix] if job.suffix else [])])
             self._store.jobs.update(key, lambda j: setattr(j, "fine_tuned_model", name))
             try:
                 self._registry.adopt(name, folder / "result", key, job.model)
@@ -317,7 +317,3 @@ def _count_crash(job: JobRecord, newest: int) -> None:
     if newest > job.checkpoint:
         job.checkpoint, job.crashes = newest, 0
     job.crashes += 1
-
-
-def _result_name(job: JobRecord) -> str:
-    return "-".join(["ft", job.id.removeprefix("ftjob-"), *([job.suffix] if job.suffix else [])])

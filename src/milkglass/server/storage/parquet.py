@@ -28,7 +28,7 @@ UNREADABLE = BadUpload("the file is not readable Parquet", "write it with pyarro
 
 def read(path: Path) -> pa.Table:
     """The whole file, which must have passed `check`."""
-    with _opened(path) as file:
+    with pq.ParquetFile(path, memory_map=False) as file:
         return pa.Table.from_batches(file.iter_batches(BATCH, use_threads=False), file.schema_arrow)
 
 
@@ -36,7 +36,7 @@ def check(path: Path) -> dict[str, Any]:
     """The fields of store.Rows. Raises BadUpload, and MemoryError where the file asks for more than this process may
     have. May end the process: pyarrow aborts on some damaged files."""
     try:
-        with _opened(path) as file:
+        with pq.ParquetFile(path, memory_map=False) as file:
             _check_sizes(file.metadata)
             _check_metadata(file)
             result = _check_schema(file.schema_arrow)
@@ -51,10 +51,6 @@ def check(path: Path) -> dict[str, Any]:
     if not result.rows:
         raise BadUpload("the file holds no rows", "send at least one example")
     return result.result()
-
-
-def _opened(path: Path) -> pq.ParquetFile:
-    return pq.ParquetFile(path, memory_map=False)
 
 
 def _check_sizes(about: pq.FileMetaData) -> None:
