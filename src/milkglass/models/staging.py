@@ -90,7 +90,9 @@ class Staging:
         self.begun = "", 0
         self._save()
 
-    def commit(self) -> None:
+    def commit(self, configs: Configs) -> None:
+        """With its configs the folder is whole."""
+        configs.write(self.folder)
         self._log.unlink()
         files.finish(self.folder, self.target)
 
@@ -154,8 +156,7 @@ def rewrite(
             staging.write(file.name, refs, replaced, progress)
     if (index := index_of(base)) is not None:
         write_json(staging.folder / INDEX, index)
-    configs.write(staging.folder)
-    staging.commit()
+    staging.commit(configs)
 
 
 def index_of(base: Checkpoint) -> dict[str, Any] | None:
@@ -183,8 +184,7 @@ def write_delta(
         refs = [base.tensors[name] for name in sorted(replaced)]
         staging.write(DELTA_WEIGHTS, refs, replaced, progress)
     write_json(staging.folder / DELTA_CONFIG, {"format": DELTA_FORMAT, "base": digest})
-    configs.write(staging.folder)
-    staging.commit()
+    staging.commit(configs)
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,4 @@ def serve(half: ServerHalf, home: Path, port: int, token: str | None) -> None:
     """Run until SIGINT or SIGTERM, on 127.0.0.1. home: the folder whose file `token` is the bearer token; it is not
     touched where a token is given. Raises UsageError."""
     settings = ServerSettings(home, port=port, token=token)
-    if token is None:
-        holder = DataDir(settings.home, settings.spare_disk)
-        holder.claim()
-        token = holder.token(None)
-    run(create_app(half, token), settings, "milkglass split serve")
+    run(create_app(half, DataDir(settings.home, settings.spare_disk).token(token)), settings, "milkglass split serve")

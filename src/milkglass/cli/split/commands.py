@@ -235,9 +235,7 @@ def _serve_decoder(
     with ThreadPoolExecutor(1) as loading:
         serving = loading.submit(opened, checkpoint, name, policy).result()
     if token is None:
-        holder = DataDir(home.resolve(), ServerSettings(home).spare_disk)
-        holder.claim()
-        token = holder.token(None)
+        token = DataDir(home.resolve(), ServerSettings(home).spare_disk).token(None)
         note(f"the token is in {home.resolve() / 'token'}")
     if unattested:
         note("warning: --allow-unattested: any client with the token can have the table")
