@@ -70,12 +70,9 @@ def respond(error: MilkglassError) -> JSONResponse:
 
 
 def error_body(error: MilkglassError) -> dict[str, Any]:
-    return body(error.status, error.message, code_of(type(error)), error.hint, **error.extra)
-
-
-def code_of(kind: type[Exception]) -> str:
-    """WrongBaseModel -> wrong_base_model."""
-    return "".join("_" + c.lower() if c.isupper() else c for c in kind.__name__).lstrip("_")
+    """The code is the kind's name: wrong_base_model of WrongBaseModel."""
+    code = "".join("_" + c.lower() if c.isupper() else c for c in type(error).__name__).lstrip("_")
+    return body(error.status, error.message, code, error.hint, **error.extra)
 
 
 def internal() -> JSONResponse:

@@ -18,7 +18,7 @@ from milkglass import files
 from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, ModelError, NotFound, WrongBaseModel
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_generation, read_json, write_json
 from milkglass.models.safetensors_header import TensorRef, read_header
-from milkglass.models.staging import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, Configs, assemble, fits, link_or_copy
+from milkglass.models.staging import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, assemble, fits, link_or_copy
 from milkglass.server.storage.data_dir import DataDir
 from milkglass.server.storage.model_info import check_config, describe
 from milkglass.server.storage.store import ModelRecord, Store, new_id
@@ -173,7 +173,9 @@ class Registry:
                 link_or_copy(self._uploads.path(key), folder / name)
             except FileNotFoundError:
                 raise NotFound(f"the file {key} was deleted a moment ago", "upload it again") from None
-        Configs(asked.config, asked.generation_config).write(folder)
+        write_json(folder / "config.json", asked.config)
+        if asked.generation_config is not None:
+            write_json(folder / "generation_config.json", asked.generation_config)
 
     def adopt(self, model_id: str, folder: Path, job: str, parent: str) -> ModelRecord:
         """A job's result becomes a model. Done twice, the same: a kill in between loses nothing."""
