@@ -28,9 +28,7 @@ class ArtifactCache:
 
     def place(self, room: str, name: str) -> Path:
         """The path of a file that is there or will be."""
-        files.private_dir(self.folder)
-        files.private_dir(self.folder / room)
-        path = self.folder / room / name
+        path = files.private_dir(self.folder / room) / name
         self._remember(made_by(path))
         return path
 

@@ -245,12 +245,9 @@ def _raw(file: io.TextIOWrapper, shape: FileShape, path: Path) -> Iterator[tuple
 
 
 def _cells(file: io.TextIOWrapper, kind: Kind, path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    tabs = kind == "tsv"
+    quotes, sign = (csv.QUOTE_NONE, "\t") if kind == "tsv" else (csv.QUOTE_MINIMAL, delimiter)
     limit = csv.field_size_limit(LINE)
-    if tabs:
-        reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
-    else:
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
+    reader = csv.reader(file, delimiter=sign, quoting=quotes, strict=True)
     try:
         for row in reader:
             yield reader.line_num, row

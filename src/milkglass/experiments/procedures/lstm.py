@@ -82,9 +82,7 @@ def split(text: str) -> list[str]:
 
 def ordinary(size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """(n,) which ids stand for words."""
-    result = np.ones(size, bool)
-    result[list(SPECIAL)] = False
-    return result
+    return ~np.isin(np.arange(size), SPECIAL)
 
 
 Labels = NDArray[np.int64]
