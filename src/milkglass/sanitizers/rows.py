@@ -245,9 +245,10 @@ def _raw(file: io.TextIOWrapper, shape: FileShape, path: Path) -> Iterator[tuple
 
 
 def _cells(file: io.TextIOWrapper, kind: Kind, path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    quotes, sign = (csv.QUOTE_NONE, "\t") if kind == "tsv" else (csv.QUOTE_MINIMAL, delimiter)
-    limit = csv.field_size_limit(LINE)
-    reader = csv.reader(file, delimiter=sign, quoting=quotes, strict=True)
+    tabs, limit = kind == "tsv", csv.field_size_limit(LINE)
+    reader = csv.reader(
+        file, delimiter="\t" if tabs else delimiter, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL, strict=True
+    )
     try:
         for row in reader:
             yield reader.line_num, row

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -30,7 +30,8 @@ CLASSES = ("stopword", "number", "unknown", "sensitive", "other")
 STOPWORD_CLASS, NUMBER_CLASS, UNKNOWN_CLASS, SENSITIVE_CLASS, OTHER_CLASS = range(len(CLASSES))
 
 
-_zeros = partial(np.zeros, len(CLASSES), np.int64)
+def _zeros() -> NDArray[np.int64]:
+    return np.zeros(len(CLASSES), np.int64)
 
 
 @dataclass
