@@ -9,7 +9,7 @@ dialogue: the first is taken. IFEval has no answers: metrics/ifeval.py grades it
 
 from __future__ import annotations
 
-from milkglass.datasets.description import Description, Hub, NonBlank, PlainText, QuestionAnswer, alternatives
+from milkglass.datasets.description import Description, Hub, PlainText, QuestionAnswer, alternatives
 from milkglass.rows.tables import json_lines, json_list, json_objects, stripped_lines
 
 ROUGE = ("rouge-1", "rouge-2", "rouge-l")
@@ -32,7 +32,7 @@ def _wikitext2() -> Description:
         split: alternatives(stripped_lines, build, f"wiki.{name}.tokens", f"{name}.txt", f"wiki.{name}.raw")
         for split, name in names.items()
     }
-    hub = Hub("Salesforce/wikitext", "wikitext-2-v1", {one: one for one in names}, NonBlank())
+    hub = Hub("Salesforce/wikitext", "wikitext-2-v1", {one: one for one in names}, PlainText(blank=True))
     return Description(
         "wikitext2", "good and featured articles of Wikipedia", "text", splits, ("text",), "CC BY-SA 3.0",
         metrics=("perplexity",), hub=hub, flaws="blank lines", folders=("wikitext-2", "wikitext-2-raw"),

@@ -59,3 +59,10 @@ def require_language(language: str) -> None:
         raise UsageError(
             f"there are no lemmas of the language {language!r}", f"languages: {', '.join(sorted(SUPPORTED_LANGUAGES))}"
         )
+
+
+def version() -> str:
+    """The dictionary's: part of what a search depends on."""
+    from importlib.metadata import version as of
+
+    return of("simplemma")

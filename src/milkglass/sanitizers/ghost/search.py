@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from milkglass.models.kept import Kept, digest_of
 from milkglass.nearest.all_rows import nearest
 from milkglass.nearest.similarities import require_k
 from milkglass.parameters import limited, require
-from milkglass.sanitizers.ghost.lemmas import require_language
+from milkglass.sanitizers.ghost.lemmas import require_language, version
 from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
 from milkglass.system import cores
 
@@ -171,8 +170,7 @@ NAMES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bo
 
 def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
     """64 hex digits over all that a search depends on. texts: what each token reads as."""
-    words = [list(table.words), list(texts), table.vectors.shape]
-    about = [FORMAT, [STEP, MOST], version("simplemma"), settings.document(), *words]
+    about = [FORMAT, [STEP, MOST], version(), settings.document(), list(table.words), list(texts), table.vectors.shape]
     return digest_of(about, table.vectors, table.candidates.astype(np.int64))
 
 
