@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
-from starlette.types import Scope
 
 from milkglass.errors import Busy
 from milkglass.server.connections.process import prepare, run
@@ -32,20 +31,16 @@ PATH = "/v1/split"
 
 
 def create_app(half: ServerHalf, token: str) -> FastAPI:
-    app = web_app("Milkglass split")
+    app, most = web_app("Milkglass split"), half.info.max_body
     app.include_router(_routes(half))
     app.add_middleware(
         Guard,
         token=token,
-        rule=lambda scope: _rule(half, scope),
-        held=HELD * half.info.max_body,
+        rule=lambda scope: BodyRule(most if scope["method"] == "POST" and scope["path"] == PATH else 0),
+        held=HELD * most,
         limits=Limits(),
     )
     return app
-
-
-def _rule(half: ServerHalf, scope: Scope) -> BodyRule:
-    return BodyRule(half.info.max_body if scope["method"] == "POST" and scope["path"] == PATH else 0)
 
 
 def _routes(half: ServerHalf) -> APIRouter:

@@ -112,9 +112,6 @@ def web_app(title: str, lifespan: Any = None) -> FastAPI:
     async def health() -> dict[str, str]:  # async: it answers when all threads are busy
         return {"status": "ok"}
 
-    async def on_known(request: Request, error: Any) -> JSONResponse:
-        return respond(error)
-
     async def on_invalid(request: Request, error: Any) -> JSONResponse:
         hint = "see /openapi.json for what is expected"
         return JSONResponse(body(400, validation_message(error), "invalid_request", hint), 400)
@@ -126,15 +123,14 @@ def web_app(title: str, lifespan: Any = None) -> FastAPI:
         message = REASONS.get(status, "the request was refused")
         return JSONResponse(body(status, message, f"http_{status}", HINTS.get(status, "")), status, error.headers)
 
-    async def on_system(request: Request, error: Exception) -> JSONResponse:
+    async def on_known(request: Request, error: Exception) -> JSONResponse:
         meaning = known_error(error)
         if meaning is None:
             raise error
         return respond(meaning)
 
-    app.add_exception_handler(MilkglassError, on_known)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(OSError, on_system)
-    app.add_exception_handler(sqlite3.Error, on_system)
+    for kind in (MilkglassError, OSError, sqlite3.Error):
+        app.add_exception_handler(kind, on_known)
     return app
