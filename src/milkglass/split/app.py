@@ -24,10 +24,10 @@ from milkglass.server.http.strict_json import StrictRoute
 from milkglass.server.settings import Limits, ServerSettings
 from milkglass.server.storage.data_dir import DataDir
 from milkglass.split.server import ServerHalf
+from milkglass.split.server_info import PATH
 
 MAX_WAITING = 16  # frames that have arrived and are not answered
 HELD = 4  # times the longest body: bytes of frames in memory, arrived or not
-PATH = "/v1/split"
 
 
 def create_app(half: ServerHalf, token: str) -> FastAPI:

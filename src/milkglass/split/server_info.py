@@ -11,6 +11,7 @@ from typing import Any
 
 from milkglass.errors import RemoteError
 
+PATH = "/v1/split"
 MAX_TEXTS = 256  # of one frame
 MAX_BODY = 64 << 20  # bytes of one frame
 SPARE = 4096  # bytes of a frame besides the states: its header, and `about`

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from milkglass.client.remote.connection import Connection
 from milkglass.errors import RemoteError
-from milkglass.split.server_info import HINT, ServerInfo
+from milkglass.split.server_info import HINT, PATH, ServerInfo
 
-PATH = "/v1/split"
 HEADERS = {"Content-Type": "application/octet-stream"}
 
 

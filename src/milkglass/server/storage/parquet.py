@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from milkglass.errors import BadUpload, MilkglassError
 
 COLUMNS = frozenset({"input_ids", "attention_mask", "token_type_ids", "labels"})
-IGNORED = -100
+IGNORED = -100  # the label that takes no part in the loss
 MAX_ID = 2**31 - 1
 BATCH = 256  # rows looked at together
 MAX_ROW = 65_536  # tokens of a row, which a worker cuts to spec.MAX_LENGTH or less
