@@ -11,6 +11,7 @@ import torch
 
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
+from milkglass.models.families.residual import ends
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Model:
         return cls(Stored(checkpoint), checkpoint.config, folder)
 
     def _named(self, suffixes: tuple[str, ...]) -> list[str]:
-        return [name for name in self.tensors if any(name == s or name.endswith("." + s) for s in suffixes)]
+        return [name for name in self.tensors if ends(name, *suffixes)]
 
     @property
     def has_table(self) -> bool:
