@@ -22,7 +22,8 @@ from milkglass.client.obfuscate.verify import verify
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights, UsageError, WrongBaseModel
 from milkglass.models import safetensors_file
 from milkglass.models.checkpoint import INDEX, Checkpoint
-from milkglass.models.safetensors_file import DTYPES, mapped, read_header, write_safetensors
+from milkglass.models.safetensors_file import DTYPES, mapped, write_safetensors
+from milkglass.models.safetensors_header import read_header
 from milkglass.models.staging import assemble
 from milkglass.progress import Progress, no_progress
 from milkglass.schemes.obfuslm import ObfusLM

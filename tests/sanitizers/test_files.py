@@ -6,6 +6,7 @@ import csv
 import json
 import tracemalloc
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -239,14 +240,14 @@ def test_few_blocks_are_read_ahead() -> None:
             read += 1
             yield number
 
-    for done, (block, result) in enumerate(ordered(steps.double, 2, blocks(), 2)):
+    for done, (block, result) in enumerate(ordered(partial(steps.double, 2), blocks(), 2)):
         assert (block, result) == (done, 2 * done)
         assert read <= done + 6
 
 
 def test_a_worker_that_dies_is_told() -> None:
     with pytest.raises(MilkglassError, match="a worker process was ended"):
-        list(ordered(steps.end, 0, range(3), 1))
+        list(ordered(partial(steps.end, 0), range(3), 1))
 
 
 def test_blocks_depend_on_the_file_alone(tmp_path: Path) -> None:

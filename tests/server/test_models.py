@@ -354,7 +354,7 @@ def test_an_identifier_that_cannot_be(client: TestClient, folders: dict[str, Pat
 
 
 def test_digests_are_remembered_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from milkglass.models.safetensors_file import read_header
+    from milkglass.models.safetensors_header import read_header
     from milkglass.server.storage.registry import BaseModels
     from milkglass.server.storage.store import Store
 

@@ -19,7 +19,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.split import folders, train
 from milkglass.split.audit_scene import build
 from milkglass.split.client import parts, softmax
-from milkglass.split.evaluate import EvaluationTexts, evaluate
+from milkglass.split.evaluate import evaluate
 from milkglass.split.train import TrainingTexts
 from milkglass.threat.defence import LabelledTexts
 from tests.hidden_states.kit import SMALL
@@ -217,10 +217,10 @@ def test_judging_counts_what_is_right(each: Made) -> None:
     found = half.classify(TEXTS, None, other.info, other.answer).argmax(1).tolist()
     wrong = [1 - found[0], *found[1:], 0]
     told: list[int] = []
-    judged = evaluate(each.half(), other, EvaluationTexts(texts, None, wrong), told.append)
+    judged = evaluate(each.half(), other, LabelledTexts(texts, wrong), told.append)
     assert (judged.right, judged.texts, judged.left_out, sum(told)) == (0.75, 4, 1, 4)
     with pytest.raises(CodecError, match="all 1 texts are too long"):
-        evaluate(each.half(), other, EvaluationTexts(texts[-1:], None, [0]), told.append)
+        evaluate(each.half(), other, LabelledTexts(texts[-1:], [0]), told.append)
 
 
 def test_an_audits_texts(noisy: Made, tmp_path: Path) -> None:

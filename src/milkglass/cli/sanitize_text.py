@@ -91,7 +91,7 @@ def over_table(
             sanitizer = replace(sanitizer, sanitizer=mechanism)
             if reused:
                 note(f"lists of {sanitizer.sanitizer.table.name} were kept from an earlier run, and are reused")
-            sanitizer.prepare()
+            mechanism.prepare()
     return sanitizer
 
 

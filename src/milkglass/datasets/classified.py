@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from milkglass.datasets.description import Description, Hub, LabelledColumn, Layout, ScoredPair
+from milkglass.datasets.description import Description, Hub, LabelledColumn, Layout, ScoredPair, alternatives
 from milkglass.errors import CodecError
 from milkglass.rows.encoding import lines
 from milkglass.rows.place import Place
@@ -56,7 +56,7 @@ def _task(
         return LabelledColumn(text, label, values, pair[0] if pair else None, flawed)
 
     rows = partial(tsv, needed=columns, header=header, flawed=flawed)
-    splits = {split: tuple(Layout((one,), rows, build(columns)) for one in paths) for split, paths in files.items()}
+    splits = {split: alternatives(rows, build(columns), *paths) for split, paths in files.items()}
     hub = Hub("nyu-mll/glue", name, hub_splits, build(hub_columns or columns))
     return Description(
         name, about, "classification", splits, columns, licence, labels, metrics, hub, flaws, (folder,)
@@ -66,7 +66,7 @@ def _task(
 def _stsb() -> Description:
     columns = ("sentence1", "sentence2", "score")
     rows, build = partial(tsv, needed=columns), ScoredPair(*columns, 0, 5)
-    splits = {split: tuple(Layout((one,), rows, build) for one in paths) for split, paths in FILES.items()}
+    splits = {split: alternatives(rows, build, *paths) for split, paths in FILES.items()}
     hub = Hub("nyu-mll/glue", "stsb", HUB, ScoredPair("sentence1", "sentence2", "label", 0, 5))
     return Description(
         "stsb", "how similar two sentences are, from 0 to 5", "regression", splits, columns,

@@ -9,7 +9,7 @@ dialogue: the first is taken. IFEval has no answers: metrics/ifeval.py grades it
 
 from __future__ import annotations
 
-from milkglass.datasets.description import Description, Hub, Layout, NonBlank, PlainText, QuestionAnswer
+from milkglass.datasets.description import Description, Hub, PlainText, QuestionAnswer, alternatives
 from milkglass.rows.tables import json_lines, json_list, json_objects, stripped_lines
 
 ROUGE = ("rouge-1", "rouge-2", "rouge-l")
@@ -19,7 +19,7 @@ TRAIN = {"train": "train"}
 
 def _enron() -> Description:
     build = PlainText()
-    train = (Layout(("sentences.json",), json_list, build), Layout(("enron.jsonl",), json_lines, build))
+    train = alternatives(json_list, build, "sentences.json") + alternatives(json_lines, build, "enron.jsonl")
     return Description(
         "enron", "sentences of business e-mail", "text", {"train": train}, ("text",), "CC0", metrics=("perplexity",)
     )
@@ -29,13 +29,10 @@ def _wikitext2() -> Description:
     build = PlainText()
     names = {"train": "train", "validation": "valid", "test": "test"}
     splits = {
-        split: tuple(
-            Layout((file,), stripped_lines, build)
-            for file in (f"wiki.{name}.tokens", f"{name}.txt", f"wiki.{name}.raw")
-        )
+        split: alternatives(stripped_lines, build, f"wiki.{name}.tokens", f"{name}.txt", f"wiki.{name}.raw")
         for split, name in names.items()
     }
-    hub = Hub("Salesforce/wikitext", "wikitext-2-v1", {one: one for one in names}, NonBlank())
+    hub = Hub("Salesforce/wikitext", "wikitext-2-v1", {one: one for one in names}, PlainText(blank=True))
     return Description(
         "wikitext2", "good and featured articles of Wikipedia", "text", splits, ("text",), "CC BY-SA 3.0",
         metrics=("perplexity",), hub=hub, flaws="blank lines", folders=("wikitext-2", "wikitext-2-raw"),
@@ -44,13 +41,12 @@ def _wikitext2() -> Description:
 
 def _alpaca() -> Description:
     build = QuestionAnswer("instruction", "output", "input", flawed=True)
-    files = ("alpaca_data.json", "alpaca_data_cleaned.json", "alpaca_5000.json")
     train = (
-        *(Layout((file,), json_objects, build) for file in files),
-        Layout(("train.jsonl",), json_lines, build),
-        Layout(("train.json",), json_objects, build),
+        *alternatives(json_objects, build, "alpaca_data.json", "alpaca_data_cleaned.json", "alpaca_5000.json"),
+        *alternatives(json_lines, build, "train.jsonl"),
+        *alternatives(json_objects, build, "train.json"),
     )
-    splits = {"train": train, "validation": (Layout(("validation.jsonl",), json_lines, build),)}
+    splits = {"train": train, "validation": alternatives(json_lines, build, "validation.jsonl")}
     return Description(
         "alpaca", "instructions with answers written by a model", "chat", splits, ("instruction", "input", "output"),
         "CC BY-NC 4.0", (), ROUGE, Hub("yahma/alpaca-cleaned", None, TRAIN, build), flaws="rows without an answer",
@@ -59,14 +55,11 @@ def _alpaca() -> Description:
 
 def _dolly() -> Description:
     build = QuestionAnswer("instruction", "response", "context")
-    files = ("databricks-dolly-15k.jsonl", "dolly_6400.jsonl", "train.jsonl")
-    splits = {
-        "train": (
-            *(Layout((file,), json_lines, build) for file in files),
-            Layout(("train.json",), json_objects, build),
-        ),
-        "validation": (Layout(("validation.jsonl",), json_lines, build),),
-    }
+    train = (
+        *alternatives(json_lines, build, "databricks-dolly-15k.jsonl", "dolly_6400.jsonl", "train.jsonl"),
+        *alternatives(json_objects, build, "train.json"),
+    )
+    splits = {"train": train, "validation": alternatives(json_lines, build, "validation.jsonl")}
     return Description(
         "dolly", "instructions with answers written by people", "chat", splits, ("instruction", "context", "response"),
         "CC BY-SA 3.0", (), ROUGE, Hub("databricks/databricks-dolly-15k", None, TRAIN, build), folders=("databricks",),
@@ -78,10 +71,7 @@ def _dialogsum() -> Description:
     first = QuestionAnswer("dialogue", "summary1", before=SUMMARISE)
     names = {"train": "train", "validation": "dev", "test": "test"}
     splits = {
-        split: tuple(
-            Layout((f"{prefix}{file}.jsonl",), json_lines, first if split == "test" else build)
-            for prefix in ("", "dialogsum.")
-        )
+        split: alternatives(json_lines, first if split == "test" else build, f"{file}.jsonl", f"dialogsum.{file}.jsonl")
         for split, file in names.items()
     }
     hub = Hub("knkarthick/dialogsum", None, {one: one for one in names}, build)
@@ -93,7 +83,7 @@ def _dialogsum() -> Description:
 
 def _ifeval() -> Description:
     build = PlainText("prompt")
-    splits = {"train": (Layout(("input_data.jsonl",), json_lines, build),)}
+    splits = {"train": alternatives(json_lines, build, "input_data.jsonl")}
     return Description(
         "ifeval", "instructions whose answers rules can check; prompts alone", "prompts", splits, ("prompt",),
         "Apache-2.0", hub=Hub("google/IFEval", None, TRAIN, build),

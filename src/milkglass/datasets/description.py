@@ -31,6 +31,11 @@ class Layout:
     build: Build
 
 
+def alternatives(rows: Callable[..., Iterator[tuple[Place, Any]]], build: Build, *names: str) -> tuple[Layout, ...]:
+    """Layouts of one file each, which was published under several names."""
+    return tuple(Layout((name,), rows, build) for name in names)
+
+
 @dataclass(frozen=True, slots=True)
 class Hub:
     """Where the Hugging Face hub has it.
@@ -167,26 +172,21 @@ class QuestionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """One text and nothing else: a column of a row, or an entry of a list of texts."""
+    """One text and nothing else: a column of a row, or an entry of a list of texts.
+
+    Attributes:
+        blank: the rows are lines of files, with what is around them: blank ones are left out.
+    """
 
     column: str = "text"
+    blank: bool = False
 
     def __call__(self, place: Place, row: Row | str) -> Example | None:
         if isinstance(row, str):
             if not row.strip():
                 raise EmptyText(f"{place} is empty", "leave it out")
             return Example(place.number, "text", row)
-        return Example(place.number, "text", text_of(place, row, self.column))
-
-
-@dataclass(frozen=True, slots=True)
-class NonBlank:
-    """As Plain, of a hub's rows, which hold the blank lines of the files as rows."""
-
-    column: str = "text"
-
-    def __call__(self, place: Place, row: Row) -> Example | None:
-        value = row.get(self.column)
-        if isinstance(value, str) and not value.strip():
+        if self.blank and isinstance(value := row.get(self.column), str) and not value.strip():
             return None
-        return Example(place.number, "text", text_of(place, row, self.column).strip())
+        text = text_of(place, row, self.column)
+        return Example(place.number, "text", text.strip() if self.blank else text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
@@ -35,6 +36,9 @@ from milkglass.threat.defence import Defence, LabelledTexts
 class TableClient(TokenClient):
     """Where a token has several ids, the choice follows from the secret and the text: the same text is sent equally
     again, which shows that it is the same, and a recipe's cells can be made again. (A `Codec` alone draws anew.)"""
+
+    def before(self, texts: Sequence[str]) -> list[str]:
+        return list(texts)
 
     def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         if self.codec.choices is None:

@@ -92,6 +92,9 @@ class SanitizedTokensClient(SanitizingClient):
 
     mechanism: Sanitizer = field(repr=False)
 
+    def before(self, texts: Sequence[str]) -> list[str]:
+        return list(texts)
+
     def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         """A pair's tokens are drawn by both texts."""
         whole = super().encoded(texts, pairs)

@@ -6,6 +6,7 @@ What differs between such defences is the checkpoint (client/obfuscate/scramble.
 
 from __future__ import annotations
 
+import abc
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,9 +46,10 @@ class TokenClient(Client):
     secret: bytes = field(repr=False)
     document: Mapping[str, Any]
 
+    @abc.abstractmethod
     def before(self, texts: Sequence[str]) -> list[str]:
-        """The texts that are encoded in place of these."""
-        return list(texts)
+        """The texts that are encoded in place of these. Each client says so itself: whoever forgot it would send them
+        undisturbed."""
 
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
         second = None if pairs is None else self.before(pairs)

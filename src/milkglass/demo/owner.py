@@ -24,7 +24,7 @@ from milkglass.errors import CorruptCheckpoint
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.models.resolve import resolve
-from milkglass.models.safetensors_file import read_header
+from milkglass.models.safetensors_header import read_header
 from milkglass.models.view import Model
 from milkglass.schemes.mixture import Promise
 from milkglass.sequences import common_prefix

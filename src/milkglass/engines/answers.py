@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, ClassVar, get_args
 
 from milkglass.client.remote.responses import is_number, is_whole, rows
-from milkglass.engines.engine import ALWAYS, Call, Finish, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader
+from milkglass.engines.engine import Call, Finish, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader
 from milkglass.errors import RefusedThere, RemoteError, Unauthorized
 
 HINT = "is --engine the right one?"
@@ -113,9 +112,14 @@ class EmbedsIds(IdsEngine):
 
 
 class ChoiceEngine(EmbedsIds):
-    """An engine that honours every option, and writes events of the shape above."""
+    """An engine that honours these options, and writes events of the shape above."""
 
-    options: ClassVar[frozenset[str]] = frozenset(one.name for one in fields(IdsRequest)) - ALWAYS
+    options: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+            *("logit_bias", "logprobs"),
+        }
+    )  # by name: an option that comes later is refused until `completion` sends it
 
     def reader(self, request: IdsRequest) -> Reader:
         """The id that ended the answer is the last of `token_ids` there."""

@@ -28,9 +28,7 @@ class ArtifactCache:
 
     def place(self, room: str, name: str) -> Path:
         """The path of a file that is there or will be."""
-        files.private_dir(self.folder)
-        files.private_dir(self.folder / room)
-        path = self.folder / room / name
+        path = files.private_dir(self.folder / room) / name
         self._remember(made_by(path))
         return path
 
@@ -55,7 +53,6 @@ def _record(path: Path) -> Path:
     return path.with_name(f"{path.name}.made")
 
 
-# Figures that are measured one part after the other, on disk.
 @dataclass(frozen=True)
 class PartialResults:
     """What was measured so far, on disk: a run that was stopped goes on after its last whole part."""

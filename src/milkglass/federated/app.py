@@ -121,7 +121,8 @@ def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedR
     if odd := sorted({*config} - known):
         raise UsageError(f"the run's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known))}")
     folder, classes, seed = resolve(str(config["model"])), int(config["classes"]), int(config.get("seed", 0))
-    training = _training(config)
+    kinds = {"method": str, "rounds": int, "lr": float, "batch_size": int, "minimum": int, "most_texts": int}
+    training = FederatedTraining(**{name: kind(config[name]) for name, kind in kinds.items() if name in config})
     if training.bound is None:
         raise UsageError(
             "fedavg weighs a site by the texts that it says it has, and most_texts does not bound them",
@@ -134,11 +135,6 @@ def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedR
     about = settings_of(training, classes, seed)
     run = FederatedRun.open(Path(str(config["out"])), job, weights_of(step), about)
     return train(run, sites, step, training, note, lambda done: note("a round is done"))
-
-
-def _training(config: Mapping[str, Any]) -> FederatedTraining:
-    kinds = {"method": str, "rounds": int, "lr": float, "batch_size": int, "minimum": int, "most_texts": int}
-    return FederatedTraining(**{name: kind(config[name]) for name, kind in kinds.items() if name in config})
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,19 +5,17 @@ the parts while some are left to be made.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
-from milkglass.models.checkpoint import Checkpoint, read_json
+from milkglass.models.checkpoint import read_json
 from milkglass.progress import Progress
-from milkglass.sanitizers.files import fresh_seed
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.parts import FinishedParts, finished, write
 from milkglass.sanitizers.ghost.tally import GhostTally
@@ -97,17 +95,12 @@ def passed(ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, pro
     """
     ghost.encode(texts)
     files.private_dir(site.parent)
-    parts = FinishedParts(parts_folder(site), _job(ghost, texts, seed))
-    kept = parts.begin(fresh_seed() if seed is None else None)
-    drawn = kept if seed is None else seed
+    parts = FinishedParts(parts_folder(site), ghost.job([TOGETHER, list(texts)], seed))
+    drawn = parts.begin(seed)
     ids, tally = list[Ids](), GhostTally()
     for number, at in enumerate(range(0, len(texts), TOGETHER)):
         part = texts[at : at + TOGETHER]
-        if not parts.has(number):
-            if drawn is None:
-                fault = f"part {number} of {parts.folder.name} was made and is gone"
-                raise CorruptCheckpoint(fault, f"remove {parts.folder}: all is made again")
-            parts.put(number, _made(replace(ghost, seed=drawn), part))
+        parts.make(number, ghost, drawn, partial(_made, texts=part))
         result, counted = _read(parts, number, len(part))
         ids += result
         tally.add(counted)
@@ -130,11 +123,4 @@ def _read(parts: FinishedParts, number: int, texts: int) -> tuple[list[Ids], Gho
             len(ids) == texts and tally.keys() == asdict(GhostTally()).keys()
         ):
             return [np.array(one, np.int64) for one in ids], GhostTally(**tally)
-    raise CorruptCheckpoint(f"part {number} of {parts.folder.name} is damaged", "remove it: it is made again")
-
-
-def _job(ghost: Ghost, texts: Sequence[str], seed: int | None) -> str:
-    """A digest of a preparation's texts, model, parameters and, where there is one, seed."""
-    base = Checkpoint.open(ghost.folder)
-    info = [TOGETHER, list(texts), base.digest(), base.config, ghost.searched, ghost.document(), seed]
-    return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()
+    raise parts.damaged(number)

@@ -55,7 +55,8 @@ def misfit(tensors: Tensors, like: Tensors) -> str | None:
     """How tensors that came from elsewhere differ from what was expected by name, shape or dtype, or are not finite, in
     words; the first in the order of names. None: they fit."""
     if unknown := sorted({*tensors} - {*like}):
-        return f"a tensor of a name that is not trained ({_short(unknown[0])})"
+        shown = "".join(c for c in unknown[0] if c.isprintable())[:60]
+        return f"a tensor of a name that is not trained ({shown})"
     for name in sorted(like):
         one = tensors.get(name)
         if one is None:
@@ -100,8 +101,3 @@ def stepped(weights: Tensors, change: Tensors, lr: float) -> dict[str, torch.Ten
 def length(change: Tensors) -> float:
     """The L2 norm of an update."""
     return math.sqrt(sum(float(one.double().square().sum()) for one in change.values()))
-
-
-def _short(name: str) -> str:
-    """A name that came from elsewhere."""
-    return "".join(c for c in name if c.isprintable())[:60]

@@ -100,10 +100,8 @@ def train(
         after = stepped(weights, change, training.lr)
         for one in replies.updates:
             record(run.folder, one, round, training.method)
-        run, weights = (
-            run.finished(after, FinishedRound(tuple(sorted(replies.missing)), length(change), replies.loss)),
-            after,
-        )
+        run = run.finished(after, FinishedRound(tuple(sorted(replies.missing)), length(change), replies.loss))
+        weights = after
         progress(1)
     load_weights(step, weights)
     return run

@@ -6,7 +6,6 @@ are in a batch, and what a shield draws, follows from the site's secret (seeds.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,6 @@ from milkglass.federated.rows import SiteRows, load, secret_of
 from milkglass.federated.seeds import noise_of, order_of
 from milkglass.gradient_defences.catalogue import name_and_parameters
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share
-from milkglass.noise.stream import Stream
 from milkglass.parameters import Limit
 from milkglass.sequences import Ids
 from milkglass.threat.training_step import SharedStep, batch
@@ -120,14 +118,10 @@ class Site:
         for number, part in enumerate(parts):
             if number:
                 load_weights(step, {name: one - training.lr * total[name] for name, one in weights.items()})
-            tensors = _whole(self._gradient(step, rows, part, round, stream), weights)
+            gradient = share(step, *_batch(rows, part), self.shield, round, stream)
+            tensors = _whole(gradient.tensors, weights)
             total = {name: total[name] + one if total else one for name, one in tensors.items()}
         return LocalResult(Update(self.name, total, len(order), len(parts)), rows.digest(), loss)
-
-    def _gradient(
-        self, step: SharedStep, rows: SiteRows, chosen: Ids, round: int, stream: Stream
-    ) -> Mapping[str, torch.Tensor]:
-        return share(step, *_batch(rows, chosen), self.shield, round, stream).tensors
 
 
 def _batch(rows: SiteRows, chosen: Ids) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights
-from milkglass.models.safetensors_file import DTYPES, TensorRef, mapped, read_bytes, read_header, read_whole
-from milkglass.progress import Progress
+from milkglass.models.safetensors_file import DTYPES, mapped, read_bytes, read_whole
+from milkglass.models.safetensors_header import TensorRef, read_header
+from milkglass.progress import Progress, no_progress
 
 INDEX = "model.safetensors.index.json"
 
@@ -41,13 +42,7 @@ class Checkpoint:
             if twice := sorted(result.keys() & tensors.keys()):  # one of the two would be read, the other shipped
                 raise CorruptCheckpoint(f"{twice[0]!r} is in two files of {folder.name}", "fetch the model again")
             tensors.update(result)
-        generation = folder / "generation_config.json"
-        return cls(
-            folder,
-            read_json(folder / "config.json"),
-            read_json(generation) if generation.is_file() else None,
-            tensors,
-        )
+        return cls(folder, read_json(folder / "config.json"), read_generation(folder), tensors)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -76,7 +71,7 @@ class Checkpoint:
             raise CorruptCheckpoint(f"{name} is stored as {ref.dtype}", f"convert it to one of {', '.join(DTYPES)}")
         return ref
 
-    def digest(self, progress: Progress | None = None) -> str:
+    def digest(self, progress: Progress = no_progress) -> str:
         """`sha256:...` over each tensor's name, dtype, shape and bytes: the same however the model is sharded."""
         whole = hashlib.sha256()
         for name in sorted(self.tensors):
@@ -84,8 +79,7 @@ class Checkpoint:
             one = hashlib.sha256()
             for chunk in read_bytes(ref):
                 one.update(chunk)
-                if progress:
-                    progress(len(chunk))
+                progress(len(chunk))
             whole.update(json.dumps([name, ref.dtype, list(ref.shape), one.hexdigest()]).encode())
         return f"sha256:{whole.hexdigest()}"
 
@@ -120,6 +114,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptCheckpoint(f"{path.name} is not a JSON object", "fetch the model again")
     return value
+
+
+def read_generation(folder: Path) -> dict[str, Any] | None:
+    """A folder's generation_config.json; None where it has none."""
+    path = folder / "generation_config.json"
+    return read_json(path) if path.is_file() else None
 
 
 def end_ids(folder: Path) -> frozenset[int]:

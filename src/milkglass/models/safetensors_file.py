@@ -20,25 +20,12 @@ from typing import IO, Any, Protocol
 import torch
 
 from milkglass.errors import CorruptCheckpoint
-from milkglass.models.safetensors_header import METADATA, PLAIN, TensorRef, has_notes, read_header
-from milkglass.progress import Progress
+from milkglass.models.safetensors_header import METADATA, PLAIN, TensorRef
+from milkglass.progress import Progress, no_progress
 
 DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CHUNK = 1 << 22  # bytes copied or hashed at a time
 KEPT = 1 << 26  # bytes after which what is written is brought to the disk, so that a killed run goes on from there
-
-__all__ = [
-    "CHUNK",
-    "DTYPES",
-    "RowBlocks",
-    "TensorRef",
-    "has_notes",
-    "mapped",
-    "read_bytes",
-    "read_header",
-    "read_whole",
-    "write_safetensors",
-]
 
 
 class RowBlocks(Protocol):
@@ -104,7 +91,7 @@ def write_safetensors(
     path: Path,
     refs: list[TensorRef],
     replaced: Mapping[str, RowBlocks],
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     reached: int = 0,
     keep: Callable[[int], None] | None = None,
 ) -> None:
@@ -125,15 +112,14 @@ def write_safetensors(
     with _continued(partial, head, reached) as file:
         there = file.tell() - len(head)
         at, kept = 0, file.tell()
-        if progress and there:
+        if there:
             progress(there)
         for ref in refs:
             first = min(max(0, there - at), ref.bytes)
             at += ref.bytes
             for chunk in _new_bytes(ref, replaced[ref.name], first) if ref.name in replaced else read_bytes(ref, first):
                 file.write(chunk)
-                if progress:
-                    progress(len(chunk))
+                progress(len(chunk))
                 if keep and file.tell() >= kept + KEPT:
                     _sync(file)
                     kept = file.tell()
@@ -174,7 +160,7 @@ def _sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def _new_bytes(ref: TensorRef, source: RowBlocks, done: int = 0) -> Iterator[bytes]:
+def _new_bytes(ref: TensorRef, source: RowBlocks, done: int) -> Iterator[bytes]:
     """done: bytes of the tensor that are written already, whole blocks."""
     count = ref.shape[0]
     row_bytes = max(1, ref.bytes // max(1, count))

@@ -6,7 +6,6 @@ delta and its base together again (this is what a server does with a delta).
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import shutil
@@ -19,9 +18,10 @@ import torch
 
 from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
-from milkglass.models.checkpoint import INDEX, Checkpoint, read_json, write_json
-from milkglass.models.safetensors_file import DTYPES, RowBlocks, TensorRef, has_notes, read_header, write_safetensors
-from milkglass.progress import Progress
+from milkglass.models.checkpoint import INDEX, Checkpoint, read_generation, read_json, write_json
+from milkglass.models.safetensors_file import DTYPES, RowBlocks, write_safetensors
+from milkglass.models.safetensors_header import WIDTH, TensorRef, has_notes, read_header
+from milkglass.progress import Progress, no_progress
 
 DELTA_WEIGHTS = "delta.safetensors"
 DELTA_CONFIG = "delta.json"
@@ -74,9 +74,7 @@ class Staging:
     def _save(self) -> None:
         files.write_json(self._log, {"job": self.job, "done": sorted(self.done), "begun": list(self.begun)})
 
-    def write(
-        self, name: str, refs: list[TensorRef], replaced: Mapping[str, RowBlocks], progress: Progress | None
-    ) -> None:
+    def write(self, name: str, refs: list[TensorRef], replaced: Mapping[str, RowBlocks], progress: Progress) -> None:
         """One file of tensors, from where a killed run stopped."""
 
         def keep(count: int) -> None:
@@ -92,7 +90,9 @@ class Staging:
         self.begun = "", 0
         self._save()
 
-    def commit(self) -> None:
+    def commit(self, configs: Configs) -> None:
+        """With its configs the folder is whole."""
+        configs.write(self.folder)
         self._log.unlink()
         files.finish(self.folder, self.target)
 
@@ -113,13 +113,7 @@ class Configs:
 def resized(base: Checkpoint, names: Iterable[str], rows: int) -> Checkpoint:
     """The checkpoint with room for so many rows in these tensors: each must then be replaced, its own bytes are
     fewer."""
-    tensors = dict(base.tensors)
-    for name in names:
-        ref = tensors[name]
-        if ref.shape[0] != rows:
-            stop = ref.start + ref.bytes // ref.shape[0] * rows
-            tensors[name] = replace(ref, shape=(rows, *ref.shape[1:]), stop=stop)
-    return replace(base, tensors=tensors)
+    return reshaped(base, {name: (rows, *base.tensors[name].shape[1:]) for name in names})
 
 
 def reshaped(base: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
@@ -127,8 +121,7 @@ def reshaped(base: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Checkpo
     tensors = dict(base.tensors)
     for name, shape in shapes.items():
         ref = tensors[name]
-        stop = ref.start + ref.bytes // math.prod(ref.shape) * math.prod(shape)
-        tensors[name] = replace(ref, shape=shape, stop=stop)
+        tensors[name] = replace(ref, shape=shape, stop=ref.start + math.prod(shape) * WIDTH[ref.dtype])
     return replace(base, tensors=tensors)
 
 
@@ -143,7 +136,7 @@ def rewrite(
     replaced: Mapping[str, RowBlocks],
     configs: Configs,
     staging: Staging,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     links: bool = False,
 ) -> None:
     """Write the whole model. Nothing else of the base folder comes along: no tokenizer, no README, no metadata.
@@ -154,18 +147,16 @@ def rewrite(
     for file in base.files:
         refs = [ref for ref in base.tensors.values() if ref.file == file]
         if file.name in staging.done:
-            _count(refs, progress)
-            continue
-        if links and not any(ref.name in replaced for ref in refs) and not has_notes(file):
+            progress(sum(ref.bytes for ref in refs))
+        elif links and not any(ref.name in replaced for ref in refs) and not has_notes(file):
             link_or_copy(file, staging.folder / file.name)
             staging.finish(file.name)
-            _count(refs, progress)
+            progress(sum(ref.bytes for ref in refs))
         else:
             staging.write(file.name, refs, replaced, progress)
     if (index := index_of(base)) is not None:
         write_json(staging.folder / INDEX, index)
-    configs.write(staging.folder)
-    staging.commit()
+    staging.commit(configs)
 
 
 def index_of(base: Checkpoint) -> dict[str, Any] | None:
@@ -180,26 +171,20 @@ def index_of(base: Checkpoint) -> dict[str, Any] | None:
     }
 
 
-def _count(refs: list[TensorRef], progress: Progress | None) -> None:
-    if progress:
-        progress(sum(ref.bytes for ref in refs))
-
-
 def write_delta(
     base: Checkpoint,
     digest: str,
     replaced: Mapping[str, RowBlocks],
     configs: Configs,
     staging: Staging,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> None:
     """Write only what changed, and the digest of the model that it belongs to."""
     if DELTA_WEIGHTS not in staging.done:
         refs = [base.tensors[name] for name in sorted(replaced)]
         staging.write(DELTA_WEIGHTS, refs, replaced, progress)
     write_json(staging.folder / DELTA_CONFIG, {"format": DELTA_FORMAT, "base": digest})
-    configs.write(staging.folder)
-    staging.commit()
+    staging.commit(configs)
 
 
 @dataclass(frozen=True)
@@ -216,7 +201,7 @@ class _Stored:
         return torch.frombuffer(bytearray(raw), dtype=DTYPES[self.ref.dtype]).reshape(-1, *self.ref.shape[1:])
 
 
-def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, progress: Progress | None = None) -> None:
+def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, progress: Progress = no_progress) -> None:
     """Put `delta` (a folder that `write_delta` made) and its base together in `target`.
 
     Raises WrongBaseModel when the delta was made of another model, CorruptCheckpoint when its tensors do not fit.
@@ -230,8 +215,7 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
             "put the right base model among the server's base models",
         )
     changed = read_header(delta / DELTA_WEIGHTS)
-    generation = delta / "generation_config.json"
-    configs = Configs(read_json(delta / "config.json"), read_json(generation) if generation.is_file() else None)
+    configs = Configs(read_json(delta / "config.json"), read_generation(delta))
     size = configs.config.get("vocab_size")
     for name, ref in changed.items():
         old = base.tensors.get(name)
@@ -240,6 +224,5 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
             raise CorruptCheckpoint(f"the delta's tensor {name!r} does not fit the base model", "make the delta again")
     larger = {name for name, ref in changed.items() if ref.shape != base.tensors[name].shape}
     base = resized(base, larger, int(size or 0)) if larger else base
-    with (delta / DELTA_WEIGHTS).open("rb") as file:
-        staging = Staging(target, f"assemble {base_digest} {hashlib.file_digest(file, 'sha256').hexdigest()}")
+    staging = Staging(target, f"assemble {base_digest} {files.sha256(delta / DELTA_WEIGHTS)}")
     rewrite(base, {name: _Stored(ref) for name, ref in changed.items()}, configs, staging, progress, links=True)

@@ -41,25 +41,21 @@ def body(base: Checkpoint, attention: str | None = None) -> Any:
 
 
 def _built(kind: Any, base: Checkpoint, raw: dict[str, Any], attention: str | None) -> Any:
-    with ONE_LOAD:  # another load would take the tying of heads away meanwhile
-        return _filled(kind, base, raw, attention)
-
-
-def _filled(kind: Any, base: Checkpoint, raw: dict[str, Any], attention: str | None) -> Any:
     from transformers import AutoConfig
 
     raw = {name: value for name, value in raw.items() if name != "architectures"}
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     info = {} if attention is None else {"attn_implementation": attention}
-    model = kind.from_config(config, dtype=torch.float32, **info)
-    expected, prefix = model.state_dict(), model.base_model_prefix  # the model's own memory: nothing is held twice
-    filled = set()
-    for name in base.tensors:
-        for target in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
-            if target in expected and base.tensors[name].shape == tuple(expected[target].shape):
-                expected[target].copy_(base.mapped(name))
-                filled.add(target)
-    model.tie_weights()
+    with ONE_LOAD:  # another load would take the tying of heads away meanwhile
+        model = kind.from_config(config, dtype=torch.float32, **info)
+        expected, prefix = model.state_dict(), model.base_model_prefix  # the model's own memory: nothing is held twice
+        filled = set()
+        for name in base.tensors:
+            for target in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
+                if target in expected and base.tensors[name].shape == tuple(expected[target].shape):
+                    expected[target].copy_(base.mapped(name))
+                    filled.add(target)
+        model.tie_weights()
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
     lost = [n for n in expected if n not in filled | tied and "pooler" not in n]
     if kind.__name__.endswith("SequenceClassification"):

@@ -11,6 +11,7 @@ import torch
 
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
+from milkglass.models.families.residual import ends
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Model:
         return cls(Stored(checkpoint), checkpoint.config, folder)
 
     def _named(self, suffixes: tuple[str, ...]) -> list[str]:
-        return [name for name in self.tensors if any(name == s or name.endswith("." + s) for s in suffixes)]
+        return [name for name in self.tensors if ends(name, *suffixes)]
 
     @property
     def has_table(self) -> bool:
@@ -65,20 +66,20 @@ class Model:
         return self.tensors[self.table_name].float()
 
     @property
+    def _shape(self) -> tuple[int, ...]:
+        """Of the table, from the file's header where it lies in one."""
+        stored = self.tensors.checkpoint.tensors if isinstance(self.tensors, Stored) else self.tensors
+        return tuple(stored[self.table_name].shape)
+
+    @property
     def width(self) -> int:
-        """d of the table, from the file's header where it lies in one."""
-        name = self.table_name
-        if isinstance(self.tensors, Stored):
-            return self.tensors.checkpoint.tensors[name].shape[1]
-        return int(self.tensors[name].shape[1])
+        """d of the table."""
+        return self._shape[1]
 
     @property
     def size(self) -> int:
-        """n of the table, from the file's header where it lies in one."""
-        name = self.table_name
-        if isinstance(self.tensors, Stored):
-            return self.tensors.checkpoint.tensors[name].shape[0]
-        return int(self.tensors[name].shape[0])
+        """n of the table."""
+        return self._shape[0]
 
     @property
     def head(self) -> torch.Tensor | None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -61,7 +62,7 @@ FileSanitizer = TextSanitizer | TokenTextSanitizer
 def count_file(reader: Reader, path: Path, shape: FileShape, workers: int, progress: Progress) -> NDArray[np.int64]:
     """(n,) how often a file's texts have each word, or token, of the reader's table."""
     counts = np.zeros(len(reader.table), np.int64)
-    for block, result in ordered(_counted, _Counting(reader, shape), blocks_of(path, shape), workers):
+    for block, result in ordered(partial(_counted, reader, shape), blocks_of(path, shape), workers):
         counts += result
         progress(block.size)
     return counts
@@ -90,13 +91,13 @@ def sanitize_file(
     """
     require_free(out)
     if workers:
-        sanitizer.prepare()
+        sanitizer.sanitizer.prepare()  # so that the workers' copies have it
     working = _Working(sanitizer, shape, fresh_seed() if seed is None else seed)
     done = FileReport()
     with appearing(out) as file:
         if shape.header:
             file.write(shape.write([shape.header]))
-        for block, (text, tally, left) in ordered(_sanitized, working, blocks_of(source, shape), workers):
+        for block, (text, tally, left) in ordered(working, blocks_of(source, shape), workers):
             file.write(text)
             done.rows += len(block.raw)
             done.tally.add(tally)
@@ -138,35 +139,28 @@ def describe(method: SanitizerMethod, counted: Path | None) -> dict[str, Any]:
 
 # --- in workers -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class _Counting:
-    reader: Reader
-    shape: FileShape
-
-
-@dataclass(frozen=True)
 class _Working:
     sanitizer: FileSanitizer
     shape: FileShape
     seed: int = field(repr=False)
 
+    def __call__(self, block: Block) -> tuple[str, WordTally, set[str]]:
+        rows, slots, left = self.shape.parse(block)
+        tally = WordTally()
+        heads, before = [], []
+        for container, key in slots:
+            head, own = self.shape.divided(container[key])
+            heads.append(head)
+            before.append(own)
+        texts = self.sanitizer.texts(before, stream_of(self.seed, block.number, json.dumps(before)), tally)
+        for (container, key), head, text in zip(slots, heads, texts, strict=True):
+            container[key] = head + text
+        return self.shape.write(rows), tally, left
 
-def _counted(state: _Counting, block: Block) -> NDArray[np.int64]:
-    _, slots, _ = state.shape.parse(block)
-    return state.reader.counts(state.shape.divided(container[key])[1] for container, key in slots)
 
-
-def _sanitized(state: _Working, block: Block) -> tuple[str, WordTally, set[str]]:
-    rows, slots, left = state.shape.parse(block)
-    tally = WordTally()
-    heads, before = [], []
-    for container, key in slots:
-        head, own = state.shape.divided(container[key])
-        heads.append(head)
-        before.append(own)
-    texts = state.sanitizer.texts(before, stream_of(state.seed, block.number, json.dumps(before)), tally)
-    for (container, key), head, text in zip(slots, heads, texts, strict=True):
-        container[key] = head + text
-    return state.shape.write(rows), tally, left
+def _counted(reader: Reader, shape: FileShape, block: Block) -> NDArray[np.int64]:
+    _, slots, _ = shape.parse(block)
+    return reader.counts(shape.divided(container[key])[1] for container, key in slots)
 
 
 @contextmanager
@@ -181,23 +175,21 @@ def appearing(out: Path) -> Iterator[IO[str]]:
 
 # --- blocks in order, in this process or in others --------------------------------------------------------------------
 # At most a few blocks are held at a time, however long the stream. Workers are spawned, never forked: a fork would copy
-# the random state of libraries, and locks. What is done must depend on the state and the block alone.
+# the random state of libraries, and locks. What is done must depend on the block alone.
 Result = TypeVar("Result")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_STATE: list[Any] = []  # of a worker process, set once
+_DO: list[Callable[[Block], Any]] = []  # of a worker process, set once
 
 
-def ordered(
-    do: Callable[[Any, Block], Result], state: Any, blocks: Iterable[Block], workers: int
-) -> Iterator[tuple[Block, Result]]:
-    """do(state, block) for each block, with the block. `do` is a function of a module; `state` is copied to workers.
+def ordered(do: Callable[[Block], Result], blocks: Iterable[Block], workers: int) -> Iterator[tuple[Block, Result]]:
+    """do(block) for each block, with the block. `do` is copied to each worker once.
 
     workers: 0 works in this process. One worker is a process, too: all of them compute with as many threads, and the
     last bits of a matrix product depend on these.
     """
     if not workers:
         for block in blocks:
-            yield block, do(state, block)
+            yield block, do(block)
         return
     from concurrent.futures import Future, ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -206,11 +198,11 @@ def ordered(
     waiting: deque[tuple[Block, Future[Result]]] = deque()
     with (
         _one_thread_each(),
-        ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(state,)) as pool,
+        ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(do,)) as pool,
     ):
         try:
             for block in blocks:
-                waiting.append((block, pool.submit(_do, do, block)))
+                waiting.append((block, pool.submit(_do, block)))
                 if len(waiting) > 2 * workers:
                     first, future = waiting.popleft()
                     yield first, future.result()
@@ -225,13 +217,13 @@ def ordered(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _begin(state: Any) -> None:
+def _begin(do: Callable[[Block], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that waits for us
-    _STATE[:] = [state]
+    _DO[:] = [do]
 
 
-def _do(do: Callable[[Any, Block], Result], block: Block) -> Result:
-    return do(_STATE[0], block)
+def _do(block: Block) -> Any:
+    return _DO[0](block)
 
 
 @contextmanager

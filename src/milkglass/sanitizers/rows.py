@@ -245,12 +245,10 @@ def _raw(file: io.TextIOWrapper, shape: FileShape, path: Path) -> Iterator[tuple
 
 
 def _cells(file: io.TextIOWrapper, kind: Kind, path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    tabs = kind == "tsv"
-    limit = csv.field_size_limit(LINE)
-    if tabs:
-        reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
-    else:
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
+    tabs, limit = kind == "tsv", csv.field_size_limit(LINE)
+    reader = csv.reader(
+        file, delimiter="\t" if tabs else delimiter, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL, strict=True
+    )
     try:
         for row in reader:
             yield reader.line_num, row

@@ -161,10 +161,6 @@ class TextSanitizer:
         ready = iter(out)
         return [(one, _replaced(one, ready)) for one in parts]
 
-    def prepare(self) -> None:
-        """Work out now what draws need, so that copies of this object have it."""
-        self.sanitizer.prepare()
-
     @property
     def guarantee(self) -> str | None:
         """The mechanism's; None: nothing is promised of any word."""

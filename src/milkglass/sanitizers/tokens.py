@@ -81,10 +81,6 @@ class TokenTextSanitizer:
             self._count(tally, len(before), flat, drawn, drawn & (after != flat))
         return [self.reader.text(one) for one in np.split(after, np.cumsum(lengths)[:-1])] if len(before) else []
 
-    def prepare(self) -> None:
-        """Work out now what draws need, so that copies of this object have it."""
-        self.sanitizer.prepare()
-
     @property
     def guarantee(self) -> str | None:
         return self.sanitizer.guarantee

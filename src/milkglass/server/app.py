@@ -14,9 +14,10 @@ from starlette.types import Scope
 
 import milkglass.server.context as contexts
 from milkglass.server.connections.process import prepare, run
-from milkglass.server.http import errors, routes_files, routes_inference, routes_jobs, routes_models
+from milkglass.server.http import routes_files, routes_inference, routes_jobs, routes_models
 from milkglass.server.http.auth import Guard
 from milkglass.server.http.bodies import BodyRule
+from milkglass.server.http.errors import web_app
 from milkglass.server.inference.runners import runner_named
 from milkglass.server.settings import ServerSettings
 from milkglass.server.storage.data_dir import DataDir
@@ -37,16 +38,10 @@ def create_app(settings: ServerSettings) -> FastAPI:
         await run_in_threadpool(contexts.close, app.state.context)
         lock.close()
 
-    refusals = {"4XX": {"model": errors.Refusal}, "5XX": {"model": errors.Refusal}}
-    app = FastAPI(title="Milkglass", lifespan=lifespan, responses=refusals, docs_url=None, redoc_url=None)  # type: ignore[arg-type]
+    app = web_app("Milkglass", lifespan)
     for routes in (routes_files, routes_models, routes_jobs, routes_inference):
         app.include_router(routes.router)
 
-    @app.get("/health")
-    async def health() -> dict[str, str]:  # async: it answers when all threads are busy
-        return {"status": "ok"}
-
-    errors.install(app)
     app.add_middleware(
         Guard,
         token=token,

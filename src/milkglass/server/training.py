@@ -113,9 +113,8 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool, ranks: Ranks) 
     )
 
 
-def newest_checkpoint(job: Path, ranks: Ranks | None = None) -> Path | None:
+def newest_checkpoint(job: Path, ranks: Ranks) -> Path | None:
     """The newest complete one; what a kill left half-written is removed."""
-    ranks = ranks or Ranks()
     if ranks.first:
         drop_unfinished(job)
     ranks.wait()

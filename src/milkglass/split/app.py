@@ -14,45 +14,33 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
-from starlette.types import Scope
 
 from milkglass.errors import Busy
 from milkglass.server.connections.process import prepare, run
-from milkglass.server.http import errors
 from milkglass.server.http.auth import Guard
 from milkglass.server.http.bodies import BodyRule
+from milkglass.server.http.errors import web_app
 from milkglass.server.http.strict_json import StrictRoute
 from milkglass.server.settings import Limits, ServerSettings
 from milkglass.server.storage.data_dir import DataDir
 from milkglass.split.server import ServerHalf
+from milkglass.split.server_info import PATH
 
 MAX_WAITING = 16  # frames that have arrived and are not answered
 HELD = 4  # times the longest body: bytes of frames in memory, arrived or not
-PATH = "/v1/split"
 
 
 def create_app(half: ServerHalf, token: str) -> FastAPI:
-    refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": errors.Refusal}, "5XX": {"model": errors.Refusal}}
-    app = FastAPI(title="Milkglass split", responses=refusals, docs_url=None, redoc_url=None)
+    app, most = web_app("Milkglass split"), half.info.max_body
     app.include_router(_routes(half))
-
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
-    errors.install(app)
     app.add_middleware(
         Guard,
         token=token,
-        rule=lambda scope: _rule(half, scope),
-        held=HELD * half.info.max_body,
+        rule=lambda scope: BodyRule(most if scope["method"] == "POST" and scope["path"] == PATH else 0),
+        held=HELD * most,
         limits=Limits(),
     )
     return app
-
-
-def _rule(half: ServerHalf, scope: Scope) -> BodyRule:
-    return BodyRule(half.info.max_body if scope["method"] == "POST" and scope["path"] == PATH else 0)
 
 
 def _routes(half: ServerHalf) -> APIRouter:
@@ -89,8 +77,4 @@ def serve(half: ServerHalf, home: Path, port: int, token: str | None) -> None:
     """Run until SIGINT or SIGTERM, on 127.0.0.1. home: the folder whose file `token` is the bearer token; it is not
     touched where a token is given. Raises UsageError."""
     settings = ServerSettings(home, port=port, token=token)
-    if token is None:
-        holder = DataDir(settings.home, settings.spare_disk)
-        holder.claim()
-        token = holder.token(None)
-    run(create_app(half, token), settings, "milkglass split serve")
+    run(create_app(half, DataDir(settings.home, settings.spare_disk).token(token)), settings, "milkglass split serve")

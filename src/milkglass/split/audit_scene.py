@@ -42,19 +42,13 @@ def build(
 ) -> SplitScene:
     """Raises UsageError where there is too little text for an audit, CodecError."""
     texts = texts_of(files.text, files.rows)
-    sent = _sendable(client.reader, texts)
-    if len(sent) < LEAST:
-        raise UsageError(
-            f"{files.text.name} holds {len(sent)} of the {LEAST} texts that an audit needs",
-            "an attacker's share of so few says nothing",
-        )
-    private, alike = divided(sent, files.seed)
+    private, alike = divided(_sendable(client.reader, texts), files)
     attackers = {} if files.public is None else {OTHER: _sendable(client.reader, texts_of(files.public, None))}
     attackers[ALIKE] = alike
     scene = scene_of(base, client, server, private, attackers)
     require_texts(scene, attackers)
     info = {"name": about.method, **about.parameters}
-    return SplitScene(replace(scene, scheme=info, model=about.model), len(texts) - len(sent))
+    return SplitScene(replace(scene, scheme=info, model=about.model), len(texts) - len(private) - len(alike))
 
 
 def texts_of(source: Source, most: int | None) -> list[str]:
@@ -70,8 +64,13 @@ def _sendable(reader: PublicTokenizer, texts: Sequence[str]) -> list[str]:
     return [text for text, fits in zip(texts, sendable(reader, texts), strict=True) if fits]
 
 
-def divided(texts: Sequence[str], seed: int) -> tuple[list[str], list[str]]:
-    """A random half that is private, and the others."""
-    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
+def divided(texts: Sequence[str], files: AuditFiles) -> tuple[list[str], list[str]]:
+    """A random half that is private, and the others. Raises UsageError where there are too few for an audit."""
+    if len(texts) < LEAST:
+        raise UsageError(
+            f"{files.text.name} holds {len(texts)} of the {LEAST} texts that an audit needs",
+            "an attacker's share of so few says nothing",
+        )
+    order = np.random.default_rng(files.seed).permutation(len(texts)).tolist()
     middle = len(order) // 2
     return [texts[i] for i in order[:middle]], [texts[i] for i in sorted(order[middle:])]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from milkglass import files
 from milkglass.client.key.usage import locked
@@ -78,7 +79,7 @@ class ClientHalf:
                 )
             result.append(logits)
             progress(count)
-        return softmax(np.concatenate(result))
+        return np.asarray(softmax(np.concatenate(result).astype(np.float64), 1))
 
     def require(self, info: ServerInfo, pairs: bool) -> None:
         """Raises KeyForOtherModel unless the server has the other half of this one, UsageError unless texts are of the
@@ -130,8 +131,3 @@ def parts(lengths: NDArray[np.int64], texts: int, rows: int) -> Iterator[slice]:
         total += length
     if len(lengths):
         yield slice(start, len(lengths))
-
-
-def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    shifted = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(1, keepdims=True), np.float64)

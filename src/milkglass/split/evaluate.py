@@ -15,6 +15,7 @@ from milkglass.errors import CodecError
 from milkglass.progress import Progress
 from milkglass.split.client import ClientHalf, sendable
 from milkglass.split.server import ServerHalf
+from milkglass.threat.defence import LabelledTexts
 
 
 @dataclass(frozen=True)
@@ -32,17 +33,9 @@ class Evaluation:
     left_out: int
 
 
-@dataclass(frozen=True)
-class EvaluationTexts:
-    """Texts with the numbers of their classes."""
-
-    texts: list[str]
-    pairs: list[str] | None
-    numbers: list[int]
-
-
-def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> EvaluationTexts:
-    """Raises CodecError for a label that the training lacks, or texts of another kind."""
+def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledTexts:
+    """With the numbers of their classes. Raises CodecError for a label that the training lacks, or texts of another
+    kind."""
     examples = list(read_examples(source))
     for one in examples:
         if one.label not in labels:
@@ -54,16 +47,16 @@ def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> Evaluatio
             f"{source.name} has other columns than the training file", "give text_pair in both, or in none"
         )
     second = [one.pair or "" for one in examples] if pairs else None
-    return EvaluationTexts([one.text for one in examples], second, [labels[str(one.label)] for one in examples])
+    return LabelledTexts([one.text for one in examples], [labels[str(one.label)] for one in examples], second)
 
 
-def evaluate(half: ClientHalf, other: ServerHalf, evaluated: EvaluationTexts, progress: Progress) -> Evaluation:
+def evaluate(half: ClientHalf, other: ServerHalf, evaluated: LabelledTexts, progress: Progress) -> Evaluation:
     fits = sendable(half.client.reader, evaluated.texts, evaluated.pairs)
-    short = np.flatnonzero(fits)
-    if not len(short):
+    short = np.flatnonzero(fits).tolist()
+    if not short:
         raise CodecError(f"all {len(fits)} texts are too long to be sent", "give --max-length more")
     texts = [evaluated.texts[i] for i in short]
     pairs = None if evaluated.pairs is None else [evaluated.pairs[i] for i in short]
     result = half.classify(texts, pairs, other.info, other.answer, progress).argmax(1)
-    right = float((result == np.array(evaluated.numbers)[short]).mean())
+    right = float((result == np.array(evaluated.labels)[short]).mean())
     return Evaluation(right, len(short), len(fits) - len(short))

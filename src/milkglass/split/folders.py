@@ -8,7 +8,6 @@ Out of scope: what a half is, and the wire.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -74,7 +73,7 @@ def client_about(folder: Path) -> ClientAbout:
 
 
 def server_about(folder: Path) -> ServerAbout:
-    """Raises UsageError for another folder, CorruptCheckpoint for a damaged one."""
+    """Errors as of `client_about`."""
     try:
         return ServerAbout(**_read(folder, "server"))
     except TypeError:
@@ -119,5 +118,4 @@ def weights_digest(folder: Path) -> str:
     """SHA-256 of a half's weights, in hex: by it the client knows the server's half again. Raises CorruptCheckpoint."""
     if not (folder / WEIGHTS).is_file():
         raise CorruptCheckpoint(f"{folder} has no {WEIGHTS}", "copy the folder again")
-    with (folder / WEIGHTS).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return files.sha256(folder / WEIGHTS)

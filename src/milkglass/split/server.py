@@ -45,7 +45,7 @@ class ServerHalf:
         about, known = halves.described(folder), folders.server_about(folder)
         try:
             config, classes, layer = about["model"], int(about["classes"]), int(about["layer"])
-            pooled, width = bool(about["pooled"]), _width(config)
+            pooled, width = bool(about["pooled"]), int(config["hidden_size" if "hidden_size" in config else "dim"])
             length = int(config["max_position_embeddings"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpoint(
@@ -83,7 +83,3 @@ def _served(folder: Path, defence: HiddenStateDefence, config: dict[str, Any], c
         served = defence.served(defence.upper(halves.shell(config, halves.layers_of(config), classes), cut, classes))
         halves.fill(folder, served)
     return served
-
-
-def _width(config: dict[str, Any]) -> int:
-    return int(config["hidden_size"] if "hidden_size" in config else config["dim"])

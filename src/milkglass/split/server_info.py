@@ -11,10 +11,12 @@ from typing import Any
 
 from milkglass.errors import RemoteError
 
+PATH = "/v1/split"
 MAX_TEXTS = 256  # of one frame
 MAX_BODY = 64 << 20  # bytes of one frame
 SPARE = 4096  # bytes of a frame besides the states: its header, and `about`
 MOST = 1 << 40  # the largest number that is accepted from a server
+HINT = "is `milkglass split serve` there?"
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,18 @@ class ServerInfo:
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> ServerInfo:
         """From a server's answer; unknown entries are ignored. Raises RemoteError."""
-        result = {one.name: raw.get(one.name) for one in fields(cls)}
-        kinds = {"str": str, "int": int, "bool": bool}
-        for one in fields(cls):
-            value = result[one.name]
-            if type(value) is not kinds[str(one.type)] or (isinstance(value, int) and not 0 <= value <= MOST):
-                raise RemoteError(f"the server's answer has no usable {one.name}", "is `milkglass split serve` there?")
-        info = cls(**result)  # type: ignore[arg-type]
+        info = cls(**checked(cls, raw, HINT))
         if min(info.width, info.max_texts, info.max_length) < 1:
-            raise RemoteError("the server's limits allow no text", "is `milkglass split serve` there?")
+            raise RemoteError("the server's limits allow no text", HINT)
         return info
+
+
+def checked(kind: type, raw: Mapping[str, Any], hint: str) -> dict[str, Any]:
+    """The entries of a server's answer that a dataclass of plain fields takes. Raises RemoteError for one that is
+    missing, of another type, or a number out of bounds."""
+    kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
+    for one in fields(kind):
+        value: Any = raw.get(one.name)
+        if type(value) not in kinds[str(one.type)] or (not isinstance(value, str) and not 0 <= value <= MOST):
+            raise RemoteError(f"the server's answer has no usable {one.name}", hint)
+    return {one.name: raw[one.name] for one in fields(kind)}

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from milkglass.client.remote.connection import Connection
 from milkglass.errors import RemoteError
-from milkglass.split.server_info import ServerInfo
+from milkglass.split.server_info import HINT, PATH, ServerInfo
 
-PATH = "/v1/split"
 HEADERS = {"Content-Type": "application/octet-stream"}
 
 
@@ -40,5 +39,5 @@ def _logits(raw: Any) -> NDArray[np.float32]:
     except (TypeError, ValueError, OverflowError):
         logits = np.empty(0, np.float32)
     if logits.ndim != 2 or not logits.size or not np.isfinite(logits).all():
-        raise RemoteError("the answer is not a table of numbers", "is `milkglass split serve` there?")
+        raise RemoteError("the answer is not a table of numbers", HINT)
     return logits

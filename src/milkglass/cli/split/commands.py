@@ -20,7 +20,8 @@ from milkglass.progress import Stage, duration
 if TYPE_CHECKING:
     from milkglass.enclave.budget import RowPolicy
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.split.evaluate import Evaluation, EvaluationTexts
+    from milkglass.split.evaluate import Evaluation
+    from milkglass.threat.defence import LabelledTexts
 
 NOTHING = (
     "none: nothing is proved about what is sent with these parameters. `milkglass split audit` measures what\n"
@@ -107,7 +108,7 @@ def train(
     emit(as_json, document, lambda: _trained(document, data))
 
 
-def _evaluated(base: Checkpoint, client: Path, server: Path, texts: EvaluationTexts, stage: Stage) -> Evaluation:
+def _evaluated(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts, stage: Stage) -> Evaluation:
     from milkglass.split.client import ClientHalf
     from milkglass.split.evaluate import evaluate
     from milkglass.split.folders import client_about
@@ -219,9 +220,7 @@ def _serve_decoder(
     with ThreadPoolExecutor(1) as loading:
         serving = loading.submit(opened, checkpoint, name, policy).result()
     if token is None:
-        holder = DataDir(home.resolve(), ServerSettings(home).spare_disk)
-        holder.claim()
-        token = holder.token(None)
+        token = DataDir(home.resolve(), ServerSettings(home).spare_disk).token(None)
         note(f"the token is in {home.resolve() / 'token'}")
     if unattested:
         note("warning: --allow-unattested: any client with the token can have the table")

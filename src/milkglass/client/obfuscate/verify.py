@@ -14,7 +14,8 @@ from milkglass.client.layout import MARKED, MARKER, TOKENIZER
 from milkglass.client.obfuscate.scramble import replacements, scrambled_configs
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_json
 from milkglass.models.families import of
-from milkglass.models.safetensors_file import RowBlocks, TensorRef, has_notes, read_bytes, read_header
+from milkglass.models.safetensors_file import RowBlocks, read_bytes
+from milkglass.models.safetensors_header import TensorRef, has_notes, read_header
 from milkglass.models.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, index_of
 from milkglass.progress import Progress, Stage, no_stage
 

@@ -97,19 +97,10 @@ class AttackRecipe(Recipe):
         leaked(self)
 
     def about(self) -> dict[str, Any]:
-        return {
-            **self.head,
-            "seed": self.seed,
-            "private": self.private,
-            "rows": self.rows,
-            "order": self.order,
-            "public": self.public,
-            "attacks": self.attacks,
-            **({} if self.keys == 1 else {"keys": self.keys}),
-            **({} if self.seconds is None else {"seconds": self.seconds}),
-            **self.quick_entry,
-            "variants": self.variants,
-        }
+        names = ["seed", "private", "rows", "order", "public", "attacks"]
+        names += ["keys"] if self.keys != 1 else []
+        names += ["seconds"] if self.seconds is not None else []
+        return {**self.entries(*names), "variants": self.variants}
 
     def measure(self, run: RunFolder) -> dict[str, float]:
         """ "MEASURE, ATTACK, ATTACKER, VARIANT", and the seconds of each variant's attacks together."""

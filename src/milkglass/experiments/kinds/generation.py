@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from milkglass.attacks.assignment import ranked
@@ -222,12 +223,10 @@ def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> l
     created: list[np.ndarray[Any, Any]] = []
     for start in range(0, len(prompts), BATCH):
         group = prompts[start : start + BATCH]
-        width = max(map(len, group))
-        ids = torch.full((len(group), width), model.config.pad_token_id or 0)
-        mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(group):  # on the left, so that all answers begin at one place
-            ids[row, width - len(prompt) :] = torch.from_numpy(prompt)
-            mask[row, width - len(prompt) :] = 1
+        rows = [torch.from_numpy(prompt).long() for prompt in group]
+        # On the left, so that all answers begin at one place
+        ids = pad_sequence(rows, True, model.config.pad_token_id or 0, "left")
+        mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
         out = model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -236,7 +235,9 @@ def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> l
             pad_token_id=model.config.pad_token_id,
         )
         stops = model.generation_config.eos_token_id
-        created += [ended(row.numpy(), [stops] if isinstance(stops, int) else stops or []) for row in out[:, width:]]
+        created += [
+            ended(row.numpy(), [stops] if isinstance(stops, int) else stops or []) for row in out[:, ids.shape[1] :]
+        ]
     return created
 
 

@@ -27,9 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from milkglass import files
 from milkglass.attacks.shadows.inverse import inverse
 from milkglass.audit.decontaminate import as_read, decontaminate, read_texts
 from milkglass.audit.gradient_scene import MEASURES, gradient_scene, truth_of
@@ -64,7 +62,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Gradients
-from milkglass.threat.training_step import SharedStep, batch
+from milkglass.threat.training_step import SharedStep
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,6 @@ class GradientRecipe(SharedStepRecipe):
     def measure(self, run: RunFolder) -> dict[str, float]:
         """The figures by name. An attack that does not apply has none, which is reported."""
         base = Checkpoint.open(resolve(self.model))
-        files.private_dir(run.out)
         expected = from_entries(GradientTexts, self.texts)
         refs = [self.data, *([expected.reference] if expected.reference else [])]
         require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": data_refs.sums(run.data, refs)})
@@ -226,9 +223,7 @@ def shared(
     stream, seen = Stream.of_seed(seed), list[Gradients]()
     for start in range(0, len(rows), size):
         part = rows.part(np.arange(start, start + size))
-        ids, mask = batch([one.tolist() for one in part.ids], pad)
-        targets = None if part.labels is None else torch.from_numpy(part.labels)
-        seen.append(share(step, ids, mask, targets, shield, 0, stream))
+        seen.append(share(step, *part.batch(pad), shield, 0, stream))
     return tuple(seen)
 
 

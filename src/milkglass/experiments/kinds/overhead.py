@@ -17,7 +17,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -159,9 +159,8 @@ def _answered(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Path) 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     before, server, after = [], [], []
     for example in islice(read_examples(source), recipe.evaluation["prompts"]):
-        requested = replace(example, messages=example.messages[:-1])
         prompts: list[Any] = []
-        before.append(timed(lambda: prompts.append(codec.encode_chat(requested.messages))))  # noqa: B023 - called at once
+        before.append(timed(lambda: prompts.append(codec.encode_chat(example.messages[:-1]))))  # noqa: B023 - called at once
         answers: list[Any] = []
         server.append(timed(lambda: answers.append(_generated(model, prompts[0], recipe.evaluation["new_tokens"]))))  # noqa: B023
         after.append(timed(lambda: codec.decode(answers[0])))  # noqa: B023

@@ -68,7 +68,7 @@ def fit(
     for epoch in range(training.epochs):
         order = rng.permutation(len(rows))
         for start in range(0, len(order), training.batch):
-            ids, mask, targets = _batch(rows.part(order[start : start + training.batch]), pad)
+            ids, mask, targets = rows.part(order[start : start + training.batch]).batch(pad)
             seen = share(step, ids, mask, targets, shield, count, stream)
             optimizer.zero_grad(set_to_none=True)
             for name, gradient in seen.tensors.items():
@@ -76,11 +76,6 @@ def fit(
             optimizer.step()
             count += 1
         progress(f"epoch {epoch + 1} of {training.epochs}")
-
-
-def _batch(rows: PrivateRows, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    ids, mask = batch([one.tolist() for one in rows.ids], pad)
-    return ids, mask, None if rows.labels is None else torch.from_numpy(rows.labels)
 
 
 @dataclass(frozen=True)
@@ -106,7 +101,7 @@ def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int 
     guesses = np.empty(len(rows), np.int64)
     for start in range(0, len(order), size):
         part = order[start : start + size]
-        ids, mask, _ = _batch(rows.part(part), pad)
+        ids, mask, _ = rows.part(part).batch(pad)
         guesses[part] = step.logits(step.embedded(ids), mask).argmax(-1).numpy()
     return Utility(with_spread(_classified(guesses, rows.labels, seed), scale=1), {"answer": packed(guesses)})
 

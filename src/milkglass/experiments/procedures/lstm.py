@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 
 from milkglass.errors import JobFailed
 from milkglass.parameters import limited, require
@@ -82,9 +82,7 @@ def split(text: str) -> list[str]:
 
 def ordinary(size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """(n,) which ids stand for words."""
-    result = np.ones(size, bool)
-    result[list(SPECIAL)] = False
-    return result
+    return ~np.isin(np.arange(size), SPECIAL)
 
 
 Labels = NDArray[np.int64]
@@ -185,8 +183,5 @@ def predicted(net: BiLSTM, texts: Sequences, batch_size: int = 256) -> Labels:
 
 def padded(rows: list[NDArray[np.int64]]) -> tuple[torch.Tensor, torch.Tensor]:
     """(b, t) ids with zeros on the right, and (b,) how many are the text's own."""
-    lengths = torch.tensor([len(row) for row in rows])
-    ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)] = torch.from_numpy(row)
-    return ids, lengths
+    ids = pad_sequence([torch.from_numpy(row).long() for row in rows], batch_first=True)
+    return ids, torch.tensor([len(row) for row in rows])

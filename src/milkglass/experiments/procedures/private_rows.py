@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import torch
 
 from milkglass import files
 from milkglass.client.data.dataset import Example
@@ -38,7 +39,7 @@ from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.training_step import Task
+from milkglass.threat.training_step import Task, batch
 
 CHUNK = 32  # sentences between two savings
 
@@ -60,6 +61,11 @@ class PrivateRows:
 
     def part(self, numbers: Ids) -> PrivateRows:
         return PrivateRows(self.ids.chosen(numbers), None if self.labels is None else self.labels[numbers])
+
+    def batch(self, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Ids and mask (b, t) as a step has them, and the labels."""
+        ids, mask = batch([one.tolist() for one in self.ids], pad)
+        return ids, mask, None if self.labels is None else torch.from_numpy(self.labels)
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,6 @@ def trained(
         "seed": seed,
     }
     folder = cells / hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    files.private_dir(cells)
     files.private_dir(folder)
     with _alone(folder):
         (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from milkglass.experiments.report.panels import GREY, svg_text
+from milkglass.experiments.report.panels import GREY, svg_page, svg_text
 
 PARTS = {"embedding": "#3d7a37", "crossing": "#b4530a", "wire": "#6b3fa0", "server": "#0b4f6c", "other": "#9aa4ad"}
 TOTAL = "total s, "
@@ -25,11 +25,7 @@ def drawn(result: Mapping[str, Any]) -> str:
     longest = max(figures[TOTAL + name]["most"] for name in names)
     high = TOP + ROW * len(names) + FOOT
     title = f"{result['model']}: seconds for {result['tokens']} tokens, medians of {result['rounds']}"
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDE + RIGHT} {high}" role="img" '
-        f'font-family="sans-serif" font-size="11" fill="#1c2126"><title>{escape(title)}</title>'
-    )
-    parts = [head]
+    parts = list[str]()
     for number, (part, colour) in enumerate(PARTS.items()):
         x = LEFT + 90 * number
         parts.append(f'<path d="M{x} 8h10v10h-10z" fill="{colour}"/>{svg_text(x + 14, 17, part, "start")}')
@@ -38,7 +34,7 @@ def drawn(result: Mapping[str, Any]) -> str:
     published = ", ".join(f"{model} +{each['% over split']:g} %" for model, each in result["published"].items())
     parts.append(svg_text(LEFT, high - 22, title, "start", GREY))
     parts.append(svg_text(LEFT, high - 7, f"the paper, over its split without an enclave: {published}", "start", GREY))
-    return "\n".join([*parts, "</svg>", ""])
+    return svg_page(LEFT + WIDE + RIGHT, high, title, parts)
 
 
 def _bar(top: float, name: str, figures: Mapping[str, Mapping[str, float]], longest: float) -> list[str]:

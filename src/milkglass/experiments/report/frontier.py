@@ -15,7 +15,7 @@ from typing import Any
 
 from milkglass.errors import UsageError
 from milkglass.experiments.report.glossary import SPREAD
-from milkglass.experiments.report.panels import GREY, Axis, svg_text
+from milkglass.experiments.report.panels import GREY, Axis, svg_page, svg_text
 from milkglass.experiments.report.summary import CONTENT, rows
 
 PLAIN, ALONE, CONSTANT = "plain", "client alone", "commonest class"
@@ -89,11 +89,7 @@ def drawn(every: Sequence[FrontierPoint], level: float | None, about: str, notes
     bottom, listed = TOP + UP, sorted(every, key=lambda one: one.content)
     notes = [*notes, *([] if level is not None else ["No result here has a row of the client alone."])]
     high = max(bottom + 64 + 16 * len(notes), TOP + 18 * len(listed) + 40)
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + ACROSS + NAMES} {high}" role="img" '
-        f'font-family="sans-serif" font-size="11" fill="#1c2126"><title>{escape(about)}</title>'
-    )
-    parts = [head, f'<path d="M{LEFT} {TOP}V{bottom}H{LEFT + ACROSS}" fill="none" stroke="{GREY}"/>']
+    parts = [f'<path d="M{LEFT} {TOP}V{bottom}H{LEFT + ACROSS}" fill="none" stroke="{GREY}"/>']
     parts += [svg_text(LEFT + x.at(share), bottom + 16, str(share), "middle") for share in range(0, 101, 20)]
     parts += [svg_text(LEFT - 6, bottom - y.at(one) + 4, f"{one:.0f}", "end") for one in (y.low, y.high)]
     parts.append(svg_text(LEFT, TOP - 12, "accuracy, %", "start"))
@@ -110,7 +106,7 @@ def drawn(every: Sequence[FrontierPoint], level: float | None, about: str, notes
     for number, one in enumerate(listed, 1):
         useful = level is None or one.utility > level
         parts += _point(number, one, ON if useful and not one.beaten(every) else OFF, x, y)
-    return "\n".join([*parts, "</svg>", ""])
+    return svg_page(LEFT + ACROSS + NAMES, high, about, parts)
 
 
 def _point(number: int, one: FrontierPoint, colour: str, x: Axis, y: Axis) -> list[str]:

@@ -82,5 +82,14 @@ class Panel:
         return f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
 
 
+def svg_page(width: float, high: float, title: str, parts: Iterable[str]) -> str:
+    """A drawing as a file of its own."""
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {high}" role="img" font-family="sans-serif" '
+        f'font-size="11" fill="#1c2126"><title>{escape(title)}</title>'
+    )
+    return "\n".join([head, *parts, "</svg>", ""])
+
+
 def svg_text(x: float, y: float, words: str, anchor: str, colour: str = "#1c2126") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(words)}</text>'

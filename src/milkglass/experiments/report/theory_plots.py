@@ -14,10 +14,9 @@ The numbers come from experiments/procedures/theory.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
-from milkglass.experiments.report.panels import EDGE, GAP, GREY, HIGH, WIDE, Axis, Panel, svg_text
+from milkglass.experiments.report.panels import EDGE, GAP, GREY, HIGH, WIDE, Axis, Panel, svg_page, svg_text
 
 BARS = 16
 LOSS, GRADIENT = "#0b4f6c", "#b4530a"
@@ -28,9 +27,7 @@ def drawn(theory: Mapping[str, Any]) -> str:
     pairs, lines = theory["pairs"], theory["lines"]
     parts = [*_histogram(pairs["local"]), *_bounds(pairs["local"], pairs["epsilon"]), *_growth(pairs, lines)]
     title = "Epsilon of each pair, and the deviations after training against it"
-    whole = 3 * WIDE + 2 * GAP
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {HIGH}" role="img" font-family="sans-serif"'
-    return "\n".join([f'{head} font-size="11" fill="#1c2126"><title>{escape(title)}</title>', *parts, "</svg>", ""])
+    return svg_page(3 * WIDE + 2 * GAP, HIGH, title, parts)
 
 
 def _axis(values: Iterable[float], up: bool = False, log: bool = False) -> Axis:

@@ -9,14 +9,10 @@ from typing import Any, Literal
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families.layers import LayerLayout, LayerNames
-from milkglass.models.families.residual import Residual, StreamNames
+from milkglass.models.families.residual import Residual, StreamNames, ends
 from milkglass.models.safetensors_file import DTYPES
 
 Kind = Literal["encoder", "decoder"]
-
-
-def _none(config: Mapping[str, Any]) -> tuple[int, ...]:
-    return ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class Family:
     neurons: str
     heads: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
-    pinned: Callable[[Mapping[str, Any]], tuple[int, ...]] = _none
+    pinned: Callable[[Mapping[str, Any]], tuple[int, ...]] = lambda config: ()
     layers: LayerNames | None = None
 
     def locate(self, checkpoint: Checkpoint) -> Architecture:
@@ -109,4 +105,4 @@ class Family:
 
 
 def _matching(checkpoint: Checkpoint, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(t for t in sorted(checkpoint.tensors) if any(t == n or t.endswith("." + n) for n in names))
+    return tuple(t for t in sorted(checkpoint.tensors) if ends(t, *names))

@@ -63,14 +63,14 @@ class Residual:
         names = [name for name in checkpoint.tensors if name not in tables]
         final = _one(names, stream.final)
         readers = {
-            name: _sibling(name, norm) for name in names for end, norm in stream.readers.items() if _ends(name, end)
+            name: _sibling(name, norm) for name in names for end, norm in stream.readers.items() if ends(name, end)
         }
-        writers = tuple(name for name in names if any(_ends(name, end) for end in stream.writers))
-        biases = tuple(name for name in names if any(_ends(name, end) for end in stream.biases))
+        writers = tuple(name for name in names if ends(name, *stream.writers))
+        biases = tuple(name for name in names if ends(name, *stream.biases))
         norms = (*sorted(set(readers.values())), final)
         known = {*readers, *writers, *biases, *norms}
         for name in names:
-            if name not in known and not any(_ends(name, end) for end in stream.inside):
+            if name not in known and not ends(name, *stream.inside):
                 raise UnsupportedModel(
                     f"{name} may meet the residual stream, and nothing says how", "use ObfusLM without plus"
                 )
@@ -80,13 +80,14 @@ class Residual:
         return cls(width, readers, writers, biases, norms, final, stream.unit.get(kind, 0.0))
 
 
-def _ends(name: str, end: str) -> bool:
-    return name == end or name.endswith("." + end)
+def ends(name: str, *parts: str) -> bool:
+    """Whether a tensor's full name is one of these, or ends with one after a dot."""
+    return any(name == one or name.endswith("." + one) for one in parts)
 
 
 def _one(names: list[str], end: str) -> str:
     """The tensor of that name outside all layers."""
-    result = [name for name in names if _ends(name, end) and not re.search(r"\.\d+\.", name)]
+    result = [name for name in names if ends(name, end) and not re.search(r"\.\d+\.", name)]
     if len(result) != 1:
         raise UnsupportedModel(f"there are {len(result)} tensors named {end}, 1 is needed", "use ObfusLM without plus")
     return result[0]

@@ -24,11 +24,6 @@ def quick_in_bf16() -> bool:
     return bool(info.get("amx_bf16") or info.get("avx512_bf16"))
 
 
-def in_bf16() -> torch.autocast:
-    """While this lasts, matrices are multiplied in bf16."""
-    return torch.autocast("cpu", torch.bfloat16)
-
-
 def worth(rough: NDArray[np.float64], owner: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray[np.bool_]:
     """(r,) which of these candidates may be among the `widths` best (r,) of their owner (r,), whose numbers are in
     order; inf is never among the best."""

@@ -9,17 +9,17 @@ texts, so that parts do not change the result.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, UsageError
-from milkglass.models.checkpoint import Checkpoint
+from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.files import sha256
 from milkglass.progress import Progress, no_progress
-from milkglass.sanitizers.files import appearing, fresh_seed, report_path, require_free
+from milkglass.sanitizers.files import appearing, report_path, require_free
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.parts import FinishedParts, finished
 from milkglass.sanitizers.ghost.tally import GhostTally, document
@@ -85,18 +85,12 @@ def sanitize_dataset(
     _check(ghost, plan)
     parts = FinishedParts(plan.folder, job_of(ghost, plan, seed))
     between = finished(plan.folder) is not None
-    kept = parts.begin(fresh_seed() if seed is None else None)
+    drawn = parts.begin(seed)
     if between:  # this very run died when its report had its name, and OUT had not
         report_path(plan.out).unlink(missing_ok=True)
-    drawn = kept if seed is None else seed
     done, numbers = GhostTally(), list[int]()
     for part in _parts(plan):
-        if not parts.has(part.number):
-            if drawn is None:
-                hint = f"remove {plan.folder}: all is made again"
-                raise CorruptCheckpoint(f"part {part.number} of {plan.folder.name} was made and is gone", hint)
-            rows, tally = _sanitized(replace(ghost, seed=drawn), plan, part)
-            parts.put(part.number, {"rows": rows, "tally": asdict(tally)})
+        parts.make(part.number, ghost, drawn, partial(_sanitized, plan=plan, part=part))
         done.add(_finished(parts, part.number)[1])
         numbers.append(part.number)
         progress(part.size)
@@ -115,21 +109,16 @@ def sanitize_dataset(
 
 def job_of(ghost: Ghost, plan: GhostJob, seed: int | None) -> str:
     """Names a run by its source, its model, its parameters and, where one was given, its seed."""
-    with plan.source.open("rb") as file:
-        source = hashlib.file_digest(file, "sha256").hexdigest()
     shape: list[object] = [plan.shape.kind, sorted(plan.shape.texts), plan.shape.header]
     shape += [plan.shape.delimiter] if plan.shape.kind == "csv" and plan.shape.delimiter != "," else []
-    base = Checkpoint.open(ghost.folder)
-    info = [ROWS, source, shape, base.digest(), base.config, ghost.searched, ghost.document(), seed]
-    return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()
+    return ghost.job([ROWS, sha256(plan.source), shape], seed)
 
 
 def _finished(parts: FinishedParts, number: int) -> tuple[str, GhostTally]:
     match parts.get(number):
         case {"rows": str(rows), "tally": dict(tally)} if tally.keys() == asdict(GhostTally()).keys():
             return rows, GhostTally(**tally)
-        case _:
-            raise CorruptCheckpoint(f"part {number} of {parts.folder.name} is damaged", "remove it: it is made again")
+    raise parts.damaged(number)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -197,7 +186,7 @@ def _check(ghost: Ghost, plan: GhostJob) -> None:
             raise error.renamed(f"line {provided[error.place].line}") from None
 
 
-def _sanitized(ghost: Ghost, plan: GhostJob, part: Block) -> tuple[str, GhostTally]:
+def _sanitized(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
     rows, slots, left = _slots(plan, part)
     tally = GhostTally(rows=len(rows), left=sorted(left))
     provided = [one for one in slots if one.text.strip()]
@@ -216,4 +205,4 @@ def _sanitized(ghost: Ghost, plan: GhostJob, part: Block) -> tuple[str, GhostTal
             one.container[one.ids] = ids
         else:
             one.container.append(" ".join(map(str, ids)))
-    return plan.written.write(rows), tally
+    return {"rows": plan.written.write(rows), "tally": asdict(tally)}

@@ -7,6 +7,8 @@ the sentence, so that neither the other sentences nor their order change a resul
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, ClassVar
 
 from milkglass import papers
 from milkglass.errors import EmptyText, IdOutOfRange, TooLong, UsageError
+from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import longest
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
@@ -149,6 +152,12 @@ class Ghost:
         """The parameters, for a report."""
         info = {"search": self.searching.document(), "selection": self.selection.document()}
         return {"method": "ghost", "model": self.name, **info}
+
+    def job(self, what: list[Any], seed: int | None) -> str:
+        """A digest of what is sanitized, the model, the parameters and, where there is one, the seed."""
+        base = Checkpoint.open(self.folder)
+        info = [*what, base.digest(), base.config, self.searched, self.document(), seed]
+        return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()
 
     def _require_short(self, ids: Sequences) -> None:
         if (ids.lengths > self.limit).any():

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.models.checkpoint import read_json
+from milkglass.sanitizers.files import fresh_seed
+from milkglass.sanitizers.ghost.ghost import Ghost
 
 FORMAT = "milkglass-ghost-parts/2"
 STATE = "job.json"
@@ -34,41 +37,48 @@ class FinishedParts:
     folder: Path
     job: str
 
-    def begin(self, drawn: int | None) -> int | None:
-        """The seed with which this run was started, else this one, which is kept until all parts are done. None: the
-        caller has one, which is not kept; or all parts are done.
+    def begin(self, seed: int | None) -> int | None:
+        """The seed of this run. The given one is not kept; without one that with which the run was started, else a
+        fresh secret one, which is kept until all parts are done. None: they are.
 
         Raises UsageError where the folder has parts of another run: what it did is not discarded.
         """
         info = _state(self.folder)
         if info.get("job") == self.job:
-            return None if info.get("seed") is None else int(info["seed"])
+            kept = None if info.get("seed") is None else int(info["seed"])
+            return kept if seed is None else seed
         if any(self.folder.glob("[0-9]*.json")):
             raise UsageError(
                 f"{self.folder} holds an unfinished run with other options, or of another file or model",
                 "give that run's options to go on with it, --seed too if it had one, or remove the folder",
             )
         files.private_dir(self.folder)
-        self._note(None if drawn is None else str(drawn), False)
+        drawn = fresh_seed() if seed is None else seed
+        self._note(str(drawn) if seed is None else None, False)
         return drawn
 
     def finish(self) -> None:
         """All parts are there: the seed goes before the result has its name, so that no death leaves it beside that."""
         self._note(None, True)
 
-    def has(self, number: int) -> bool:
-        return self._path(number).is_file()
-
-    def put(self, number: int, value: dict[str, Any]) -> None:
-        write(self._path(number), value)
+    def make(self, number: int, ghost: Ghost, seed: int | None, made: Callable[[Ghost], dict[str, Any]]) -> None:
+        """Make a part with the run's seed, unless it is there. Raises CorruptCheckpoint where the seed has gone."""
+        if self._path(number).is_file():
+            return
+        if seed is None:
+            fault = f"part {number} of {self.folder.name} was made and is gone"
+            raise CorruptCheckpoint(fault, f"remove {self.folder}: all is made again")
+        write(self._path(number), made(replace(ghost, seed=seed)))
 
     def get(self, number: int) -> dict[str, Any]:
         """Raises CorruptCheckpoint where it is not JSON."""
         try:
             return read_json(self._path(number))
         except CorruptCheckpoint:
-            fault = f"part {number} of {self.folder.name} is damaged"
-            raise CorruptCheckpoint(fault, "remove it: it is made again") from None
+            raise self.damaged(number) from None
+
+    def damaged(self, number: int) -> CorruptCheckpoint:
+        return CorruptCheckpoint(f"part {number} of {self.folder.name} is damaged", "remove it: it is made again")
 
     def remove(self) -> None:
         """What says that all parts are there goes last."""

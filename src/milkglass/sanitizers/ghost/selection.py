@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from milkglass.noise.stream import Stream
 from milkglass.parameters import limited, require
-from milkglass.sanitizers.ghost.bf16 import MARGIN, in_bf16, worth
+from milkglass.sanitizers.ghost.bf16 import MARGIN, worth
 from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.states import TOKENS, Encoder, Prefix
 
@@ -212,7 +212,7 @@ class _Group:
         measured = partial(self._measured, np.stack([one for _, one in rows])[:, at if stem else 0 :], owner, stem)
         part = np.arange(len(rows))
         if self.network.quick and len(rows) > len({*owner.tolist()}):
-            with in_bf16():
+            with torch.autocast("cpu", torch.bfloat16):
                 rough = measured(part, limits * (1 + MARGIN))
             part = np.flatnonzero(worth(rough, owner, np.array([self.sentences[n].width for n, _ in rows])))
         result = np.full(len(rows), math.inf)

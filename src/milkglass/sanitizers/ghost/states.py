@@ -196,10 +196,8 @@ class _ForwardSums:
             return provided[self.rows] if provided.dim() > 1 and provided.shape[0] == self.all else provided
         if isinstance(provided, tuple):
             return tuple(self._narrow(layer, one) for one in provided)
-        if hasattr(provided, "layers"):  # a cache; its layer is asked for once in a forward
-            if layer < len(provided.layers):
-                provided.layers[layer].batch_select_indices(self.rows)
-            return provided
+        if hasattr(provided, "layers") and layer < len(provided.layers):
+            provided.layers[layer].batch_select_indices(self.rows)  # a cache's; asked for once in a forward
         return provided
 
     def result(self) -> torch.Tensor:

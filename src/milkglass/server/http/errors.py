@@ -70,12 +70,9 @@ def respond(error: MilkglassError) -> JSONResponse:
 
 
 def error_body(error: MilkglassError) -> dict[str, Any]:
-    return body(error.status, error.message, code_of(type(error)), error.hint, **error.extra)
-
-
-def code_of(kind: type[Exception]) -> str:
-    """WrongBaseModel -> wrong_base_model."""
-    return "".join("_" + c.lower() if c.isupper() else c for c in kind.__name__).lstrip("_")
+    """The code is the kind's name: wrong_base_model of WrongBaseModel."""
+    code = "".join("_" + c.lower() if c.isupper() else c for c in type(error).__name__).lstrip("_")
+    return body(error.status, error.message, code, error.hint, **error.extra)
 
 
 def internal() -> JSONResponse:
@@ -106,11 +103,14 @@ def _rule(one: Mapping[str, Any]) -> str:
     return text[:1].lower() + text[1:]
 
 
-def install(app: FastAPI) -> None:
-    """Give the app this one shape."""
+def web_app(title: str, lifespan: Any = None) -> FastAPI:
+    """An application whose every error has this one shape, and which says that it is there. lifespan: as FastAPI's."""
+    refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": Refusal}, "5XX": {"model": Refusal}}
+    app = FastAPI(title=title, lifespan=lifespan, responses=refusals, docs_url=None, redoc_url=None)
 
-    async def on_known(request: Request, error: Any) -> JSONResponse:
-        return respond(error)
+    @app.get("/health")
+    async def health() -> dict[str, str]:  # async: it answers when all threads are busy
+        return {"status": "ok"}
 
     async def on_invalid(request: Request, error: Any) -> JSONResponse:
         hint = "see /openapi.json for what is expected"
@@ -123,14 +123,14 @@ def install(app: FastAPI) -> None:
         message = REASONS.get(status, "the request was refused")
         return JSONResponse(body(status, message, f"http_{status}", HINTS.get(status, "")), status, error.headers)
 
-    async def on_system(request: Request, error: Exception) -> JSONResponse:
+    async def on_known(request: Request, error: Exception) -> JSONResponse:
         meaning = known_error(error)
         if meaning is None:
             raise error
         return respond(meaning)
 
-    app.add_exception_handler(MilkglassError, on_known)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(OSError, on_system)
-    app.add_exception_handler(sqlite3.Error, on_system)
+    for kind in (MilkglassError, OSError, sqlite3.Error):
+        app.add_exception_handler(kind, on_known)
+    return app

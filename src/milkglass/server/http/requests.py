@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from milkglass.errors import EmptyText, IdOutOfRange, TooLarge, TooLong, UsageError
@@ -38,6 +38,9 @@ def _no_text(value: Any) -> Any:
     return value
 
 
+Prompts = Annotated[Ids | Rows, BeforeValidator(_no_text)]
+
+
 class StreamOptions(RequestBody):
     include_usage: bool = False
     continuous_usage_stats: Literal[False] = False
@@ -45,7 +48,7 @@ class StreamOptions(RequestBody):
 
 class Completion(RequestBody):
     model: Name
-    prompt: Ids | Rows
+    prompt: Prompts
     max_tokens: int = Field(16, ge=1, lt=2**31, strict=True)
     temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -62,8 +65,6 @@ class Completion(RequestBody):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = True  # ids are returned in any case: there is nothing else
-
-    _no_text = field_validator("prompt", mode="before")(_no_text)
 
     @model_validator(mode="before")
     @classmethod
@@ -96,18 +97,14 @@ class Completion(RequestBody):
 
 class Classification(RequestBody):
     model: Name
-    input: Ids | Rows
+    input: Prompts
     token_type_ids: Ids | Rows | None = None
-
-    _no_text = field_validator("input", mode="before")(_no_text)
 
 
 class Embedding(RequestBody):
     model: Name
-    input: Ids | Rows
+    input: Prompts
     encoding_format: Literal["float"] = "float"
-
-    _no_text = field_validator("input", mode="before")(_no_text)
 
 
 def as_rows(value: Ids | Rows) -> list[Ids]:

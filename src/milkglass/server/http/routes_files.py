@@ -19,29 +19,23 @@ from milkglass.server.storage.uploads import arriving
 
 router = APIRouter(route_class=StrictRoute)
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-_FORM = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": ["model", "fine-tune"]},
-                    },
-                }
-            }
-        },
-    }
-}
-_RAW = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
+
+
+def _body(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A request's body, for OpenAPI."""
+    return {"requestBody": {"required": True, "content": {kind: {"schema": schema}}}}
+
+
+_BYTES = {"type": "string", "format": "binary"}
+_RAW = _body("application/octet-stream", _BYTES)
+_FORM = _body(
+    "multipart/form-data",
+    {
+        "type": "object",
+        "required": ["file", "purpose"],
+        "properties": {"file": _BYTES, "purpose": {"type": "string", "enum": ["model", "fine-tune"]}},
+    },
+)
 
 
 class NewUpload(RequestBody):

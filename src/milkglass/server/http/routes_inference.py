@@ -33,7 +33,7 @@ from milkglass.server.http.strict_json import StrictRoute
 from milkglass.server.inference.classifier import Classifier, ClassifierRow
 from milkglass.server.inference.model_cache import Task
 from milkglass.server.inference.sequence import Sequence
-from milkglass.server.storage.store import ModelRecord, new_id
+from milkglass.server.storage.store import new_id
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -186,26 +186,20 @@ async def _stream(run: PromptRun) -> AsyncGenerator[str, None]:
 # --- classification and embedding -------------------------------------------------------------------------------------
 @router.post("/classify")
 async def classify(body: Classification, request: Request, shared: Shared) -> Response:
-    model = await run_in_threadpool(shared.store.models.get, body.model)
-    inputs = as_rows(body.input)
-    require_rows(inputs, model, shared.settings)
-    types = token_types(body, inputs, model)
-    return await _in_rows(model, "classify", inputs, types, request, shared)
+    return await _in_rows(body, "classify", request, shared)
 
 
 @router.post("/v1/embeddings")
 async def embeddings(body: Embedding, request: Request, shared: Shared) -> Response:
+    return await _in_rows(body, "embed", request, shared)
+
+
+async def _in_rows(body: Classification | Embedding, task: Task, request: Request, shared: Shared) -> Response:
+    """One answer a row."""
     model = await run_in_threadpool(shared.store.models.get, body.model)
     inputs = as_rows(body.input)
     require_rows(inputs, model, shared.settings)
-    return await _in_rows(model, "embed", inputs, [None] * len(inputs), request, shared)
-
-
-async def _in_rows(
-    model: ModelRecord, task: Task, inputs: list[list[int]], types: list[list[int] | None], request: Request,
-    shared: Shared,
-) -> Response:  # fmt: skip
-    """One answer a row."""
+    types = token_types(body, inputs, model) if isinstance(body, Classification) else [None] * len(inputs)
     entry = shared.loader.acquire(model, task)
     rows: list[ClassifierRow] = []
     try:

@@ -95,14 +95,10 @@ class BeamSearch:
         return [row for _, row, _ in go_on], [token for _, _, token in go_on]
 
     def _finish(self, whole: list[tuple[float, tuple[int, ...]]], length: int) -> None:
-        fresh = [
-            Hypothesis(total / length**self._params.length_penalty, ids, self._reason(ids[-1])) for total, ids in whole
-        ]
+        stop, scale = self._params.stop, length**self._params.length_penalty
+        fresh = [Hypothesis(total / scale, ids, "stop" if ids[-1] in stop else "length") for total, ids in whole]
         ranked = sorted([*self.finished, *fresh], key=lambda one: -one.score)
         self.finished = ranked[: self._params.beams]
-
-    def _reason(self, last: int) -> str:
-        return "stop" if last in self._params.stop else "length"
 
     def _decided(self, best: float, length: int) -> bool:
         """best: log p of the best beam. Without early stopping its score at its present length stands for all that it

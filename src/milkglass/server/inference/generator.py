@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from milkglass.server.inference.engine import Engine, explain, log
+from milkglass.server.inference.engine import Engine, log
 from milkglass.server.inference.model_runner import ModelRunner, RunningRows
 from milkglass.server.inference.prefixes import PrefixRunner
 from milkglass.server.inference.scheduler import Scheduler
@@ -30,7 +30,8 @@ class Generator(Engine[Sequence]):
         scheduler.drop_cancelled()
         self._reading = self._newcomers()
         if self._reading:
-            self._read()
+            scheduler.admit(self._runner, self._reading)
+            self._reading = []
         elif scheduler.rows is not None:
             scheduler.accept(scheduler.rows.advance(scheduler.newest))
 
@@ -41,17 +42,6 @@ class Generator(Engine[Sequence]):
         sequences = [*self._scheduler.clear(), *self._reading]
         self._reading = []
         return sequences
-
-    def _read(self) -> None:
-        """Newcomers that the model cannot read fail alone: the running rows know nothing of them yet."""
-        try:
-            rows, logits = self._runner.read([one.prompt for one in self._reading])
-            fresh = self._scheduler.begun(self._reading, rows, logits)
-        except Exception as error:  # noqa: BLE001  (whatever it was)
-            self.fail_all(self._reading, explain(error))
-        else:
-            self._scheduler.join(fresh)
-        self._reading = []
 
     def _newcomers(self) -> list[Sequence]:
         """As many as there are free rows for and as fit in one pass."""

@@ -5,13 +5,13 @@ The policy of continuous batching, apart from the model: it knows no runner's me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeAlias
 
 import torch
 
-from milkglass.server.inference.engine import that_fit
-from milkglass.server.inference.model_runner import RunningRows
+from milkglass.server.inference.engine import Engine, explain, that_fit
+from milkglass.server.inference.model_runner import ModelRunner, RunningRows
 from milkglass.server.inference.sequence import Sequence
 
 OnLeave: TypeAlias = Callable[[Sequence, RunningRows, int], None]
@@ -62,13 +62,18 @@ class Scheduler:
         self.running += other.running
         self.newest += other.newest
 
-    def begun(self, sequences: list[Sequence], rows: RunningRows, logits: torch.Tensor) -> Scheduler:
-        """A scheduler of newly read sequences alone, each with its first id: until they `join`, nothing that fails
-        harms those that run."""
+    def admit(self, runner: ModelRunner, newcomers: Collection[Sequence]) -> None:
+        """Read their prompts, and give each its first id. Those that the model cannot read fail alone: the running rows
+        know nothing of them yet."""
         fresh = Scheduler(self._max_batch, self._on_leave)
-        fresh.running, fresh.rows = list(sequences), rows
-        fresh.accept(logits)
-        return fresh
+        fresh.running = [*newcomers]
+        try:
+            fresh.rows, logits = runner.read([one.prompt for one in newcomers])
+            fresh.accept(logits)
+        except Exception as error:  # noqa: BLE001  (whatever it was)
+            Engine.fail_all([*newcomers], explain(error))
+        else:
+            self.join(fresh)
 
     def split(self, places: list[int]) -> Scheduler:
         """Take some sequences out, with their rows, into a scheduler of their own."""

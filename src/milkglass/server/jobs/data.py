@@ -15,8 +15,6 @@ from milkglass.errors import BadUpload
 from milkglass.server.spec import Task
 from milkglass.server.storage import parquet
 
-IGNORED = -100  # the label that takes no part in the loss
-
 
 class _Lists:
     """A Parquet list column as one flat array and its offsets: no Python object a token."""
@@ -81,7 +79,7 @@ class Collate:
             batch["token_type_ids"] = _padded([e["token_type_ids"] for e in examples], width, 0)
         labels = [example["labels"] for example in examples]
         listed = isinstance(labels[0], np.ndarray)
-        batch["labels"] = _padded(labels, width, IGNORED) if listed else _numbers(labels)
+        batch["labels"] = _padded(labels, width, parquet.IGNORED) if listed else _numbers(labels)
         return batch
 
 

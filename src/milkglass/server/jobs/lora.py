@@ -37,7 +37,8 @@ def prepare(model: PreTrainedModel, chosen: Hyperparameters) -> None:
             f"{first} first and {chosen.full_last} last layers in full leave none of {len(layers)} to adapt",
             'lower them, or use method "full"',
         )
-    targets = [f"{name}.{i}.{linear}" for i in range(first, last) for linear in _linears(layers[i])]
+    adapted = [(i, *one) for i in range(first, last) for one in layers[i].named_modules()]
+    targets = [f"{name}.{i}.{linear}" for i, linear, module in adapted if isinstance(module, nn.Linear | Conv1D)]
     conv = any(isinstance(module, Conv1D) for module in model.modules())
     config = LoraConfig(
         r=chosen.lora_rank, lora_alpha=chosen.lora_alpha, target_modules=targets, fan_in_fan_out=conv, bias="none"
@@ -45,10 +46,6 @@ def prepare(model: PreTrainedModel, chosen: Hyperparameters) -> None:
     inject_adapter_in_model(config, model)
     for module in _in_full(model, layers, first, last, chosen.train_tables):
         module.requires_grad_(True)
-
-
-def _linears(layer: nn.Module) -> Iterator[str]:
-    return (name for name, module in layer.named_modules() if isinstance(module, nn.Linear | Conv1D))
 
 
 def _in_full(model: PreTrainedModel, layers: nn.ModuleList, first: int, last: int, tables: bool) -> Iterator[nn.Module]:

@@ -127,14 +127,11 @@ class Jobs:
     def checkpoints(self, key: str) -> list[tuple[int, float]]:
         """Step and time of each complete one, the newest first."""
         result = []
-        for path in self._checkpoints(key).glob("checkpoint-*"):
+        for path in self.folder(key).glob("checkpoints/checkpoint-*"):
             step = _CHECKPOINT.fullmatch(path.name)
             if step and (path / "complete").is_file():
                 result.append((int(step[1]), path.stat().st_mtime))
         return sorted(result, reverse=True)
-
-    def _checkpoints(self, key: str) -> Path:
-        return self.folder(key) / "checkpoints"
 
     def folder(self, key: str) -> Path:
         return self._home.jobs / key
@@ -155,8 +152,8 @@ class Jobs:
 
     def _drop_checkpoints(self, key: str) -> None:
         """Optimiser state is twice a model's size, and serves only to resume."""
-        for folder in (self._checkpoints(key), self.folder(key) / "result.partial"):
-            shutil.rmtree(folder, ignore_errors=True)  # tried again at the next start
+        for name in ("checkpoints", "result.partial"):
+            shutil.rmtree(self.folder(key) / name, ignore_errors=True)  # tried again at the next start
 
     def stop(self) -> None:
         """Let the running worker save a checkpoint; its job goes on when the server is started again."""
@@ -280,7 +277,7 @@ class Jobs:
             return
         folder = self.folder(key)
         if status.state == "succeeded":
-            name = _result_name(job)
+            name = "-".join(["ft", job.id.removeprefix("ftjob-"), *([job.suffix] if job.suffix else [])])
             self._store.jobs.update(key, lambda j: setattr(j, "fine_tuned_model", name))
             try:
                 self._registry.adopt(name, folder / "result", key, job.model)
@@ -317,7 +314,3 @@ def _count_crash(job: JobRecord, newest: int) -> None:
     if newest > job.checkpoint:
         job.checkpoint, job.crashes = newest, 0
     job.crashes += 1
-
-
-def _result_name(job: JobRecord) -> str:
-    return "-".join(["ft", job.id.removeprefix("ftjob-"), *([job.suffix] if job.suffix else [])])

@@ -22,8 +22,8 @@ class Reporter(TrainerCallback):
         cancelled: the same of the job.
     """
 
-    def __init__(self, job: Path, ranks: Ranks | None = None) -> None:
-        self.job, self.ranks = job, ranks or Ranks()
+    def __init__(self, job: Path) -> None:
+        self.job, self.ranks = job, Ranks()
         self.interrupted = self.cancelled = False
         self._signalled = False
         self._left = TimeLeft(0)

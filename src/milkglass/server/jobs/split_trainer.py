@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from milkglass.server.jobs.data import IGNORED
 from milkglass.server.jobs.ranks import Ranks
+from milkglass.server.storage.parquet import IGNORED
 
 
 class OneOrder(Sampler[int]):

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 POLL = 0.1  # seconds between looks at a worker that is not our child
@@ -94,13 +95,9 @@ class Worker:
         pid = self._pid()
         if pid is None or not self.alive():
             return
-        try:
-            if which == signal.SIGKILL:
-                os.killpg(pid, which)
-            else:
-                os.kill(pid, which)
-        except ProcessLookupError:
-            return  # it ended in the meantime, as it should
+        send = os.killpg if which == signal.SIGKILL else os.kill
+        with suppress(ProcessLookupError):  # it ended in the meantime, as it should
+            send(pid, which)
 
     def stop(self, grace: float) -> None:
         """Ask it to checkpoint; after `grace` seconds make it stop."""

@@ -108,9 +108,11 @@ class DataDir:
         return file
 
     def token(self, provided: str | None) -> str:
-        """The given token, else the stored one, else a new one that is stored for its owner's eyes only."""
+        """The given token, else the stored one, else a new one that is stored for its owner's eyes only. Errors as of
+        `claim`, which is done first where none is given."""
         if provided is not None:
             return provided
+        self.claim()
         path = self.root / "token"
         if path.is_file():
             if path.stat().st_mode & OTHERS:

@@ -37,17 +37,13 @@ def answer(purpose: str, path: Path) -> dict[str, Any]:
         if purpose == "model":
             _check_weights(path)
             return {"found": None}
-        return {"found": _rows(path)}
+        from milkglass.server.storage import parquet
+
+        return {"found": parquet.check(path)}
     except BadUpload as error:
         return {"refused": [error.message, error.hint]}
     except MemoryError:
         return {"memory": True}
-
-
-def _rows(path: Path) -> dict[str, Any]:
-    from milkglass.server.storage import parquet
-
-    return parquet.check(path)
 
 
 def _check_weights(path: Path) -> None:

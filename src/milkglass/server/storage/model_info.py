@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from milkglass.errors import CorruptCheckpoint, UnsupportedModel
 from milkglass.models import families
-from milkglass.models.checkpoint import Checkpoint, read_json
+from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import Architecture
 from milkglass.models.load_lock import ONE_LOAD
 from milkglass.server.storage.store import ModelRecord
@@ -122,9 +122,7 @@ def _require_ids(checkpoint: Checkpoint, config: PreTrainedConfig, vocabulary: i
     """Of config.json, of generation_config.json, and the padding id that Transformers would fill in."""
     check_ids(checkpoint.config, vocabulary)
     check_ids({"pad_token_id": config.pad_token_id}, vocabulary)
-    generation = checkpoint.folder / "generation_config.json"
-    if generation.is_file():
-        check_ids(read_json(generation), vocabulary)
+    check_ids(checkpoint.generation_config or {}, vocabulary)
 
 
 def resolve(folder: Path) -> PreTrainedConfig:

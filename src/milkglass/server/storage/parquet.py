@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from milkglass.errors import BadUpload, MilkglassError
 
 COLUMNS = frozenset({"input_ids", "attention_mask", "token_type_ids", "labels"})
-IGNORED = -100
+IGNORED = -100  # the label that takes no part in the loss
 MAX_ID = 2**31 - 1
 BATCH = 256  # rows looked at together
 MAX_ROW = 65_536  # tokens of a row, which a worker cuts to spec.MAX_LENGTH or less
@@ -28,7 +28,7 @@ UNREADABLE = BadUpload("the file is not readable Parquet", "write it with pyarro
 
 def read(path: Path) -> pa.Table:
     """The whole file, which must have passed `check`."""
-    with _opened(path) as file:
+    with pq.ParquetFile(path, memory_map=False) as file:
         return pa.Table.from_batches(file.iter_batches(BATCH, use_threads=False), file.schema_arrow)
 
 
@@ -36,7 +36,7 @@ def check(path: Path) -> dict[str, Any]:
     """The fields of store.Rows. Raises BadUpload, and MemoryError where the file asks for more than this process may
     have. May end the process: pyarrow aborts on some damaged files."""
     try:
-        with _opened(path) as file:
+        with pq.ParquetFile(path, memory_map=False) as file:
             _check_sizes(file.metadata)
             _check_metadata(file)
             result = _check_schema(file.schema_arrow)
@@ -51,10 +51,6 @@ def check(path: Path) -> dict[str, Any]:
     if not result.rows:
         raise BadUpload("the file holds no rows", "send at least one example")
     return result.result()
-
-
-def _opened(path: Path) -> pq.ParquetFile:
-    return pq.ParquetFile(path, memory_map=False)
 
 
 def _check_sizes(about: pq.FileMetaData) -> None:

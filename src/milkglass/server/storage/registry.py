@@ -16,8 +16,8 @@ from typing import Any
 
 from milkglass import files
 from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, ModelError, NotFound, WrongBaseModel
-from milkglass.models.checkpoint import INDEX, Checkpoint, read_json, write_json
-from milkglass.models.safetensors_file import TensorRef, read_header
+from milkglass.models.checkpoint import INDEX, Checkpoint, read_generation, read_json, write_json
+from milkglass.models.safetensors_header import TensorRef, read_header
 from milkglass.models.staging import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, assemble, fits, link_or_copy
 from milkglass.server.storage.data_dir import DataDir
 from milkglass.server.storage.model_info import check_config, describe
@@ -117,11 +117,10 @@ class Registry:
     def _is(self, model: ModelRecord, asked: Registration) -> bool:
         """Of the same weights, with the same configs; the key's identifier stands in one of them."""
         known, folder = self._sources(asked), self.folder(model.id)
-        generation = folder / "generation_config.json"
         return (
             (model.delta == _delta(asked, known) if asked.delta else model.sha256 == known)
             and read_json(folder / "config.json") == asked.config
-            and (read_json(generation) if generation.is_file() else None) == asked.generation_config
+            and read_generation(folder) == asked.generation_config
         )
 
     def _sources(self, asked: Registration) -> dict[str, str]:

@@ -56,13 +56,8 @@ def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE) 
         yield
         await asyncio.to_thread(table.engine.close)
 
-    refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": errors.Refusal}, "5XX": {"model": errors.Refusal}}
     number = itertools.count(1)
-    app = FastAPI(title="Milkglass split", lifespan=lifespan, responses=refusals, docs_url=None, redoc_url=None)
-
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    app = errors.web_app("Milkglass split", lifespan)
 
     @app.get(PATH)
     async def info() -> dict[str, Any]:
@@ -86,7 +81,6 @@ def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE) 
         await socket.accept()
         await StreamConnection(socket, table, idle).run()
 
-    errors.install(app)
     app.add_middleware(Guard, token=token, rule=_rule, held=16 * MAX_BODY, limits=Limits())
     return app
 

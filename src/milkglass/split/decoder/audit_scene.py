@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.defence_scene import public_scene
 from milkglass.audit.key_scene import AuditFiles, truth_of
-from milkglass.audit.scene import ALIKE, LEAST, OTHER, Adversary, require_texts
+from milkglass.audit.scene import ALIKE, OTHER, Adversary, require_texts
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.obfuscated_tables import key_from
 from milkglass.enclave.budget import RowPolicy
@@ -90,12 +90,7 @@ def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, fil
     table = base.read(family_of(base.config).locate(base).table)
     if digest_of(table) != enclave.about["table"]:
         raise KeyForOtherModel("the model is not the one of this enclave", "give the model that the provider serves")
-    private, alike = divided(texts_of(files.text, files.rows), files.seed)
-    if len(private) + len(alike) < LEAST:
-        raise UsageError(
-            f"{files.text.name} holds {len(private) + len(alike)} of the {LEAST} texts that an audit needs",
-            "an attacker's share of so few says nothing",
-        )
+    private, alike = divided(texts_of(files.text, files.rows), files)
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
     crossed = _crossed(enclave, settings, codec, table, private)
     texts = {ALIKE: alike} | ({} if files.public is None else {OTHER: texts_of(files.public, None)})

@@ -10,6 +10,7 @@ import base64
 import json
 import ssl
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,16 +91,12 @@ class DecoderServer:
 
     def info(self) -> DecoderInfo:
         """What it takes. Raises RemoteError or one of its kinds."""
-        connection = Connection(self.url, self.token, self.allow_http, self.authority, patience=self.patience)
-        try:
+        with self._connection() as connection:
             return DecoderInfo.of(connection.json("GET", PATH))
-        finally:
-            connection.close()
 
     def package(self, enclave: Enclave) -> bytes:
         """The provider's table, encrypted for this enclave. Raises RemoteError where the provider refuses it."""
-        connection = Connection(self.url, self.token, self.allow_http, self.authority, patience=self.patience)
-        try:
+        with self._connection() as connection:
             nonce = str(connection.json("POST", CHALLENGE, {}).get("nonce"))
             if len(nonce) != 2 * NONCE or not set(nonce) <= set("0123456789abcdef"):
                 raise RemoteError("the server's challenge is not a nonce", HINT)
@@ -114,8 +111,9 @@ class DecoderServer:
                     if size > MAX_PACKAGE:
                         raise RemoteError(f"the package has more than {MAX_PACKAGE} bytes", "don't trust this server")
             return b"".join(parts)
-        finally:
-            connection.close()
+
+    def _connection(self) -> closing[Connection]:
+        return closing(Connection(self.url, self.token, self.allow_http, self.authority, patience=self.patience))
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> SplitStream:
         """What answers one prompt. dtype: of its vectors."""

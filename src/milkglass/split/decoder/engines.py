@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,8 @@ from milkglass.client.remote.exchange import server_events
 from milkglass.client.remote.responses import is_whole, rows
 from milkglass.client.remote.strict_json import document
 from milkglass.errors import RemoteError, TooLong, Unauthorized, Unreachable, UsageError
-from milkglass.split.decoder.spec import MOST, DecoderInfo
+from milkglass.split.decoder.spec import DecoderInfo
+from milkglass.split.server_info import MOST
 
 if TYPE_CHECKING:
     import torch
@@ -63,13 +65,8 @@ class PromptEmbedsEngine:
 
     def info(self, about: Mapping[str, Any]) -> DecoderInfo:
         """What it takes. about: the table that an open enclave holds (`Enclave.about`). Raises RemoteError."""
-        connection = self.connection()
-        try:
+        with self.connection() as connection:
             found = rows(connection.json("GET", MODELS))
-        except RemoteError as error:
-            raise explained(error) from error
-        finally:
-            connection.close()
         names = [str(one.get("id")) for one in found]
         if self.model not in names:
             listed = ", ".join(names[:5]) or "none"
@@ -88,8 +85,14 @@ class PromptEmbedsEngine:
             raise UsageError(f"beams is {sampling.beams}, this engine streams 1", "use `milkglass split serve`")
         return PromptEmbedsStream(self, info, sampling)
 
-    def connection(self) -> Connection:
-        return Connection(self.url, self.token, self.allow_http, self.authority, patience=self.patience)
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """Open for a while. Errors have a hint for this engine."""
+        with closing(Connection(self.url, self.token, self.allow_http, self.authority, patience=self.patience)) as one:
+            try:
+                yield one
+            except RemoteError as error:
+                raise explained(error) from error
 
 
 class PromptEmbedsStream:
@@ -110,13 +113,8 @@ class PromptEmbedsStream:
 
         Raises TooLong before anything is sent, RemoteError."""
         body = self._body(prompt)
-        connection = self._engine.connection()
-        try:
+        with self._engine.connection() as connection:
             yield from self._events(connection, body) if self._engine.streaming else self._whole(connection, body)
-        except RemoteError as error:
-            raise explained(error) from error
-        finally:
-            connection.close()
 
     def _body(self, prompt: torch.Tensor) -> dict[str, Any]:
         sampling, info = self._sampling, self._info

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from milkglass.server.inference.engine import Engine, explain
+from milkglass.server.inference.engine import Engine
 from milkglass.server.inference.model_runner import ModelRunner
 from milkglass.server.inference.scheduler import Scheduler
 from milkglass.server.inference.sequence import Sequence
@@ -77,7 +77,8 @@ class SplitGenerator(Engine[SplitSequence | BeamSequence]):
         self.put_back([*waiting[count:]])
         self._search(fresh)
         if self._reading:
-            self._read()
+            self._rows.admit(self._runner, self._reading)
+            self._reading = []
         else:
             self._gather()
             self._advance()
@@ -99,17 +100,6 @@ class SplitGenerator(Engine[SplitSequence | BeamSequence]):
 
     def _groups(self) -> list[Scheduler]:
         return [self._rows, *self._parked]
-
-    def _read(self) -> None:
-        """Prompts that the model cannot read fail alone."""
-        try:
-            rows, logits = self._runner.read([one.prompt for one in self._reading])
-            fresh = self._rows.begun(list(self._reading), rows, logits)
-        except Exception as error:  # noqa: BLE001  (whatever it was)
-            self.fail_all([*self._reading], explain(error))
-        else:
-            self._rows.join(fresh)
-        self._reading = []
 
     def _gather(self) -> None:
         """Wait a moment for vectors that are missing, then park the rows without one and take back those with one."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -137,9 +137,7 @@ class SessionTable:
     info: DecoderInfo
     engine: SplitGenerator
     ends: frozenset[int]
-
-    def __post_init__(self) -> None:
-        self._open: dict[str, SplitSession] = {}
+    _open: dict[str, SplitSession] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self._open)

@@ -6,7 +6,7 @@ Both sides use this file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -16,11 +16,11 @@ from milkglass.errors import RemoteError
 from milkglass.server.http.strict_json import RequestBody
 from milkglass.server.inference.beam_search import BeamParams
 from milkglass.server.inference.sampling import SamplingParams
+from milkglass.split.server_info import checked
 
 STREAM = "/v1/split/stream"
 PATH = "/v1/split"
 Dtype = Literal["bfloat16", "float16", "float32"]
-MOST = 1 << 40
 MAX_BEAMS = 16
 PENALTY = 10.0  # the largest exponent: |y| to this power is still a number
 HINT = "is `milkglass split serve` of a decoder there?"
@@ -60,13 +60,7 @@ class DecoderInfo:
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> DecoderInfo:
         """From a server's answer; unknown entries are ignored. Raises RemoteError."""
-        kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
-        for one in fields(cls):
-            value = raw.get(one.name)
-            right = isinstance(value, kinds[str(one.type)]) and not isinstance(value, bool)
-            if not right or (not isinstance(value, str) and not 0 <= value <= MOST):  # type: ignore[operator]
-                raise RemoteError(f"the server's answer has no usable {one.name}", HINT)
-        info = cls(**{one.name: raw[one.name] for one in fields(cls)})
+        info = cls(**checked(cls, raw, HINT))
         if min(info.width, info.vocabulary, info.max_length) < 1 or info.dtype not in get_args(Dtype):
             raise RemoteError("the server's limits allow no text", HINT)
         return info
