@@ -158,9 +158,9 @@ def main() -> None:
             one.terminate()
             one.join()
     if asked.json:
-        from milkglass.experiments.runs import code_version
+        from milkglass.experiments.runs import now
 
-        asked.json.write_text(json.dumps({**result, "machine": platform.machine(), **code_version()}, indent=1) + "\n")
+        asked.json.write_text(json.dumps({**result, "machine": platform.machine(), **now()}, indent=1) + "\n")
 
 
 def processor(pid: int) -> float:

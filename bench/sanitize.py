@@ -103,7 +103,7 @@ def texts(table: WordVectors, ids: np.ndarray) -> None:
     lines = [" ".join(table.words[i % len(table)] for i in ids[at : at + 20]) + "." for at in range(0, len(ids), 20)]
     for name, sanitizer in (("custext", CusText(table, 1.0)), ("santext", SanText(table, 1.0))):
         text, stream = TextSanitizer(sanitizer), Stream.of_seed(0)
-        text.prepare()
+        sanitizer.prepare()
         text.texts(lines, stream, WordTally())
         began = time.perf_counter()
         text.texts(lines, stream, WordTally())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,9 @@ def measure(quick: bool) -> Iterator[Figure]:
         yield Figure("milkglass --help", ours, other, "python -c pass", dtype="none", note="a new process")
         ours, other = interleaved(_encoding(folder), bare, rounds)
         yield Figure("milkglass encode of one line", ours, other, "python -c pass", dtype="none", note="a new process")
+        ours, other = interleaved(_obfuscating(folder), bare, 1 if quick else 3)
+        about = "a new process, new key and passphrase, until the folder is written"
+        yield Figure("milkglass obfuscate of MiniLM", ours, other, "python -c pass", threads=threads, note=about)
         ours, other = interleaved(_answering(folder), torch_alone, 1 if quick else 5)
         about = "from the start of `milkglass serve` to the first token of SmolLM2"
         what = 'python -c "import torch"'
@@ -54,6 +58,18 @@ def _encoding(folder: Path) -> Callable[[], object]:
     passphrase = ("--passphrase-file", str(phrase))
     _command("obfuscate", "demo:minilm", str(folder / "minilm"), "--key", str(key), *passphrase)()
     return _command("encode", "When does the pharmacy close on Fridays?", "--key", str(key), *passphrase)
+
+
+def _obfuscating(folder: Path) -> Callable[[], object]:
+    number = count()
+
+    def scrambled() -> None:
+        out, key = folder / f"out-{next(number)}", folder / f"key-{next(number)}"
+        words = ("--passphrase-file", str(folder / "phrase"))
+        _command("obfuscate", "demo:minilm", str(out), "--key", str(key), "--k", "10", *words)()
+        shutil.rmtree(out)
+
+    return scrambled
 
 
 def _answering(folder: Path) -> Callable[[], object]:

@@ -8,6 +8,8 @@ do next. No message ever holds private text, token ids, a passphrase or key mate
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 
@@ -134,6 +136,15 @@ class CodecError(MilkglassError):
     def renamed(self, name: str) -> Self:
         """The same of a text with this name, such as "line 7"."""
         return type(self)(f"{name} {self.fault}", self.hint)
+
+
+@contextmanager
+def naming(name: Callable[[int], str]) -> Iterator[None]:
+    """A text that is refused inside is reported by its name, such as "line 7", given its place."""
+    try:
+        yield
+    except CodecError as error:
+        raise error if error.place is None else error.renamed(name(error.place)) from None
 
 
 class EmptyText(CodecError):

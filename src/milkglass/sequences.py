@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
 Item = TypeVar("Item")
+Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,3 +84,11 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     length = min(len(one), len(other))
     differs = np.asarray(one[:length]) != np.asarray(other[:length])
     return int(differs.argmax()) if differs.any() else length
+
+
+def looked_up(keys: Ids, values: NDArray[Number], expected: Ids) -> NDArray[Number]:
+    """The value of each expected key, 0 where it is not among the sorted keys."""
+    if not len(keys):
+        return np.zeros(expected.shape, values.dtype)
+    at = np.minimum(np.searchsorted(keys, expected), len(keys) - 1)
+    return np.where(keys[at] == expected, values[at], values.dtype.type(0))

@@ -889,6 +889,27 @@ def test_a_value_that_cannot_be_is_told_whatever_the_key_says(encoder: Owner, tm
     assert "of a run that was interrupted" in call(*again, "--k", 3).stderr
 
 
+def test_an_interrupted_run_says_how_it_goes_on(
+    encoder: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        (tmp_path / ".out.partial").mkdir()
+        raise KeyboardInterrupt
+
+    words = ("--key", tmp_path / "k", "--passphrase-file", tmp_path / "phrase")
+    run = ("obfuscate", encoder.model, tmp_path / "out", *SMALL, *words)
+    with monkeypatch.context() as patched:
+        patched.setattr("milkglass.client.obfuscate.scramble.scramble", interrupt)
+        stopped = call(*run, "--generate-passphrase", passphrase=None)
+    assert stopped.exit_code == 130 and "same command without --new-key and --generate-passphrase" in stopped.stderr
+    (tmp_path / ".out.partial").rmdir()
+    refused(call(*run, "--generate-passphrase", passphrase=None), 2, "under a passphrase of its own")
+    (tmp_path / ".out.partial").mkdir()
+    refused(call(*run, "--generate-passphrase", passphrase=None), 2, "an interrupted run goes on then")
+    (tmp_path / ".out.partial").rmdir()
+    assert call(*run, passphrase=None).exit_code == 0
+
+
 def test_obfuscate_in_bands(encoder: Owner, tmp_path: Path) -> None:
     text = tmp_path / "texts.txt"
     text.write_text("\n".join(tiny.TEXTS) + "\n", "utf-8")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from milkglass.metrics import interval, recovery
 from milkglass.metrics.interval import ratio, share
@@ -31,7 +33,7 @@ def test_sentences_are_resampled_and_not_tokens() -> None:
 
 
 @pytest.mark.parametrize("order", ["drawn", "sorted"])
-def test_many_units_are_dealt_out_and_the_interval_is_the_formulas(order: str) -> None:
+def test_many_units_are_dealt_out_and_the_interval_is_the_formulas(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The linearised variance of a ratio (Cochran 1977, section 2.11), where units come in any order."""
     rng = np.random.default_rng(0)
     weights = rng.integers(1, 40, 3 * interval.HEAPS).astype(np.float64)
@@ -39,7 +41,15 @@ def test_many_units_are_dealt_out_and_the_interval_is_the_formulas(order: str) -
     if order == "sorted":
         by = np.argsort(hits / weights)
         weights, hits = weights[by], hits[by]
+    drawn, real = list[int](), interval._draws
+
+    def noted(units: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
+        drawn.append(units)
+        return real(units, rng)
+
+    monkeypatch.setattr(interval, "_draws", noted)
     found = ratio(hits, weights, np.random.default_rng(1))
+    assert drawn == [interval.HEAPS] and interval.HEAPS >= 2000  # with fewer sums the width would be left to chance
     spread = 1.96 * float(np.sqrt(((hits - found.value * weights) ** 2).sum())) / weights.sum()
     assert found.value == hits.sum() / weights.sum()
     assert found.units == len(weights)

@@ -18,7 +18,7 @@ from milkglass.hidden_states.catalogue import restored
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.split import folders, train
 from milkglass.split.audit_scene import build
-from milkglass.split.client import parts, softmax
+from milkglass.split.client import parts
 from milkglass.split.evaluate import evaluate
 from milkglass.split.train import TrainingTexts
 from milkglass.threat.defence import LabelledTexts
@@ -183,7 +183,6 @@ def test_batches_keep_their_order_and_their_bounds() -> None:
     found = [(one.start, one.stop) for one in parts(lengths, 3, 6)]
     assert found == [(0, 2), (2, 3), (3, 6), (6, 7)]
     assert list(parts(np.empty(0, np.int64), 3, 6)) == []
-    assert softmax(np.array([[1000.0, 0.0]], np.float32)).tolist() == [[1.0, 0.0]]
 
 
 def test_data_is_read_with_its_labels(tmp_path: Path) -> None:

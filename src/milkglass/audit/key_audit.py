@@ -90,7 +90,8 @@ def audit_key(
     unlocked.key.require_whole()
     codec, base = codec_of(unlocked, model), resolve(model or unlocked.key.info.model)
     named = {name: None if one is None else one.path for name, one in sources.items()}
-    about = {**identity(unlocked, named, seen, rows, seed), "columns": [_columns(one) for one in given]}
+    columns = [[one.text, one.label, one.pair, one.delimiter, one.skip_empty] for one in given]
+    about = {**identity(unlocked, named, seen, rows, seed), "columns": columns}
 
     def staged(stage: Stage) -> Scene:
         reads = AuditFiles(DataFile.of(text), sources["public"], sources["known"], rows, seed)
@@ -102,10 +103,6 @@ def audit_key(
         result, _ = played(scene, work, folder, Budget.parse(budget), seed, lambda cell: advance(1))
     remember(unlocked.path, result)
     return result
-
-
-def _columns(file: DataFile) -> list[Any]:
-    return [file.text, file.label, file.pair, file.delimiter, file.skip_empty]
 
 
 # --- the steps, which the command line shares -------------------------------------------------------------------------

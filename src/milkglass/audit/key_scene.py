@@ -15,7 +15,7 @@ import torch
 
 from milkglass.attacks.embeddings.known_weight import overlaid
 from milkglass.audit.decontaminate import without_private
-from milkglass.audit.scene import ALIKE, KNOWN, LEAST, OTHER, Adversary, Scene, require_texts
+from milkglass.audit.scene import ALIKE, KNOWN, LEAST, OTHER, Adversary, Scene, require_enough, require_texts
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.data_file import Source
 from milkglass.client.data.texts import PrivateTexts, pieces, read, unmarked
@@ -109,11 +109,7 @@ def build(
     base = Checkpoint.open(folder)
     key.require_model(base.digest(stage("check the model", sum(ref.bytes for ref in base.tensors.values()))))
     whole = read(codec, files.text, files.rows)
-    if len(whole.original) < LEAST:
-        raise UsageError(
-            f"{files.text.name} holds {len(whole.original)} of the {LEAST} texts that an audit needs",
-            "an attacker's share of so few says nothing",
-        )
+    require_enough(whole.original, files.text.name)
     private, alike = _halves(whole, files.seed)
     attackers = {} if files.public is None else {OTHER: AttackerText(read(codec, files.public).original)}
     attackers[ALIKE] = AttackerText(alike)

@@ -187,7 +187,8 @@ class _Runner:
         if reason := turn.late(self.budget.left()):
             return FinishedAttack(replace(result, reason=reason))
         started = budget.clock()
-        guess = attempt(seen, knowledge, budget, self._rng(turn))
+        drawn_from = [self.seed, *turn.name.encode()] if self.rules.own_budget is None else self.seed
+        guess = attempt(seen, knowledge, budget, np.random.default_rng(drawn_from))
         result, cut = replace(result, state="done", seconds=budget.clock() - started), budget.left() <= 0
         truth, rng = self.scene.truth_about(turn.attack.of_outputs), np.random.default_rng(self.seed)
         result = replace(result, measures=score(guess, truth, rng).measures, in_group=in_group(learnt, truth))
@@ -204,9 +205,6 @@ class _Runner:
             return self.rules.own_budget()
         seconds = turn.share(self.budget.left())
         return Budget(seconds, stopped=self.budget.stopped, clock=self.budget.clock)
-
-    def _rng(self, turn: AttackTurn) -> np.random.Generator:
-        return np.random.default_rng([self.seed, *turn.name.encode()] if self.rules.own_budget is None else self.seed)
 
 
 def _file_name(turn: AttackTurn, who: Adversary) -> str:

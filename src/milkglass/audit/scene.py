@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -134,6 +134,15 @@ class Scene:
     def truth_about(self, outputs: bool) -> Truth:
         """Of what was sent, or of what was generated."""
         return replace(self.truth, sent=self.transcript.outputs, original=None) if outputs else self.truth
+
+
+def require_enough(texts: Sized, name: str) -> None:
+    """Raises UsageError where there are too few private texts. name: of their file."""
+    if len(texts) < LEAST:
+        raise UsageError(
+            f"{name} holds {len(texts)} of the {LEAST} texts that an audit needs",
+            f"give {LEAST} or more: an attacker's share of so few says nothing",
+        )
 
 
 def require_texts(scene: Scene, names: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from milkglass.client.data.dataset import Example, number_labels, summarise
+from milkglass.client.data.dataset import Example, in_order, number_labels, summarise
 from milkglass.client.data.texts import examples_of
 from milkglass.datasets import sets
 from milkglass.datasets.description import Description
@@ -74,10 +74,8 @@ def numbers(ref: str, path: Path) -> dict[str, int]:
 
 
 def numbered(rows: Sequence[Example]) -> dict[str, int]:
-    """The labels that occur, numbered in order: numbers by value, names by the alphabet."""
-    names = {one.label for one in rows if one.label is not None}
-    numeric = all(name.isascii() and name.isdigit() for name in names)
-    return {name: i for i, name in enumerate(sorted(names, key=lambda n: (int(n) if numeric else 0, n)))}
+    """The labels that occur, numbered in order."""
+    return number_labels(in_order({one.label for one in rows if one.label is not None}), None)
 
 
 def labelled(rows: Sequence[Example], numbers: Mapping[str, int], regression: bool = False) -> LabelledTexts:

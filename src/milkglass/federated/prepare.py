@@ -6,15 +6,14 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from milkglass import files
 from milkglass.client.data.data_file import Source
-from milkglass.client.data.dataset import Example, read_examples, summarise, unlabelled
-from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
+from milkglass.client.data.dataset import Example, in_order, number_labels, read_examples, summarise, unlabelled
+from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, naming
 from milkglass.federated.ghost_stage import passed, remove_finished, require_no_parts
 from milkglass.federated.rows import BYTES, ROWS, SiteRows, Stamp, load, of_texts, save, stamp_of
 from milkglass.models.checkpoint import Checkpoint
@@ -71,9 +70,7 @@ def labels_of(sources: Sequence[Source]) -> dict[str, int]:
         names |= {*result.labels}
     if len(names) < 2:
         raise CodecError("all sites have 1 label only", "classification needs at least 2")
-    numeric = all(name.isascii() and name.isdigit() for name in names)
-    ordered = sorted(names, key=lambda name: (int(name) if numeric else 0, name))
-    return {name: number for number, name in enumerate(ordered)}
+    return number_labels(in_order(names), None)
 
 
 def examples_of(source: Source, labels: Mapping[str, int]) -> list[Example]:
@@ -105,7 +102,7 @@ def prepare(
     texts = [one.text for one in examples]
     if ghost is None:
         require_no_parts(folder)
-    with _named(examples, source):
+    with naming(lambda place: str(examples[place].place(source))):
         done = None if ghost is None else passed(ghost, texts, folder, seed, progress)
         ids = [*originals(model, texts, progress)] if done is None else done.ids
     rows = SiteRows(Sequences.of(ids), np.array([labels[str(one.label)] for one in examples], np.int64))
@@ -118,17 +115,6 @@ def prepare(
     if done is not None:
         done.parts.remove()
     return rows
-
-
-@contextmanager
-def _named(examples: Sequence[Example], source: Source) -> Iterator[None]:
-    """A text that is refused is reported by its line."""
-    try:
-        yield
-    except CodecError as error:
-        if error.place is None:
-            raise
-        raise error.renamed(str(examples[error.place].place(source))) from None
 
 
 def _stamp(ghost: Ghost, rows: SiteRows) -> Stamp:
@@ -148,7 +134,7 @@ def matches(
     same = [labels[str(one.label)] for one in examples] == rows.labels.tolist()
     same = same and (selection is None) == (stamp is None)
     if same and stamp is None:
-        with _named(examples, source):
+        with naming(lambda place: str(examples[place].place(source))):
             own = Sequences.of(originals(model, [one.text for one in examples]))
         same = own.lengths.tolist() == rows.ids.lengths.tolist() and own.ids.tolist() == rows.ids.ids.tolist()
     if not same or (stamp is not None and stamp.model != Checkpoint.open(model).digest()):

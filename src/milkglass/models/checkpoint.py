@@ -71,9 +71,9 @@ class Checkpoint:
             raise CorruptCheckpoint(f"{name} is stored as {ref.dtype}", f"convert it to one of {', '.join(DTYPES)}")
         return ref
 
-    def digest(self, progress: Progress = no_progress) -> str:
+    def digest(self, progress: Progress | None = None) -> str:
         """`sha256:...` over each tensor's name, dtype, shape and bytes: the same however the model is sharded."""
-        whole = hashlib.sha256()
+        progress, whole = progress or no_progress, hashlib.sha256()
         for name in sorted(self.tensors):
             ref = self.tensors[name]
             one = hashlib.sha256()

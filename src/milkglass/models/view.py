@@ -23,6 +23,9 @@ class Stored(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.checkpoint.read(name)
 
+    def __contains__(self, name: object) -> bool:  # without reading it
+        return name in self.checkpoint.tensors
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.checkpoint.tensors)
 

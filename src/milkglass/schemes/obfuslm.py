@@ -153,7 +153,7 @@ class ObfusLM(Scheme):
         if self.bands is None and allowed < self.k:
             raise UsageError(
                 f"{tokens} tokens at beta = {self.beta} leave {allowed} candidates for clusters of {self.k}",
-                "lower beta or k",
+                f"take --k {allowed} or less, or a lower beta (--set beta=0.9)",
             )
 
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from milkglass.audit.defence_scene import scene_of
 from milkglass.audit.key_scene import AuditFiles
-from milkglass.audit.scene import ALIKE, LEAST, OTHER, Scene, require_texts
+from milkglass.audit.scene import ALIKE, OTHER, Scene, require_enough, require_texts
 from milkglass.client.data.data_file import Source
 from milkglass.client.data.texts import examples_of
-from milkglass.errors import CodecError, UsageError
+from milkglass.errors import CodecError
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.tokens import PublicTokenizer
 from milkglass.models.checkpoint import Checkpoint
@@ -66,11 +66,7 @@ def _sendable(reader: PublicTokenizer, texts: Sequence[str]) -> list[str]:
 
 def divided(texts: Sequence[str], files: AuditFiles) -> tuple[list[str], list[str]]:
     """A random half that is private, and the others. Raises UsageError where there are too few for an audit."""
-    if len(texts) < LEAST:
-        raise UsageError(
-            f"{files.text.name} holds {len(texts)} of the {LEAST} texts that an audit needs",
-            "an attacker's share of so few says nothing",
-        )
+    require_enough(texts, files.text.name)
     order = np.random.default_rng(files.seed).permutation(len(texts)).tolist()
     middle = len(order) // 2
     return [texts[i] for i in order[:middle]], [texts[i] for i in sorted(order[middle:])]

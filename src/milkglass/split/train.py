@@ -11,7 +11,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from milkglass import files
 from milkglass.client.data.data_file import Source
 from milkglass.client.data.dataset import number_labels, read_examples, require_classes, summarise, unlabelled
 from milkglass.client.data.training_rows import in_fresh_order
-from milkglass.errors import CodecError, UsageError
+from milkglass.errors import UsageError, naming
 from milkglass.hidden_states.catalogue import values_of
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
@@ -87,12 +87,8 @@ def require_readable(
             f"max_length is {max_length}, and this model reads {least} to {most} tokens, {special} of them special",
             f"give {least} to {most}; {min(most, HalvesTraining().max_length)} is the default",
         )
-    try:
+    with naming(data.names.__getitem__) if data.names else nullcontext():
         reader.encode(data.corpus.texts, data.corpus.pairs, cut=True)
-    except CodecError as error:
-        if error.place is None or not data.names:
-            raise
-        raise error.renamed(data.names[error.place]) from None
 
 
 def require_free(client: Path, server: Path) -> None:

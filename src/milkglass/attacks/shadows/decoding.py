@@ -21,8 +21,7 @@ import numpy as np
 
 from milkglass import papers
 from milkglass.attacks.token_ids.channel import Channel, Neighbours, became, read, rehearsed
-from milkglass.attacks.token_ids.decipherment.bigrams import looked_up
-from milkglass.sequences import Ids, Sequences
+from milkglass.sequences import Ids, Sequences, looked_up
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Knowledge, required

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, looked_up, summed
-from milkglass.sequences import Ids, Sequences
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, summed
+from milkglass.sequences import Ids, Sequences, looked_up
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -90,7 +92,9 @@ def obfuscate(
     """Scramble MODEL into the folder OUT. Makes the key file if it doesn't exist, else uses it."""
     started = time.monotonic()
     if generate_passphrase and key.exists():
-        raise UsageError(f"{key} exists already, under a passphrase of its own", "leave --generate-passphrase out")
+        begun = "; an interrupted run goes on then" if _unfinished(out).exists() else ""
+        fault = f"{key} exists already, under a passphrase of its own"
+        raise UsageError(fault, f"leave --generate-passphrase out{begun}")
     _require_places(out, key, new_key)  # what needs no model is reported before anyone waits for one
     from milkglass.client.key.file import write_key
     from milkglass.client.key.generate import scheme_for, scheme_of
@@ -130,7 +134,7 @@ def obfuscate(
         note(f"warning: {warning}")
     if old is None and generate_passphrase:
         secret = new_passphrase(passphrase_file, weak_passphrase, generate=True)
-    with bars(as_json) as stage:
+    with _resumable(key, new_key or generate_passphrase), bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())
         digest = base.digest(stage("read the model" if old is None else "check the model", total))
         if old is None:
@@ -168,6 +172,23 @@ def obfuscate(
     better = [f"  {coarse.BETTER}"] if old is None and scheme is None and of(base).kind == "encoder" else []
     steps = next_steps(opened, out, delta, passphrase_file, data, "" if data is None else columns.words())
     emit(as_json, document, lambda: "\n".join([*done(opened, out, promise, seconds), *better, *steps]))
+
+
+@contextmanager
+def _resumable(key: Path, insisted: bool) -> Iterator[None]:
+    """A run that is interrupted once it has a key says how it goes on. insisted: whether a new key was demanded."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if key.exists():
+            without = " without --new-key and --generate-passphrase" if insisted else ""
+            note(f"stopped; the key is in {key} (keep a copy of it): the same command{without} goes on")
+        raise
+
+
+def _unfinished(out: Path) -> Path:
+    """Where `scramble` writes until it is done."""
+    return out.with_name(f".{out.name}.partial")
 
 
 def _require_places(out: Path, key: Path, new_key: bool) -> None:
@@ -248,7 +269,7 @@ def _require_same(opened: UnlockedKey, scheme: str | None, chosen: dict[str, Any
     """Raises UsageError where a key that exists was made with another scheme than was chosen."""
     from milkglass.client.key.generate import scheme_of
 
-    unfinished = out.with_name(f".{out.name}.partial")
+    unfinished = _unfinished(out)
     begun = f"; or remove it and {unfinished}, of a run that was interrupted" if unfinished.exists() else ""
     its = scheme_of(opened.key)
     if scheme not in (None, its.name):

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import require_file
-from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.errors import CodecError, EmptyText, UsageError, naming
 from milkglass.rows.encoding import lines
 from milkglass.rows.tables import is_json_list
 
@@ -110,15 +110,9 @@ def _rows_of(source: Path, columns: ColumnOptions, id_column: str | None) -> lis
     return [InputRow(str(one.place(file)), one.text, one.pair, mark=one.mark or str(one.line)) for one in rows]
 
 
-@contextmanager
-def named(rows: Sequence[InputRow]) -> Iterator[None]:
+def named(rows: Sequence[InputRow]) -> AbstractContextManager[None]:
     """What is wrong with one of these texts is reported under its row's name."""
-    try:
-        yield
-    except CodecError as error:
-        if error.place is None:
-            raise
-        raise error.renamed(rows[error.place].name) from None
+    return naming(lambda place: rows[place].name)
 
 
 def pairs_of(rows: Sequence[InputRow]) -> list[str] | None:

@@ -139,7 +139,7 @@ class Codec:
             NoChatTemplate, TooLong: CodecError for a message that holds a special token's text, which the template
                 would make an order, and for tools that the template has no place for.
         """
-        if tools and not takes_tools(self.tokenizer):
+        if tools and not self.takes_tools:
             raise CodecError("the model's chat template has no place for tools", "leave tools out")
         require_ordinary(self.tokenizer, [messages], tools)
         text = render(self.tokenizer, messages, add_generation_prompt, tools) + begun
@@ -227,6 +227,10 @@ class Codec:
     @property
     def has_chat_template(self) -> bool:
         return bool(self.tokenizer.chat_template)
+
+    @property
+    def takes_tools(self) -> bool:
+        return takes_tools(self.tokenizer)
 
     # --- inside -------------------------------------------------------------------------------------------------------
     def _limit(self, max_length: int | None, added: int = 0, least: int = 1) -> int:

@@ -14,7 +14,7 @@ the labels are numbers, 2.5 or "2.5"; the server sees them standardised (label_s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -129,10 +129,13 @@ def summarise(source: Source, scores: bool = False) -> Summary:
         if example.label is not None:
             names.add(example.label)
     assert example is not None  # read_examples refuses an empty file
-    numeric = all(name.isascii() and name.isdigit() for name in names)
-    # by value without `int`, which refuses more than 4,300 digits
-    ordered = sorted(names, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name) if numeric else name)
-    return Summary(example.kind, rows, example.pair is not None, tuple(ordered), None, len(blank), len(empty))
+    return Summary(example.kind, rows, example.pair is not None, (*in_order(names),), None, len(blank), len(empty))
+
+
+def in_order(labels: Collection[str]) -> list[str]:
+    """Whole numbers by value, without `int`, which refuses more than 4,300 digits; names by the alphabet."""
+    numeric = all(name.isascii() and name.isdigit() for name in labels)
+    return sorted(labels, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name) if numeric else name)
 
 
 def require_classes(source: Source, found: Summary) -> None:

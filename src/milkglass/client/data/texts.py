@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.data_file import Source
 from milkglass.client.data.dataset import Example, read_examples
-from milkglass.errors import CodecError
+from milkglass.errors import naming
 from milkglass.sequences import Sequences
 
 Class = Literal["number", "name", "rare word", "other word", "common word or mark"]
@@ -61,12 +61,8 @@ def read(codec: Codec, source: Source, most: int | None = None) -> PrivateTexts:
     """Every row of a file, as it would be sent; cut to what the model can take. Raises CodecError, naming file and
     line, UsageError."""
     examples = examples_of(source, most)
-    try:
+    with naming(lambda place: str(examples[place].place(source))):
         return encoded(codec, examples)
-    except CodecError as error:
-        if error.place is None:
-            raise
-        raise error.renamed(str(examples[error.place].place(source))) from None
 
 
 def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:

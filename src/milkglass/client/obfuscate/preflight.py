@@ -53,7 +53,9 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
 
 def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> None:
     """Raises UsageError where the disk has less room than the folder takes beyond what an interrupted run wrote."""
-    needed = written(base, scheme, delta) - _there(out.with_name(f".{out.name}.partial"))
+    begun = out.with_name(f".{out.name}.partial")
+    there = sum(one.stat().st_size for one in begun.iterdir() if one.is_file()) if begun.is_dir() else 0
+    needed = written(base, scheme, delta) - there
     free = shutil.disk_usage(_above(out)).free
     if free < needed + SPARE:
         raise UsageError(
@@ -94,7 +96,3 @@ def _require_tokenizer(folder: Path, size: int) -> None:
 def _above(path: Path) -> Path:
     """The nearest of its parents that is there."""
     return next(one for one in path.absolute().parents if one.exists() or one.is_symlink())
-
-
-def _there(folder: Path) -> int:
-    return sum(one.stat().st_size for one in folder.iterdir() if one.is_file()) if folder.is_dir() else 0

@@ -126,9 +126,15 @@ class Remote(AbstractContextManager["Remote"]):
                 raise
 
     def delete(self, route: str, name: str) -> None:
-        """A model, an upload, or the record of a job that is over, whose model stays. Raises RemoteError with the
-        status 404 or 409 for what is not there, or still needed."""
+        """Raises RemoteError with the status 404 or 409 for what is not there, or still needed."""
         self.connection.json("DELETE", f"{route}/{plain_name(name)}")
+
+    def delete_model(self, model: str) -> None:
+        self.delete(MODELS, model)
+
+    def delete_job(self, job: str) -> None:
+        """Of a job that is over; the model that it made stays."""
+        self.delete(JOBS, job)
 
     def files(self) -> list[dict[str, Any]]:
         """Complete uploads: weights and training data."""

@@ -15,6 +15,10 @@ from milkglass.models.safetensors_file import DTYPES
 Kind = Literal["encoder", "decoder"]
 
 
+def _none(config: Mapping[str, Any]) -> tuple[int, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One model: every tensor whose first dimension is the vocabulary.
@@ -73,7 +77,7 @@ class Family:
     neurons: str
     heads: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
-    pinned: Callable[[Mapping[str, Any]], tuple[int, ...]] = lambda config: ()
+    pinned: Callable[[Mapping[str, Any]], tuple[int, ...]] = _none
     layers: LayerNames | None = None
 
     def locate(self, checkpoint: Checkpoint) -> Architecture:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.errors import CodecError, EmptyText, UsageError, naming
 from milkglass.files import sha256
 from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.files import appearing, report_path, require_free
@@ -178,12 +178,8 @@ def _check(ghost: Ghost, plan: GhostJob) -> None:
     """Read everything once, so that a row that cannot be processed is reported before hours of work."""
     for part in _parts(plan):
         provided = [one for one in _slots(plan, part)[1] if one.text.strip()]
-        try:
+        with naming([f"line {one.line}" for one in provided].__getitem__):
             ghost.encode([one.text for one in provided])
-        except CodecError as error:
-            if error.place is None:
-                raise
-            raise error.renamed(f"line {provided[error.place].line}") from None
 
 
 def _sanitized(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:

@@ -81,12 +81,11 @@ def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE) 
         await socket.accept()
         await StreamConnection(socket, table, idle).run()
 
-    app.add_middleware(Guard, token=token, rule=_rule, held=16 * MAX_BODY, limits=Limits())
+    def rule(scope: Scope) -> BodyRule:
+        return BodyRule(MAX_BODY if scope["path"] in (CHALLENGE, RELEASE) else 0)
+
+    app.add_middleware(Guard, token=token, rule=rule, held=16 * MAX_BODY, limits=Limits())
     return app
-
-
-def _rule(scope: Scope) -> BodyRule:
-    return BodyRule(MAX_BODY if scope["path"] in (CHALLENGE, RELEASE) else 0)
 
 
 def _knows(socket: WebSocket, token: str) -> bool:

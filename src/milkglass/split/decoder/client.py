@@ -205,7 +205,8 @@ class SplitStream:
             except (ConnectionClosed, OSError, TimeoutError) as error:
                 self._drop()
                 if attempt == self._server.patience.attempts - 1:
-                    raise self._unreachable(error) from error
+                    fault = f"{self._server.url} does not answer ({type(error).__name__})"
+                    raise Unreachable(fault, HINT) from error
                 self.reconnects += 1
                 self._server.patience.wait(attempt)
         raise AssertionError("the last attempt returns or raises")
@@ -271,6 +272,3 @@ class SplitStream:
                 f"the server refused: {error.get('message', 'no reason given')}", str(error.get("hint", ""))
             )
         return value
-
-    def _unreachable(self, error: Exception) -> Unreachable:
-        return Unreachable(f"{self._server.url} does not answer ({type(error).__name__})", HINT)

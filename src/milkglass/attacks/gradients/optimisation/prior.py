@@ -12,8 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.attacks.token_ids.decipherment.bigrams import looked_up
-from milkglass.sequences import Ids, Sequences
+from milkglass.sequences import Ids, Sequences, looked_up
 
 Floats = NDArray[np.float64]
 ORDER = 3

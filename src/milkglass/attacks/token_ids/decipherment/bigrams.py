@@ -8,15 +8,12 @@ candidates the counts themselves show, by the likelihood of each tau (`spread` i
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.sequences import Ids, Sequences
 
 Floats = NDArray[np.float64]
-Number = TypeVar("Number", bound=np.generic)
 
 WINDOW = 250  # ids to either side among which an unseen token takes its estimate from
 LEAST = 0.003  # what an unseen token counts at the very least
@@ -25,14 +22,6 @@ LEAST = 0.003  # what an unseen token counts at the very least
 def summed(where: Ids, values: Floats, size: int) -> Floats:
     """(size,) the values that fall to each place, added."""
     return np.bincount(where, values, size).astype(np.float64, copy=False)
-
-
-def looked_up(keys: Ids, values: NDArray[Number], expected: Ids) -> NDArray[Number]:
-    """The value of each expected key, 0 where it is not among the sorted keys."""
-    if not len(keys):
-        return np.zeros(expected.shape, values.dtype)
-    at = np.minimum(np.searchsorted(keys, expected), len(keys) - 1)
-    return np.where(keys[at] == expected, values[at], values.dtype.type(0))
 
 
 class Bigrams:
