@@ -285,7 +285,7 @@ def test_a_recipe_runs_and_goes_on_where_it_stopped(kind: str, tmp_path: Path) -
             for variant in ("plain", "obfuslm")
             for when in ("before", "after")
         }
-        assert names == scores | {
+        read = {
             f"{what}, {attack} after"
             for what in (
                 "rouge-1",
@@ -294,6 +294,7 @@ def test_a_recipe_runs_and_goes_on_where_it_stopped(kind: str, tmp_path: Path) -
             )
             for attack in ("era, plain", "era, obfuslm", "matching, obfuslm", "era+, obfuslm")
         }
+        assert names == {*scores, *read, *(name.replace(",", " +-,", 1) for name in scores | read)}
 
 
 LIST = 'attacks = ["knn", "cluster-solve", "matching", "decipherment"]\ncurve = true\n[public]\nsame = ["rest"]'
