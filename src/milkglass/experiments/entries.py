@@ -61,7 +61,7 @@ def require_variants(variants: Mapping[str, Mapping[str, Any]]) -> None:
     """Parameters of schemes; no parameters mean plain. Raises UsageError."""
     for name, parameters in variants.items():
         if parameters:
-            with refusals_name(name):
+            with naming_refusals(name):
                 scheme_of_recipe(parameters)
 
 
@@ -77,23 +77,23 @@ def require_defence(name: str, entry: Mapping[str, Any]) -> None:
     """An entry of [defences], without the tables that are laid over the recipe's. Raises UsageError."""
     provided = dict(entry)
     if "encoder" in provided:
-        with refusals_name(f"defences.{name}"):
+        with naming_refusals(f"defences.{name}"):
             hidden_state_defence_of(provided.pop("encoder"), provided)
     elif "sanitizer" in provided:
         if not isinstance(words := provided.pop("words", ""), str):
             raise UsageError(f"defences.{name}: words is {kind_of(words)}", "it names a GloVe file")
-        with refusals_name(f"defences.{name}"):
+        with naming_refusals(f"defences.{name}"):
             sanitizer_of(provided.pop("sanitizer"), provided, Path(words) if words else None)
     elif provided:
         bands = provided.pop("bands", 1.0)
         if isinstance(bands, bool) or not isinstance(bands, int | float):
             raise UsageError(f"defences.{name}: bands is {kind_of(bands)}", "give a number, the factor of the counts")
-        with refusals_name(name):
+        with naming_refusals(name):
             scheme_of_recipe(provided)
 
 
 @contextmanager
-def refusals_name(name: str) -> Iterator[None]:
+def naming_refusals(name: str) -> Iterator[None]:
     """Refusals name the entry."""
     try:
         yield

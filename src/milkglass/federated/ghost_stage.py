@@ -95,7 +95,7 @@ def passed(ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, pro
     """
     ghost.encode(texts)
     files.private_dir(site.parent)
-    parts = FinishedParts(parts_folder(site), ghost.job([TOGETHER, list(texts)], seed))
+    parts = FinishedParts(parts_folder(site), ghost.job_digest([TOGETHER, list(texts)], seed))
     drawn = parts.begin(seed)
     ids, tally = list[Ids](), GhostTally()
     for number, at in enumerate(range(0, len(texts), TOGETHER)):

@@ -70,7 +70,7 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
 
     Tokens of one sentence fall together: resampling tokens would promise too much. No weight at all: the measure does
     not exist, and is nan. More than HEAPS units are dealt out at random, and their sums are resampled: heaps are as
-    independent as units are, and the time does not grow with the text.
+    independent as units are, and there are no more draws in a longer text.
     """
     total = float(weights.sum())
     if total == 0:

@@ -34,7 +34,7 @@ from milkglass.client.data.dataset import read_examples
 from milkglass.defences.catalogue import sanitizer_of
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.entries import refusals_name, require_names
+from milkglass.experiments.entries import naming_refusals, require_names
 from milkglass.experiments.kinds.generation import (
     GeneratorTuning,
     by_rules,
@@ -239,7 +239,7 @@ def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:
     provided = dict(entry)
     if "sanitizer" not in provided:
         raise UsageError(f"{name} has no sanitizer", "name one, such as rnm, or leave the entry empty")
-    with refusals_name(name):
+    with naming_refusals(name):
         defence = sanitizer_of(str(provided.pop("sanitizer")), provided, None)
     if defence.by != "tokens":
         raise UsageError(f"{name} replaces words, and prompts are sanitized by tokens", 'say by = "tokens"')

@@ -111,7 +111,7 @@ def job_of(ghost: Ghost, plan: GhostJob, seed: int | None) -> str:
     """Names a run by its source, its model, its parameters and, where one was given, its seed."""
     shape: list[object] = [plan.shape.kind, sorted(plan.shape.texts), plan.shape.header]
     shape += [plan.shape.delimiter] if plan.shape.kind == "csv" and plan.shape.delimiter != "," else []
-    return ghost.job([ROWS, sha256(plan.source), shape], seed)
+    return ghost.job_digest([ROWS, sha256(plan.source), shape], seed)
 
 
 def _finished(parts: FinishedParts, number: int) -> tuple[str, GhostTally]:

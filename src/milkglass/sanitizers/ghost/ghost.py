@@ -153,7 +153,7 @@ class Ghost:
         info = {"search": self.searching.document(), "selection": self.selection.document()}
         return {"method": "ghost", "model": self.name, **info}
 
-    def job(self, what: list[Any], seed: int | None) -> str:
+    def job_digest(self, what: list[Any], seed: int | None) -> str:
         """A digest of what is sanitized, the model, the parameters and, where there is one, the seed."""
         base = Checkpoint.open(self.folder)
         info = [*what, base.digest(), base.config, self.searched, self.document(), seed]

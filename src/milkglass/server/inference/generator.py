@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 
 import torch
 
-from milkglass.server.inference.engine import Engine, log
+from milkglass.server.inference.engine import Engine, explain, log
 from milkglass.server.inference.model_runner import ModelRunner, RunningRows
 from milkglass.server.inference.prefixes import PrefixRunner
 from milkglass.server.inference.scheduler import Scheduler
 from milkglass.server.inference.sequence import Sequence
+
+
+def admit(newcomers: Collection[Sequence], runner: ModelRunner, scheduler: Scheduler) -> None:
+    """Read their prompts, and let them join. Those that the model cannot read fail alone: the running rows know nothing
+    of them yet."""
+    try:
+        fresh = scheduler.begun(newcomers, *runner.read([one.prompt for one in newcomers]))
+    except Exception as error:  # noqa: BLE001  (whatever it was)
+        Engine.fail_all([*newcomers], explain(error))
+    else:
+        scheduler.join(fresh)
 
 
 class Generator(Engine[Sequence]):
@@ -30,7 +42,7 @@ class Generator(Engine[Sequence]):
         scheduler.drop_cancelled()
         self._reading = self._newcomers()
         if self._reading:
-            scheduler.admit(self._runner, self._reading)
+            admit(self._reading, self._runner, scheduler)
             self._reading = []
         elif scheduler.rows is not None:
             scheduler.accept(scheduler.rows.advance(scheduler.newest))

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import torch
 
-from milkglass.server.inference.engine import Engine, explain, that_fit
-from milkglass.server.inference.model_runner import ModelRunner, RunningRows
+from milkglass.server.inference.engine import that_fit
+from milkglass.server.inference.model_runner import RunningRows
 from milkglass.server.inference.sequence import Sequence
 
 OnLeave: TypeAlias = Callable[[Sequence, RunningRows, int], None]
@@ -62,18 +62,13 @@ class Scheduler:
         self.running += other.running
         self.newest += other.newest
 
-    def admit(self, runner: ModelRunner, newcomers: Collection[Sequence]) -> None:
-        """Read their prompts, and give each its first id. Those that the model cannot read fail alone: the running rows
-        know nothing of them yet."""
+    def begun(self, sequences: Collection[Sequence], rows: RunningRows, logits: torch.Tensor) -> Scheduler:
+        """A scheduler of newly read sequences alone, each with its first id: until they `join`, nothing that fails
+        harms those that run."""
         fresh = Scheduler(self._max_batch, self._on_leave)
-        fresh.running = [*newcomers]
-        try:
-            fresh.rows, logits = runner.read([one.prompt for one in newcomers])
-            fresh.accept(logits)
-        except Exception as error:  # noqa: BLE001  (whatever it was)
-            Engine.fail_all([*newcomers], explain(error))
-        else:
-            self.join(fresh)
+        fresh.running, fresh.rows = [*sequences], rows
+        fresh.accept(logits)
+        return fresh
 
     def split(self, places: list[int]) -> Scheduler:
         """Take some sequences out, with their rows, into a scheduler of their own."""

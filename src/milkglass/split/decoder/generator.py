@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from milkglass.server.inference.engine import Engine
+from milkglass.server.inference.generator import admit
 from milkglass.server.inference.model_runner import ModelRunner
 from milkglass.server.inference.scheduler import Scheduler
 from milkglass.server.inference.sequence import Sequence
@@ -77,7 +78,7 @@ class SplitGenerator(Engine[SplitSequence | BeamSequence]):
         self.put_back([*waiting[count:]])
         self._search(fresh)
         if self._reading:
-            self._rows.admit(self._runner, self._reading)
+            admit(self._reading, self._runner, self._rows)
             self._reading = []
         else:
             self._gather()
