@@ -10,6 +10,8 @@ too many, and the bound becomes the k-th of these. Memory: a strip of TILE rows 
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,8 +51,8 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
         strips = [_Strip(top, k, bounds[top : top + TILE]) for top in range(0, n, TILE)]
         done = np.diff(n * np.cumsum(np.arange(len(strips), -1, -1)) // sum(range(len(strips) + 1)), prepend=0)
         for number, strip in enumerate(strips):
-            tiles = pool.map(partial(_compare, unit, bounds, strip.top), range(strip.top, n, TILE))
-            for other, (mine, theirs) in zip(strips[number:], tiles, strict=True):  # in order, whichever is done first
+            tiles = _ahead(pool, partial(_compare, unit, bounds, strip.top), range(strip.top, n, TILE))
+            for other, (mine, theirs) in zip(strips[number:], tiles, strict=True):
                 strip.add(mine)
                 if other is not strip:
                     other.add(theirs)
@@ -58,6 +60,20 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
             progress(int(done[number]))
     _again(unit, np.concatenate([one.result() for one in short]), *lists)
     return lists
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, work: Callable[[int], tuple[Pairs, Pairs]], lefts: range
+) -> Iterator[tuple[Pairs, Pairs]]:
+    """The results in order, whichever is done first. Few wait for whoever takes them: a tile of equal rows is 20 MB of
+    pairs."""
+    waiting = deque[Future[tuple[Pairs, Pairs]]]()
+    for left in lefts:
+        waiting.append(pool.submit(work, left))
+        if len(waiting) > 2 * cores():
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""oneDNN's linear layer, by the operator that torch's compiler uses, where torch has one for this processor."""
+"""oneDNN's linear layer, by the operators that torch's compiler uses, where torch has them for this processor."""
 
 from __future__ import annotations
 
@@ -15,3 +15,10 @@ def onednn_linear() -> Linear | None:
     if operator is None or not torch.backends.mkldnn.is_available():
         return None
     return lambda x, weight, bias: operator(x, weight, bias, "none", [], "")
+
+
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """A copy of a weight (m, d) as oneDNN lays it out, for an operator of `onednn_linear` that will be called often: it
+    would do so at each call. The products are the same but for rounding. The weight itself where torch cannot."""
+    operator = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+    return weight if operator is None else operator(weight, None)

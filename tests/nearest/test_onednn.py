@@ -1,0 +1,39 @@
+"""oneDNN's linear layer with weights laid out beforehand, and the layers of a model that are multiplied by it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from milkglass.nearest.onednn import onednn_linear, packed
+from milkglass.sanitizers.ghost.bf16 import quick_in_bf16
+from milkglass.sanitizers.ghost.linear import multiply_by_onednn
+
+KINDS = [torch.float32, *([torch.bfloat16] if quick_in_bf16() else [])]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("rows", [1, 17, 374])
+@pytest.mark.parametrize("shape", [(3, 5), (64, 64), (96, 384)], ids=str)
+def test_a_packed_weight_gives_the_same_products(shape: tuple[int, int], rows: int, kind: torch.dtype) -> None:
+    linear = onednn_linear()
+    if linear is None:
+        pytest.skip("torch has no oneDNN for this processor")
+    source = torch.Generator().manual_seed(1)
+    weight, bias, x = (torch.randn(size, generator=source).to(kind) for size in (shape, shape[:1], (rows, shape[1])))
+    torch.testing.assert_close(linear(x, packed(weight), bias), linear(x, weight, bias))  # one row: other kernels
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_layer_without_weights_in_bf16_stays_in_fp32(biased: bool) -> None:
+    layer = torch.nn.Linear(24, 8, bias=biased)
+    x = torch.randn((5, 24), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        before = layer(x)
+        multiply_by_onednn(layer, bf16=False)
+        torch.testing.assert_close(layer(x), before)
+        with torch.autocast("cpu", torch.bfloat16):
+            after = layer(x)
+    if onednn_linear() is not None:
+        torch.testing.assert_close(after, before)
+        assert after.dtype == torch.float32
