@@ -162,6 +162,7 @@ def test_a_stopped_audit_goes_on(setting: Setting, tmp_path: Path) -> None:
     first = run(setting, tmp_path / "work", {"counted": Counted()})
     again = run(setting, tmp_path / "work", {"counted": Counted(), "knn": KNN()})
     assert len(Counted.runs) == 1
+    assert ResumeStore.open(tmp_path / "work", {"of": "this"}).finished() == 2
     assert again.cells[0].to_json() == first.cells[0].to_json()
     assert {cell.attack for cell in again.cells} == {"counted", "knn"}
     with pytest.raises(UsageError, match="another key, text or setting"):

@@ -71,6 +71,9 @@ def test_an_audit_that_did_not_finish_says_how_to_go_on(encoder: Owner, tmp_path
     assert re.search(r"at least .* not finished", call("key", "status", encoder.path).stdout)
     again = call(*shlex.split(command))
     assert again.exit_code == 0, again.stderr
+    assert "goes on" not in result.stderr and re.search(
+        r"an audit that was stopped goes on: \d+ of its attacks came to their end, and are kept", again.stderr
+    )
     raw = json.loads((out / "audit.json").read_text("utf-8"))
     assert raw["unfinished"] == ["Language model over the candidates"], "all others had their time"
     assert command.replace("1m", "4m") in again.stdout and (out / "work").is_dir()
@@ -80,6 +83,7 @@ def test_an_audit_refuses(encoder: Owner, texts: Path, tmp_path: Path) -> None:
     run = ("audit", "--key", encoder.path, "--out", tmp_path / "audit", "--text")
     refused(call(*run, tmp_path / "none"), 2, "there is no file")
     refused(call(*run, tmp_path), 2, "is a folder, not a file")
+    refused(call("audit", "--key", tmp_path / "no key", "--text", texts), 4, "there is no key file")
     refused(call(*run, texts, "--budget", "soon"), 2, "soon")
     refused(call(*run, texts, "--rows", 5), 2, "--rows 5 leaves too few")
     refused(call(*run, texts, "--out", texts), 2, "is a file, not a folder")

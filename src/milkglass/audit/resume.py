@@ -63,6 +63,10 @@ class ResumeStore:
         reading = self.folder / f"{name}.safetensors"
         return result, load_file(reading)["reading"] if reading.is_file() else None
 
+    def finished(self) -> int:
+        """How many attacks came to their end."""
+        return sum(self.cell(one.stem) is not None for one in self.folder.glob("*.json") if one.name != "about.json")
+
     def keep(self, name: str, result: AttackResult, reading: Ids | None) -> None:
         if reading is not None:
             with files.atomic_path(self.folder / f"{name}.safetensors") as path:

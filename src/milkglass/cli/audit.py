@@ -60,10 +60,12 @@ def audit(
 ) -> None:
     """Attack your own model, key and text, and write what is recovered into OUT. Nothing is sent anywhere."""
     texts = {"text": text, "public": public, "known": known}
+    options = KeyOptions(key, model, passphrase_file)
+    options.require()
     require_audit(out, budget, *texts.values())
     if rows is not None and rows < 20:
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
-    opened = KeyOptions(key, model, passphrase_file).open()
+    opened = options.open()
     opened.key.require_whole()
     sources = columns.texts(text), columns.others(public), columns.others(known)
 
@@ -117,6 +119,8 @@ def attacked(
     with bars(as_json) as stage:
         scene, work = begun(staged, about, out, stage)
         if not as_json:
+            if finished := work.finished():
+                note(f"an audit that was stopped goes on: {finished} of its attacks came to their end, and are kept")
             note(announced(estimated(scene, ATTACKS, ATTACKING * Budget.parse(budget).seconds), budget))
     whole_budget = Budget.parse(budget)  # it begins now
     with bars(as_json, whole_budget.left) as stage:

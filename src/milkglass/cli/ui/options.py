@@ -86,14 +86,19 @@ class KeyOptions:
     model: ModelRef = None
     passphrase_file: PassphraseFile = None
 
-    def open(self) -> UnlockedKey:
-        from milkglass.client.key.file import UnlockedKey
-
+    def require(self) -> Path:
+        """The key file's path. Raises before anyone waits, or is asked for a passphrase, where there is none."""
         if self.key is None:
             raise UsageError("--key is missing", "give the key file, or --split for a model without a key")
-        if not self.key.is_file():  # before anyone is asked for a passphrase
+        if not self.key.is_file():
             raise KeyFileError(f"there is no key file at {self.key}", "give the file that `milkglass obfuscate` wrote")
-        return UnlockedKey.open(self.key, passphrase(self.passphrase_file))
+        return self.key
+
+    def open(self) -> UnlockedKey:
+        key = self.require()
+        from milkglass.client.key.file import UnlockedKey
+
+        return UnlockedKey.open(key, passphrase(self.passphrase_file))
 
     def __str__(self) -> str:
         words = ["--key", str(self.key)]
