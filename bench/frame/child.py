@@ -51,5 +51,5 @@ def memory_used(work: Callable[[], Result]) -> tuple[Result, float, float]:
 def _anonymous() -> int:
     found = re.search(r"RssAnon:\s+(\d+) kB", STATUS.read_text("ascii"))
     if found is None:
-        raise SystemExit("this system does not report a process' anonymous memory: run it on Linux")
+        raise RuntimeError("this system does not report a process' anonymous memory: run it on Linux")
     return 1024 * int(found[1])

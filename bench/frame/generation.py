@@ -41,5 +41,5 @@ def answered(model: Any, prompts: Answers, tokens: int, runner: str = "transform
     if faults:
         raise faults[0]
     if any(len(one) != tokens for one in answers):
-        raise SystemExit(f"an answer has not {tokens} tokens: times cannot be compared")
+        raise RuntimeError(f"an answer has not {tokens} tokens: times cannot be compared")
     return answers

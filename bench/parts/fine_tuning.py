@@ -115,4 +115,4 @@ def require_alike(ours: Losses, other: Losses) -> None:
     """Times can be compared where both sides train alike."""
     apart = max(abs(ours[step][1] - other[step][1]) for step in ours.keys() | other.keys())
     if apart > 1e-3:
-        raise SystemExit(f"the job and the bare Trainer do not train alike: losses differ by {apart:.1e}")
+        raise RuntimeError(f"the job and the bare Trainer do not train alike: losses differ by {apart:.1e}")

@@ -55,7 +55,7 @@ def _search(folder: Path, rounds: int) -> Figure:
     fixed = {*np.flatnonzero(found.fixed).tolist()}
     told = literal("ghost").search(vectors.astype(float), lemmas.tolist(), fixed, chosen.k, chosen.overlap, tokens=some)
     if any(found.of(token).tolist() != told[token][0] for token in some):
-        raise SystemExit("the search finds other shadows than the literal program")
+        raise RuntimeError("the search finds other shadows than the literal program")
     ours = tuple(seconds(work) for _ in range(rounds))
     n, d = vectors.shape
     return Figure("GHOST's search, time", ours, asked=4.0, threads=torch.get_num_threads(), note=f"{n:,} x {d}")
@@ -83,7 +83,7 @@ def _selection(ghost: Ghost, plain: Any, count: int, rounds: int, threads: int) 
     for together in (False, True):
         mine, theirs = interleaved(ours, partial(other, together), rounds, warm=not together and rounds > 1)
         if found["ours"] != found["other"]:
-            raise SystemExit("the selection is not the literal program's")
+            raise RuntimeError("the selection is not the literal program's")
         way = "a place's candidates together" if together else "candidate by candidate"
         yield Figure(f"GHOST's selection, {way}, speed on {threads} thread{'s' * (threads > 1)}", mine, theirs,
                      "literal program", "at least", None if together else 6.0, threads=threads, note=note)  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ from milkglass.nearest.all_rows import nearest
 from milkglass.nearest.groups import groups
 from milkglass.nearest.top_k import top_k
 from milkglass.sanitizers.tables.vocabulary import opened
+from parts.obfuscate import bare_products
 
 K, GROUP, TOP, SAMPLE = 30, 20, 10, 100  # candidates of RNM, of CUSTEXT, of the top-k, and rows of the literal program
-BLOCK = 1024  # rows of the bare product at a time
 
 
 def measure(quick: bool) -> Iterator[Figure]:
@@ -39,20 +39,10 @@ def measure(quick: bool) -> Iterator[Figure]:
                  threads=threads, note=f"{note}{GROUP}")  # fmt: skip
     table = torch.from_numpy(vectors)
     require_nearest(table, TOP)
-    ours, bare = interleaved(lambda: top_k(table, table, TOP), whole_product(table), rounds)
-    yield Figure("top-k of all rows, cost", ours, bare, f"product {n:,} x {n:,} x {d}", "at most", 1.5,
-                 threads=threads, note=f"{note}{TOP}")  # fmt: skip
-
-
-def whole_product(table: torch.Tensor) -> Callable[[], None]:
-    """All rows by all rows, a block at a time, and nothing kept."""
-    turned, out = table.T, torch.empty(BLOCK, len(table))
-
-    def work() -> None:
-        for block in table.split(BLOCK):
-            torch.mm(block, turned, out=out[: len(block)])
-
-    return work
+    for library, product in bare_products(table, n):
+        ours, bare = interleaved(lambda: top_k(table, table, TOP), product, rounds)
+        yield Figure(f"top-k of all rows, cost beside {library}", ours, bare, f"product {n:,} x {n:,} x {d}", "at most",
+                     1.5, threads=threads, note=f"{note}{TOP}")  # fmt: skip
 
 
 def require_nearest(table: torch.Tensor, k: int) -> None:
@@ -62,7 +52,7 @@ def require_nearest(table: torch.Tensor, k: int) -> None:
     expected = (queries @ unit.T).topk(k, dim=1).values
     worst = float((top_k(some, table, k).values - expected).abs().max())
     if worst > 1e-5:
-        raise SystemExit(f"the cosines of the nearest rows are off by {worst:.1e}")
+        raise RuntimeError(f"the cosines of the nearest rows are off by {worst:.1e}")
 
 
 def _literal_lists(vectors: NDArray[np.float32], ids: NDArray[np.int32]) -> float:
@@ -74,7 +64,7 @@ def _literal_lists(vectors: NDArray[np.float32], ids: NDArray[np.int32]) -> floa
     spent = seconds(lambda: lists.extend(program.candidate_list(x, i, K, norms)[0] for i in chosen))
     alike = np.mean([len({*one} & {*ids[i].tolist()}) / K for i, one in zip(chosen, lists, strict=True)])
     if alike < 0.995:
-        raise SystemExit(f"only {alike:.1%} of the candidates are the literal program's")
+        raise RuntimeError(f"only {alike:.1%} of the candidates are the literal program's")
     return spent * len(x) / len(chosen)
 
 

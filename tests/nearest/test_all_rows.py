@@ -87,8 +87,9 @@ def test_a_guess_that_was_too_low_loses_nothing(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("alike", [False, True])
-def test_lists_hold_no_square_matrix(alike: bool) -> None:
+def test_lists_hold_no_square_matrix(monkeypatch: pytest.MonkeyPatch, alike: bool) -> None:
     """Nor where all rows are equal, so that every pair reaches every bound."""
+    monkeypatch.setattr(module, "cores", lambda: 2)  # each has tiles of its own
     n = 9000
     vectors = np.ones((n, 8), np.float32) if alike else grouped(n, 8)
     nearest(vectors[:100], 3)  # what is imported and kept at the first call is not what is measured
@@ -97,6 +98,33 @@ def test_lists_hold_no_square_matrix(alike: bool) -> None:
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < n * n * 10 / 4, "10 bytes a pair"
+
+
+def test_equal_rows_are_as_near_as_they_are() -> None:
+    vectors = grouped(120, 384)[np.random.default_rng(4).integers(120, size=2500)]
+    agree(vectors, 25)
+
+
+@pytest.mark.parametrize("size", [1e-42, 1e-25, 1e4, 1e30])
+def test_lists_are_those_of_directions_whatever_the_lengths(size: float) -> None:
+    vectors = np.rint(grouped(90, 6) * 100).astype(np.float32)  # numbers that the smallest can hold
+    told = nearest(vectors, 7)
+    for one, other in zip(nearest((vectors * np.float32(size)).astype(np.float32), 7), told, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_other_types_and_orders() -> None:
+    vectors = grouped(90, 6).astype(np.float16)
+    told = nearest(vectors.astype(np.float32), 7)
+    for other in (vectors * np.float16(3000), vectors.astype(np.float64), np.asfortranarray(vectors)):
+        np.testing.assert_allclose(nearest(other, 7)[1], told[1], atol=1e-2)
+
+
+def test_rows_without_numbers_are_refused() -> None:
+    vectors = grouped(40, 4)
+    vectors[3, 1] = np.nan
+    with pytest.raises(UsageError, match="1 of 40 rows are not finite"):
+        nearest(vectors, 3)
 
 
 def test_k_that_does_not_fit() -> None:

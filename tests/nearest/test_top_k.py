@@ -61,6 +61,17 @@ def test_equal_rows_come_in_their_order() -> None:
     assert found.values[1].tolist() == [1.0] * 100 + [0.0] * 30
 
 
+@pytest.mark.parametrize(("offset", "noise"), [(5.0, 1e-3), (0.0, 1e20), (0.0, 1e-25), (1e6, 10.0)])
+def test_distances_do_not_depend_on_the_origin(offset: float, noise: float) -> None:
+    table = (rows_of(600, 48, 8) * noise + offset).float()
+    table[300:] *= -1  # so that a mean does not help
+    found = top_k.top_k(table, table, 3, "euclidean")
+    told = literal(table, table, "euclidean")
+    assert found.rows[:, 0].tolist() == [*range(600)]
+    best = -np.sort(-told, axis=1)[:, :3]
+    np.testing.assert_allclose(np.take_along_axis(told, found.rows.numpy(), 1), best, rtol=1e-9)
+
+
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_the_answer_does_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch, metric: Metric) -> None:
     table, queries = rows_of(2000, 24, 1), rows_of(90, 24, 2)

@@ -4,7 +4,8 @@ The cosine of i and j is that of j and i, so that only tiles on and above the di
 What a row must reach to be ranked is guessed from a sample of columns. A guess that was too high leaves fewer than k;
 such a row is compared with all others again, so that guesses cost time and never a neighbour. Where a guess was too low
 (a table with many equal rows), the pairs of a strip of rows are cut back to the k best of each row whenever they are
-too many, and the bound becomes the k-th of these. Memory: a strip of TILE rows times n, never n x n.
+too many, and the bound becomes the k-th of these. Memory: the pairs of a strip of TILE rows, and two tiles for each
+core (where all rows are equal 20 MB each), never n x n.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.errors import UsageError
 from milkglass.nearest.select import Ids, best
 from milkglass.nearest.similarities import Vectors, directions, require_k
 from milkglass.nearest.threads import threads_each
@@ -35,14 +37,18 @@ HELD = 512  # pairs that a row of a strip holds on average, at most, unless k is
 
 
 def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists:
-    """For every row the k others of the largest cosine, ties by index, and these cosines. Uses all cores.
+    """For every row the k others of the largest cosine, and these cosines, in fp32. Uses all cores.
 
+    Cosines that are equal as computed are in the order of their rows; those of equal rows may differ in their last bit.
     progress: of n rows, by the share of the tiles that are compared.
 
-    Raises UsageError where k is not from 1 to n - 1.
+    Raises UsageError where k is not from 1 to n - 1, or a row is not finite.
     """
     n = len(vectors)
     require_k(k, n - 1, lowest=1)
+    vectors = np.asarray(vectors, np.float32)
+    if bad := int((~np.isfinite(vectors).all(1)).sum()):
+        raise UsageError(f"{bad} of {n} rows are not finite in fp32", "repair the table, or leave them out")
     unit = directions(vectors)
     lists = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
     short = list[Future[Ids]]()
@@ -65,12 +71,11 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
 def _ahead(
     pool: ThreadPoolExecutor, work: Callable[[int], tuple[Pairs, Pairs]], lefts: range
 ) -> Iterator[tuple[Pairs, Pairs]]:
-    """The results in order, whichever is done first. Few wait for whoever takes them: a tile of equal rows is 20 MB of
-    pairs."""
-    waiting = deque[Future[tuple[Pairs, Pairs]]]()
+    """The results in order, whichever is done first; few wait for whoever takes them."""
+    most, waiting = 2 * cores(), deque[Future[tuple[Pairs, Pairs]]]()
     for left in lefts:
         waiting.append(pool.submit(work, left))
-        if len(waiting) > 2 * cores():
+        if len(waiting) > most:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()

@@ -15,10 +15,13 @@ Vectors = NDArray[np.float32]
 
 def directions(vectors: Vectors) -> Vectors:
     """Rows of length one. A row of zeros has no direction and stays: its cosine with everything is 0."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    with np.errstate(over="ignore"):
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = vectors / np.maximum(norms, np.finfo(np.float32).tiny)
     odd = ((norms < 1e-15) | (norms > 1e15))[:, 0]  # squares leave fp32
-    norms[odd] = np.linalg.norm(vectors[odd].astype(np.float64), axis=1, keepdims=True)
-    return vectors / np.maximum(norms, np.finfo(np.float32).tiny)
+    rows = vectors[odd].astype(np.float64)
+    unit[odd] = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    return unit
 
 
 def require_k(k: int, n: int, lowest: int = 2) -> None:

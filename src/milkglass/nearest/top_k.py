@@ -22,7 +22,7 @@ BLOCK = 16 << 20  # bytes of cosines at a time: more is taken from the system an
 class TopK:
     """Attributes:
     rows: (q, k) of the table, nearest first; ties fall to the lower one.
-    values: (q, k) fp32 cosines; or q.t - |t|^2 / 2, which ranks as the Euclidean distance does.
+    values: (q, k) fp32 cosines; or minus half the squared Euclidean distances.
     """
 
     rows: torch.Tensor = field(repr=False)
@@ -41,20 +41,27 @@ class ExactIndex:
     Attributes:
         table: (n, d), in any dtype, on any device.
         metric: what "nearest" means. A row of zeros has a cosine of 0 with everything.
-        cosines: of the table.
-        half: (n,) |t|^2 / 2; zeros for cosines.
+        cosines: of the table; for distances of its rows less their mean, which distances don't see and products do.
+        shift: (d,) that mean; zeros for cosines.
+        half: (n,) |t|^2 / 2 of these rows; zeros for cosines.
     """
 
     table: torch.Tensor = field(repr=False)
     metric: Metric
     cosines: Cosines = field(repr=False)
+    shift: torch.Tensor = field(repr=False)
     half: torch.Tensor = field(repr=False)
 
     @classmethod
     def of(cls, table: torch.Tensor, metric: Metric = "cosine") -> ExactIndex:
-        cosines = Cosines.of(table)
-        squares = cosines.scale.reciprocal().square_() / 2
-        return cls(table, metric, cosines, squares if metric == "euclidean" else torch.zeros_like(squares))
+        if metric == "cosine":
+            cosines = Cosines.of(table)
+            return cls(table, metric, cosines, table.new_zeros(table.shape[1]), torch.zeros_like(cosines.scale))
+        rows = table.float()
+        finite = rows.isfinite().all(1)
+        shift = rows[finite].double().mean(0).float() if finite.any() else rows.new_zeros(rows.shape[1])
+        cosines = Cosines.of(rows - shift)
+        return cls(table, metric, cosines, shift, cosines.scale.reciprocal().square_() / 2)
 
     def top_k(self, queries: torch.Tensor, k: int) -> TopK:
         """queries: (q, d)."""
@@ -72,29 +79,34 @@ class ExactIndex:
         counts = torch.bincount(query, minlength=len(queries))
         first = counts.cumsum(0) - counts
         # In order of the rows, which a stable sort keeps among equal values
-        padded = values.new_full((len(queries), int(counts.max())), -torch.inf)
+        measured = self._measured(queries, query, row)
+        padded = measured.new_full((len(queries), int(counts.max())), -torch.inf)
         within = torch.arange(len(query), device=query.device) - first[query]
-        padded[query, within] = self._measured(queries, query, row)
+        padded[query, within] = measured
         best, places = padded.sort(dim=1, descending=True, stable=True)
-        return TopK(row[first[:, None] + places[:, :k]], best[:, :k])
+        return TopK(row[first[:, None] + places[:, :k]], best[:, :k].float())
 
     def _compared(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(b, n) values, and (b,) by how much each row of them is off at most."""
         if self.metric == "cosine":
             return self.cosines(queries), torch.full((len(queries),), self.cosines.slack, device=queries.device)
         longest = float(self.cosines.scale.nan_to_num(torch.inf).min().reciprocal())
-        slack = self.cosines.slack * longest * (lengths(queries) + longest)
-        return products(queries, self.table).sub_(self.half), slack
+        rows = queries - self.shift
+        slack = self.cosines.slack * longest * (lengths(rows) + longest)
+        return products(rows, self.cosines.table).sub_(self.half), slack
 
     def _measured(self, queries: torch.Tensor, query: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        """(p,) of pairs."""
-        step = max(1, BLOCK_BYTES // (4 * self.table.shape[1]))
+        """(p,) of pairs; of distances in fp64."""
+        step = max(1, BLOCK_BYTES // (8 * self.table.shape[1]))
         unit = self.metric == "cosine"
-        given = queries / lengths(queries)[:, None] if unit else queries  # products of tiny rows would be zero
+        given = queries / lengths(queries)[:, None] if unit else queries.double()  # products of tiny rows would be zero
         result = list[torch.Tensor]()
         for mine, theirs in zip(query.split(step), row.split(step), strict=True):
-            value = torch.linalg.vecdot(given[mine], self.table[theirs].float())
-            result.append(value * self.cosines.scale[theirs] if unit else value - self.half[theirs])
+            if unit:
+                value = torch.linalg.vecdot(given[mine], self.table[theirs].float()) * self.cosines.scale[theirs]
+            else:
+                value = (given[mine] - self.table[theirs]).square().sum(1) / -2
+            result.append(value)
         return torch.cat(result).nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 

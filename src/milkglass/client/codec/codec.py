@@ -202,7 +202,12 @@ class Codec:
         return self._text(self._among(self.visible if skip_special else self.known, ids))
 
     def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]], skip_special: bool = True) -> list[str]:
-        return [self.decode(ids, skip_special) for ids in batch]
+        rows = [_whole_numbers(ids) for ids in batch]
+        original = self._unscrambled(np.concatenate([np.empty(0, np.int64), *rows]))
+        shown = (self.visible if skip_special else self.known)[original]
+        ends = np.concatenate([[0], np.cumsum(shown)])[np.cumsum([0, *map(len, rows)])].tolist()
+        kept = original[shown].tolist()
+        return [self._text(kept[begin:end]) for begin, end in pairwise(ends)]
 
     def count_unknown(self, ids: Sequence[int] | NDArray[Any]) -> int:
         """How many of these scrambled ids the tokenizer has no token for."""
@@ -267,12 +272,8 @@ class Codec:
                 "under this key an id names a cluster of tokens and no token: it cannot be read back",
                 "keep the text itself; a key without rows=shared or a coarse vocabulary has ids that can be read",
             )
-        array = np.asarray(ids)
-        if array.size == 0:
-            return np.empty(0, np.int64)
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise CodecError("ids must be one list of whole numbers", "give for example [5, 17, 2]")
-        if int(array.min()) < 0 or int(array.max()) >= len(self.inverse):
+        array = _whole_numbers(ids)
+        if array.size and (int(array.min()) < 0 or int(array.max()) >= len(self.inverse)):
             raise IdOutOfRange(
                 f"an id is outside 0 to {len(self.inverse) - 1}", "these ids are of another model: check the key"
             )
@@ -285,3 +286,12 @@ class Codec:
     def _text(self, original: list[int]) -> str:
         # No clean-up after the fact: it would change text that a stream has already shown.
         return self.tokenizer.decode(original, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def _whole_numbers(ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+    array = np.asarray(ids)
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise CodecError("ids must be one list of whole numbers", "give for example [5, 17, 2]")
+    return array.astype(np.int64, copy=False)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from milkglass.noise.stream import Stream
 from milkglass.parameters import limited, require
-from milkglass.sanitizers.ghost.bf16 import MARGIN, worth
+from milkglass.sanitizers.ghost.bf16 import SEEN, off_by, worth
 from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.states import TOKENS, Encoder, Prefix
 
@@ -155,8 +155,14 @@ class _Group:
 
     def __init__(self, network: Encoder, shadows: Shadows, sentences: list[_Sentence]) -> None:
         self.network, self.shadows, self.sentences = network, shadows, sentences
-        self.traces = network.traces(torch.from_numpy(np.stack([one.original for one in sentences])))
+        originals = np.stack([one.original for one in sentences])
+        self.traces = network.traces(torch.from_numpy(originals))
         self.length = self.traces.shape[2]
+        everyone, free = np.arange(len(sentences)), np.full(len(sentences), math.inf)
+        self.noise: NDArray[np.float64] | None = None
+        if network.quick:
+            with torch.autocast("cpu", torch.bfloat16):
+                self.noise = self._measured(originals, everyone, None, everyone, free)
 
     def run(self, settings: Selection) -> list[_Sentence]:
         whole = [(number, one.beam[0][1]) for number, one in enumerate(self.sentences)]
@@ -211,10 +217,13 @@ class _Group:
         stem = None if stems is None else (stems.at(at), [stems.places[one] for one in parents])
         measured = partial(self._measured, np.stack([one for _, one in rows])[:, at if stem else 0 :], owner, stem)
         part = np.arange(len(rows))
-        if self.network.quick and len(rows) > len({*owner.tolist()}):
+        if self.noise is not None and len(rows) > len({*owner.tolist()}):
+            noise, rough = self.noise[owner], np.full(len(rows), math.inf)
+            seen = np.flatnonzero(limits > SEEN * noise)
             with torch.autocast("cpu", torch.bfloat16):
-                rough = measured(part, limits * (1 + MARGIN))
-            part = np.flatnonzero(worth(rough, owner, np.array([self.sentences[n].width for n, _ in rows])))
+                rough[seen] = measured(seen, (limits + off_by(limits, noise))[seen])
+            good = worth(rough, owner, np.array([self.sentences[n].width for n, _ in rows]), noise)
+            part = np.flatnonzero(good | (limits <= SEEN * noise))
         result = np.full(len(rows), math.inf)
         result[part] = measured(part, limits[part])
         return [float(one) for one in result]
