@@ -13,33 +13,39 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.nearest.onednn import onednn_linear
+from milkglass.nearest.onednn import onednn_linear, packed
 from milkglass.nearest.select import Ids
 
 BLOCK_BYTES = 16 << 20  # of rows in fp32 that are looked at, or converted, at a time
+SMALL_BYTES = 64 << 20  # of a table in fp32 of which a copy is kept, scaled and laid out for oneDNN
 TINY = 1e-30  # the length of a row without direction
 
 
 @dataclass(frozen=True)
 class Cosines:
-    """Of rows with a table as it lies: nothing of its size is copied or kept.
+    """Of rows with a table as it lies: nothing of its size is copied or kept, unless it is small.
 
     Attributes:
         table: (n, d), in any dtype, on any device.
         scale: (n,) one over each row's length.
+        unit: of a small table the rows of length 1, as oneDNN lays them out; it would do so for each product.
     """
 
     table: torch.Tensor = field(repr=False)
     scale: torch.Tensor = field(repr=False)
+    unit: torch.Tensor | None = field(repr=False)
 
     @classmethod
     def of(cls, table: torch.Tensor) -> Cosines:
-        return cls(table, torch.cat([lengths(table[part]) for part in blocks(table)]).reciprocal_())
+        scale = torch.cat([lengths(table[part]) for part in blocks(table)]).reciprocal_()
+        small = table.device.type == "cpu" and 0 < 4 * table.numel() <= SMALL_BYTES and onednn_linear() is not None
+        return cls(table, scale, packed(table.float() * scale[:, None]) if small else None)
 
     def __call__(self, queries: torch.Tensor) -> torch.Tensor:
         """(b, n) fp32, each off by at most `slack`. queries: (b, d), of any length."""
         rows = queries.to(self.table.device).float()
-        return products(rows / lengths(rows)[:, None], self.table).mul_(self.scale)
+        rows = rows / lengths(rows)[:, None]
+        return products(rows, self.table).mul_(self.scale) if self.unit is None else product(rows, self.unit)
 
     @property
     def slack(self) -> float:

@@ -6,7 +6,7 @@ Out of scope: noise, keys, schemes. Deviations 1 to 3 of obfuslm.py are made her
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -86,17 +86,21 @@ def _rows(
         at = int(place[seeds[-1]]) + 1 if len(seeds) else len(order)
         return seeds
 
-    own = 0 if cosines.table.shape[1] >= LONG else 1  # where making rows and reading them takes as long
-    with threads_each(max(1, torch.get_num_threads() - own)), ThreadPoolExecutor(1) as pool:
-        ready = pool.submit(_wave, cosines, following(), place, counts)
-        while rows := ready.result():
-            ready = pool.submit(_wave, cosines, following(), place, counts)
-            yield from (row for row in rows if free[row.row])
+    # Rows of long vectors take all threads to make. Others are made by two workers, which also look for likely values
+    workers = 1 if cosines.table.shape[1] >= LONG else min(2, torch.get_num_threads())
+    with threads_each(torch.get_num_threads() // workers), ThreadPoolExecutor(workers) as pool:
+
+        def begun() -> list[Future[list[SeedRow]]]:
+            parts = [part for part in np.array_split(following(), workers) if len(part)]
+            return [pool.submit(_wave, cosines, part, place, counts) for part in parts]
+
+        ready = begun()
+        while ready:
+            wave, ready = ready, begun()
+            yield from (row for part in wave for row in part.result() if free[row.row])
 
 
 def _wave(cosines: Cosines, seeds: Ids, place: Ids, counts: tuple[int, int]) -> list[SeedRow]:
-    if not len(seeds):
-        return []
     rough = cosines(cosines.table[torch.from_numpy(seeds)])
     rough[:, torch.from_numpy(np.flatnonzero(place < 0))] = OUTSIDE
     values = rough.cpu().numpy()

@@ -133,9 +133,13 @@ def _sums(
     is."""
     import torch
 
-    used, local = np.unique(members, return_inverse=True)
-    vectors = torch.empty(len(used) + (before is not None), table[0].numel())
-    vectors[: len(used)] = table[torch.from_numpy(used)].reshape(len(used), -1)
+    local = members
+    if before is None and table.dtype == torch.float32 and table.dim() == 2:
+        vectors = table
+    else:
+        used, local = np.unique(members, return_inverse=True)
+        vectors = torch.empty(len(used) + (before is not None), table[0].numel())
+        vectors[: len(used)] = table[torch.from_numpy(used)].reshape(len(used), -1)
     if before is not None:
         vectors[-1] = before.flatten()
         local, weights = np.append(len(used), local), np.append(np.float32(1), weights)
