@@ -77,7 +77,7 @@ def filled(text: str, results: Path) -> str:
 def earlier(results: Path) -> set[str]:
     """Results of earlier code."""
     known = tomllib.loads((results / "earlier.toml").read_text("utf-8"))
-    return {*known["commit"], *known["stems"]}
+    return set(known["stems"])
 
 
 def frontier_plot(results: Path, plot: Plot) -> str | None:

@@ -76,8 +76,8 @@ def test_the_python_page_runs_from_top_to_bottom(
 @pytest.mark.parametrize("page", ["README.md", "THREATS.md"])
 def test_a_share_is_filled_in_or_dated(page: str) -> None:
     """A share that was written by hand stands beside filled ones, as a setting, or says when it was measured."""
-    blocks = re.split(r"\n\s*\n|\n(?=- )", (ROOT / page).read_text("utf-8"))
-    sourced = re.compile(r"<!-- figure |docs/log\.md|\b20\d\d-\d\d-\d\d\b")
+    blocks = re.split(r"\n\s*\n|\n(?=- )|\n(?=\|)", (ROOT / page).read_text("utf-8"))
+    sourced = re.compile(r"<!-- figure |docs/log\.md|\b20\d\d-\d\d-\d\d\b|, 1/k \|")
     assert not [one for one in blocks if re.search(r"\d %", one) and not sourced.search(one)]
 
 

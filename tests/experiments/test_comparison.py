@@ -197,6 +197,21 @@ def test_halves_are_trained_with_the_settings_of_the_cells_beside_them() -> None
     )
 
 
+@pytest.mark.parametrize("setting", [{"early_stopping": 3}, {"dtype": "bfloat16"}, {"adam_beta2": 0.9}])
+def test_settings_that_halves_do_not_have_are_refused_before_anything_runs(
+    setting: dict[str, Any], recipe: Path, data: Path, tmp_path: Path
+) -> None:
+    """They were left out without a word, so that cells side by side differed in them."""
+    ((name, value),) = setting.items()
+    text = recipe.read_text("utf-8")
+    assert "max_steps = 2\n" in text
+    other = tmp_path / "other.toml"
+    other.write_text(text.replace("max_steps = 2\n", f"{name} = {value!r}\n", 1), "utf-8")
+    with pytest.raises(UsageError, match=f"{name} = .* two halves"):
+        reproduce(other, data, tmp_path / "out", quick=True)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_result_keeps_the_predictions(done: tuple[Path, dict[str, Any]], data: Path) -> None:
     """They give the accuracy again, so that two cells of one accuracy can be compared."""
     truth = np.array([int(line.split("\t")[1]) for line in (data / "dev.tsv").read_text("utf-8").splitlines()[1:]])

@@ -6,14 +6,13 @@ import json
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from milkglass.experiments import runs
-from milkglass.experiments.runs import unpacked
+from milkglass.experiments.runs import commits, unpacked
 
 ROOT = Path(__file__).parents[2]
 # Results that are to be made again, by what they lack: exactly these.
@@ -28,14 +27,6 @@ def git(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 HISTORY = git("rev-parse", "--is-shallow-repository").stdout.strip() == "false"
-
-
-def commits(made: dict[str, Any]) -> Iterator[str]:
-    """All that a result names: of the run, of the code that began it, and of cells that it took of others."""
-    yield made["commit"]
-    if "begun" in made:
-        yield made["begun"]["commit"]
-    yield from made.get("cells", ())
 
 
 def test_every_recipe_result_is_looked_at() -> None:
@@ -88,13 +79,13 @@ def made_of(name: str) -> dict[str, Any]:
     return dict(shipped(name)["made"])
 
 
-@pytest.mark.parametrize("name", [path.stem for path in RESULTS if path.stem not in EARLIER["commit"]])
+@pytest.mark.parametrize("name", [path.stem for path in RESULTS])
 def test_a_result_is_of_a_commit_and_nothing_else(name: str) -> None:
     assert fault(made_of(name)) is None
 
 
 @pytest.mark.skipif(not HISTORY, reason="an archive or a shallow clone has no history to look in")
-@pytest.mark.parametrize("name", [path.stem for path in RESULTS if path.stem not in EARLIER["commit"]])
+@pytest.mark.parametrize("name", [path.stem for path in RESULTS])
 def test_a_results_commit_is_in_the_history(name: str) -> None:
     assert not lost(made_of(name))
 
@@ -104,27 +95,33 @@ def kind_of(name: str) -> str:
     return str(tomllib.loads(recipe.read_text("utf-8"))["kind"]) if recipe.is_file() else "bench"
 
 
-def spread(result: dict[str, Any]) -> bool:
-    """Whether any figure has an interval, or a range over rounds or keys."""
+HEADLINE = re.compile(r"(tokens|content|vocabulary) top-\d|accuracy|f1|matthews|pearson|bag f1|rouge-l", re.IGNORECASE)
+
+
+def bare(result: dict[str, Any]) -> list[str]:
+    """The accuracies and the shares read that have neither an interval nor a range over rounds, keys or seeds."""
     figures = result["figures"]
-    return any(re.search(r" \+-|, (least|most)$", name) for name in figures) or any(
-        {"low", "high"} <= one.keys() or {"least", "most"} <= one.keys() for one in figures.values()
-    )
+    found = []
+    for name, one in figures.items():
+        measure, comma, rest = name.partition(",")
+        if not HEADLINE.fullmatch(measure) or re.search(r", (sd|median|least|most)$", name):
+            continue
+        spreads = (f"{measure} +-{comma}{rest}", f"{name}, least")
+        if not ({"low", "high"} <= one.keys() or {"least", "most"} <= one.keys() or figures.keys() & set(spreads)):
+            found.append(name)
+    return found
 
 
 NAMES = [path.stem for path in RESULTS]
 
 
 @pytest.mark.skipif(not HISTORY, reason="an archive or a shallow clone has no history to look in")
-def test_results_of_lost_code_are_named() -> None:
-    assert EARLIER["commit"] == [name for name in NAMES if fault(made_of(name)) or lost(made_of(name))]
-
-
-@pytest.mark.skipif(not HISTORY, reason="an archive or a shallow clone has no history to look in")
 def test_results_whose_rouge_compares_stems_are_named() -> None:
     with_rouge = [name for name in NAMES if any("rouge" in figure for figure in shipped(name)["figures"])]
-    since = [str(made_of(name)["commit"]).removesuffix("+") for name in with_rouge]
-    old = [git("merge-base", "--is-ancestor", UNSTEMMED, one).returncode != 0 for one in since]
+    old = [
+        any(git("merge-base", "--is-ancestor", UNSTEMMED, one).returncode for one in commits(made_of(name)))
+        for name in with_rouge
+    ]
     assert EARLIER["stems"] == [name for name, stemmed in zip(with_rouge, old, strict=True) if stemmed]
 
 
@@ -149,5 +146,21 @@ def test_each_cell_of_a_comparison_keeps_its_answers() -> None:
                 assert len(sizes) == 1 and sizes.pop() > 100
 
 
-def test_results_without_intervals_are_named() -> None:
-    assert EARLIER["intervals"] == [name for name in NAMES if not spread(shipped(name))]
+def test_results_with_figures_without_intervals_are_named() -> None:
+    assert EARLIER["intervals"] == [name for name in NAMES if bare(shipped(name))]
+
+
+def test_accuracies_are_shares_of_the_rows_that_were_answered() -> None:
+    """An accuracy is a whole number of right answers: a figure that was typed, or is of other rows, is not."""
+    looked_at = 0
+    for name in NAMES:
+        result = shipped(name)
+        for cell, text in result.get("predictions", {}).items() if kind_of(name) == "comparison" else ():
+            data, _, rest = cell.partition(", ")
+            if len(result["seeds"]) > 1 or f"accuracy, {data}, {rest.rpartition(', ')[0]}" not in result["figures"]:
+                continue
+            measured = result["figures"][f"accuracy, {data}, {rest.rpartition(', ')[0]}"]["measured"]
+            right = measured / 100 * len(unpacked(text))
+            assert abs(right - round(right)) <= 0.006 * len(unpacked(text)) / 100, (name, cell)
+            looked_at += 1
+    assert looked_at >= 40

@@ -13,7 +13,7 @@ from milkglass.nearest.groups import groups
 from milkglass.nearest.select import best
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
-from milkglass.sanitizers.rnm import Rnm
+from milkglass.sanitizers.rnm import Rnm, RnmMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared, sensitive_words
 from milkglass.sanitizers.santext import SanText, SanTextPlus
 from milkglass.sanitizers.tables.table import WordVectors
@@ -98,6 +98,12 @@ def test_tables_that_cannot_be() -> None:
         WordVectors(("a", "b"), good, np.array([True, False]))
     with pytest.raises(BadTable, match="has 0 words"):
         WordVectors((), np.zeros((0, 3), np.float32))
+
+
+def test_settings_of_the_papers_are_the_defaults() -> None:
+    """CMIF, 4.1: lists of k = 30, p = 0.3, the rarest 20 % of the words are sensitive."""
+    method = RnmMethod()
+    assert (method.k, method.p, method.sensitive) == (30, 0.3, 0.2)
 
 
 # --- candidate lists --------------------------------------------------------------------------------------------------

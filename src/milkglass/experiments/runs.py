@@ -236,6 +236,11 @@ def made(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
     return {**result, "cells": others} if others else result
 
 
+def commits(made: Mapping[str, Any]) -> list[str]:
+    """All that a record of `made` names: of its last code, of the code that began it, and of what was taken."""
+    return [made["commit"], *([made["begun"]["commit"]] if "begun" in made else []), *made.get("cells", ())]
+
+
 def now() -> dict[str, str]:
     commit = _git("rev-parse", "--short=12", "HEAD")
     changed = "+" if commit and _git("status", "--porcelain", "--", *SOURCES, ":(exclude,top)recipes/results") else ""

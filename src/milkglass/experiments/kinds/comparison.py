@@ -48,7 +48,7 @@ from milkglass.experiments.procedures.trials import (
 )
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import from_entries, table_of
-from milkglass.experiments.runs import RunFolder, require_same_run
+from milkglass.experiments.runs import RunFolder, commits, require_same_run
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
@@ -93,7 +93,9 @@ class Comparison(Recipe):
             self.attacked_of(defence)
             require_defence(name, _bare(defence))
             for data in self.data:
-                self.settings_of(data, defence, {"num_labels": 2})
+                settings = self.settings_of(data, defence, {"num_labels": 2})
+                if "encoder" in defence:
+                    halves_training(settings)
 
     def attacked_of(self, entry: Mapping[str, Any]) -> LeakageTexts:
         return from_entries(LeakageTexts, {**self.attacked, **table_of(entry, "attacked")})
@@ -144,7 +146,7 @@ class Comparison(Recipe):
 
         with ThreadPoolExecutor(run.at_once) as pool:
             cells = dict(zip(places, pool.map(train, places), strict=True))
-        run.commits.extend(str(cell.made.get("begun", cell.made)["commit"]) for cell in cells.values())
+        run.commits.extend(one for cell in cells.values() for one in commits(cell.made))
         run.predictions.update({", ".join(map(str, place)): cell.predictions for place, cell in cells.items()})
         results: dict[Place, dict[str, float]] = {place: dict(cell.figures) for place, cell in cells.items()}
         for place, cell in cells.items() if self.attacks else ():
@@ -169,13 +171,26 @@ def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_training(defence: Defence, settings: Hyperparameters) -> Defence:
     """An encoder is trained where it is split, with the same settings; the others are by a server."""
-    if not isinstance(defence, HiddenStateDefence):
-        return defence
-    how = HalvesTraining(
+    return replace(defence, training=halves_training(settings)) if isinstance(defence, HiddenStateDefence) else defence
+
+
+def halves_training(settings: Hyperparameters) -> HalvesTraining:
+    """The same of a model in two halves, whose batches are of a random order always.
+
+    Raises:
+        UsageError: a setting that this training does not have, so that its cell could not be compared.
+    """
+    for name in ("early_stopping", "dtype", "adam_beta2", "method"):
+        usual = Hyperparameters.model_fields[name].default
+        if getattr(settings, name) != usual:
+            raise UsageError(
+                f"{name} = {getattr(settings, name)!r} is not built for a model in two halves",
+                f"leave {name} out of the training, or the defence with an encoder",
+            )
+    return HalvesTraining(
         settings.learning_rate, settings.batch_size, math.ceil(settings.n_epochs), settings.max_steps,
         settings.max_length, settings.weight_decay, settings.warmup_ratio,
     )  # fmt: skip
-    return replace(defence, training=how)
 
 
 def problem(name: str, entry: Mapping[str, Any], data: Path, seed: int, spare: int = 0) -> TrialData:

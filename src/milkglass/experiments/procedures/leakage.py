@@ -168,6 +168,11 @@ def _figures(cells: Sequence[AttackResult]) -> dict[str, float]:
             raise UsageError(f"{cell.attack} by {cell.adversary} failed: {cell.reason}", "see the recipe")
         if cell.state != "done":
             continue
+        if cell.cut:
+            raise UsageError(
+                f"{cell.attack} by {cell.adversary} did not end within its budget: a part of the texts was not read",
+                "raise seconds in the recipe, or lower rows",
+            )
         for names, scale in ((MEASURES, 100), (BITS, 1)):
             result |= with_spread(cell.among(names), f", {cell.attack}, {cell.adversary}", scale)
     for kind in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it

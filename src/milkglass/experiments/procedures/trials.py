@@ -43,7 +43,7 @@ BAGS = {
     "naive Bayes": BagModel("bayes"),
     "naive Bayes, neighbours": BagModel("bayes", neighbours=True),
 }
-Answered = tuple[dict[str, float], str]
+Answered = tuple[dict[str, float], dict[str, Any], str]
 VERSION = 3  # raised when code changes what a cell's settings make: older cells are not taken for it
 
 
@@ -106,8 +106,8 @@ def trained(
         tuned = server
         if isinstance(client, TokenClient):
             tuned = _tuned(client, server, problem, training, folder / "job", threads, progress)
-        figures, predicted = _figures(client, tuned, problem, seed, folder)
-    return TrainedHalves(folder.name, client, server, tuned, figures, made(folder), predicted)
+        answered = _figures(client, tuned, problem, seed, folder)
+    return TrainedHalves(folder.name, client, server, tuned, *answered)
 
 
 @contextmanager
@@ -167,16 +167,17 @@ def _write(client: TokenClient, rows: LabelledTexts, labels: Sequence[float], ta
 
 
 def _figures(client: Client, server: Server, problem: TrialData, seed: int, folder: Path) -> Answered:
-    """In percent, what the server's answers to the held-out rows are worth, and the half-width of its interval; and
-    the answers."""
+    """In percent, what the server's answers to the held-out rows are worth, and the half-width of its interval; by
+    which code that was found, since later code takes it from here; and the answers."""
     done = folder / "figures.json"
     if not done.is_file():
         logits = client.receive(server.answer(client.send(problem.held_out.texts, problem.held_out.pairs)))
         guess = logits[:, 0] if problem.classes == 1 else logits.argmax(1)
         result = graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
-        done.write_text(json.dumps({"figures": result, "predictions": packed(guess)}) + "\n", "utf-8")
+        whole = {"figures": result, "made": made(folder), "predictions": packed(guess)}
+        done.write_text(json.dumps(whole) + "\n", "utf-8")
     known = json.loads(done.read_text("utf-8"))
-    return dict(known["figures"]), str(known["predictions"])
+    return dict(known["figures"]), known.get("made") or made(folder), str(known["predictions"])
 
 
 def graded(
