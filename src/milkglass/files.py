@@ -22,11 +22,13 @@ from milkglass.errors import UsageError
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
-def private_dir(folder: Path) -> Path:
-    """The folder and those above it that are missing, mode 0700. One that is there keeps its mode."""
+def private_dir(folder: Path, close: bool = False) -> Path:
+    """The folder and those above it that are missing, mode 0700. One that is there keeps its mode, unless `close`."""
     if not folder.is_dir():
         private_dir(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
+    if close:
+        folder.chmod(0o700)
     return folder
 
 

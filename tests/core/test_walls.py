@@ -214,3 +214,16 @@ def test_importing_the_package_is_cheap() -> None:
     code = "import sys, milkglass.cli.main; print(','.join(m for m in ('torch', 'transformers') if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_private_files_and_folders_are_made_in_one_place() -> None:
+    """Modes are bits of files.py; a script of the enclave's must be executable, and an open token is closed."""
+    named = {
+        path.relative_to(SOURCE).as_posix()
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if (isinstance(node, ast.Constant) and node.value in (0o600, 0o700) and isinstance(node.value, int))
+        or (isinstance(node, ast.Attribute) and node.attr == "O_EXCL")
+    }
+    octal = {one for one in named if "0o" in (SOURCE / one).read_text("utf-8")}
+    assert octal - {"enclave/folder.py", "server/storage/data_dir.py"} == {"files.py"}

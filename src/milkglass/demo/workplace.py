@@ -14,9 +14,10 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 
+from milkglass import files
 from milkglass.errors import UsageError
 from milkglass.models.staging import link_or_copy
 
@@ -43,9 +44,9 @@ class Workplace:
             shutil.rmtree(folder, ignore_errors=not folder.exists())
         for file in (place.log, out / "index.html", out / "result.json"):
             file.unlink(missing_ok=True)
-        out.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files.private_dir(out)
         (out / MARK).touch()
-        place.client.mkdir(mode=0o700)
+        files.private_dir(place.client)
         try:
             yield place
         finally:
@@ -68,7 +69,7 @@ class Workplace:
 
 def data_file(name: str) -> Path:
     """A file of the demo's texts. The package is installed as a folder, never run from an archive."""
-    return Path(str(files("milkglass.demo"))) / "data" / name
+    return Path(str(resources.files("milkglass.demo"))) / "data" / name
 
 
 def read_rows(name: str) -> list[dict[str, str]]:

@@ -125,12 +125,11 @@ def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
                 f"{out} holds a run of other settings, model or data",
                 "give a new folder with --out, or remove this one",
             )
-        out.chmod(0o700)
+        files.private_dir(out, close=True)
         return
     if out.is_dir() and any(out.iterdir()):
         raise UsageError(f"{out} is not a run folder and is not empty", "give a new folder with --out")
-    files.private_dir(out)
-    out.chmod(0o700)  # an empty one that was there had a mode of its own
+    files.private_dir(out, close=True)  # an empty one that was there had a mode of its own
     files.write(record, json.dumps(this, indent=1) + "\n")
     begun(out)
 

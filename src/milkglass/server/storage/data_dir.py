@@ -73,7 +73,7 @@ class DataDir:
 
     def claim(self) -> None:
         """Make the home, and close it to others. Raises UsageError for an open folder of something else."""
-        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files.private_dir(self.root)
         if not self.root.stat().st_mode & OTHERS:
             return
         names = {path.name for path in self.root.iterdir()}
@@ -82,7 +82,7 @@ class DataDir:
                 f"{self.root} is open to others and is not a server's home", f"chmod 700 {self.root}, or name another"
             )
         try:
-            self.root.chmod(0o700)
+            files.private_dir(self.root, close=True)
         except PermissionError:
             raise UsageError(f"{self.root} is open to others and not ours to close", "name another folder") from None
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from milkglass import files
 from milkglass.sequences import Sequences
 from milkglass.server.storage import inspection
 from milkglass.server.storage.store import ModelRecord, Store
@@ -84,6 +85,6 @@ class Recording:
             root = older
         with self._lock:
             if root.id not in self._open:
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                files.private_dir(self._folder)
                 self._open[root.id] = Recorder.open(self._folder / root.id, model.vocab_size, root.key_id)
             return self._open[root.id]
