@@ -10,8 +10,10 @@ import numpy as np
 from milkglass.cli.compare import _words
 from milkglass.client.data.data_file import DataFile
 from milkglass.experiments.procedures.loss_trend import fall, reported
-from milkglass.experiments.procedures.own_rows import COMMONEST, PLAIN, Compared, OwnRows, own_answers
+from milkglass.experiments.procedures.own_rows import COMMONEST, PLAIN, Compared, OwnRows, cut_words, own_answers
+from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.spec import Event
+from milkglass.threat.defence import LabelledTexts
 from tests import tiny
 from tests.cli.kit import call, document, refused
 from tests.cli.test_coarse import rows, written
@@ -29,6 +31,14 @@ def test_rows_are_held_out_once(tmp_path: Path) -> None:
     given = OwnRows.read(DataFile(data), DataFile(written(tmp_path / "more.jsonl", rows(1, 50))), 3)
     assert (len(given.train.texts), len(given.held_out.texts)) == (400, 50)
     assert given.names == ("billing-desk", "clinic-desk")
+
+
+def test_rows_that_are_cut_are_reported_with_what_they_cost(tmp_path: Path) -> None:
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
+    texts = [*["the wound is open again"] * 5, "the wound is open again " * 40]
+    said = cut_words(base, LabelledTexts(texts, [0] * 6), 30)
+    assert said.startswith("1 of 6 rows are cut to 30 tokens") and "--max-length" in said
+    assert cut_words(base, LabelledTexts(texts[:5], [0] * 5), 30) == ""
 
 
 def test_the_client_alone_learns_what_words_say(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def result(text: str = "My inhaler is empty and I can hardly speak") -> DemoResu
         classifier=model_run("demo:minilm"),
         asked=120,
         correct=104,
+        alone=98,
         labels=("appointment", "billing", "urgent"),
         classified=(
             ClassifiedText(view(text), "urgent", "urgent"),

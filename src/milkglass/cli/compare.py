@@ -36,7 +36,8 @@ def compare(
     model: Annotated[str, typer.Argument(help="The public model: a folder, a hub id (hf:owner/name), or demo:minilm.")],
     data: Annotated[Path, typer.Argument(help=f"Your rows with labels: {ROWS}.")],
     validation: Annotated[
-        Path | None, typer.Option(help="Rows to ask about.  [default: a fifth of DATA, not trained with]")
+        Path | None,
+        typer.Option(help="Rows to ask about.  [default: a fifth of DATA, and 40 at least; not trained with]"),
     ] = None,
     scheme: Annotated[
         str | None,

@@ -271,8 +271,9 @@ class Session(AbstractContextManager["Session"]):
             UsageError: a hyperparameter that the server would refuse.
         """
         from milkglass.client.data.dataset import unlabelled
-        from milkglass.client.training_request import TrainingRequest
+        from milkglass.client.training_request import TrainingRequest, require_hyperparameters
 
+        require_hyperparameters(hyperparameters, str)  # before a file is read
         about = (data, validation, task, hold_out, hyperparameters, self._notice)
         asked = TrainingRequest.of(self.unlocked.key, self.codec.limit, *about)
         kind = self.describe(model).get("kind")

@@ -111,7 +111,7 @@ class TrainingRequest:
     def announced(self) -> str:
         """How long the training is, in steps; in minutes only the server's machine can tell."""
         chosen, rows = Hyperparameters(**self.settings), self.parts[0].rows
-        epochs = "" if chosen.max_steps else f" for {chosen.n_epochs:g} epochs"
+        epochs = "" if chosen.max_steps else f" for {chosen.n_epochs:g} epoch{'' if chosen.n_epochs == 1 else 's'}"
         words = f"{rows:,} rows are trained with{epochs}, {steps_of(rows, chosen):,} steps of {chosen.batch_size} rows"
         if chosen.early_stopping:
             words += f"; {chosen.early_stopping} epochs that are no better may end it sooner"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.client.alone import BagModel
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.client.session import Session
@@ -115,11 +116,12 @@ class DemoHalf:
 
 def sort(
     half: DemoHalf, remote: Remote, settings: Mapping[str, Any], asked: int
-) -> tuple[ModelRun, tuple[ClassifiedText, ...], int, tuple[str, ...]]:
+) -> tuple[ModelRun, tuple[ClassifiedText, ...], tuple[int, int], tuple[str, ...]]:
     """Fine-tune, classify `asked` test messages, attack.
 
     Returns:
-        What the page shows of the model, a few messages, how many were right, and the labels.
+        What the page shows of the model, a few messages, how many were right, by the model and by a linear one of the
+        client's own, and the labels.
     """
     codec, data = half.owner.codec, data_file("tickets_train.jsonl")
     session = half.owner.session(remote)
@@ -128,8 +130,12 @@ def sort(
     texts = [row["text"] for row in rows[:asked]]
     with half.journal.step(half.steps, "classify") as detail:
         labels = [one.label for one in session.classify(model, texts)]
-        correct = sum(label == row["label"] for label, row in zip(labels, rows, strict=False))
+        truth = [row["label"] for row in rows[:asked]]
+        correct = sum(label == right for label, right in zip(labels, truth, strict=True))
         detail.append(f"{correct} of {len(texts)} right")
+    names = sorted({row["label"] for row in train})
+    own = BagModel().fit([row["text"] for row in train], [names.index(row["label"]) for row in train]).predict(texts)
+    alone = sum(names[int(number)] == right for number, right in zip(own, truth, strict=True))
     sent = codec.encode(texts).ids
     plain = [ordinary(codec, ids) for ids in sent]
     public = [codec.inverse[ids] for ids in codec.encode([row["text"] for row in train]).ids]
@@ -138,7 +144,7 @@ def sort(
         ClassifiedText(reading.view(codec, text, ids), label, row["label"])
         for text, ids, label, row in zip(texts[:SHOWN], plain, labels, rows, strict=False)
     )
-    return half.run(), shown, correct, tuple(sorted({row["label"] for row in train}))
+    return half.run(), shown, (correct, alone), tuple(names)
 
 
 def write(

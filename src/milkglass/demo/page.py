@@ -63,7 +63,10 @@ def show(console: Console, result: DemoResult, page: Path) -> None:
         _row(table, two.prompt.client, two.prompt)
         _row(table, f"reply: {two.reply.client or '(empty)'}", two.reply)
     console.print(table)
-    lines = [f"{result.correct} of {result.asked} unseen messages sorted rightly ({percent(result.accuracy)})"]
+    lines = [
+        f"{result.correct} of {result.asked} unseen messages sorted rightly ({percent(result.accuracy)}); "
+        f"{result.alone} by a linear model over the client's own rows, with nothing sent"
+    ]
     for model in (result.classifier, result.generator):
         results = model.recovery
         lines.append(

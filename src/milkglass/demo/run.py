@@ -115,7 +115,7 @@ def _everything(place: Workplace, plan: DemoPlan, console: Console) -> DemoResul
             first = DemoHalf.begin("demo:minilm", place.client / "sorting", False, journal)
             second = DemoHalf.begin("demo:smollm2", place.client / "writing", True, journal)
             with Remote(service.url, service.token) as remote:
-                sorter, classified, correct, labels = sort(first, remote, plan.sorting, plan.asked)
+                sorter, classified, (correct, alone), labels = sort(first, remote, plan.sorting, plan.asked)
                 writer, generated = write(second, remote, plan.writing, plan.prompts, plan.new_tokens)
     return DemoResult(
         version=version("milkglass"),
@@ -123,6 +123,7 @@ def _everything(place: Workplace, plan: DemoPlan, console: Console) -> DemoResul
         classifier=sorter,
         asked=plan.asked,
         correct=correct,
+        alone=alone,
         labels=labels,
         classified=classified,
         generator=writer,

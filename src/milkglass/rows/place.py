@@ -63,7 +63,8 @@ def require_columns(file: str, names: Sequence[str], needed: Sequence[str], text
     if texts and not {*texts} & {*names}:
         raise CodecError(
             f"the header of {file} names no column {' or '.join(texts[:2])}",
-            f"{columns_there(names, (*needed, *texts))}; --text-column names the column of texts",
+            f"{columns_there(names, (*needed, *texts))}; --text-column names the column of texts (in Python: "
+            "DataFile(path, text=NAME))",
         )
     if lost := [name for name in needed if name not in names]:
         raise CodecError(f"the header of {file} names no column {lost[0]}", columns_there(names, needed))

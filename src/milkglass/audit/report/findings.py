@@ -90,7 +90,7 @@ def _running(scene: Scene, best: AttackResult | None, spent: Mapping[str, Mappin
     if enclave_findings.sends(scene):
         advice = enclave_findings.CHANGE
     elif scene.symbols is not None:
-        advice = "Fewer symbols lower it, at a cost in accuracy; a new key does not."
+        advice = "Fewer symbols lower it (`obfuscate --symbols 8`, say), at a cost in accuracy; a new key does not."
     elif not scene.of_states:
         advice = "A larger k or a smaller epsilon moves this figure by a few points only. " + (
             "A new key would not help: the first texts are read already."

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from milkglass.schemes.scheme import Scheme
 
 NAME = "coarse"
-BETTER = "for a classifier give --data with your training rows: a coarse vocabulary is made, of which far less is read"
+BETTER = "for a classifier give --data with your training rows: a coarse vocabulary is made, of which less is read"
 UNLABELLED = "{} has no labels: the symbols follow the meaning of tokens alone"
 PLAIN_MEANS = "no --public-text: tokens are counted in {}, and all tokens of a symbol weigh alike in its row"
 

@@ -253,7 +253,7 @@ class Codec:
         if (lengths > limit).any():
             first = int((lengths > limit).argmax())
             fault = f"is {lengths[first]} tokens long, at most {limit} fit"
-            raise TooLong.of(first, fault, "shorten it, or allow it to be cut")
+            raise TooLong.of(first, fault, "shorten it, or have it cut: --truncate (in Python: truncate=True)")
 
     def _scrambled(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
         ends = [0, *accumulate(map(len, lists))]

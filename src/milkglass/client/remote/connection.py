@@ -226,7 +226,7 @@ def require_token(token: str | None) -> None:
     if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
         raise UsageError(
             "the token has a space or a line end in it, or is not plain ASCII",
-            "give it alone: `.strip()` takes a file's line end off",
+            "give it alone, without what stands before or after it in its file",
         )
 
 

@@ -115,7 +115,13 @@ class Remote(AbstractContextManager["Remote"]):
         return responses.MODEL.rows(self.connection.json("GET", "/v1/models"))
 
     def model(self, model: str) -> dict[str, Any]:
-        return responses.MODEL.read(self.connection.json("GET", f"/v1/models/{plain_name(model)}"))
+        """Raises RemoteError with the status 404 for one that is not there."""
+        try:
+            return responses.MODEL.read(self.connection.json("GET", f"/v1/models/{plain_name(model)}"))
+        except RemoteError as error:
+            if error.status == 404:  # the server does not repeat what it was asked
+                error.message = f"the server has no model {model}"
+            raise
 
     def require(self, route: str, name: str) -> None:
         """Raises RemoteError for what is not there. A record that the server cannot read is: it may be deleted."""

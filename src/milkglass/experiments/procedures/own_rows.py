@@ -29,6 +29,7 @@ from milkglass.experiments.runs import require_same_run, unpacked
 from milkglass.metrics.confusion import Confusion
 from milkglass.metrics.interval import Interval, resampled
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Log, no_log
 from milkglass.schemes.scheme import Scheme
 from milkglass.server.spec import Hyperparameters
@@ -128,10 +129,13 @@ def compare(
     about = {"base": digest, "rows": rows.digest, "scheme": scheme.document(), "training": training.model_dump()}
     require_scramblable(base, scheme, False)
     require_same_run(out, {"compare": 1, **about})
+    epochs = f"{training.n_epochs:g} epoch{'' if training.n_epochs == 1 else 's'}"
     progress(
-        f"train {len(rows.train.texts):,} rows twice, in {steps:,} steps ({training.n_epochs:g} epochs) each time, and "
+        f"train {len(rows.train.texts):,} rows twice, in {steps:,} steps ({epochs}) each time, and "
         f"ask about {len(rows.held_out.texts):,}; all on this machine; how long it takes is shown after the first steps"
     )
+    if words := cut_words(base, rows.train, training.max_length):
+        progress(words)
     answers, alone = own_answers(rows)
     falling = dict[str, tuple[float, float]]()
     for number, (row, defence) in enumerate(defences.items(), 1):
@@ -143,6 +147,18 @@ def compare(
         if means := fall(reported(out / "cells" / cell.name / "job")):
             falling[row] = means
     return Compared(rows.names, np.asarray(rows.held_out.labels, np.int64), answers, alone, falling)
+
+
+def cut_words(base: Checkpoint, rows: LabelledTexts, max_length: int) -> str:
+    """What is said where rows are cut; "" where none is."""
+    tokenizer = load_tokenizer(base.folder)
+    lengths = np.array([len(ids) for ids in tokenizer(list(rows.texts), rows.pairs)["input_ids"]])
+    if not (count := int((lengths > max_length).sum())):
+        return ""
+    return (
+        f"{count:,} of {len(lengths):,} rows are cut to {max_length} tokens, and all rows of their batches take as "
+        f"long as they do; half of the rows have at most {np.median(lengths):.0f}, so that a lower --max-length may do"
+    )
 
 
 def own_answers(rows: OwnRows) -> tuple[dict[str, NDArray[np.int64]], str]:

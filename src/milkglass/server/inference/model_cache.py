@@ -134,7 +134,7 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
     """Read the weights. Raises CorruptCheckpoint or UnsupportedModel; a missing tensor is never made up."""
     import torch
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
-    from transformers.utils.logging import disable_progress_bar
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
     from milkglass.server.inference.classifier import Classifier, Embedder
     from milkglass.server.inference.generator import Generator
@@ -146,6 +146,7 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
         log.warning("model not loaded: its folder holds no weights")
         raise CorruptCheckpoint("this model's weights are gone from the server's disk", "upload it again")
     disable_progress_bar()  # the log is not a terminal
+    set_verbosity_error()  # a missing tensor is an error of ours, below, and not a table of transformers'
     if settings.inference_threads:
         torch.set_num_threads(settings.inference_threads)
     kinds = {"classify": AutoModelForSequenceClassification, "embed": AutoModel, "generate": AutoModelForCausalLM}
