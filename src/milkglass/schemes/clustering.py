@@ -94,10 +94,11 @@ def _rows(
             parts = [part for part in np.array_split(following(), workers) if len(part)]
             return [pool.submit(_wave, cosines, part, place, counts) for part in parts]
 
-        ready = begun()
-        while ready:
-            wave, ready = ready, begun()
+        wave = begun()
+        while wave:
+            after = begun()
             yield from (row for part in wave for row in part.result() if free[row.row])
+            wave = after  # rows of a wave that was read take memory no longer
 
 
 def _wave(cosines: Cosines, seeds: Ids, place: Ids, counts: tuple[int, int]) -> list[SeedRow]:
