@@ -95,19 +95,18 @@ def test_the_verdict_says_at_least_where_a_stronger_attack_was_not_finished() ->
     assert unfinished(replace(best, cut=True), (replace(best, cut=True),)), "the strongest itself was cut"
 
 
-def test_at_least_is_what_the_interval_says_at_least() -> None:
-    best = replace(cell(0.808, 0.6), cut=False)
-    best.measures["tokens top-1"] = Interval(0.808, 0.771, 0.84, 60)
+def test_at_least_is_rounded_down() -> None:
+    best = cell(0.808, 0.595)
     late = replace(best, attack="language-model", title="Language model", costly=True, state="not run")
-    assert "at least 77 of 100 words, and at least 60 of" in verdict(best, WHO, (best, late))
+    assert "at least 80 of 100 words, and at least 59 of" in verdict(best, WHO, (best, late))
     assert "81 of 100 words" in verdict(best, WHO, (best,))
 
 
-def test_two_or_three_texts_with_content_words_decide_nothing() -> None:
+def test_a_share_of_two_or_three_texts_says_so() -> None:
     best = cell(0.3, 1.0)
     best.measures["content top-1"] = Interval(1.0, 0.29, 1.0, 3)
-    assert level(best, ()) == "much"
-    assert "content words" not in verdict(best, WHO, (best,)) and "30 of 100 words." in verdict(best, WHO, (best,))
+    assert level(best, ()) == "most"
+    assert "100 of 100 names and other content words, which stand in 3 of them only." in verdict(best, WHO, (best,))
 
 
 def test_a_figure_of_100_percent_is_not_called_too_low() -> None:

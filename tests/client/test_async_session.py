@@ -125,7 +125,7 @@ def test_answers_are_those_of_the_session(served: tuple[Path, Server, Tap, Scram
             assert conversation.turns == turns.turns
             ids = await session.prompt(tiny.TEXTS[1], chat=False)
             assert session.codec.decode(ids) == tiny.TEXTS[1]
-            with pytest.raises(MilkglassError, match="the server has no model other"):
+            with pytest.raises(MilkglassError, match="404: there is no such model: other"):
                 await session.describe("other")
         with pytest.raises(UsageError, match="the session is closed"):
             await session.describe("scrambled")

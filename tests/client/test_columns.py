@@ -82,7 +82,10 @@ def test_columns_of_known_names_are_found(suffix: str, tmp_path: Path) -> None:
     assert DataFile(path, text="sentence2").taken() == {"text": "sentence2", "label": "label", "text_pair": None}
     with pytest.raises(CodecError, match="no text|no column text") as caught:
         DataFile(write(tmp_path, suffix, ROWS)).taken()
-    assert caught.value.hint == "the columns there are: id, body, asks, kind; --text-column names the column of texts"
+    assert caught.value.hint == (
+        "the columns there are: id, body, asks, kind; --text-column names the column of texts (in Python: "
+        "DataFile(path, text=NAME))"
+    )
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -218,12 +218,15 @@ def test_importing_the_package_is_cheap() -> None:
 
 def test_private_files_and_folders_are_made_in_one_place() -> None:
     """Modes are bits of files.py; a script of the enclave's must be executable, and an open token is closed."""
-    named = {
-        path.relative_to(SOURCE).as_posix()
-        for path in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if (isinstance(node, ast.Constant) and node.value in (0o600, 0o700) and isinstance(node.value, int))
-        or (isinstance(node, ast.Attribute) and node.attr == "O_EXCL")
-    }
-    octal = {one for one in named if "0o" in (SOURCE / one).read_text("utf-8")}
-    assert octal - {"enclave/folder.py", "server/storage/data_dir.py"} == {"files.py"}
+    found = set()
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Constant) and node.value in (0o600, 0o700):
+                written = ast.get_source_segment(text, node) or ""
+                found |= {(path.relative_to(SOURCE).as_posix(), written)} if written.startswith("0o") else set()
+            if isinstance(node, ast.Attribute) and node.attr == "O_EXCL":
+                found.add((path.relative_to(SOURCE).as_posix(), node.attr))
+    elsewhere = {one for one in found if one[0] != "files.py"}
+    assert elsewhere == {("enclave/folder.py", "0o700"), ("server/storage/data_dir.py", "0o600")}
+    assert ("files.py", "0o700") in found and ("files.py", "O_EXCL") in found

@@ -13,18 +13,20 @@ import pytest
 import torch
 
 from milkglass.audit.decontaminate import decontaminate
+from milkglass.audit.outcome import AttackResult
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import UsageError
 from milkglass.experiments import runs
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison, with_training
-from milkglass.experiments.procedures.leakage import LeakageTexts, own_and_nearest, quantiles
+from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, own_and_nearest, quantiles
 from milkglass.experiments.procedures.trials import TrialData, _write, secret_of, trained
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import RunFolder, packed, unpacked
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.mechanism import HalvesTraining
+from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs.data import TrainingDataset
 from milkglass.server.spec import Hyperparameters
@@ -197,7 +199,10 @@ def test_halves_are_trained_with_the_settings_of_the_cells_beside_them() -> None
     )
 
 
-@pytest.mark.parametrize("setting", [{"early_stopping": 3}, {"dtype": "bfloat16"}, {"adam_beta2": 0.9}])
+@pytest.mark.parametrize(
+    "setting",
+    [{"early_stopping": 3}, {"dtype": "bfloat16"}, {"adam_beta2": 0.9}, {"n_epochs": 1.5}, {"method": "lora"}],
+)
 def test_settings_that_halves_do_not_have_are_refused_before_anything_runs(
     setting: dict[str, Any], recipe: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -210,6 +215,14 @@ def test_settings_that_halves_do_not_have_are_refused_before_anything_runs(
     with pytest.raises(UsageError, match=f"{name} = .* two halves"):
         reproduce(other, data, tmp_path / "out", quick=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_attack_that_its_budget_cut_is_no_figure() -> None:
+    read = {"tokens top-1": Interval(0.5, 0.5, 0.5, 9)}
+    cell = AttackResult("knn", "Nearest neighbour", "model only", "done", measures=read)
+    assert _figures([cell])["tokens top-1, knn, model only"] == 50
+    with pytest.raises(UsageError, match="did not end within its budget"):
+        _figures([replace(cell, cut=True)])
 
 
 def test_a_result_keeps_the_predictions(done: tuple[Path, dict[str, Any]], data: Path) -> None:

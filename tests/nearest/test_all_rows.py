@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +101,24 @@ def test_lists_hold_no_square_matrix(monkeypatch: pytest.MonkeyPatch, alike: boo
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < n * n * 10 / 4, "10 bytes a pair"
+
+
+def test_few_tiles_wait_for_their_strip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slowly they are taken: each may hold as many pairs as it has cells."""
+    monkeypatch.setattr(module, "cores", lambda: 2)
+    started: list[int] = []
+
+    def work(left: int) -> Any:
+        started.append(left)
+        return left
+
+    with ThreadPoolExecutor(2) as pool:
+        tiles = module._ahead(pool, work, range(100))
+        for taken in range(20):
+            assert next(tiles) == taken
+            time.sleep(0.01)  # the pool would do all of them, if it had them
+            assert len(started) <= taken + 1 + 2 * 2
+        assert list(tiles) == [*range(20, 100)]
 
 
 def test_equal_rows_are_as_near_as_they_are() -> None:

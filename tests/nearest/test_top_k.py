@@ -15,6 +15,12 @@ from milkglass.nearest.threads import threads_each
 from milkglass.nearest.top_k import ExactIndex
 
 
+@pytest.fixture(autouse=True, params=[cosines.SMALL_BYTES, 0], ids=["small", "large"])
+def as_small_or_large_table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are laid out once, and rows as they lie."""
+    monkeypatch.setattr(cosines, "SMALL_BYTES", request.param)
+
+
 def literal(queries: torch.Tensor, table: torch.Tensor, metric: Metric) -> np.ndarray:
     """(q, n) in fp64, the larger the nearer; written without products of matrices."""
     q, t = queries.double().numpy()[:, None], table.double().numpy()[None]

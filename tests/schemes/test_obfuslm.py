@@ -18,6 +18,7 @@ from milkglass.attacks.embeddings.knn import nearest  # noqa: E402
 from milkglass.errors import UsageError  # noqa: E402
 from milkglass.models.checkpoint import Checkpoint  # noqa: E402
 from milkglass.models.resolve import resolve  # noqa: E402
+from milkglass.nearest.cosines import SMALL_BYTES
 from milkglass.schemes.clustering import embed_cluster, merge_small, zero_rows
 from milkglass.schemes.mixture import Mixture  # noqa: E402
 from milkglass.schemes.obfuslm import ObfusLM
@@ -169,9 +170,13 @@ def real_clusters() -> tuple[torch.Tensor, list[np.ndarray]]:
     return table, embed_cluster(table, order, 10, 0.99)
 
 
+@pytest.mark.parametrize("small", [SMALL_BYTES, 0])
 @pytest.mark.parametrize(("k", "beta", "dtype"), [(2, 0.99, torch.float32), (3, 0.995, torch.bfloat16)])
-def test_same_clusters_where_most_rows_are_never_looked_at(k: int, beta: float, dtype: torch.dtype) -> None:
+def test_same_clusters_where_most_rows_are_never_looked_at(
+    k: int, beta: float, dtype: torch.dtype, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Large enough for likely values (nearest/select.py); part of a table with zeros, equal rows and tiny ones."""
+    monkeypatch.setattr("milkglass.nearest.cosines.SMALL_BYTES", small)
     table = table_of(11, 2100, 16, 40)
     table[5], table[50:60] = 0, table[50:60] * 1e-23
     table = table.to(dtype)

@@ -1,6 +1,6 @@
 """Products and cosines of some rows with all rows of a table, in fp32, and exact ones of a few.
 
-oneDNN, which torch brings, makes the products; on processors of AMD it is two to three times as fast as the library
+oneDNN, which torch brings, makes the products; on processors of AMD it is up to three times as fast as the library
 that `torch.mm` calls. A first look in bf16 was tried as well: it multiplies up to twice as fast again, is wrong by up
 to 0.009, and to measure all that it leaves open takes the time that it saves (docs/log.md, 2026-11-23).
 """
@@ -28,43 +28,49 @@ class Cosines:
     Attributes:
         table: (n, d), in any dtype, on any device.
         scale: (n,) one over each row's length.
+        shift: (d,) what is taken off each row before; None: nothing.
         unit: of a small table the rows of length 1, as oneDNN lays them out; it would do so for each product.
     """
 
     table: torch.Tensor = field(repr=False)
     scale: torch.Tensor = field(repr=False)
+    shift: torch.Tensor | None = field(repr=False)
     unit: torch.Tensor | None = field(repr=False)
 
     @classmethod
-    def of(cls, table: torch.Tensor) -> Cosines:
-        scale = torch.cat([lengths(table[part]) for part in blocks(table)]).reciprocal_()
-        small = table.device.type == "cpu" and 0 < 4 * table.numel() <= SMALL_BYTES and onednn_linear() is not None
-        return cls(table, scale, packed(table.float() * scale[:, None]) if small else None)
+    def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None) -> Cosines:
+        parts = (table[part] if shift is None else table[part].float() - shift for part in blocks(table))
+        scale = torch.cat([lengths(part) for part in parts]).reciprocal_()
+        small = shift is None and table.device.type == "cpu" and 0 < 4 * table.numel() <= SMALL_BYTES
+        unit = packed(table.float() * scale[:, None]) if small and onednn_linear() is not None else None
+        return cls(table, scale, shift, unit)
 
     def __call__(self, queries: torch.Tensor) -> torch.Tensor:
-        """(b, n) fp32, each off by at most `slack`. queries: (b, d), of any length."""
+        """(b, n) fp32, each off by at most `slack`. queries: (b, d), of any length, shifted as the table is."""
         rows = queries.to(self.table.device).float()
         rows = rows / lengths(rows)[:, None]
-        return products(rows, self.table).mul_(self.scale) if self.unit is None else product(rows, self.unit)
+        return self.products(rows).mul_(self.scale) if self.unit is None else product(rows, self.unit)
+
+    def products(self, rows: torch.Tensor) -> torch.Tensor:
+        """(b, n) fp32 scalar products of rows (b, d) in fp32 with those of the table, shifted."""
+        parts, direct = blocks(self.table), self.table.dtype == torch.float32 and self.shift is None
+        if direct and len(parts) == 1:
+            return product(rows, self.table)
+        n, d = self.table.shape
+        result = torch.empty(len(rows), n, device=self.table.device)
+        # Memory that is taken anew for each part would cost more than the conversion
+        held = torch.empty(0 if direct else parts[0].stop, d, device=self.table.device)
+        for part in parts:
+            some = self.table[part]
+            if not direct:
+                some = held[: len(some)].copy_(some)
+            result[:, part] = product(rows, some if self.shift is None else some.sub_(self.shift))
+        return result
 
     @property
     def slack(self) -> float:
         """Twice what was seen: constant rows of 8,192 numbers are off by 1.8e-5, of 16,384 by 3.6e-5."""
         return 4e-5 * max(1.0, self.table.shape[1] / 8192)
-
-
-def products(rows: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """(b, n) fp32 scalar products of rows (b, d) in fp32 with those of a table (n, d) in any dtype."""
-    parts, direct = blocks(table), table.dtype == torch.float32
-    if direct and len(parts) == 1:
-        return product(rows, table)
-    result = torch.empty(len(rows), len(table), device=table.device)
-    # Memory that is taken anew for each part would cost more than the conversion
-    held = torch.empty(0 if direct else parts[0].stop, table.shape[1], device=table.device)
-    for part in parts:
-        some = table[part]
-        result[:, part] = product(rows, some if direct else held[: len(some)].copy_(some))
-    return result
 
 
 def product(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:

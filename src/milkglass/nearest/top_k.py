@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from milkglass.nearest.cosines import BLOCK_BYTES, Cosines, lengths, products
+from milkglass.nearest.cosines import BLOCK_BYTES, Cosines, blocks, lengths
 from milkglass.nearest.select import HEAP
 from milkglass.nearest.similarities import Metric
 
@@ -41,7 +41,8 @@ class ExactIndex:
     Attributes:
         table: (n, d), in any dtype, on any device.
         metric: what "nearest" means. A row of zeros has a cosine of 0 with everything.
-        cosines: of the table; for distances of its rows less their mean, which distances don't see and products do.
+        cosines: of the table in fp32; for distances of its rows less their mean, which distances don't see and
+            products do.
         shift: (d,) that mean; zeros for cosines.
         half: (n,) |t|^2 / 2 of these rows; zeros for cosines.
     """
@@ -57,10 +58,8 @@ class ExactIndex:
         if metric == "cosine":
             cosines = Cosines.of(table)
             return cls(table, metric, cosines, table.new_zeros(table.shape[1]), torch.zeros_like(cosines.scale))
-        rows = table.float()
-        finite = rows.isfinite().all(1)
-        shift = rows[finite].double().mean(0).float() if finite.any() else rows.new_zeros(rows.shape[1])
-        cosines = Cosines.of(rows - shift)
+        shift = _mean(table)
+        cosines = Cosines.of(table, shift)
         return cls(table, metric, cosines, shift, cosines.scale.reciprocal().square_() / 2)
 
     def top_k(self, queries: torch.Tensor, k: int) -> TopK:
@@ -93,7 +92,7 @@ class ExactIndex:
         longest = float(self.cosines.scale.nan_to_num(torch.inf).min().reciprocal())
         rows = queries - self.shift
         slack = self.cosines.slack * longest * (lengths(rows) + longest)
-        return products(rows, self.cosines.table).sub_(self.half), slack
+        return self.cosines.products(rows).sub_(self.half), slack
 
     def _measured(self, queries: torch.Tensor, query: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         """(p,) of pairs; of distances in fp64."""
@@ -108,6 +107,16 @@ class ExactIndex:
                 value = (given[mine] - self.table[theirs]).square().sum(1) / -2
             result.append(value)
         return torch.cat(result).nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+
+
+def _mean(table: torch.Tensor) -> torch.Tensor:
+    """(d,) fp32, of the rows that are numbers."""
+    total, count = torch.zeros(table.shape[1], dtype=torch.float64, device=table.device), 0
+    for part in blocks(table):
+        some = table[part].float()
+        some = some[some.isfinite().all(1)]
+        total, count = total + some.double().sum(0), count + len(some)
+    return (total / max(count, 1)).float()
 
 
 def _kth(values: torch.Tensor, k: int) -> torch.Tensor:

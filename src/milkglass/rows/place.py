@@ -25,6 +25,8 @@ USUAL = frozenset({"text", "sentence", "label"})  # columns that are looked for 
 _NAME = re.compile(r"[A-Za-z_#][\w#.-]{0,31}", re.ASCII)
 _BETWEEN = re.compile(r"[\W_]+")
 
+NAMING = "--text-column names the column of texts (in Python: DataFile(path, text=NAME))"
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -63,8 +65,7 @@ def require_columns(file: str, names: Sequence[str], needed: Sequence[str], text
     if texts and not {*texts} & {*names}:
         raise CodecError(
             f"the header of {file} names no column {' or '.join(texts[:2])}",
-            f"{columns_there(names, (*needed, *texts))}; --text-column names the column of texts (in Python: "
-            "DataFile(path, text=NAME))",
+            f"{columns_there(names, (*needed, *texts))}; {NAMING}",
         )
     if lost := [name for name in needed if name not in names]:
         raise CodecError(f"the header of {file} names no column {lost[0]}", columns_there(names, needed))

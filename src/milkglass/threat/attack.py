@@ -47,7 +47,7 @@ class Budget:
         if not result:
             raise UsageError(f"budget {text!r} is not a length of time", "give seconds, or 90s, 2m, 1h")
         if float(result[1]) == 0:
-            raise UsageError(f"budget {text!r} is no time, more than 0 is needed", "give seconds, or 90s, 2m, 1h")
+            raise UsageError(f"budget {text!r} is zero, more than 0 is needed", "give seconds, or 90s, 2m, 1h")
         return cls(float(result[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[result[2]])
 
     def left(self) -> float:

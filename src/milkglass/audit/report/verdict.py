@@ -15,7 +15,7 @@ from milkglass.audit.report.result import Level
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER, Scene
 
 MOST, MUCH = 0.5, 0.1  # shares of the content tokens that are read, from which on a level holds
-FEW = 8  # texts with content tokens, from which on these decide
+FEW = 8  # texts with content words: of fewer the share may be luck
 ALL = 0.9995  # from here on a share is printed as 100.0 %
 BASELINES = {name for name, one in ATTACKS.items() if one.baseline}
 LABELS: Mapping[Level, str] = {
@@ -101,14 +101,18 @@ def of_100(share: float, least: bool = False) -> str:
         return "fewer than 1"
     if 0.995 <= share < ALL:
         return "more than 99"
-    return f"{'at least ' if least and share < ALL else ''}{100 * share:.0f}"
+    if least and share < ALL:
+        return f"at least {math.floor(100 * share + 1e-9)}"
+    return f"{100 * share:.0f}"
 
 
 def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str) -> str:
     least = bool(unfinished(best, cells))
-    figures = [f"{of_100(_said(best, 'tokens top-1', least), least)} of 100 words"]
-    if _tells(best):
-        figures.append(f"{of_100(_said(best, 'content top-1', least), least)} of 100 names and other content words")
+    figures = [f"{of_100(best.value('tokens top-1'), least)} of 100 words"]
+    if units := best.measures["content top-1"].units:
+        figures.append(f"{of_100(best.value('content top-1'), least)} of 100 names and other content words")
+        if units < FEW:
+            figures[-1] += f", which stand in {units} of them only"
     much = "most" if _share(best) >= MOST else "much" if _share(best) >= MUCH else "some"
     attacker = _attacker(best.adversary, who[best.adversary])
     said = f"From {crosses}, {attacker}" if crosses else f"{attacker[0].upper()}{attacker[1:]}"
@@ -138,16 +142,6 @@ def _named(cells: tuple[AttackResult, ...]) -> float:
     return state_findings.named_share(cells) if _alone(cells) else math.nan
 
 
-def _said(best: AttackResult, measure: str, least: bool) -> float:
-    """What is said of a measure; least: that it is so much at least, so that its interval counts too."""
-    low = best.measures[measure].low
-    return low if least and not math.isnan(low) else best.value(measure)
-
-
-def _tells(best: AttackResult) -> bool:
-    """Whether the content tokens say anything: of two or three texts that have any, all or none may be read by luck."""
-    return best.measures["content top-1"].units >= FEW
-
-
 def _share(best: AttackResult) -> float:
-    return best.value("content top-1" if _tells(best) else "tokens top-1")
+    content = best.value("content top-1")
+    return best.value("tokens top-1") if math.isnan(content) else content

@@ -13,7 +13,7 @@ from pathlib import Path
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.delimiter import delimiter_of, quotes_are_text
-from milkglass.rows.place import Place, Row, Rows, columns_there
+from milkglass.rows.place import NAMING, Place, Row, Rows, columns_there
 from milkglass.rows.tables import comma, json_rows, parquet, text_lines, tsv
 
 TEXTS, PAIRS, LABELS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
@@ -106,7 +106,7 @@ class DataFile:
         if result is None:
             raise CodecError(
                 f"{place} has no text",
-                f"{columns_there(list(row), self.named)}; --text-column names the column of texts",
+                f"{columns_there(list(row), self.named)}; {NAMING}",
             )
         return result
 

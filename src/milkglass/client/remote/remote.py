@@ -30,6 +30,7 @@ from milkglass.progress import Stage, no_stage
 Ids = Sequence[int] | NDArray[Any]
 
 MODELS, JOBS = "/v1/models", "/v1/fine_tuning/jobs"
+NO_MODEL = "there is no such model"  # how our server's words for it end
 ASSEMBLY = 1800.0  # seconds that a server may take to put a delta and its base together
 FINISHED = ("succeeded", "failed", "cancelled")
 JOB_QUIET = 24 * 3600.0  # seconds without an event of a job: it may wait for others
@@ -119,8 +120,8 @@ class Remote(AbstractContextManager["Remote"]):
         try:
             return responses.MODEL.read(self.connection.json("GET", f"/v1/models/{plain_name(model)}"))
         except RemoteError as error:
-            if error.status == 404:  # the server does not repeat what it was asked
-                error.message = f"the server has no model {model}"
+            if error.message.endswith(NO_MODEL):  # it does not repeat what it was asked
+                error.message = f"{error.message}: {model}"
             raise
 
     def require(self, route: str, name: str) -> None:

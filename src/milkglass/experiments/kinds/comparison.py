@@ -180,13 +180,19 @@ def halves_training(settings: Hyperparameters) -> HalvesTraining:
     Raises:
         UsageError: a setting that this training does not have, so that its cell could not be compared.
     """
-    for name in ("early_stopping", "dtype", "adam_beta2", "method"):
-        usual = Hyperparameters.model_fields[name].default
-        if getattr(settings, name) != usual:
-            raise UsageError(
-                f"{name} = {getattr(settings, name)!r} is not built for a model in two halves",
-                f"leave {name} out of the training, or the defence with an encoder",
-            )
+    whole = settings.max_steps is not None or float(settings.n_epochs).is_integer()
+    unlike = [
+        name
+        for name in ("early_stopping", "dtype", "adam_beta2")
+        if getattr(settings, name) != Hyperparameters.model_fields[name].default
+    ]
+    unlike += [] if whole else ["n_epochs"]
+    unlike += [] if settings.chosen_method == "full" else ["method"]
+    if unlike:
+        raise UsageError(
+            f"{unlike[0]} = {getattr(settings, unlike[0])!r} is not built for a model in two halves",
+            f"leave {unlike[0]} out of the training, or the defence with an encoder",
+        )
     return HalvesTraining(
         settings.learning_rate, settings.batch_size, math.ceil(settings.n_epochs), settings.max_steps,
         settings.max_length, settings.weight_decay, settings.warmup_ratio,
