@@ -37,8 +37,8 @@ def duration(seconds: float) -> str:
 
 
 class TimeLeft:
-    """How long the rest takes, by the speed of the last WINDOW seconds: the first step of a training, which takes
-    longer, is soon forgotten, and a machine that becomes busy shows.
+    """How long the rest takes, by the speed of the last WINDOW seconds, so that a machine that becomes busy shows. The
+    first step does not count: what is prepared before it can take longer than all of the rest.
 
     Attributes:
         total: how much there is to do.
@@ -51,6 +51,8 @@ class TimeLeft:
     def after(self, done: float) -> float | None:
         """Seconds that the rest takes, now that so much is done. None before there is a speed."""
         now = self._clock()
+        if done > 0 and self._marks and self._marks[0][1] == 0:
+            self._marks.clear()
         self._marks.append((now, done))
         while len(self._marks) > 2 and self._marks[1][0] < now - WINDOW:
             self._marks.popleft()

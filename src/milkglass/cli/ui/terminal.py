@@ -115,18 +115,20 @@ def occasional_lines(name: str, total: int, most: Most = unbounded) -> Progress:
 
     def advance(more: int) -> None:
         nonlocal done, due
-        done += more
-        if time.monotonic() >= due:
-            note(f"{name}: {100 * done / max(1, total):.0f} %{_left(left.after(done), most())}")
-            due = time.monotonic() + LINES_APART
+        first, done = not done, done + more
+        now = time.monotonic()
+        seconds = left.after(done) if first or now >= due else None
+        if now >= due:
+            note(f"{name}: {100 * done / max(1, total):.0f} %{_left(seconds, most())}")
+            due = now + LINES_APART
 
     return advance
 
 
 def _left(seconds: float | None, most: float) -> str:
-    if seconds is None or min(seconds, most) < 1:
-        return ""
-    return f", about {duration(seconds)} left" if seconds <= most else f", at most {duration(most)} of the budget left"
+    if seconds is None or seconds > most:
+        return f", at most {duration(most)} of the budget left" if 1 <= most < math.inf else ""
+    return f", about {duration(seconds)} left" if seconds >= 1 else ""
 
 
 @contextmanager
