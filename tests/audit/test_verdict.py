@@ -106,7 +106,7 @@ def test_a_share_of_two_or_three_texts_says_so() -> None:
     best = cell(0.3, 1.0)
     best.measures["content top-1"] = Interval(1.0, 0.29, 1.0, 3)
     assert level(best, ()) == "most"
-    assert "100 of 100 names and other content words, which stand in 3 of them only." in verdict(best, WHO, (best,))
+    assert "100 of 100 names and other content words, which occur in only 3 of them." in verdict(best, WHO, (best,))
 
 
 def test_a_figure_of_100_percent_is_not_called_too_low() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from milkglass.client.data.data_file import DataFile
 from milkglass.client.data.dataset import Example, read_examples, read_texts, summarise, unlabelled
+from milkglass.client.training_request import require_hyperparameters
 from milkglass.errors import CodecError, EmptyText, UsageError
 
 SECRET = "zanzibar"
@@ -71,6 +72,12 @@ def test_a_column_that_is_not_there(suffix: str, tmp_path: Path) -> None:
         list(read_examples(DataFile(write(tmp_path, suffix, ROWS), "body", "subject")))
     assert caught.value.hint == "the columns there are: id, body, asks, kind"
     assert "arm" not in str(caught.value)
+
+
+def test_a_column_given_as_a_hyperparameter_is_told_apart() -> None:
+    with pytest.raises(UsageError, match="no hyperparameter 'text_column'") as caught:
+        require_hyperparameters({"text_column": "Nachricht"}, str)
+    assert "columns are named by DataFile(path, text=NAME)" in caught.value.hint
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

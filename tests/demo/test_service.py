@@ -27,7 +27,7 @@ def alive(made: Service) -> bool:
 
 def test_the_command_is_the_real_one(tmp_path: Path) -> None:
     command = Service(tmp_path / "home", [tmp_path / "base"], tmp_path / "log")._command
-    assert command[1:4] == ["-m", "milkglass.cli.main", "serve"]
+    assert command[1:5] == ["-P", "-m", "milkglass.cli.main", "serve"]
     assert command[-2:] == ["--base-models", str(tmp_path / "base")]
 
 

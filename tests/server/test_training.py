@@ -249,12 +249,6 @@ def test_a_bad_hyperparameter_is_named_with_its_limit(requested: dict[str, Any],
     assert caught.value.hint
 
 
-def test_a_column_given_as_a_hyperparameter_is_told_apart() -> None:
-    with pytest.raises(UsageError, match="no hyperparameter 'text_column'") as caught:
-        hyperparameters_of({"text_column": "Nachricht"})
-    assert "columns are named by a DataFile" in caught.value.hint
-
-
 def test_the_best_epoch_is_kept_and_training_stops_early(tmp_path: Path) -> None:
     """Equal texts with labels of both classes: no epoch is better than the first by accuracy."""
     ids, labels = [[5, 6, 7]] * 8, [i % 2 for i in range(8)]

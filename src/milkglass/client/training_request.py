@@ -121,6 +121,8 @@ class TrainingRequest:
 def require_hyperparameters(requested: Mapping[str, Any], called: Callable[[str], str]) -> None:
     """What `Session.finetune` would refuse of these is refused before a key is opened. called: a hyperparameter's name
     in messages. Raises UsageError."""
+    if columns := [name for name in requested if name.endswith("_column")]:
+        raise UsageError(f"there is no hyperparameter {columns[0]!r}", "columns are named by DataFile(path, text=NAME)")
     length = min(requested.get("max_length") or MAX_LENGTH, MAX_LENGTH)  # a larger one becomes what the model takes
     hyperparameters_of({**requested, "max_length": length}, called)
 

@@ -26,7 +26,10 @@ class Service:
 
     def __init__(self, home: Path, base_models: Sequence[Path], log: Path) -> None:
         self.home, self.log = home, log
-        self._command = [sys.executable, "-m", "milkglass.cli.main", "serve", "--home", str(home), "--port", "0"]
+        self._command = [
+            *(sys.executable, "-P", "-m"),  # -P: nothing is imported from the folder that the demo is called in
+            *("milkglass.cli.main", "serve", "--home", str(home), "--port", "0"),
+        ]
         for folder in base_models:
             self._command += ["--base-models", str(folder)]
         self._lines: queue.Queue[str | None] = queue.Queue()

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +32,7 @@ from milkglass.errors import JobFailed, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, duration, no_log
 from milkglass.schemes.scheme import Scheme
-from milkglass.server.jobs.launch import ATTACHED
+from milkglass.server.jobs.launch import ATTACHED, TRAINING
 from milkglass.server.spec import Event, Hyperparameters, JobSpec, Status
 from milkglass.system import cores
 
@@ -162,7 +161,7 @@ def run_job(job: Path, progress: Log) -> Status:
 def started(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     """The server's worker for this job, which saves a checkpoint and ends when this process does, however that ends.
     log: takes all that it prints."""
-    command = [sys.executable, "-m", "milkglass.server.training", str(job), ATTACHED]
+    command = [*TRAINING, str(job), ATTACHED]
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
 

@@ -162,8 +162,7 @@ def hyperparameters_of(requested: Mapping[str, Any], called: Callable[[str], str
         name, value = str(first["loc"][0]), first["input"]
         if first["type"] == "extra_forbidden":
             known = ", ".join(Hyperparameters.model_fields)
-            columns = "; columns are named by a DataFile" if name.endswith("_column") else ""
-            raise UsageError(f"there is no hyperparameter {name!r}", f"hyperparameters: {known}{columns}") from None
+            raise UsageError(f"there is no hyperparameter {name!r}", f"hyperparameters: {known}") from None
         raise UsageError(f"{called(name)} is {value!r}, {_needed(first)}", "leave it out for the default") from None
 
 

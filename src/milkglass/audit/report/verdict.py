@@ -112,7 +112,7 @@ def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackRes
     if units := best.measures["content top-1"].units:
         figures.append(f"{of_100(best.value('content top-1'), least)} of 100 names and other content words")
         if units < FEW:
-            figures[-1] += f", which stand in {units} of them only"
+            figures[-1] += f", which occur in only {units} of them"
     much = "most" if _share(best) >= MOST else "much" if _share(best) >= MUCH else "some"
     attacker = _attacker(best.adversary, who[best.adversary])
     said = f"From {crosses}, {attacker}" if crosses else f"{attacker[0].upper()}{attacker[1:]}"

@@ -31,6 +31,7 @@ from milkglass.defences.obfuscated_tables import TableDefence
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_variants
+from milkglass.experiments.procedures.leakage import require_uncut
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.runs import RunFolder, require_same_run, secret_of, seeded_codec, seeded_key
 from milkglass.metrics.interval import with_spread
@@ -216,11 +217,7 @@ def _require_ended(cells: Sequence[AttackResult]) -> None:
     for cell in cells:
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} by {cell.adversary} is {cell.state}: {cell.reason}", "see the recipe")
-        if cell.cut:
-            raise UsageError(
-                f"{cell.attack} by {cell.adversary} did not end within its budget: a part of the texts was not read",
-                "raise seconds in the recipe, or lower rows",
-            )
+        require_uncut(cell)
 
 
 def split(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, list[Example]]]:

@@ -168,11 +168,7 @@ def _figures(cells: Sequence[AttackResult]) -> dict[str, float]:
             raise UsageError(f"{cell.attack} by {cell.adversary} failed: {cell.reason}", "see the recipe")
         if cell.state != "done":
             continue
-        if cell.cut:
-            raise UsageError(
-                f"{cell.attack} by {cell.adversary} did not end within its budget: a part of the texts was not read",
-                "raise seconds in the recipe, or lower rows",
-            )
+        require_uncut(cell)
         for names, scale in ((MEASURES, 100), (BITS, 1)):
             result |= with_spread(cell.among(names), f", {cell.attack}, {cell.adversary}", scale)
     for kind in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it
@@ -180,6 +176,15 @@ def _figures(cells: Sequence[AttackResult]) -> dict[str, float]:
         if read := [one for one in read if not np.isnan(one.value)]:
             result |= with_spread({kind: max(read, key=lambda one: one.value)}, ", strongest")
     return result
+
+
+def require_uncut(cell: AttackResult) -> None:
+    """Raises UsageError for an attack that its budget ended: its figures are of a part of the texts."""
+    if cell.cut:
+        raise UsageError(
+            f"{cell.attack} by {cell.adversary} did not end within its budget: a part of the texts was not read",
+            "raise seconds in the recipe, or lower rows",
+        )
 
 
 # --- EDNN, Figure 2 ---------------------------------------------------------------------------------------------------
