@@ -8,6 +8,7 @@ the conformance tests find it there.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,6 +16,14 @@ from milkglass.errors import UsageError
 from milkglass.parameters import with_values
 
 NONE = "none"  # is never suggested: a slip of the pen must not switch a defence off
+FIRST_NAMES = {  # of classes that were renamed since the first digests were made, by their names of today
+    "BagOfWords": "HiddenWords",
+    "ClusterConditional": "Conditional",
+    "GrowthSchedule": "Growth",
+    "NearestState": "NearHidden",
+    "NoDefence": "Bare",
+    "StateInversion": "InvertHidden",
+}
 
 
 class HasName(Protocol):
@@ -65,3 +74,12 @@ class Catalogue(Mapping[str, E], Generic[E]):
         """
         result: E = with_values(self[name], parameters, name)
         return result
+
+
+def signature(method: object) -> str:
+    """How a method with its parameters is written into digests, by which a stopped run is recognised: its `repr`. A
+    class that was renamed keeps its first name there, so that folders of earlier versions are still known.
+
+    method: an instance of a frozen dataclass, such as an attack or a defence of gradients; so may its fields be.
+    """
+    return re.sub(r"\w+(?=\()", lambda name: FIRST_NAMES.get(name[0], name[0]), repr(method))

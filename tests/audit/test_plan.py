@@ -19,8 +19,7 @@ from milkglass.attacks.token_ids.sda import SDA
 from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.plan import estimated, pairs, speed, turns_of
 from milkglass.cli.audit import announced
-from milkglass.threat.attack import Attack, Budget
-from milkglass.threat.cost import Cost
+from milkglass.threat.attack import Attack, Budget, Cost
 from tests.audit.test_audit import Setting, scene, setting
 
 __all__ = ["setting"]

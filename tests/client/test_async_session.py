@@ -18,11 +18,11 @@ import pytest
 
 from milkglass import AsyncSession, Session
 from milkglass.client import async_results, results
-from milkglass.client.codec.locked_tokenizer import LockedTokenizer
 from milkglass.client.key import usage
 from milkglass.client.key.file import write_key
 from milkglass.client.remote.remote import Sampling
 from milkglass.errors import MilkglassError, UnsupportedModel, UsageError
+from milkglass.models.tokenizer import LockedTokenizer
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 from tests.client.stub import TOKEN as STUB_TOKEN

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from milkglass.nearest.onednn import onednn_linear, packed
+from milkglass.nearest.onednn import multiply_by_onednn, onednn_linear, packed
 from milkglass.sanitizers.ghost.bf16 import quick_in_bf16
-from milkglass.sanitizers.ghost.linear import multiply_by_onednn
 
 KINDS = [torch.float32, *([torch.bfloat16] if quick_in_bf16() else [])]
 

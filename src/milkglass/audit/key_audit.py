@@ -24,6 +24,7 @@ from milkglass.audit.plan import planned
 from milkglass.audit.report.result import Audit
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import LEAST, Scene
+from milkglass.catalogue import signature
 from milkglass.client.data.data_file import DataFile, Source
 from milkglass.client.key import usage
 from milkglass.client.key.file import UnlockedKey
@@ -32,7 +33,6 @@ from milkglass.client.session import codec_of
 from milkglass.errors import UsageError
 from milkglass.models.resolve import resolve
 from milkglass.progress import Stage, no_stage
-from milkglass.signature import signature
 from milkglass.threat import transcript_file
 from milkglass.threat.attack import Budget
 

@@ -18,8 +18,7 @@ from milkglass.attacks.assignment import Solver
 from milkglass.audit.key_budget import sizes
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.scene import Adversary, Scene
-from milkglass.threat.attack import Attack, why_not
-from milkglass.threat.cost import Cost
+from milkglass.threat.attack import Attack, Cost, why_not
 from milkglass.threat.knowledge import Candidates, required
 
 SPARE = 4  # an attack of long training that others surpass is begun only where its least time is left so many times

@@ -22,7 +22,7 @@ from milkglass.client.codec.encoded import Encoded
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
 from milkglass.files import new_dir
 from milkglass.models.checkpoint import Checkpoint, read_json
-from milkglass.models.load_lock import ONE_LOAD
+from milkglass.models.torch_model import ONE_LOAD
 from milkglass.models.view import Model
 from milkglass.noise import root
 from milkglass.sequences import Ids, Sequences

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from milkglass.catalogue import signature
 from milkglass.errors import PoisonedUpdate
 from milkglass.federated import checks
 from milkglass.federated.rounds import Tensors, Update, check, length, mean, stepped
@@ -17,7 +18,6 @@ from milkglass.federated.site import FederatedTraining, Site, load_weights
 from milkglass.federated.state import FederatedRun, FinishedRound, record
 from milkglass.progress import Log, Progress, no_log, no_progress
 from milkglass.sanitizers.ghost.selection import SelectionMethod
-from milkglass.signature import signature
 from milkglass.threat.training_step import SharedStep
 
 

@@ -5,6 +5,7 @@ Out of scope: keys, texts.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,29 @@ def longest(folder: Path, tokenizer: Any) -> int:
         return int(tokenizer.model_max_length)
     unused = max(family_of(config).pinned(config), default=-1) + 1
     return min(int(positions) - unused, int(tokenizer.model_max_length))
+
+
+class LockedTokenizer:
+    """A tokenizer that several threads use: what reads or writes a text waits for its turn.
+
+    A fast tokenizer keeps settings between calls, among them whether special tokens are read in a text. A call sets
+    them and then reads the text. Without a lock, the settings of one thread would hold for another thread's text.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self._lock = tokenizer, threading.RLock()
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        with self._lock:
+            return self._tokenizer(*arguments, **options)
+
+    def decode(self, *arguments: Any, **options: Any) -> Any:
+        with self._lock:
+            return self._tokenizer.decode(*arguments, **options)
+
+    def batch_decode(self, *arguments: Any, **options: Any) -> Any:
+        with self._lock:
+            return self._tokenizer.batch_decode(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.nearest.select import Ids, best
 from milkglass.nearest.similarities import Vectors, directions, require_k
-from milkglass.nearest.threads import threads_each
 from milkglass.progress import Progress, no_progress
 from milkglass.system import cores
 
@@ -44,6 +43,8 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
 
     Raises UsageError where k is not from 1 to n - 1, or a row is not finite.
     """
+    from milkglass.nearest.cosines import threads_each  # not for the commands that only ask what methods there are
+
     n = len(vectors)
     require_k(k, n - 1, lowest=1)
     vectors = np.asarray(vectors, np.float32)

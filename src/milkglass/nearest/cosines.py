@@ -3,15 +3,20 @@
 oneDNN, which torch brings, makes the products; on processors of AMD it is up to three times as fast as the library
 that `torch.mm` calls. A first look in bf16 was tried as well: it multiplies up to twice as fast again, is wrong by up
 to 0.009, and to measure all that it leaves open takes the time that it saves (docs/log.md, 2026-11-23).
+Threads that make products side by side each get a number of torch's own (`threads_each`).
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from milkglass.nearest.onednn import onednn_linear, packed
 from milkglass.nearest.select import Ids
@@ -19,6 +24,10 @@ from milkglass.nearest.select import Ids
 BLOCK_BYTES = 16 << 20  # of rows in fp32 that are looked at, or converted, at a time
 SMALL_BYTES = 64 << 20  # of a table in fp32 of which a copy is kept, scaled and laid out for oneDNN
 TINY = 1e-30  # the length of a row without direction
+
+_LOCK = threading.Lock()
+_INSIDE = 0  # how many are in `threads_each` now, in all threads
+_RESTORED = ExitStack()  # by the last one that leaves
 
 
 @dataclass(frozen=True)
@@ -104,3 +113,23 @@ def exact(table: torch.Tensor, row: int, others: Ids) -> NDArray[np.float64]:
     norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), TINY)
     result: NDArray[np.float64] = rows[:-1] @ (rows[-1] / norms[-1]) / norms[:-1]
     return result
+
+
+@contextmanager
+def threads_each(count: int) -> Iterator[None]:
+    """While this lasts, each thread that begins has so many of its own for products, by torch, and one by NumPy: more
+    only wait for one another. Where several are inside at once, the first one's count holds for all."""
+    global _INSIDE
+    with _LOCK:
+        _INSIDE += 1
+        if _INSIDE == 1:
+            _RESTORED.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(count)
+            _RESTORED.enter_context(threadpool_limits(1, user_api="blas"))
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _INSIDE -= 1
+            if not _INSIDE:
+                _RESTORED.close()

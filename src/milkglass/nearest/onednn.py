@@ -1,8 +1,11 @@
-"""oneDNN's linear layer, by the operators that torch's compiler uses, where torch has them for this processor."""
+"""oneDNN's linear layer, by the operators that torch's compiler uses, where torch has them for this processor; and a
+model whose linear layers are multiplied by it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -22,3 +25,27 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
     would do so at each call. The products are the same but for rounding. The weight itself where torch cannot."""
     operator = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
     return weight if operator is None else operator(weight, None)
+
+
+def multiply_by_onednn(model: torch.nn.Module, bf16: bool) -> None:
+    """The linear layers of a model that only computes, where torch has it for a processor: in fp32, and in bf16, where
+    autocast asks for it. Weights are converted and laid out once, not at each call: the model takes more memory by a
+    copy of them. It must not be trained, copied or loaded into afterwards.
+
+    bf16: whether it will be asked in bf16 too.
+    """
+    linear = onednn_linear()
+    if linear is None:
+        return
+    for one in model.modules():
+        if type(one) is torch.nn.Linear and one.weight.device.type == "cpu" and one.weight.dtype == torch.float32:
+            weight, bias = one.weight.detach(), one.bias
+            whole = (packed(weight), bias)
+            rough = (packed(weight.bfloat16()), None if bias is None else bias.detach().bfloat16()) if bf16 else None
+            one.forward = partial(_linear, linear, whole, rough)  # type: ignore[method-assign]
+
+
+def _linear(linear: Linear, whole: Any, rough: Any, x: torch.Tensor) -> torch.Tensor:
+    if rough is not None and torch.is_autocast_enabled("cpu"):
+        return linear(x.bfloat16(), *rough)
+    return linear(x.float(), *whole)

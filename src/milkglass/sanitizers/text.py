@@ -22,10 +22,9 @@ from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
 from milkglass.sanitizers.tables import word_list, words
 from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
-from milkglass.sanitizers.tables.whole_words import CONTRACTED, is_whole_word, stem, whole_pattern
-from milkglass.sanitizers.tables.words import KEPT, NUMBER, Lookup
+from milkglass.sanitizers.tables.words import CONTRACTED, KEPT, NUMBER, Lookup, is_whole_word, stem, whole_pattern
 
-Splitting = Literal["pieces", "whole"]  # words.py, which recipes of papers use, or whole_words.py
+Splitting = Literal["pieces", "whole"]  # as words.py says: recipes of papers have the first
 CLASSES = ("stopword", "number", "unknown", "sensitive", "other")
 STOPWORD_CLASS, NUMBER_CLASS, UNKNOWN_CLASS, SENSITIVE_CLASS, OTHER_CLASS = range(len(CLASSES))
 

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.nearest.cosines import BLOCK_BYTES, TINY, Cosines, blocks
+from milkglass.nearest.cosines import BLOCK_BYTES, TINY, Cosines, blocks, threads_each
 from milkglass.nearest.seed_row import OUTSIDE, SeedRow
 from milkglass.nearest.select import reached
-from milkglass.nearest.threads import threads_each
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
-from milkglass.threat.cost import Cost
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Observation, Transcript, Weights
@@ -56,6 +55,31 @@ class Budget:
     def part(self, share: float, progress: Callable[[float], None] = lambda share: None) -> Budget:
         """That share of what is left, by the same clock."""
         return Budget(max(0.0, self.left()) * share if share else 0.0, progress, self.stopped, self.clock)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Processor seconds of an attack that runs to its end and is graded, as it declares them:
+
+        fixed + rows n / 10^3 + table n^2 d / 10^12 + tokens t / 10^6
+
+    They are of one thread of the machine on which attacks were timed; audit/plan.py says how fast this machine is. An
+    estimate for a person who waits: no result depends on it.
+
+    Attributes:
+        fixed: whatever is attacked.
+        rows: for n = 1,000 rows of a table.
+        table: for n^2 d = 10^12, where each of n rows of d dimensions is compared with every other.
+        tokens: for t = a million tokens, sent and public.
+    """
+
+    fixed: float = 0.5
+    rows: float = 0.0
+    table: float = 0.0
+    tokens: float = 15.0
+
+    def seconds(self, n: int, d: int, t: int) -> float:
+        return self.fixed + self.rows * n / 1e3 + self.table * n * n * d / 1e12 + self.tokens * t / 1e6
 
 
 class Attack(abc.ABC):

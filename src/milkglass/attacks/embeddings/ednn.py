@@ -20,7 +20,7 @@ import torch
 
 from milkglass import papers
 from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures
-from milkglass.threat.cost import Cost
+from milkglass.threat.attack import Cost
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 

@@ -36,7 +36,7 @@ from torch import Tensor
 from milkglass import papers
 from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures, nearest
 from milkglass.attacks.embeddings.sorted_rows import SortableRows
-from milkglass.threat.cost import Cost
+from milkglass.threat.attack import Cost
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 

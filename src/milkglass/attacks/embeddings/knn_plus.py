@@ -17,7 +17,7 @@ import torch
 from milkglass import papers
 from milkglass.attacks.embeddings.ednn import EDNN, differences
 from milkglass.attacks.embeddings.knn import KNN, NearestRows, RowFeatures, nearest
-from milkglass.threat.cost import Cost
+from milkglass.threat.attack import Cost
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 

@@ -43,7 +43,7 @@ from milkglass import papers
 from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures
 from milkglass.attacks.embeddings.layer_fit import gains_beside
 from milkglass.models.view import Model
-from milkglass.threat.cost import Cost
+from milkglass.threat.attack import Cost
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 

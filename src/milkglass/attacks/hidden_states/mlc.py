@@ -28,8 +28,7 @@ from milkglass import papers
 from milkglass.attacks.forward import body, stacked, state, within
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Attack, Budget
-from milkglass.threat.cost import Cost
+from milkglass.threat.attack import Attack, Budget, Cost
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript, Weights

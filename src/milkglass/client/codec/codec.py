@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from milkglass.client.codec.aliases import AliasChoices, Draw, secret_draws
 from milkglass.client.codec.conversation import Message, render, require_ordinary, require_text, takes_tools
 from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, answerless, labelled
-from milkglass.client.codec.locked_tokenizer import LockedTokenizer
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
-from milkglass.models.tokenizer import decodes_by_byte, load_tokenizer, longest
+from milkglass.models.tokenizer import LockedTokenizer, decodes_by_byte, load_tokenizer, longest
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RECIPE
 from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Scene
+from milkglass.catalogue import signature
 from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import encoded
 from milkglass.client.key.key import Key
@@ -40,7 +41,6 @@ from milkglass.models.resolve import resolve
 from milkglass.progress import Log, no_log
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.sequences import Ids
-from milkglass.signature import signature
 from milkglass.threat.attack import Budget
 from milkglass.threat.defence import LabelledTexts
 

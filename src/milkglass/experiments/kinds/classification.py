@@ -21,8 +21,8 @@ from milkglass.experiments.runs import RunFolder, Variant, packed
 from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
-from milkglass.models.load_lock import ONE_LOAD
 from milkglass.models.resolve import resolve
+from milkglass.models.torch_model import ONE_LOAD
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.spec import Status
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from milkglass import files
+from milkglass.catalogue import signature
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import ArtifactCache, PartialResults
@@ -50,7 +51,6 @@ from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Log
 from milkglass.sequences import Ids
-from milkglass.signature import signature
 from milkglass.threat.training_step import SharedStep
 
 ROWS = "rows"  # of a part: see `Utility`

@@ -29,6 +29,7 @@ from milkglass.audit.outcome import AttackResult
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RECIPE, run
 from milkglass.audit.scene import ALIKE, Scene
+from milkglass.catalogue import signature
 from milkglass.errors import UsageError
 from milkglass.experiments.entries import Entries, attacks_of
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
@@ -36,7 +37,6 @@ from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
 from milkglass.sequences import Ids
-from milkglass.signature import signature
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.observations import Weights

@@ -38,7 +38,7 @@ from milkglass.hidden_states.halves import Upper
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.hidden_states.tokens import TokenizedTexts, grouped, padded
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.readers import readers
+from milkglass.models.torch_model import readers
 from milkglass.noise.mixing import MixingMatrix
 from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper

@@ -6,6 +6,15 @@ currency, controls, unassigned ones. So an oddity becomes an unknown word, which
 
 The same rule serves every table, a model's too. A model's tokenizer would let more through (its own unknown symbols,
 pieces of rare names). A word that the vocabulary has only in pieces is unknown.
+
+`pattern` splits at all punctuation, as the recipes of papers do, `whole_pattern` as people read: contractions,
+addresses, names and tags are one word each.
+
+    don't   o'clock   John's        one word each; of a table that lacks it, the word before its ending is looked up
+    https://t.co/x   a.b@c.org      one word each, which no table has: it is replaced whole
+    @some_name   #some_tag          the mark is kept, and what follows is one word
+
+What crosses is no more: the signs inside such a word are replaced with it.
 """
 
 from __future__ import annotations
@@ -20,6 +29,19 @@ ASCII = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 SPACES = " \t\n\r"
 MEMORY = 1 << 18  # distinct words remembered
 HIGHEST = 0x20000  # no punctuation beyond; what Unicode may put there later is part of a word
+TICKS = "'\u2019"
+ENDINGS = ("'s", "'re", "'ve", "'ll", "'d", "'m")
+CONTRACTIONS = frozenset(("n't", *ENDINGS))
+ODD = {"can't": "can", "won't": "will", "shan't": "shall"}
+_SUBJECTS = """
+i you he she it we they that there here this who what where how let
+"""
+_AUXILIARIES = """
+is are was were have has had do does did would should could might must need ca wo sha
+"""
+CONTRACTED = frozenset(
+    [one + ending for one in _SUBJECTS.split() for ending in ENDINGS] + [f"{one}n't" for one in _AUXILIARIES.split()]
+)
 
 
 def passes(character: str) -> bool:
@@ -48,7 +70,19 @@ def is_word(text: str) -> bool:
     return text in CONTRACTIONS or bool(text) and not any(passes(c) for c in text)
 
 
-CONTRACTIONS = frozenset(("n't", "'s", "'re", "'ve", "'ll", "'d", "'m"))
+@cache
+def whole_pattern() -> re.Pattern[str]:
+    """Splitting with it gives what is between, a word, what is between, ..."""
+    inside = f"[^{between()}]"
+    address = r"(?:https?://|www\.)[^\s<>\"]*[^\s<>\".,;:!?')\]}]"
+    mail = r"[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){1,8}"
+    named = f"(?<=[@#])(?:{inside}|_)+"
+    word = f"{inside}+(?:[{TICKS}]{inside}+)*"
+    return re.compile(f"({address}|{mail}|{named}|{word})", re.IGNORECASE)
+
+
+def is_whole_word(text: str) -> bool:
+    return whole_pattern().fullmatch(text) is not None
 
 
 def plain_space(text: str) -> str:
@@ -69,6 +103,14 @@ def spellings(word: str) -> Iterable[str]:
     small = word.lower()
     yield small
     yield "".join(c for c in unicodedata.normalize("NFD", small) if unicodedata.category(c) != "Mn")
+
+
+def stem(word: str) -> str | None:
+    """The word before a contraction's ending, in small letters; None where there is none. "don't" gives "do"."""
+    small = word.lower().replace("\u2019", "'")
+    if small in ODD:
+        return ODD[small]
+    return next((small.removesuffix(one) for one in CONTRACTIONS if small.endswith(one) and small != one), None)
 
 
 class Lookup(dict[str, int]):

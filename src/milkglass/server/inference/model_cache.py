@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milkglass.errors import Busy, Conflict, CorruptCheckpoint, MilkglassError, NotFound, UnsupportedModel, lacking
-from milkglass.models.load_lock import ONE_LOAD
+from milkglass.models.torch_model import ONE_LOAD
 from milkglass.server.connections.logs import place_of
 from milkglass.server.inference.engine import Engine
 from milkglass.server.inference.model_runner import ModelRunner, TransformersRunner

@@ -11,7 +11,7 @@ from milkglass.errors import CorruptCheckpoint, UnsupportedModel
 from milkglass.models import families
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import Architecture
-from milkglass.models.load_lock import ONE_LOAD
+from milkglass.models.torch_model import ONE_LOAD
 from milkglass.server.storage.store import ModelRecord
 
 if TYPE_CHECKING:

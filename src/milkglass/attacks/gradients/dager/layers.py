@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.spans import Span, row_space
 from milkglass.errors import UnsupportedModel
-from milkglass.models.readers import readers
+from milkglass.models.torch_model import readers
 from milkglass.threat.training_step import SharedStep
 
 
