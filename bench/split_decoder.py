@@ -38,6 +38,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import breakdown
 import torch
 from split_server import SECONDS
 
@@ -47,7 +48,6 @@ from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
 from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
 from milkglass.enclave.package import TablePackage
-from milkglass.experiments.report import breakdown
 from milkglass.experiments.runs import now
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from milkglass.enclave.attestation import release, sealing
+from milkglass.enclave.attestation import attest, release
 from milkglass.enclave.attestation.attest import software_quote
 from milkglass.enclave.budget import AHEAD, NotCharged, RowBudget, RowPolicy
 from milkglass.enclave.package import TablePackage
@@ -70,17 +70,17 @@ def test_the_report_data_binds_the_key_and_the_nonce() -> None:
 
 
 def test_what_is_sealed_opens_for_its_enclave_only() -> None:
-    key = sealing.sealing_key(b"s" * 32, "aa")
-    sealed = sealing.seal(key, "table", b"rows")
-    assert sealing.unseal(key, "table", sealed) == b"rows"
-    assert sealing.seal(key, "table", b"rows") != sealed
+    key = attest.sealing_key(b"s" * 32, "aa")
+    sealed = attest.seal(key, "table", b"rows")
+    assert attest.unseal(key, "table", sealed) == b"rows"
+    assert attest.seal(key, "table", b"rows") != sealed
     for other, name, content in (
-        (sealing.sealing_key(b"s" * 32, "ab"), "table", sealed),
-        (sealing.sealing_key(b"t" * 32, "aa"), "table", sealed),
+        (attest.sealing_key(b"s" * 32, "ab"), "table", sealed),
+        (attest.sealing_key(b"t" * 32, "aa"), "table", sealed),
         (key, "state", sealed), (key, "table", sealed[:-1]), (key, "table", b""), (key, "table", b"x" + sealed[1:]),
     ):  # fmt: skip
         with pytest.raises(EnclaveError, match="does not open"):
-            sealing.unseal(other, name, content)
+            attest.unseal(other, name, content)
 
 
 # --- the limit of rows ------------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from milkglass.errors import RemoteError
 from milkglass.hidden_states import frames
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.tokens import in_batches
+from milkglass.split.client import Wire, _logits
 from milkglass.split.server_info import ServerInfo
-from milkglass.split.wire import Wire, _logits
 from milkglass.threat.observations import Activations
 from tests import warm
 from tests.cli.kit import call, document, refused

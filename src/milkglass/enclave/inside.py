@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from milkglass.enclave import prompt
-from milkglass.enclave.attestation import attest, release, sealing
+from milkglass.enclave.attestation import attest, release
 from milkglass.enclave.budget import NotCharged, RowBudget
 from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
 from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_files
@@ -86,8 +86,8 @@ class Inside:
             raise EnclaveError("a package came that was not asked for", "ask for a challenge first")
         package = TablePackage.decode(release.decrypted(content, self._own, self._nonce))
         self._own = None
-        self._key = sealing.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
-        sealed = sealing.seal(self._key, TABLE, with_lists(package, k, self.watched).encode())
+        self._key = attest.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
+        sealed = attest.seal(self._key, TABLE, with_lists(package, k, self.watched).encode())
         self._sealed_table = hashlib.sha256(sealed).hexdigest()
         state = self._sealed(float(package.policy.burst), secrets.token_bytes(32))
         return {**self._described(package), "files": package.files, "state": state.hex()}, sealed
@@ -98,8 +98,8 @@ class Inside:
         `release` or `state` gave last, in hex."""
         if self._open is not None:
             raise EnclaveError("the enclave holds a table already", "start another enclave")
-        self._key = sealing.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
-        package = TablePackage.decode(sealing.unseal(self._key, TABLE, content))
+        self._key = attest.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
+        package = TablePackage.decode(attest.unseal(self._key, TABLE, content))
         if digest_of_files(tokenizer_files(Path(tokenizer))) != package.tokenizer:
             raise EnclaveError("the tokenizer is not the one that the provider released", "build the enclave again")
         self._sealed_table = hashlib.sha256(content).hexdigest()
@@ -119,7 +119,7 @@ class Inside:
     def _restored(self, state: str) -> tuple[float, bytes]:
         """The budget's level, and the secret of the sanitizer's draws. Raises EnclaveError for a state that is missing,
         or another table's."""
-        raw = json.loads(sealing.unseal(self._key, STATE, bytes.fromhex(state)))
+        raw = json.loads(attest.unseal(self._key, STATE, bytes.fromhex(state)))
         if raw["table"] != self._sealed_table:
             raise EnclaveError("the sealed state is another table's", "build the enclave again")
         return float(raw["level"]), bytes.fromhex(raw["root"])
@@ -130,7 +130,7 @@ class Inside:
 
     def _sealed(self, level: float, root: bytes) -> bytes:
         value = {"level": level, "root": root.hex(), "table": self._sealed_table}
-        return sealing.seal(self._key, STATE, json.dumps(value).encode())
+        return attest.seal(self._key, STATE, json.dumps(value).encode())
 
     @staticmethod
     def _described(package: TablePackage) -> dict[str, Any]:

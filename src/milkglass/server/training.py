@@ -35,11 +35,11 @@ from transformers import (
 from milkglass import files
 from milkglass.errors import BadUpload, MilkglassError, lacking
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.server.jobs import evaluation, lora
+from milkglass.server.jobs import lora
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.jobs.launch import ATTACHED, INTERRUPTED
 from milkglass.server.jobs.ranks import Ranks, end, end_with_parent
-from milkglass.server.jobs.reporter import COMPLETE, Reporter
+from milkglass.server.jobs.reporter import BEST, COMPLETE, MEASURES, Reporter, numbers_of
 from milkglass.server.jobs.split_trainer import OwnDraws, SplitTrainer
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from milkglass.server.storage.data_dir import FULL, NO_ROOM, nearly_full
@@ -100,7 +100,7 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool, ranks: Ranks) 
         eval_strategy="epoch" if evaluate and not chosen.max_steps else "no",
         save_strategy="epoch" if chosen.early_stopping else "steps",
         load_best_model_at_end=chosen.early_stopping is not None,
-        metric_for_best_model=evaluation.BEST[chosen.task],
+        metric_for_best_model=BEST[chosen.task],
         greater_is_better=chosen.task != "causal-lm",
         prediction_loss_only=chosen.task == "causal-lm",
         train_sampling_strategy="group_by_length" if chosen.group_by_length else "random",
@@ -153,7 +153,7 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
         "train_dataset": rows,
         "eval_dataset": held_out,
         "data_collator": Collate(0 if pad is None else pad),
-        "compute_metrics": evaluation.MEASURES.get(selected.task),
+        "compute_metrics": MEASURES.get(selected.task),
         "callbacks": callbacks,
     }
     if ranks.count > 1:
@@ -185,7 +185,7 @@ def final_metrics(trainer: Trainer) -> dict[str, float]:
     state = trainer.state
     kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
     then = [info for info in state.log_history if info.get("step") == kept and "eval_loss" in info]
-    return evaluation.numbers_of(then[0] if then else trainer.evaluate())
+    return numbers_of(then[0] if then else trainer.evaluate())
 
 
 def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:

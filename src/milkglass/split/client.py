@@ -1,7 +1,8 @@
 """The client's half at work: its folder opened, texts sent a frame at a time, answers read as classes.
 
 How many texts were sent is recorded before they are: a text that is sent twice meets other noise, even if the command
-is interrupted in between. Out of scope: any method, and how a frame reaches the server.
+is interrupted in between. Over HTTP frames go through a `Wire`, which knows no text, secret or method. Out of scope:
+any method.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ from scipy.special import softmax
 
 from milkglass import files
 from milkglass.client.key.usage import locked
+from milkglass.client.remote.connection import Connection
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, RemoteError, UsageError
 from milkglass.hidden_states.catalogue import restored
 from milkglass.hidden_states.client import EncoderClient
@@ -25,9 +28,10 @@ from milkglass.hidden_states.tokens import PublicTokenizer
 from milkglass.models.checkpoint import Checkpoint, json_text, read_json
 from milkglass.progress import Progress, no_progress
 from milkglass.split import folders
-from milkglass.split.server_info import ServerInfo
+from milkglass.split.server_info import HINT, PATH, ServerInfo
 
 BATCH = 32  # texts a frame
+HEADERS = {"Content-Type": "application/octet-stream"}
 Answer = Callable[[bytes], NDArray[np.float32]]
 
 
@@ -131,3 +135,30 @@ def parts(lengths: NDArray[np.int64], texts: int, rows: int) -> Iterator[slice]:
         total += length
     if len(lengths):
         yield slice(start, len(lengths))
+
+
+class Wire:
+    """The client's connection to a split server: frames out, logits back. Answers are not trusted. Closes with the
+    connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def info(self) -> ServerInfo:
+        return ServerInfo.of(self._connection.json("GET", PATH))
+
+    def answer(self, frame: bytes) -> NDArray[np.float32]:
+        """(texts, outputs). The same bytes may cross again where an answer was lost: nothing is drawn anew."""
+        result = self._connection.json("POST", PATH, again=True, content=frame, headers=HEADERS)
+        return _logits(result.get("logits"))
+
+
+def _logits(raw: Any) -> NDArray[np.float32]:
+    """Raises RemoteError unless it is a table of finite numbers."""
+    try:
+        logits = np.asarray(raw, np.float64).astype(np.float32)
+    except (TypeError, ValueError, OverflowError):
+        logits = np.empty(0, np.float32)
+    if logits.ndim != 2 or not logits.size or not np.isfinite(logits).all():
+        raise RemoteError("the answer is not a table of numbers", HINT)
+    return logits

@@ -1,8 +1,10 @@
 """Split and train: a model and labelled texts become two folders, either both complete or neither.
 
-Training happens here, where both halves are. The texts are read whole: they are tokenised at once anyway.
+Training happens here, where both halves are. The texts are read whole: they are tokenised at once anyway. What the
+defence costs is found by other texts (`evaluate`): how many the halves classify correctly, disturbed as they would be
+sent. Nothing is sent for that, and no number of a text is used up.
 
-Out of scope: any method, and how training goes (hidden_states/defence.py).
+Out of scope: any method, how training goes (hidden_states/defence.py), and the wire.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from milkglass import files
 from milkglass.client.data.data_file import Source
-from milkglass.client.data.dataset import number_labels, read_examples, require_classes, summarise, unlabelled
+from milkglass.client.data.dataset import Example, number_labels, read_examples, require_classes, summarise, unlabelled
 from milkglass.client.data.training_rows import in_fresh_order
-from milkglass.errors import UsageError, naming
+from milkglass.errors import CodecError, UsageError, naming
 from milkglass.hidden_states.catalogue import values_of
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
@@ -30,6 +33,8 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import SECRET
 from milkglass.progress import Progress
 from milkglass.split import folders
+from milkglass.split.client import ClientHalf, sendable
+from milkglass.split.server import ServerHalf
 from milkglass.threat.defence import LabelledTexts
 
 UNLIMITED = 1 << 40  # tokens: the model's own limit is what counts then
@@ -60,8 +65,7 @@ def read_data(source: Source) -> TrainingTexts:
     require_classes(source, result)
     labels = number_labels(in_fresh_order(result.labels), None)  # kept in the client's split.json
     examples = list(read_examples(source))
-    pairs = [one.pair or "" for one in examples] if result.pairs else None
-    corpus = LabelledTexts([one.text for one in examples], [labels[str(one.label)] for one in examples], pairs)
+    corpus = _numbered(examples, labels, result.pairs)
     return TrainingTexts(corpus, labels, [str(one.place(source)) for one in examples])
 
 
@@ -156,3 +160,51 @@ def _watched(progress: Progress) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How two halves did.
+
+    Attributes:
+        right: the share of texts that were classified correctly.
+        texts: how many were classified.
+        left_out: texts that are too long to be sent, which are not counted.
+    """
+
+    right: float
+    texts: int
+    left_out: int
+
+
+def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledTexts:
+    """With the numbers of their classes. Raises CodecError for a label that the training lacks, or texts of another
+    kind."""
+    examples = list(read_examples(source))
+    for one in examples:
+        if one.label not in labels:
+            raise CodecError(
+                f"{one.place(source)} has a label that the training file lacks", "use the same label names"
+            )
+    if any((one.pair is not None) != pairs for one in examples):
+        raise CodecError(
+            f"{source.name} has other columns than the training file", "give text_pair in both, or in none"
+        )
+    return _numbered(examples, labels, pairs)
+
+
+def _numbered(examples: Sequence[Example], labels: dict[str, int], pairs: bool) -> LabelledTexts:
+    second = [one.pair or "" for one in examples] if pairs else None
+    return LabelledTexts([one.text for one in examples], [labels[str(one.label)] for one in examples], second)
+
+
+def evaluate(half: ClientHalf, other: ServerHalf, evaluated: LabelledTexts, progress: Progress) -> Evaluation:
+    fits = sendable(half.client.reader, evaluated.texts, evaluated.pairs)
+    short = np.flatnonzero(fits).tolist()
+    if not short:
+        raise CodecError(f"all {len(fits)} texts are too long to be sent", "give --max-length more")
+    texts = [evaluated.texts[i] for i in short]
+    pairs = None if evaluated.pairs is None else [evaluated.pairs[i] for i in short]
+    result = half.classify(texts, pairs, other.info, other.answer, progress).argmax(1)
+    right = float((result == np.array(evaluated.labels)[short]).mean())
+    return Evaluation(right, len(short), len(fits) - len(short))

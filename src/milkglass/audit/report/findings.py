@@ -13,7 +13,7 @@ import numpy as np
 
 from milkglass.attacks.embeddings.tuned_rows import TunedRows
 from milkglass.audit.outcome import AttackResult, strongest
-from milkglass.audit.report import enclave_findings, state_findings
+from milkglass.audit.report import state_findings
 from milkglass.audit.report.result import Finding
 from milkglass.audit.scene import Scene
 from milkglass.sequences import Sequences
@@ -29,7 +29,7 @@ def warnings(
     result = [
         _broken(scene),
         read,
-        enclave_findings.answers(scene),
+        state_findings.answers(scene),
         state_findings.named(scene, cells),
         _clusters(cells),
         _budget(spent) if read is None else None,
@@ -58,9 +58,7 @@ def _broken(scene: Scene) -> Finding | None:
 
 def _why(scene: Scene) -> str:
     """Why what is sent reveals text."""
-    if enclave_findings.sends(scene):
-        return enclave_findings.WHY
-    if scene.of_states:
+    if state_findings.of_vectors(scene):
         return state_findings.why(scene)
     if scene.symbols is not None:
         return (
@@ -87,11 +85,9 @@ def _running(scene: Scene, best: AttackResult | None, spent: Mapping[str, Mappin
     if best is None or not best.value("content top-1") >= 0.1:  # nan, where no content token was sent, included
         return None
     advice = state_findings.change(scene)
-    if enclave_findings.sends(scene):
-        advice = enclave_findings.CHANGE
-    elif scene.symbols is not None:
+    if scene.symbols is not None:
         advice = "Fewer symbols lower it (`obfuscate --symbols 8`, say), at a cost in accuracy; a new key does not."
-    elif not scene.of_states:
+    elif not state_findings.of_vectors(scene):
         advice = "A larger k or a smaller epsilon moves this figure by a few points only. " + (
             "A new key would not help: the first texts are read already."
             if _at_once(spent)

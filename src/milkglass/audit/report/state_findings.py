@@ -1,4 +1,5 @@
-"""What the figures mean, in words, where hidden states are sent and no ids: see findings.py."""
+"""What the figures mean, in words, where vectors are sent: hidden states and no ids, or those that an enclave sends of
+sanitized tokens. See findings.py."""
 
 from __future__ import annotations
 
@@ -20,15 +21,37 @@ MIXED = (
 )
 CHANGE = "More noise lowers this figure, and accuracy with it: train again and compare."
 NO_CHANGE = "No parameter of this method lowers it: choose another."
+ENCLAVE = (
+    "Anyone with the table, the provider first, finds the row of each vector that crosses: a token that was not "
+    "replaced is read there, without any text of yours. A substitute is near to its token in the table, and an "
+    "attacker with text like yours guesses which was meant."
+)
+ENCLAVE_CHANGE = (
+    "A smaller --epsilon and a larger --p replace more, and cost answers. Ask again and compare; an enclave that is "
+    "built with a --corpus of your texts has other tokens for rare."
+)
+
+
+def from_enclave(scene: Scene) -> bool:
+    """Whether an enclave sends what is attacked: its report says what proves it."""
+    return "proof" in scene.scheme
+
+
+def of_vectors(scene: Scene) -> bool:
+    return scene.of_states or from_enclave(scene)
 
 
 def why(scene: Scene) -> str:
     """Why what is sent reveals text."""
+    if from_enclave(scene):
+        return ENCLAVE
     return MIXED if _mixed(scene) else WHY
 
 
 def change(scene: Scene) -> str:
     """What lowers the figure."""
+    if from_enclave(scene):
+        return ENCLAVE_CHANGE
     return NO_CHANGE if _mixed(scene) else CHANGE
 
 
@@ -61,6 +84,18 @@ def named(scene: Scene, cells: tuple[AttackResult, ...]) -> Finding | None:
         "What is sent must tell the classes apart, and words do. Common words are in most texts: a part of this figure "
         "is what anybody would guess.",
         CHANGE,
+    )
+
+
+def answers(scene: Scene) -> Finding | None:
+    if not from_enclave(scene):
+        return None
+    return Finding(
+        "The provider reads every answer",
+        "always with a split decoder",
+        "The server computes the ids of an answer, and each goes back as its vector. No attack is needed, and no "
+        "figure here counts them: these are of prompts alone.",
+        "Ask nothing whose answer must not be read.",
     )
 
 

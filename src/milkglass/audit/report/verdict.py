@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.outcome import AttackResult
-from milkglass.audit.report import enclave_findings, state_findings
+from milkglass.audit.report import state_findings
 from milkglass.audit.report.result import Level
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER, Scene
 
@@ -88,7 +88,7 @@ def unfinished(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> li
 
 def crossing(scene: Scene) -> str:
     """What an attacker sees of a text, where it is not ids under a key."""
-    if enclave_findings.sends(scene):
+    if state_findings.from_enclave(scene):
         return "the vectors that the enclave sends"
     if scene.of_states:
         return "the hidden states that are sent"

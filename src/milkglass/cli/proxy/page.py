@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from milkglass.cli.proxy.options import EndpointOptions
+from milkglass.cli.proxy.commands import EndpointOptions
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import KeyOptions, ServerOptions, original, with_options
 from milkglass.cli.ui.terminal import INTERRUPTED, note, say

@@ -90,7 +90,7 @@ def _answering(
         half = ServerHalf.open(folder)
         yield half.info, half.answer
         return
-    from milkglass.split.wire import Wire
+    from milkglass.split.client import Wire
 
     with ServerOptions(str(url), token_file, certificate, allow_http).open() as remote:
         wire = Wire(remote.connection)

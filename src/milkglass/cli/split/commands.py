@@ -20,7 +20,7 @@ from milkglass.progress import Stage, duration
 if TYPE_CHECKING:
     from milkglass.enclave.budget import RowPolicy
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.split.evaluate import Evaluation
+    from milkglass.split.train import Evaluation
     from milkglass.threat.defence import LabelledTexts
 
 NOTHING = (
@@ -75,7 +75,6 @@ def train(
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
     from milkglass.split import train
-    from milkglass.split.evaluate import read_texts
 
     requested = {
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_steps": max_steps,
@@ -88,7 +87,7 @@ def train(
     training = train.read_data(source)
     evaluated_on = None
     if validation is not None:  # before the training, so that a mistake in it is reported at once
-        evaluated_on = read_texts(columns.texts(validation), training.labels, training.pairs)
+        evaluated_on = train.read_texts(columns.texts(validation), training.labels, training.pairs)
     folder = resolve(model)
     ref = kept_name(model, folder)
     steps = train.steps_of(defence, len(training.corpus.texts))
@@ -110,9 +109,9 @@ def train(
 
 def _evaluated(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts, stage: Stage) -> Evaluation:
     from milkglass.split.client import ClientHalf
-    from milkglass.split.evaluate import evaluate
     from milkglass.split.folders import client_about
     from milkglass.split.server import ServerHalf
+    from milkglass.split.train import evaluate
 
     half = ClientHalf.open(client, base, client_about(client))
     return evaluate(half, ServerHalf.open(server), texts, stage("judge", len(texts.texts)))

@@ -2,7 +2,7 @@
 
 Flower has connections of its own, and so has what is fetched from a hub. This file decides who receives the token, what
 is tried again, and what an error answer becomes. What it sends are the scrambled ids of session.py, through remote.py,
-and the frames of split/wire.py; it reads neither. A server is not trusted: all of its JSON is read
+and the frames of split/client.py; it reads neither. A server is not trusted: all of its JSON is read
 by strict_json.py, every exchange has a deadline, and redirects are not followed.
 """
 

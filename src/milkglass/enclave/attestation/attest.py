@@ -1,22 +1,33 @@
-"""What an enclave says of itself: its measurement, and a quote that binds report data to it.
+"""What an enclave says of itself, its measurement and a quote that binds report data to it; and what is sealed for it.
 
 With `gramine-sgx` both come from the processor, through Gramine's pseudo-files. The other kinds measure the source code
 of this package and make a *software quote*: it names the kind, is signed by nobody, and proves nothing.
+
+Data at rest is encrypted for one enclave: the key comes from its measurement and from a secret of the machine. With SGX
+the secret is the processor's, and other code gets another key. The other kinds have a file beside the data: they keep
+nothing from anyone who owns the machine, which NOT ATTESTED says.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from pathlib import Path
 
-from milkglass.enclave.attestation import sealing
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
 from milkglass.enclave.attestation.quote import SgxQuote
 from milkglass.errors import EnclaveError
 
 KINDS = ("process", "gramine-direct", "gramine-sgx")
 ATTESTED = "gramine-sgx"
 DEVICE = Path("/dev/attestation")
+SGX_KEY = Path("/dev/attestation/keys/_sgx_mrenclave")  # Gramine: bound to the processor and to the measurement
+NONCE = 12
 ATTESTED_BY_QUOTE = "attested: a quote of SGX, checked up to Intel's root, proves this measurement"
 NOT_ATTESTED = "NOT ATTESTED: nothing proves to the provider what runs here; this machine's owner can read the table"
 
@@ -57,6 +68,28 @@ def machine_secret(kind: str, secret: str) -> bytes:
     if kind != ATTESTED:
         return bytes.fromhex(secret)
     try:
-        return sealing.SGX_KEY.read_bytes()
+        return SGX_KEY.read_bytes()
     except OSError as error:
         raise EnclaveError("this process has no sealing key of SGX", "start it with gramine-sgx") from error
+
+
+def sealing_key(secret: bytes, measurement: str) -> bytes:
+    """32 bytes for one enclave."""
+    return HKDF(hashes.SHA256(), 32, measurement.encode(), b"milkglass/1 seal").derive(secret)
+
+
+def seal(key: bytes, name: str, content: bytes) -> bytes:
+    """name: what it is, so that no piece can take another's place."""
+    nonce = secrets.token_bytes(NONCE)
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, name.encode())
+
+
+def unseal(key: bytes, name: str, sealed: bytes) -> bytes:
+    """Raises EnclaveError where it was sealed for another enclave, or changed."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(sealed[:NONCE], sealed[NONCE:], name.encode())
+    except (InvalidTag, ValueError):
+        raise EnclaveError(
+            f"the sealed {name} does not open: it was sealed by another version of the enclave, or damaged",
+            "build it again: milkglass split enclave build",
+        ) from None

@@ -1,17 +1,66 @@
-"""What a training reports, and how it is stopped between two steps."""
+"""What a training reports, and how it is stopped between two steps.
+
+What a trained model's answers to held-out rows are worth is in these numbers. Classification: accuracy, and how often
+each class was taken for each (up to MOST classes). Regression: Pearson's correlation. Language models have the loss
+alone. The worker knows classes by number; what they are called it never learns.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+import numpy as np
+from transformers import EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from milkglass.progress import TimeLeft
-from milkglass.server.jobs import evaluation, events
+from milkglass.server.jobs import events
 from milkglass.server.jobs.ranks import Ranks
 
 COMPLETE = "complete"  # marks a checkpoint that was written to its end
+MOST = 50  # classes of which the counts are reported
+NAMES = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
+BEST = {"classification": "accuracy", "regression": "pearson", "causal-lm": "loss"}  # what decides the best epoch
+
+
+def classified(prediction: EvalPrediction) -> dict[str, Any]:
+    """accuracy, and confusion: a row for each class with how often its texts were taken for each."""
+    logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids, np.int64)
+    guess, classes = logits.argmax(-1), logits.shape[-1]
+    result: dict[str, Any] = {"accuracy": float((guess == labels).mean())}
+    if classes <= MOST:
+        counts = np.bincount(labels * classes + guess, minlength=classes * classes)
+        result["confusion"] = counts.reshape(classes, classes).tolist()
+    return result
+
+
+def pearson(prediction: EvalPrediction) -> dict[str, float]:
+    """Of the one number that the model says of each row; nan where either side is constant, which is not reported."""
+    words = np.asarray(prediction.predictions, np.float64).reshape(-1)
+    expected = np.asarray(prediction.label_ids, np.float64).reshape(-1)
+    words, expected = words - words.mean(), expected - expected.mean()
+    below = float(np.sqrt((words @ words) * (expected @ expected)))
+    return {"pearson": float(words @ expected) / below if below > 0 else math.nan}
+
+
+MEASURES: Mapping[str, Callable[[EvalPrediction], dict[str, Any]]] = {
+    "classification": classified,
+    "regression": pearson,
+}
+
+
+def numbers_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    """What a status keeps of the trainer's metrics. A loss that is not finite (training diverged, or there was nothing
+    to learn from) is left out."""
+    return {NAMES[n]: float(value) for n, value in (metrics or {}).items() if n in NAMES and math.isfinite(value)}
+
+
+def event_data(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The same for an event, with the counts."""
+    counts = (metrics or {}).get("eval_confusion")
+    return {**numbers_of(metrics), **({} if counts is None else {"confusion": counts})}
 
 
 class Reporter(TrainerCallback):
@@ -80,8 +129,8 @@ class Reporter(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
     ) -> None:
-        info = ", ".join(f"{name} {value:.4f}" for name, value in evaluation.numbers_of(metrics).items())
-        self.emit(f"evaluation: {info}", {"step": state.global_step, **evaluation.event_data(metrics)})
+        info = ", ".join(f"{name} {value:.4f}" for name, value in numbers_of(metrics).items())
+        self.emit(f"evaluation: {info}", {"step": state.global_step, **event_data(metrics)})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.ranks.wait()  # each saves the state of its own draws

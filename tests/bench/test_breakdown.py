@@ -1,16 +1,26 @@
-"""CMIF's Figure 4: the parts of a bar are as long as they took, and add up to its total."""
+"""bench/breakdown.py, CMIF's Figure 4: the parts of a bar are as long as they took, and add up to its total."""
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from milkglass.experiments.report import breakdown
-from milkglass.experiments.report.breakdown import PARTS, WIDE
-
+ROOT = Path(__file__).parents[2]
 NAME = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def breakdown() -> ModuleType:
+    made = importlib.util.spec_from_file_location("breakdown", ROOT / "bench" / "breakdown.py")
+    assert made is not None and made.loader is not None
+    module = importlib.util.module_from_spec(made)
+    made.loader.exec_module(module)
+    return module
 
 
 def result(**totals: dict[str, float]) -> dict[str, Any]:
@@ -37,18 +47,18 @@ SPLIT = {"embedding": 0.5, "crossing": 0.0, "wire": 0.5, "server": 2.5, "other":
 FULL = {"embedding": 1.0, "crossing": 2.0, "wire": 0.5, "server": 4.0, "other": 0.5}
 
 
-def test_bars_are_as_long_as_their_parts_took() -> None:
+def test_bars_are_as_long_as_their_parts_took(breakdown: ModuleType) -> None:
     svg = breakdown.drawn(result(split=SPLIT, full=FULL))
     drawn = bars(svg)
-    assert [part for _, _, part in drawn] == [*PARTS, *PARTS]
-    scale = WIDE / 10  # the longest run took 8 s x 1.25
+    assert [part for _, _, part in drawn] == [*breakdown.PARTS] * 2
+    scale = breakdown.WIDE / 10  # the longest run took 8 s x 1.25
     assert [width for _, width, _ in drawn] == pytest.approx([scale * one for one in (*SPLIT.values(), *FULL.values())])
     for (x, width, _), (following, _, _) in zip(drawn[5:], drawn[6:], strict=False):
         assert following == pytest.approx(x + width, abs=0.1)
     assert "4.00 s<" in svg and "8.00 s, +100.0 %" in svg and "Llama2-7B +28.78 %" in svg
 
 
-def test_a_part_below_zero_is_not_drawn() -> None:
+def test_a_part_below_zero_is_not_drawn(breakdown: ModuleType) -> None:
     drawn = bars(breakdown.drawn(result(split={**SPLIT, "crossing": -0.25})))
     assert [width for _, width, part in drawn if part == "crossing"] == [0]
     assert all(width > 0 for _, width, part in drawn if part != "crossing")

@@ -1,7 +1,7 @@
 """Where the time goes, drawn as stacked bars: CMIF's Figure 4.
 
 A bar a variant, a colour a part; a part that a subtraction makes negative is not drawn. The thin line is the range of
-the totals. The numbers come from bench/split_decoder.py.
+the totals. The numbers come from split_decoder.py.
 """
 
 from __future__ import annotations
