@@ -9,8 +9,16 @@ import numpy as np
 
 from milkglass.cli.compare import _words
 from milkglass.client.data.data_file import DataFile
-from milkglass.experiments.procedures.loss_trend import fall, reported
-from milkglass.experiments.procedures.own_rows import COMMONEST, PLAIN, Compared, OwnRows, cut_words, own_answers
+from milkglass.experiments.procedures.own_rows import (
+    COMMONEST,
+    PLAIN,
+    Compared,
+    OwnRows,
+    cut_words,
+    fall,
+    own_answers,
+    reported,
+)
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.spec import Event
 from milkglass.threat.defence import LabelledTexts

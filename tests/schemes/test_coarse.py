@@ -16,8 +16,7 @@ from milkglass.schemes.catalogue import scheme_named
 from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.symbols.diversity import DiversityLimits, bits_and_shares, joined
 from milkglass.schemes.symbols.finder import Evidence, FoundSymbols, TaskTexts
-from milkglass.schemes.symbols.kmeans import KMeans, assign, next_price
-from milkglass.schemes.symbols.label_score import label_scores, with_neighbours
+from milkglass.schemes.symbols.kmeans import KMeans, assign, label_scores, next_price, with_neighbours
 from milkglass.schemes.symbols.symbol_map import SymbolMap
 from milkglass.sequences import Sequences
 

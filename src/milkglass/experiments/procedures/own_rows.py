@@ -7,7 +7,8 @@ All are asked about the same held-out rows, which choose nothing: no epoch, and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from milkglass.client.training_defaults import steps_of
 from milkglass.defences.obfuscated_tables import Plain, TableDefence
 from milkglass.errors import CodecError
 from milkglass.experiments import data_refs
-from milkglass.experiments.procedures.loss_trend import fall, reported
 from milkglass.experiments.procedures.trials import ALONE, BAGS, TrialData, trained
 from milkglass.experiments.runs import require_same_run, unpacked
 from milkglass.metrics.confusion import Confusion
@@ -32,6 +32,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Log, no_log
 from milkglass.schemes.scheme import Scheme
+from milkglass.server.jobs import events
 from milkglass.server.spec import Hyperparameters
 from milkglass.system import cores
 from milkglass.threat.defence import LabelledTexts
@@ -39,6 +40,7 @@ from milkglass.threat.defence import LabelledTexts
 PLAIN, COMMONEST = "no defence", "commonest class"
 SHARE, LEAST = 0.2, 40  # of the rows held out, and how many at least
 REPORTS = 32  # of a training's loss, at least: by these its end is judged
+QUARTER, ERRORS = 4, 2.0  # reports in a quarter, at least; standard errors
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +92,7 @@ class Compared:
         truth: (u,) numbers of classes.
         answers: (u,) of each row of the table, by its name: COMMONEST, the client's own, PLAIN, the scheme's.
         alone: the name of the client's own.
-        falling: of a training whose loss was still falling at its end, its losses before and then (loss_trend.py).
+        falling: of a training whose loss was still falling at its end, its losses before and then (`fall`).
     """
 
     names: tuple[str, ...]
@@ -177,3 +179,33 @@ def own_answers(rows: OwnRows) -> tuple[dict[str, NDArray[np.int64]], str]:
     best = max(BAGS, key=right)
     own = BAGS[best].fit(train.texts, train.labels, train.pairs).predict(rows.held_out.texts, rows.held_out.pairs)
     return {COMMONEST: whole, f"{ALONE}, {best}": own.astype(np.int64)}, f"{ALONE}, {best}"
+
+
+def reported(job: Path) -> list[float]:
+    """The losses in a job's events, in the order of their steps; a step that was repeated after a stop counts once."""
+    losses = dict[int, float]()
+    for one in events.read(job):
+        data = one.event.data or {}
+        if "loss" in data and "step" in data:
+            losses[int(data["step"])] = float(data["loss"])
+    return [losses[step] for step in sorted(losses)]
+
+
+def fall(losses: Sequence[float]) -> tuple[float, float] | None:
+    """The mean losses of the third and the last quarter of a training that was still falling when it ended; None:
+    nothing shows it.
+
+        falls where   mean(third quarter) - mean(last quarter)  >  2 sqrt(s3^2/n3 + s4^2/n4)
+
+    The quarters are of the reports; s^2 is the variance within one. Two standard errors of the difference (Welch 1947):
+    a fall that the noise of batches explains is not called one. With fewer than QUARTER reports in a quarter nothing is
+    said. Out of scope: whether more training would help. A loss on training rows falls where a model learns them by
+    heart, too.
+    """
+    count = len(losses) // 4
+    if count < QUARTER:
+        return None
+    before, last = np.asarray(losses[-2 * count : -count]), np.asarray(losses[-count:])
+    error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / count)
+    means = float(before.mean()), float(last.mean())
+    return means if means[0] - means[1] > ERRORS * error else None
