@@ -2,7 +2,7 @@
 
 An instance is a frozen dataclass whose fields are its parameters (parameters.py), with the paper's values as defaults.
 `make` returns one with other values. Adding a method is one file and one line in its catalogue; commands, recipes and
-the conformance tests find it there.
+the conformance tests find it there. `signature` writes an instance into digests, by which a stopped run is recognised.
 """
 
 from __future__ import annotations
