@@ -122,7 +122,7 @@ types: setup
 figures: setup
 	$(BIN)/python recipes/fill_figures.py
 
-# Speed and memory, beside the literal programs and limits, in 17 minutes on two cores; with committed code docs/performance.md
+# Speed and memory, beside the literal programs and limits, in 20 to 30 minutes on two cores; with committed code docs/performance.md
 # is filled from it.
 bench: setup
 	$(BIN)/python bench/performance.py

@@ -33,7 +33,7 @@ def test_the_budget_that_help_names_is_the_audits_own() -> None:
 def test_an_audit_from_the_command_line(encoder: Owner, texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "audit"
     run = ("audit", "--key", encoder.path, "--text", texts, "--out", out)
-    result = call(*run, "--budget", "30m")
+    result = call(*run, "--budget", "10m")
     assert result.exit_code == 0, result.stderr
     assert "of the tokens" in result.stderr
     assert SECRET not in result.stderr
@@ -45,7 +45,7 @@ def test_an_audit_from_the_command_line(encoder: Owner, texts: Path, tmp_path: P
     assert {"knn+", "matching", "decipherment"} <= {one["attack"] for one in report["cells"] if one["state"] == "done"}
 
     before = (out / "audit.html").read_bytes()
-    refused(call(*run, "--budget", "30m"), 2, "holds an audit already")
+    refused(call(*run, "--budget", "10m"), 2, "holds an audit already")
     assert (out / "audit.html").read_bytes() == before
 
     status = document(call("key", "status", encoder.path, "--json"))

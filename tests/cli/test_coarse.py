@@ -136,7 +136,7 @@ def test_verify_decode_jobs_and_the_same_key_again(made: Path, tmp_path: Path) -
 
 
 def test_an_audit_grades_the_guess_of_the_commonest_token(made: Path, tmp_path: Path) -> None:
-    run = ("audit", "--key", made / "k", "--text", made / "train.jsonl", "--out", tmp_path / "audit", "--budget", "30m")
+    run = ("audit", "--key", made / "k", "--text", made / "train.jsonl", "--out", tmp_path / "audit", "--budget", "10m")
     told = document(call(*run, "--json"))
     cells = {one["attack"]: one for one in told["cells"] if one["adversary"] in ("same kind of text", "model only")}
     assert cells["cluster-conditional"]["state"] == "done"

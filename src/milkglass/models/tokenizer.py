@@ -1,4 +1,4 @@
-"""A model's own tokenizer: loaded from its folder alone, and how many tokens the two of them take.
+"""A model's own tokenizer: loaded from its folder alone, how many tokens the model and it take, and a lock for threads.
 
 Out of scope: keys, texts.
 """

@@ -3,7 +3,7 @@
 oneDNN, which torch brings, makes the products; on processors of AMD it is up to three times as fast as the library
 that `torch.mm` calls. A first look in bf16 was tried as well: it multiplies up to twice as fast again, is wrong by up
 to 0.009, and to measure all that it leaves open takes the time that it saves (docs/log.md, 2026-11-23).
-Threads that make products side by side each get a number of torch's own (`threads_each`).
+`threads_each` sets how many threads of torch each worker uses, where several make products side by side.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def test_an_audit_reads_what_crosses(enclave: Path, folder: Path, tmp_path: Path
     text = tmp_path / "texts.txt"
     text.write_text("\n".join(f"{one} {number}" for number in range(12) for one in tiny.TEXTS), "utf-8")
     run = ("split", "enclave", "audit", enclave, "--model", folder, "--text", text, "--out", tmp_path / "audit")
-    result = document(call(*run, "--budget", "30m", "--no-sanitize", "--json"))
+    result = document(call(*run, "--budget", "10m", "--no-sanitize", "--json"))
     assert "near-hidden" in json.dumps(result)
     assert result["scheme"]["attested"] is False and result["scheme"]["name"] == "split decoder, not sanitized"
     assert "epsilon" not in result["scheme"] and "the enclave's sanitizer" in result["verdict"]

@@ -38,6 +38,7 @@ def from_enclave(scene: Scene) -> bool:
 
 
 def of_vectors(scene: Scene) -> bool:
+    """Whether vectors are sent and no ids."""
     return scene.of_states or from_enclave(scene)
 
 

@@ -1,4 +1,6 @@
-"""`milkglass proxy`: any program that speaks OpenAI's API, in front of any engine that serves a scrambled model."""
+"""`milkglass proxy`: any program that speaks OpenAI's API, in front of any engine that serves a scrambled model.
+
+The options of `ui`, which does the same with a page, are here too."""
 
 from __future__ import annotations
 
