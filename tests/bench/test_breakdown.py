@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.bench import kit
+
 NAME = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
 def breakdown() -> ModuleType:
-    made = importlib.util.spec_from_file_location("breakdown", ROOT / "bench" / "breakdown.py")
-    assert made is not None and made.loader is not None
-    module = importlib.util.module_from_spec(made)
-    made.loader.exec_module(module)
-    return module
+    return kit.program("breakdown")
 
 
 def result(**totals: dict[str, float]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -12,17 +11,12 @@ import pytest
 
 from milkglass.errors import UsageError
 from milkglass.experiments.runs import packed
-
-ROOT = Path(__file__).parents[2]
+from tests.bench import kit
 
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    made = importlib.util.spec_from_file_location("paired", ROOT / "bench" / "paired.py")
-    assert made is not None and made.loader is not None
-    module = importlib.util.module_from_spec(made)
-    made.loader.exec_module(module)
-    return module
+    return kit.program("paired")
 
 
 def test_a_difference_is_over_the_same_texts(program: ModuleType) -> None:
