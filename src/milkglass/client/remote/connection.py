@@ -1,6 +1,7 @@
 """One server over HTTP: what is sent to a Milkglass server leaves this machine here.
 
-Flower has connections of its own, and so has what is fetched from a hub. This file decides who receives the token, what
+Others have connections of their own: the vectors of split/decoder/client.py, a proxy's ids for another engine in
+engines/upstream.py, Flower, and what is fetched from a hub. This file decides who receives the token, what
 is tried again, and what an error answer becomes. What it sends are the scrambled ids of session.py, through remote.py,
 and the frames of split/client.py; it reads neither. A server is not trusted: all of its JSON is read
 by strict_json.py, every exchange has a deadline, and redirects are not followed.
