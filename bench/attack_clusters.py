@@ -25,7 +25,7 @@ from milkglass.models.view import Model
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM, zero_rows
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Transcript, Weights
 

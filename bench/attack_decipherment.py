@@ -25,7 +25,8 @@ from milkglass.models.resolve import resolve
 from milkglass.models.view import Model
 from milkglass.schemes.obfuslm import ObfusLM, zero_rows
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Tokens, Transcript, Weights
 from milkglass.threat.truth import Truth, content_tokens, score

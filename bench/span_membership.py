@@ -35,7 +35,7 @@ from milkglass.models.view import Model
 from milkglass.noise import mixing
 from milkglass.noise.root import NoiseStream
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 
 Figure = dict[str, float]  # "measured", and "least" and "most" of one batch or sentence
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

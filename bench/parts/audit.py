@@ -16,7 +16,7 @@ from milkglass.models.view import Model
 from milkglass.schemes.clustering import zero_rows
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Tokens, Transcript, Weights
 

@@ -22,6 +22,20 @@ from milkglass.errors import UsageError
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
+def require_writable(path: Path) -> None:
+    """Raises UsageError where nothing can be made under this name."""
+    above = nearest_parent(path)
+    if not above.is_dir():
+        raise UsageError(f"{path} cannot be made: {above} is a file", "give another place")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(f"{path} cannot be made: {above} is not ours to write in", "give another place")
+
+
+def nearest_parent(path: Path) -> Path:
+    """The nearest of a path's parents that is there."""
+    return next(one for one in path.absolute().parents if one.exists() or one.is_symlink())
+
+
 def private_dir(folder: Path, close: bool = False) -> Path:
     """The folder and those above it that are missing, mode 0700. One that is there keeps its mode, unless `close`."""
     if not folder.is_dir():

@@ -17,7 +17,8 @@ from milkglass.attacks.token_ids.channel import Channel
 from milkglass.errors import UsageError
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.attack import Attack, why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Tokens, Transcript

@@ -9,7 +9,7 @@ import pytest
 
 from milkglass.attacks.token_ids.channel import Channel, ChannelAttack, Neighbours, learnt, posterior
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Tokens, Transcript

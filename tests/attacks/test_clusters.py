@@ -13,7 +13,8 @@ from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.models.view import Model
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Transcript, Weights
 from tests.attacks.scenes import SPECIAL, clumped, model

@@ -11,7 +11,8 @@ from milkglass.attacks.token_ids.text_in_context import TextInContext
 from milkglass.audit.scene import Scene
 from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.symbols.symbol_map import SymbolMap
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates
 from milkglass.threat.truth import score
 from tests import tiny

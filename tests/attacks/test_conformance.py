@@ -10,7 +10,8 @@ import pytest
 
 from milkglass.attacks.catalogue import EVERY
 from milkglass.papers import Paper
-from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.attack import Attack, why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Observation, Transcript
 

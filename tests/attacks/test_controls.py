@@ -33,7 +33,8 @@ from milkglass.models.view import Model
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.attack import Attack, why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Tokens, Transcript, Weights
 from milkglass.threat.truth import Truth, score

@@ -12,7 +12,8 @@ from milkglass.attacks.gradients import spans
 from milkglass.attacks.gradients.dager import layers
 from milkglass.attacks.gradients.dager.dager import DAGER
 from milkglass.attacks.gradients.dager.layers import depends_on_position
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Gradients, Transcript

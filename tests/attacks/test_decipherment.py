@@ -14,7 +14,7 @@ from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment, confidence
 from milkglass.attacks.token_ids.decipherment.dense_mean_field import GrowthSchedule
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Tokens, Transcript

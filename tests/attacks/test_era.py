@@ -16,7 +16,8 @@ from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.language import LanguageModel
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
-from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.attack import Attack, why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Outputs, Tokens, Transcript

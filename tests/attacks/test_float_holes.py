@@ -26,7 +26,8 @@ from milkglass.noise.grid import AddedNoise
 from milkglass.noise.root import NoiseStream
 from milkglass.noise.stream import Stream
 from milkglass.sequences import Sequences
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Transcript
 from milkglass.threat.truth import Truth, score

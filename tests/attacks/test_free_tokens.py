@@ -12,7 +12,8 @@ from milkglass.attacks.gradients.dager.dager import DAGER
 from milkglass.attacks.gradients.free_tokens import FreeTokens, bag
 from milkglass.attacks.gradients.inversion import batches
 from milkglass.attacks.gradients.surviving_entries import SurvivingEntries, matched, position_rows
-from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.attack import Attack, why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Gradients, Transcript
 from milkglass.threat.training_step import Task

@@ -33,7 +33,8 @@ from milkglass.attacks.gradients.surviving_entries import SurvivingEntries
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
 from milkglass.sequences import Sequences
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Gradients, Transcript
 from milkglass.threat.training_step import SharedStep, Task

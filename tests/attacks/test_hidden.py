@@ -15,7 +15,8 @@ from milkglass.attacks.hidden_states.state_inversion import StateInversion
 from milkglass.models.resolve import resolve
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
-from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.attack import Attack, why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Transcript
 from milkglass.threat.truth import Truth, score

@@ -10,7 +10,8 @@ from milkglass.attacks.embeddings.ednn import EDNN, differences
 from milkglass.attacks.embeddings.knn import KNN, ROWS, nearest
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
 from milkglass.schemes.sentinel import SentinelLMs
-from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.attack import Attack, why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Transcript, Weights

@@ -27,7 +27,8 @@ from milkglass.attacks.token_ids.decipherment.reader import CausalReader, Spelli
 from milkglass.attacks.token_ids.language import LanguageModel
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Tokens, Transcript

@@ -10,7 +10,8 @@ from milkglass.attacks.embeddings import matching
 from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.attacks.embeddings.matching import Matching
 from milkglass.errors import UsageError
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from tests.attacks.scenes import SPECIAL, Scene, obfuslm, scene
 

@@ -18,7 +18,8 @@ from milkglass.attacks.hidden_states.mlc import MLC
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
-from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.attack import Attack, why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.observations import Activations, Tokens, Transcript, Weights
 from tests.attacks.scenes import obfuslm, plain
 from tests.attacks.tiny_scenes import graded, hidden, setting

@@ -24,7 +24,8 @@ from milkglass.schemes.covariant.aloepri import AloePri
 from milkglass.schemes.covariant.orthogonal import Orthogonal
 from milkglass.schemes.covariant.permuted import Permuted
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Tokens, Transcript, Weights
 from tests import tiny

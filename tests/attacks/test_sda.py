@@ -9,7 +9,7 @@ import torch
 from milkglass.attacks.token_ids.sda import SDA, Scorer
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.observations import Tokens, Transcript, Weights
 from tests.attacks.scenes import chain
 from tests.tiny import VOCAB, save

@@ -20,7 +20,8 @@ from milkglass.gradient_defences.dp_sgd import DPSGD
 from milkglass.gradient_defences.noise import GaussianNoise, LaplaceNoise
 from milkglass.models.resolve import resolve
 from milkglass.noise.stream import Stream
-from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.attack import Attack, why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Gradients, Transcript
 from milkglass.threat.training_step import SharedStep, batch

@@ -14,7 +14,8 @@ from milkglass.attacks.hidden_states.mlc import MLC
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Tokens, Transcript, Weights

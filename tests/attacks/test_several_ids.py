@@ -25,7 +25,8 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.stream import Stream
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Tokens, Transcript

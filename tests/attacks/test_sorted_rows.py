@@ -13,7 +13,8 @@ from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.embeddings.sorted_rows import SortedRows
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Tokens, Transcript, Weights

@@ -17,7 +17,8 @@ from milkglass.models.view import Model
 from milkglass.noise import mixing
 from milkglass.noise.root import NoiseStream
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Transcript

@@ -10,7 +10,8 @@ from milkglass.attacks.token_ids.symbol_decoder import Beliefs, SymbolDecoder, S
 from milkglass.attacks.token_ids.text_in_context import TextInContext
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Tokens, Transcript

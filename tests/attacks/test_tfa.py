@@ -9,7 +9,7 @@ from milkglass.attacks.token_ids.cluster_conditional import ClusterConditional
 from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.errors import UsageError
 from milkglass.sequences import Sequences
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Tokens, Transcript, Weights

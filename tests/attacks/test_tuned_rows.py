@@ -10,7 +10,8 @@ from milkglass.attacks.embeddings.tuned_rows import TunedRows
 from milkglass.attacks.forward import batches, body, stacked
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Transcript, Weights
 from tests.attacks.scenes import plain

@@ -17,7 +17,8 @@ from milkglass.errors import UsageError
 from milkglass.models.view import Model
 from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
 from tests.attacks.invariants import find
 from tests.attacks.scenes import model as of_table

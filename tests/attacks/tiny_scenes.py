@@ -11,7 +11,8 @@ from milkglass.attacks.assignment import ranked
 from milkglass.attacks.forward import batches, body, sampled
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Outputs, Tokens, Transcript, Weights

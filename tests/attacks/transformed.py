@@ -19,7 +19,8 @@ from milkglass.models.view import Model
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Transcript, Weights
 from tests.attacks.scenes import SPECIAL, clumped

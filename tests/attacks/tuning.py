@@ -19,7 +19,7 @@ import numpy as np
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Tokens, Transcript
 

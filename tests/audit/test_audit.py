@@ -46,7 +46,8 @@ from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.sequences import Sequences
 from milkglass.threat import transcript_file as on_disk
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Activations, Outputs, Tokens, Transcript, Weights

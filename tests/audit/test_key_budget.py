@@ -16,7 +16,8 @@ from milkglass.audit.run import RECIPE, run
 from milkglass.audit.scene import ALIKE, Adversary, Scene
 from milkglass.papers import ours
 from milkglass.sequences import Sequences
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Tokens, Transcript

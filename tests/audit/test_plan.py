@@ -19,7 +19,8 @@ from milkglass.attacks.token_ids.sda import SDA
 from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.plan import estimated, pairs, speed, turns_of
 from milkglass.cli.audit import announced
-from milkglass.threat.attack import Attack, Budget, Cost
+from milkglass.threat.attack import Attack, Cost
+from milkglass.threat.budget import Budget
 from tests.audit.test_audit import Setting, scene, setting
 
 __all__ = ["setting"]

@@ -23,13 +23,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_budget_that_help_names_is_the_audits_own() -> None:
-    from milkglass.audit import key_audit
-    from milkglass.cli import audit
-
-    assert audit.BUDGET == key_audit.BUDGET
-
-
 def test_an_audit_from_the_command_line(encoder: Owner, texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "audit"
     run = ("audit", "--key", encoder.path, "--text", texts, "--out", out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,6 +78,12 @@ def test_the_words_follow_the_figures() -> None:
     assert "20.0 points above what you do alone" in words and "still falling" not in words
     words = "\n".join(_words(replace(compared(0.9, 0.8, 0.7), falling={PLAIN: (0.91, 0.82)}), "obfuslm"))
     assert "no defence: the loss was still falling when the training ended (0.910, then 0.820" in words
+    words = "\n".join(_words(compared(0.8, 0.9, 0.7), "obfuslm"))
+    assert "obfuslm is 10.0 points above the plain model" in words and "costs" not in words
+    for untrained in (0.5, 0.3):
+        words = "\n".join(_words(compared(untrained, 0.9, 0.7), "obfuslm"))
+        assert f"not above naming the commonest class ({100 * untrained:.1f} % beside 50.0 %)" in words
+        assert "What obfuslm costs is not known" in words and "what you do alone" not in words
 
 
 def test_a_loss_is_called_falling_only_where_the_noise_of_batches_does_not_explain_it(tmp_path: Path) -> None:
@@ -106,6 +113,7 @@ def test_both_are_trained_here_and_a_second_run_takes_them(tmp_path: Path) -> No
     assert "no defence (1 of 2): step" in first.stderr and "obfuslm (2 of 2): step" in first.stderr
     assert "train 240 rows twice, in 16 steps (2 epochs) each time" in first.stderr
     assert "1 blank line of rows.jsonl skipped" in first.stderr
+    assert re.search(r"out holds \d+ MB of trained models, for a second run: remove it", first.stderr)
     assert list(found["rows"]) == [COMMONEST, next(n for n in found["rows"] if "alone" in n), PLAIN, "obfuslm"]
     assert all(one["rows"] == 60 for one in found["rows"].values())
     assert found["training"] == {"learning_rate": 1e-3, "n_epochs": 2.0, "warmup_ratio": 0.06, "max_length": 512}

@@ -40,7 +40,8 @@ def test_show_names_what_a_key_is_of_and_no_secret(owner: Owner, tmp_path: Path)
     assert told["tokens"] == len(owner.key.first) and told["made_for_job"] is None
     for secret in (SECRET, owner.key.root.hex(), PASSPHRASE):
         assert secret not in shown.stdout + shown.stderr and secret not in str(told)
-    refused(call("key", "show", owner.path, passphrase="wrong"), 4, "the passphrase is wrong")
+    wrong = call("key", "show", owner.path, passphrase="wrong")
+    refused(wrong, 4, "the passphrase is wrong (it was taken from MILKGLASS_PASSPHRASE)")
 
 
 def test_show_counts_label_names_and_names_the_job(owner: Owner, tmp_path: Path) -> None:

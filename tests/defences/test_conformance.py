@@ -29,7 +29,7 @@ from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.schemes.catalogue import SCHEMES
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Activations, Tokens, Weights
 from tests import tiny

@@ -31,7 +31,7 @@ from milkglass.metrics.interval import Interval
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sanitizers.tables.vocabulary import opened
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from tests import tiny
 from tests.cli.kit import call, document, refused
 from tests.federated.kit import NAMES, SECRET, World, equal, rows_file

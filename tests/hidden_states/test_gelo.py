@@ -120,7 +120,7 @@ def test_no_layer_above_the_cut_is_refused(bert: Checkpoint) -> None:
 
 def test_an_audit_reads_the_texts(bert: Checkpoint, tmp_path: Path) -> None:
     from milkglass.attacks.hidden_states.span_membership import SpanMembership
-    from milkglass.threat.attack import Budget
+    from milkglass.threat.budget import Budget
     from milkglass.threat.truth import score
 
     client, server = split(SETTINGS["shields"], bert, tmp_path / "server")

@@ -33,7 +33,7 @@ from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.schemes.symbols.symbol_map import SymbolMap
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Tokens, Weights
 from tests import tiny

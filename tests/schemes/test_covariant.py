@@ -33,7 +33,7 @@ from milkglass.schemes.covariant.covariant import Covariant
 from milkglass.schemes.covariant.layer_keys import LayerShape, windowed
 from milkglass.schemes.covariant.orthogonal import Orthogonal
 from milkglass.schemes.covariant.permuted import Permuted
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from reference import covariant as literal
 from tests import tiny
 from tests.schemes.scrambling import logits, require_refused

@@ -13,7 +13,7 @@ from milkglass.attacks.assignment import best, ranked
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.sequences import Sequences
 from milkglass.threat import transcript_file as on_disk
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Group
 from milkglass.threat.observations import Outputs, Tokens, Transcript, Weights

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Transcript

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 
 TOKENS = 2048  # in a batch
 _SHALLOWER = ("num_hidden_layers", "n_layers", "n_layer")

@@ -23,7 +23,8 @@ from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
 from milkglass.metrics.recovery import floors
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 
 SHOWN = 6  # examples
 ATTACKING = 0.75  # share of the budget for the attacks; the rest is for the key's budget

@@ -21,6 +21,7 @@ from milkglass.audit.audit import audit, write
 from milkglass.audit.key_scene import AuditFiles, build
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.plan import planned
+from milkglass.audit.report.preflight import require_audit
 from milkglass.audit.report.result import Audit
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import LEAST, Scene
@@ -28,15 +29,13 @@ from milkglass.catalogue import signature
 from milkglass.client.data.data_file import DataFile, Source
 from milkglass.client.key import usage
 from milkglass.client.key.file import UnlockedKey
-from milkglass.client.obfuscate.preflight import require_writable
 from milkglass.client.session import codec_of
 from milkglass.errors import UsageError
 from milkglass.models.resolve import resolve
 from milkglass.progress import Stage, no_stage
 from milkglass.threat import transcript_file
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import DEFAULT, Budget
 
-BUDGET = "15m"  # two to five times what all strong attacks take on some thousands of sentences
 THREADS = 4  # of an attack: each more makes the same work take more of the processor's time, which a budget counts
 
 
@@ -49,7 +48,7 @@ def audit_key(
     public: Source | str | None = None,
     known: Source | str | None = None,
     server_transcript: Path | str | None = None,
-    budget: str = BUDGET,
+    budget: str = DEFAULT,
     rows: int | None = None,
     seed: int = 1,
     model: str | None = None,
@@ -106,16 +105,6 @@ def audit_key(
 
 
 # --- the steps, which the command line shares -------------------------------------------------------------------------
-def require_audit(out: Path, budget: str) -> None:
-    """Raises UsageError before anyone waits, where the audit cannot be written or would overwrite another."""
-    if (out / "audit.json").exists() and not (out / "work").exists():
-        raise UsageError(f"{out} holds an audit already", "give another folder with --out, or remove that one first")
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file, not a folder", "give another --out")
-    require_writable(out)
-    Budget.parse(budget)
-
-
 def identity(
     unlocked: UnlockedKey, texts: Mapping[str, Path | None], transcript: Path | None, rows: int | None, seed: int
 ) -> dict[str, Any]:

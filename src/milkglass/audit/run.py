@@ -21,7 +21,8 @@ from milkglass.audit.plan import AttackTurn, pairs, parted, turns_of
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.errors import MilkglassError
-from milkglass.threat.attack import Attack, Budget, Preprocessor, why_not
+from milkglass.threat.attack import Attack, Preprocessor, why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Transcript

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from milkglass.audit.report import preflight
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, ModelRef, PassphraseFile, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, note, percent, resumable, table
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
+from milkglass.threat.budget import DEFAULT
 
-BUDGET = "15m"  # as audit/key_audit.py, which is imported when it is needed
 LARGER = 4  # times the budget, that an audit which did not finish asks for
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def audit(
             help="Processor time that attacks may take: 90s, 2m, 1h; a bare number is seconds. Scrambling the model "
             "before them is not counted, and those that read most may take half a minute each in any case."
         ),
-    ] = BUDGET,
+    ] = DEFAULT,
     rows: Annotated[int | None, typer.Option(help="Read only this many texts.")] = None,
     seed: Annotated[int, typer.Option(help="Decides which half of the texts is private, and every random draw.")] = 1,
     model: ModelRef = None,
@@ -95,9 +96,7 @@ def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
         if path is not None:
             require_file(path, "give a file with a text a line")
     sleeping_threads()
-    from milkglass.audit import key_audit
-
-    key_audit.require_audit(out, budget)
+    preflight.require_audit(out, budget)
 
 
 def sleeping_threads() -> None:
@@ -114,7 +113,7 @@ def attacked(
     from milkglass.audit.audit import ATTACKING
     from milkglass.audit.key_audit import begun, limited_threads, played
     from milkglass.audit.plan import estimated, planned
-    from milkglass.threat.attack import Budget
+    from milkglass.threat.budget import Budget
 
     with bars(as_json) as stage:
         scene, work = begun(staged, about, out, stage)
@@ -150,7 +149,7 @@ def announced(plan: TimeEstimate, budget: str) -> str:
 
 
 def print_audit(context: typer.Context, result: Audit, page: Path, out: Path, budget: str, as_json: bool) -> None:
-    from milkglass.threat.attack import Budget
+    from milkglass.threat.budget import Budget
 
     larger = _minutes(LARGER * Budget.parse(budget).seconds)
     more = "" if not result.unfinished else same_command(context, budget=larger)

@@ -13,6 +13,7 @@ from milkglass.cli.ui.terminal import emit, note, resumable, table
 
 if TYPE_CHECKING:
     from milkglass.experiments.procedures.own_rows import Compared
+    from milkglass.metrics.interval import Interval
 
 NOT_APART = (
     "{name} and what you do alone in seconds, with nothing sent, cannot be told apart with these {rows:,} rows: "
@@ -27,7 +28,13 @@ FALLING = (
     "it was too short to tell, and more --epochs may change this row"
 )
 NO_DIFFERENCE = "what {name} costs cannot be told from chance with these {rows:,} rows"
+UNTRAINED = (
+    "the plain model is not above naming the commonest class ({accuracy:.1f} % beside {commonest:.1f} %): it was "
+    "trained too little, or these rows don't say their labels. What {name} costs is not known: take more --epochs or "
+    "more rows"
+)
 COSTS = "{name} costs {gap:.1f} points of accuracy ({low:.1f} to {high:.1f})"
+ABOVE = "{name} is {gap:.1f} points above the plain model ({low:.1f} to {high:.1f}), which more --epochs may change"
 GAINS = "and is {gap:.1f} points above what you do alone ({low:.1f} to {high:.1f})"
 
 
@@ -83,32 +90,43 @@ def compare(
     chosen = scheme_for(base, name, **values)
     with resumable(out):
         found = compared(base, chosen, name, rows, settings, seed, out, note)
+    size = sum(one.stat().st_size for one in out.rglob("*") if one.is_file())
+    note(f"{out} holds {size / 1e6:,.0f} MB of trained models, for a second run: remove it when you have what you need")
     emit(as_json, _document(found, name, settings), lambda: "\n".join(_words(found, name)))
 
 
 def _words(found: Compared, scheme: str) -> list[str]:
     from milkglass.cli.ui import label_report
-    from milkglass.experiments.procedures.own_rows import PLAIN
 
     rows: list[tuple[str, ...]] = [("", "accuracy", "95 % interval")]
     for name in found.answers:
         one = found.confusion(name).accuracy()
         rows.append((name, f"{100 * one.value:.1f} %", f"{100 * one.low:.1f} to {100 * one.high:.1f}"))
-    lost, won = found.gap(PLAIN, scheme), found.gap(scheme, found.alone)
-    about = {"name": scheme, "rows": len(found.truth)}
-    lines = [table(rows), ""]
-    if lost.low <= 0 <= lost.high:
-        lines.append(NO_DIFFERENCE.format(**about))
-    else:
-        lines.append(COSTS.format(**about, gap=100 * lost.value, low=100 * lost.low, high=100 * lost.high))
-    if won.low > 0:
-        lines.append(GAINS.format(gap=100 * won.value, low=100 * won.low, high=100 * won.high))
-    elif won.high < 0:
-        lines.append(WORSE.format(gap=-100 * won.value, low=-100 * won.high, high=-100 * won.low))
-    else:
-        lines.append(NOT_APART.format(**about))
+    lines = [table(rows), "", *_judged(found, scheme)]
     lines += [FALLING.format(name=one, before=before, last=last) for one, (before, last) in found.falling.items()]
     return [*lines, "", f"{scheme}:", *label_report.words(found.confusion(scheme))]
+
+
+def _judged(found: Compared, scheme: str) -> list[str]:
+    """What the scheme costs, and whether sending anything gains; neither, where the plain model learnt nothing."""
+    from milkglass.experiments.procedures.own_rows import COMMONEST, PLAIN
+
+    plain, commonest = (100 * found.confusion(name).accuracy().value for name in (PLAIN, COMMONEST))
+    if found.gap(PLAIN, COMMONEST).low <= 0:
+        return [UNTRAINED.format(name=scheme, accuracy=plain, commonest=commonest)]
+    lost, won = found.gap(PLAIN, scheme), found.gap(scheme, found.alone)
+    about = {"name": scheme, "rows": len(found.truth)}
+    costs = NO_DIFFERENCE if lost.low <= 0 <= lost.high else COSTS if lost.low > 0 else ABOVE
+    gains = GAINS if won.low > 0 else WORSE if won.high < 0 else NOT_APART
+    return [
+        costs.format(**about, **_points(lost, costs is ABOVE)),
+        gains.format(**about, **_points(won, gains is WORSE)),
+    ]
+
+
+def _points(gap: Interval, negated: bool) -> dict[str, float]:
+    value, low, high = (-gap.value, -gap.high, -gap.low) if negated else (gap.value, gap.low, gap.high)
+    return {"gap": 100 * value, "low": 100 * low, "high": 100 * high}
 
 
 def _document(found: Compared, scheme: str, settings: dict[str, Any]) -> dict[str, Any]:

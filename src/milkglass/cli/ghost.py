@@ -18,7 +18,7 @@ def sanitize_by_ghost(
     also: Sequence[str] | None, keep: Sequence[str] | None, delimiter: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """options: k, overlap, without, language, selection, beams, threshold; None: the default."""
-    from milkglass.client.obfuscate.preflight import require_writable
+    from milkglass.files import require_writable
     from milkglass.models.resolve import resolve
     from milkglass.sanitizers.files import report_path
     from milkglass.sanitizers.ghost.files import GhostJob, require_texts, sanitize_dataset

@@ -23,7 +23,8 @@ from milkglass.demo.result import DemoToken, View
 from milkglass.errors import UsageError
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Tokens, Transcript, Weights

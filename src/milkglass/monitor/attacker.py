@@ -29,7 +29,8 @@ from milkglass.errors import MilkglassError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.monitor.exchanges import ExchangeLog
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates
 from milkglass.threat.observations import Tokens
 

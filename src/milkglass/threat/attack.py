@@ -1,61 +1,21 @@
-"""What an attack is: a transcript and declared knowledge in, a guess out; its budget and its cost. It never sees the
+"""What an attack is: a transcript and declared knowledge in, a guess out; its cost. It never sees the
 truth (truth.py)."""
 
 from __future__ import annotations
 
 import abc
-import re
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Observation, Transcript, Weights
-
-
-@dataclass
-class Budget:
-    """How long an attack may take. An attack that has to stop early returns what it has.
-
-    Attributes:
-        seconds: from the moment at which the budget is made.
-        progress: receives the share that is done.
-        stopped: whether everything is to end now.
-        clock: whose seconds. By default a processor's, over all threads of this process: other work on the machine does
-            not use them up, so that a busy machine finds no less than an idle one. No attack runs in a child process.
-    """
-
-    seconds: float = float("inf")
-    progress: Callable[[float], None] = lambda share: None  # noqa: E731
-    stopped: Callable[[], bool] = lambda: False  # noqa: E731
-    clock: Callable[[], float] = time.process_time
-    _started: float = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._started = self.clock()
-
-    @classmethod
-    def parse(cls, text: str) -> Budget:
-        """`90s`, `2m`, `1h`, or a bare number of seconds."""
-        result = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-        if not result:
-            raise UsageError(f"budget {text!r} is not a length of time", "give seconds, or 90s, 2m, 1h")
-        if float(result[1]) == 0:
-            raise UsageError(f"budget {text!r} is zero, more than 0 is needed", "give seconds, or 90s, 2m, 1h")
-        return cls(float(result[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[result[2]])
-
-    def left(self) -> float:
-        return 0.0 if self.stopped() else self._started + self.seconds - self.clock()
-
-    def part(self, share: float, progress: Callable[[float], None] = lambda share: None) -> Budget:
-        """That share of what is left, by the same clock."""
-        return Budget(max(0.0, self.left()) * share if share else 0.0, progress, self.stopped, self.clock)
 
 
 @dataclass(frozen=True)

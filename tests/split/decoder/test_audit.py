@@ -18,7 +18,7 @@ from milkglass.errors import KeyForOtherModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.split.audit_scene import SplitScene
 from milkglass.split.decoder import audit_scene
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.observations import Activations, Tokens
 from tests import tiny
 from tests.split.decoder.kit import Served

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from milkglass.attacks.embeddings import sparse
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 
 EXACT = 1e-6  # rows in fp32 satisfy their equations this well
 HOPELESS = 0.35  # more left over than this in the median row: not a mixture

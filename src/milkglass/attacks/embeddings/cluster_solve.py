@@ -46,7 +46,8 @@ from milkglass.attacks.embeddings import sparse
 from milkglass.attacks.embeddings.cluster_search import ClusterSearch
 from milkglass.models.view import Model
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget, Cost
+from milkglass.threat.attack import Cost
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 

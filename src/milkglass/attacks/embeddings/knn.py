@@ -21,7 +21,8 @@ from torch import Tensor
 from milkglass import papers
 from milkglass.nearest.similarities import Metric
 from milkglass.nearest.top_k import ExactIndex
-from milkglass.threat.attack import Attack, Budget, Cost
+from milkglass.threat.attack import Attack, Cost
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript, Weights

@@ -39,7 +39,8 @@ from milkglass.errors import UsageError
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Attack, Budget, Cost, Preprocessor, why_not
+from milkglass.threat.attack import Attack, Cost, Preprocessor, why_not
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript, Weights

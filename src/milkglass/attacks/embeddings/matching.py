@@ -34,7 +34,8 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.attacks.assignment import Solver
 from milkglass.errors import UsageError
-from milkglass.threat.attack import Budget, Cost
+from milkglass.threat.attack import Cost
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 

@@ -25,7 +25,8 @@ from milkglass import papers
 from milkglass.attacks.assignment import Solver
 from milkglass.attacks.embeddings import sparse
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget, Cost
+from milkglass.threat.attack import Cost
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks.assignment import Solver
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 

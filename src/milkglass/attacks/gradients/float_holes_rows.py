@@ -21,7 +21,7 @@ from milkglass.attacks.gradients.free_tokens import MOST, NOT_SHARED, dealt, tab
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.attacks.noise_holes import FEWEST, Holes
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import required
 
 ROWS = 4096  # looked at at a time

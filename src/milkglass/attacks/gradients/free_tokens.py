@@ -30,7 +30,7 @@ from milkglass import papers
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.attacks.gradients.spans import row_space
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 
 SAMPLE = 512  # rows from which the span of the others is taken
 LEVEL = 0.5  # how far the squared lengths of rows of noise may spread, relative to their middle

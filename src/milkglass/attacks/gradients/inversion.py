@@ -11,7 +11,8 @@ import torch
 from milkglass.errors import UsageError
 from milkglass.noise.grid import AddedNoise
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Gradients, Transcript

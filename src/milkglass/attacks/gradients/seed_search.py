@@ -36,7 +36,7 @@ from milkglass import papers
 from milkglass.attacks.gradients.free_tokens import NOT_SHARED, bag, dealt, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import required
 
 OFF = 0.02  # of the width, by which its estimate from other rows may be wrong

@@ -30,7 +30,7 @@ from milkglass.attacks.gradients.free_tokens import NOT_SHARED, bag, table_gradi
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 

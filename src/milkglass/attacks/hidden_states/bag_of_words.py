@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from milkglass.attacks.hidden_states.mlc import LinearWords
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript

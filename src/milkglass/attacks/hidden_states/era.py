@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.attacks.forward import batches, body, headless, places, public_head, stacked
 from milkglass.sequences import Sequences
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Outputs, Transcript, Weights

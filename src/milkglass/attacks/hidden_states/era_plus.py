@@ -38,7 +38,7 @@ from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicBigra
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Outputs, Tokens, Transcript, Weights
 

@@ -33,7 +33,8 @@ from milkglass import papers
 from milkglass.attacks.forward import batches, body, places, sampled, stacked, within
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Tokens, Transcript, Weights

@@ -28,7 +28,8 @@ from milkglass import papers
 from milkglass.attacks.forward import body, stacked, state, within
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Attack, Budget, Cost
+from milkglass.threat.attack import Attack, Cost
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript, Weights

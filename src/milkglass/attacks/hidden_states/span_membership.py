@@ -36,7 +36,8 @@ from milkglass.models.view import Model
 from milkglass.papers import ours
 from milkglass.parameters import limited, require
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript

@@ -25,7 +25,8 @@ from milkglass.attacks.hidden_states.invbert import TOKENS, inverted, train
 from milkglass.attacks.hidden_states.nearest_state import hidden_of
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript

@@ -22,7 +22,8 @@ import numpy as np
 from milkglass import papers
 from milkglass.attacks.token_ids.channel import Channel, Neighbours, became, read, rehearsed
 from milkglass.sequences import Ids, Sequences, looked_up
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, summed
 from milkglass.sequences import Ids, Sequences, looked_up
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript

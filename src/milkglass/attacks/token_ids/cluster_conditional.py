@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from milkglass import papers
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript, Weights

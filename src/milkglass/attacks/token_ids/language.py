@@ -54,7 +54,8 @@ from milkglass.attacks.token_ids.decipherment.reader import FEW, CausalReader, R
 from milkglass.models.families import family_of
 from milkglass.models.resolve import EMBEDDED, resolve
 from milkglass.models.view import Model
-from milkglass.threat.attack import Budget, Cost
+from milkglass.threat.attack import Cost
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 

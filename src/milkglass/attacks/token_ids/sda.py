@@ -33,7 +33,8 @@ from milkglass.attacks.forward import batches, body, stacked
 from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript, Weights

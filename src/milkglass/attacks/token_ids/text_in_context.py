@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript

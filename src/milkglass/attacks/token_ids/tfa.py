@@ -33,7 +33,8 @@ from milkglass import papers
 from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript

@@ -24,7 +24,8 @@ from milkglass.metrics.interval import Interval
 from milkglass.metrics.recovery import floors
 from milkglass.progress import Progress, no_progress
 from milkglass.sequences import Sequences
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.observations import Tokens
 

@@ -71,7 +71,7 @@ def audit(
         if path is not None and path.exists():
             raise UsageError(f"{path} exists already", "give a new file")
     sleeping_threads()
-    from milkglass.threat.attack import Budget
+    from milkglass.threat.budget import Budget
 
     Budget.parse(budget)  # a mistake is reported before anybody waits
     _require_site(run, site, rows)

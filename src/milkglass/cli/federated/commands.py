@@ -56,13 +56,13 @@ def run(
 ) -> None:
     """Train a classifier over the sites of SITES, in this process, and record every update as a server would see it."""
     started = time.monotonic()
-    from milkglass.client.obfuscate.preflight import require_writable
     from milkglass.federated.checks import GhostDemand
     from milkglass.federated.prepare import files_of, labels_of
     from milkglass.federated.rows import report_of
     from milkglass.federated.run import InProcessSites, job_of, settings_of, train
     from milkglass.federated.site import FederatedTraining, Site, weights_of
     from milkglass.federated.state import FederatedRun, require_ours
+    from milkglass.files import require_writable
     from milkglass.gradient_defences.catalogue import gradient_defence_named, name_and_parameters
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve

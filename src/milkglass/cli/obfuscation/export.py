@@ -29,7 +29,7 @@ def export(
     require_folder(folder, "give the folder that `milkglass obfuscate` wrote")
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new name, or remove that one first")
-    from milkglass.client.obfuscate.preflight import require_writable
+    from milkglass.files import require_writable
 
     require_writable(out)
     if (folder / "delta.json").is_file():

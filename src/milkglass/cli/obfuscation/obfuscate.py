@@ -201,7 +201,7 @@ def _require_places(out: Path, key: Path, new_key: bool) -> None:
         raise UsageError(f"{key} is a folder, not a file", "give the key a name in it")
     if key.exists() and new_key:
         raise KeyExists(f"{key} exists already", "give another file, or leave --new-key out to use this one")
-    from milkglass.client.obfuscate.preflight import require_writable
+    from milkglass.files import require_writable
 
     require_writable(out)
     if not key.exists():

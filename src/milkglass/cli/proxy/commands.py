@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milkglass.cli.ui.options import KeyOptions, ServerOptions, read_token, require_file, with_options
-from milkglass.cli.ui.passphrase import passphrase
+from milkglass.cli.ui.passphrase import passphrase, wrong_passphrase_named
 from milkglass.cli.ui.terminal import note, say
 from milkglass.cli.ui.tls import TlsCertificate, TlsKey, require_private, require_tls
 from milkglass.errors import UsageError
@@ -115,4 +115,5 @@ def _opened(key: KeyOptions) -> list[UnlockedKey]:
     from milkglass.client.key.file import UnlockedKey
 
     word = passphrase(key.passphrase_file)
-    return [UnlockedKey.open(file, word) for file in files]
+    with wrong_passphrase_named(key.passphrase_file):
+        return [UnlockedKey.open(file, word) for file in files]

@@ -40,7 +40,7 @@ def ui(
     The address opens one tab, and the next address is printed then. Applications give an API key, a random one unless
     --api-key-file names it. Nothing is kept: what crossed is in memory until the command ends.
     """
-    from milkglass.threat.attack import Budget
+    from milkglass.threat.budget import Budget
 
     seconds = Budget.parse(budget).seconds
     door = endpoint.door(secrets.token_urlsafe(24))

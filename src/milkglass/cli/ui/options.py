@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.passphrase import passphrase
+from milkglass.cli.ui.passphrase import passphrase, wrong_passphrase_named
 from milkglass.cli.ui.terminal import note
 from milkglass.errors import KeyFileError, UsageError
 from milkglass.files import sha256
@@ -98,7 +98,9 @@ class KeyOptions:
         key = self.require()
         from milkglass.client.key.file import UnlockedKey
 
-        return UnlockedKey.open(key, passphrase(self.passphrase_file))
+        given = passphrase(self.passphrase_file)
+        with wrong_passphrase_named(self.passphrase_file):
+            return UnlockedKey.open(key, given)
 
     def __str__(self) -> str:
         words = ["--key", str(self.key)]

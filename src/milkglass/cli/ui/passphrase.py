@@ -5,6 +5,8 @@ arguments stand in the shell's history and in the list of processes. A new one m
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +14,7 @@ import typer
 
 from milkglass import files
 from milkglass.cli.ui.terminal import note
-from milkglass.errors import UsageError
+from milkglass.errors import UsageError, WrongPassphrase
 
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
@@ -41,6 +43,18 @@ def passphrase(file: Path | None) -> str:
     import getpass
 
     return _required(getpass.getpass("Passphrase of the key: "))
+
+
+@contextmanager
+def wrong_passphrase_named(file: Path | None) -> Iterator[None]:
+    """A wrong passphrase is reported with where it came from."""
+    try:
+        yield
+    except WrongPassphrase as error:
+        source = str(file) if file else VARIABLE if os.environ.get(VARIABLE) else ""
+        if source:
+            raise WrongPassphrase(f"{error.message} (it was taken from {source})", error.hint) from None
+        raise
 
 
 def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False) -> str:

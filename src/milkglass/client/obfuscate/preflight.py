@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 
+from milkglass import files
 from milkglass.client.key.generate import require_delta, require_kind, reserved_ids, single_ids, tokenizer_digest
 from milkglass.client.layout import unknown
 from milkglass.client.obfuscate.covariant import new_width, require_layers
@@ -20,15 +20,6 @@ from milkglass.schemes.scheme import Scheme
 
 SPARE = 16 << 20  # bytes that are left free: configs, the key
 HEAD = 256 << 20  # bytes that a task's head and configs may have
-
-
-def require_writable(path: Path) -> None:
-    """Raises UsageError where nothing can be made under this name."""
-    above = _above(path)
-    if not above.is_dir():
-        raise UsageError(f"{path} cannot be made: {above} is a file", "give another place")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise UsageError(f"{path} cannot be made: {above} is not ours to write in", "give another place")
 
 
 def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
@@ -56,7 +47,7 @@ def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> No
     begun = out.with_name(f".{out.name}.partial")
     there = sum(one.stat().st_size for one in begun.iterdir() if one.is_file()) if begun.is_dir() else 0
     needed = written(base, scheme, delta) - there
-    free = shutil.disk_usage(_above(out)).free
+    free = shutil.disk_usage(files.nearest_parent(out)).free
     if free < needed + SPARE:
         raise UsageError(
             f"{out} takes {needed / 1e6:,.0f} MB more, and its disk has {free / 1e6:,.0f} MB free",
@@ -91,8 +82,3 @@ def _require_tokenizer(folder: Path, size: int) -> None:
             f"{len(beyond)} tokens of the tokenizer have no row in the embedding table, which has {size}",
             "resize the model's embeddings to its tokenizer",
         )
-
-
-def _above(path: Path) -> Path:
-    """The nearest of its parents that is there."""
-    return next(one for one in path.absolute().parents if one.exists() or one.is_symlink())

@@ -41,7 +41,7 @@ from milkglass.models.resolve import resolve
 from milkglass.progress import Log, no_log
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.defence import LabelledTexts
 
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")

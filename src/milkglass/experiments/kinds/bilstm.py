@@ -44,7 +44,7 @@ from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.schemes.mixture import RowMap
 from milkglass.schemes.scheme import Scheme
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Tokens, Transcript, Weights
 from milkglass.threat.truth import Truth, content_tokens

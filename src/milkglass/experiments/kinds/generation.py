@@ -45,7 +45,7 @@ from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.spec import Status
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Outputs, Transcript, Weights

@@ -59,7 +59,7 @@ from milkglass.models.tokenizer import load_tokenizer
 from milkglass.noise.stream import Stream
 from milkglass.progress import Log
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Gradients
 from milkglass.threat.training_step import SharedStep

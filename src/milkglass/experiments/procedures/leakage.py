@@ -37,7 +37,8 @@ from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.observations import Weights
 

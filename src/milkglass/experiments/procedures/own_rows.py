@@ -40,7 +40,7 @@ from milkglass.threat.defence import LabelledTexts
 PLAIN, COMMONEST = "no defence", "commonest class"
 SHARE, LEAST = 0.2, 40  # of the rows held out, and how many at least
 REPORTS = 32  # of a training's loss, at least: by these its end is judged
-REPORTS, ERRORS = 4, 2.0  # reports in a quarter, at least; standard errors
+IN_A_QUARTER, ERRORS = 4, 2.0  # reports in a quarter, at least; standard errors
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,12 +198,12 @@ def fall(losses: Sequence[float]) -> tuple[float, float] | None:
         falls where   mean(third quarter) - mean(last quarter)  >  2 sqrt(s3^2/n3 + s4^2/n4)
 
     The quarters are of the reports; s^2 is the variance within one. Two standard errors of the difference (Welch 1947):
-    a fall that the noise of batches explains is not called one. With fewer than REPORTS reports in a quarter nothing is
+    a fall that the noise of batches explains is not called one. With fewer than IN_A_QUARTER reports in one nothing is
     said. Out of scope: whether more training would help. A loss on training rows falls where a model learns them by
     heart, too.
     """
     count = len(losses) // 4
-    if count < REPORTS:
+    if count < IN_A_QUARTER:
         return None
     before, last = np.asarray(losses[-2 * count : -count]), np.asarray(losses[-count:])
     error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / count)

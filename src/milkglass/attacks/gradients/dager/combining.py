@@ -23,7 +23,7 @@ import torch
 from milkglass.attacks.gradients.dager.layers import Entrance, farthest
 from milkglass.attacks.gradients.dager.prefixes import Text, blocks, states
 from milkglass.attacks.gradients.spans import Span
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batche
 from milkglass.attacks.gradients.spans import Span
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 from milkglass.threat.training_step import batch as padded

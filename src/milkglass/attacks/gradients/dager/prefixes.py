@@ -16,7 +16,7 @@ from torch import Tensor
 
 from milkglass.attacks.gradients.dager.layers import Entrance, SpanTokens, farthest
 from milkglass.attacks.gradients.spans import Span
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 
 TOKENS = 8192  # in a forward
 DISTINCT = 1e-2  # a state, of length 1, is new where it is so far from the span of the others

@@ -25,7 +25,7 @@ from milkglass.attacks.gradients.optimisation.distance import Distance
 from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 
 
 @dataclass(frozen=True)

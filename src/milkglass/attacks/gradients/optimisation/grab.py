@@ -29,7 +29,7 @@ from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, De
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, batched
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from milkglass.attacks.gradients.optimisation.prior import Prior
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 
 BURN_IN = 0.1  # of the steps, before which no order is tried
 PULL = {"cosine": 1.0, "squares": 25.0}  # LAMP's weights of the regulariser and of the language model, by distance

@@ -17,7 +17,7 @@ from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem, misfit
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, batched
-from milkglass.threat.attack import Budget
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Gradients, Transcript
 

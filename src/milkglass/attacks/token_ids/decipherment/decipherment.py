@@ -52,7 +52,8 @@ from milkglass.attacks.token_ids.decipherment.block_assignment import BlockAssig
 from milkglass.attacks.token_ids.decipherment.mean_field import Between, Schedule, messages_of, settle
 from milkglass.attacks.token_ids.decipherment.profiles import Profiles, Ratios
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Budget, Cost
+from milkglass.threat.attack import Cost
+from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 

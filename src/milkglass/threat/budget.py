@@ -1,0 +1,51 @@
+"""How long attacks may take: of a processor's seconds, so that a busy machine finds no less."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from milkglass.errors import UsageError
+
+DEFAULT = "15m"  # two to five times what all strong attacks take on some thousands of sentences
+
+
+@dataclass
+class Budget:
+    """How long an attack may take. An attack that has to stop early returns what it has.
+
+    Attributes:
+        seconds: from the moment at which the budget is made.
+        progress: receives the share that is done.
+        stopped: whether everything is to end now.
+        clock: whose seconds. By default a processor's, over all threads of this process: other work on the machine does
+            not use them up, so that a busy machine finds no less than an idle one. No attack runs in a child process.
+    """
+
+    seconds: float = float("inf")
+    progress: Callable[[float], None] = lambda share: None  # noqa: E731
+    stopped: Callable[[], bool] = lambda: False  # noqa: E731
+    clock: Callable[[], float] = time.process_time
+    _started: float = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """`90s`, `2m`, `1h`, or a bare number of seconds."""
+        result = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+        if not result:
+            raise UsageError(f"budget {text!r} is not a length of time", "give seconds, or 90s, 2m, 1h")
+        if float(result[1]) == 0:
+            raise UsageError(f"budget {text!r} is zero, more than 0 is needed", "give seconds, or 90s, 2m, 1h")
+        return cls(float(result[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[result[2]])
+
+    def left(self) -> float:
+        return 0.0 if self.stopped() else self._started + self.seconds - self.clock()
+
+    def part(self, share: float, progress: Callable[[float], None] = lambda share: None) -> Budget:
+        """That share of what is left, by the same clock."""
+        return Budget(max(0.0, self.left()) * share if share else 0.0, progress, self.stopped, self.clock)
