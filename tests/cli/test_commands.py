@@ -565,7 +565,8 @@ def test_a_tenth_is_held_out_and_each_class_is_shown(stub: Stub, encoder: Owner,
     rows, names = tmp_path / "rows.jsonl", ("urgent", "billing", "billing")
     texts = [{"text": f"{i} is it urgent", "label": names[i % 3]} for i in range(600)]
     rows.write_text("".join(json.dumps(one) + "\n" for one in texts))
-    run = ("finetune", "mine", rows, "--key", encoder.path)
+    whole = ("finetune", "mine", rows, "--key", encoder.path)
+    run = (*whole, "--hold-out")
     said = call(*run, "--detach").stderr
     assert "60 of 600 rows of rows.jsonl are held out" in said
     assert "540 rows are trained with for 10 epochs, 170 steps of 32 rows" in said and "may end it sooner" in said
@@ -595,8 +596,13 @@ def test_a_tenth_is_held_out_and_each_class_is_shown(stub: Stub, encoder: Owner,
     with_key = call(*follow, "--key", encoder.path).stdout
     assert re.search(r"urgent +20 +100.0 % +60.0 %", with_key) and "--key KEYFILE" not in with_key
     asked.clear()
-    call(*run, "--no-hold-out", "--detach")
+    said = call(*whole, "--detach").stderr
     assert not asked.get("validation_file") and "early_stopping" not in asked["hyperparameters"]
+    assert "600 rows are trained with for 10 epochs" in said and "accuracy is not shown without --validation" in said
+    rows.write_text("".join(json.dumps(one) + "\n" for one in texts[:400]))
+    result = call(*run)
+    refused(result, 2, "a tenth of the 400 rows of rows.jsonl is less than 50")
+    assert "500 rows, or leave --hold-out out" in result.stderr
 
 
 def test_a_job_may_be_left_and_found_again(stub: Stub, encoder: Owner, tickets: Path) -> None:
@@ -981,4 +987,4 @@ def test_early_stopping_without_rows_to_compare_by_is_refused_before_anything_is
     asked = job_server(stub)
     result = call("finetune", "mine", tickets, "--key", encoder.path, "--early-stopping", 2)
     refused(result, 2, "early stopping after 2 epochs has no rows to compare epochs by")
-    assert "--validation FILE" in result.stderr and not asked and not stub.content
+    assert "--validation FILE" in result.stderr and "--hold-out" in result.stderr and not asked and not stub.content

@@ -178,9 +178,9 @@ def test_the_defaults_in_the_help_are_those_that_are_sent() -> None:
         for name in ("batch_size", "learning_rate", "warmup_ratio", "weight_decay", "adam_beta2", "lora_rank",
                      "lora_alpha", "full_first", "full_last", "seed", "save_steps", "logging_steps")
     }  # fmt: skip
-    assert shown_default("epochs") == "3; for classification up to 10, for 1000 steps"
-    assert (sorting.n_epochs, writing.n_epochs, MOST_EPOCHS, STEPS) == (3, 3, 10, 1000)
-    assert shown_default("early_stopping") == f"{sorting.early_stopping} for classification"
+    assert shown_default("epochs") == "3; for classification up to 10, for 180 steps"
+    assert (sorting.n_epochs, writing.n_epochs, MOST_EPOCHS, STEPS) == (3, 3, 10, 180)
+    assert shown_default("early_stopping") == f"{sorting.early_stopping} with rows to compare by"
     for option, field in names.items():
         numbers = [float(one) for one in re.findall(r"[0-9.]+(?:e-?[0-9]+)?", shown_default(option))]
         one, other = float(getattr(sorting, field)), float(getattr(writing, field))

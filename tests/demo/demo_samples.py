@@ -32,7 +32,7 @@ def model_run(ref: str) -> ModelRun:
         sizes={"the model": 90_900_000, "training data": 21_300},
         steps=(DemoStep("scramble", 4.2, "the key never leaves"), DemoStep("fine-tune", 75.0, "45 steps")),
         losses=(1.1, 0.4),
-        recovery=DemoRecovery(0.78, 0.85, 0.2, 0.4, 2900, 0.114, 0.31, 4000, 480, 1 / 30_522, 0.1),
+        recovery=DemoRecovery(0.78, 0.85, 0.2, 0.4, 2900, 0.114, 0.31, 4000, 480),
     )
 
 

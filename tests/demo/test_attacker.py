@@ -23,6 +23,13 @@ class Words:
         return " " if ids == [5] else f" w{ids[0]}"
 
 
+class LongWords(Words):
+    """31 goes on with the word before it."""
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join("ly" if one == 31 else f" w{one}" for one in ids)
+
+
 @pytest.fixture
 def codec() -> Codec:
     sigma = np.random.default_rng(0).permutation(N).astype(np.int32)
@@ -93,6 +100,10 @@ def test_view_shows_what_was_read_and_what_of_it_is_right(codec: Codec) -> None:
     shown = [(piece.text, piece.right) for piece in view.attacker]
     assert shown == [("w7", True), ("w200", False), ("␣", True), ("·", False)]
     assert view.right == 2
+    assert not any(piece.joined for piece in view.attacker)
+    words = LongWords()
+    pieces = Reading(table, words).view(codec, "client", codec.sigma[[7, 31, 31]].astype(np.int64)).attacker
+    assert [(piece.text, piece.joined) for piece in pieces] == [("w7", False), ("ly", True), ("ly", True)]
 
 
 def test_an_empty_reply_has_no_pieces(codec: Codec) -> None:

@@ -69,7 +69,7 @@ def test_it_says_that_obfuscation_is_not_encryption() -> None:
 def test_figures_stand_beside_the_lines_that_give_them_meaning() -> None:
     text = " ".join(read(render(result())).text.split())
     assert "Of 120 messages about matters that training never showed, the tuned model put 104 on the right desk" in text
-    for figure in ("86.7", "78.0", "20.0", "11.4", "31.0", "0.0033", "10.0"):
+    for figure in ("86.7", "78.0", "20.0", "11.4", "31.0"):
         assert f"{figure} %" in text
 
 

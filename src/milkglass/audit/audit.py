@@ -22,6 +22,7 @@ from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
 from milkglass.metrics.recovery import floors
+from milkglass.models.tokenizer import added
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -133,20 +134,10 @@ def joined_pieces(read: Callable[[Ids], str], guessed: list[int], sent: list[int
     """Pieces of words are joined as the tokenizer joins them: by what a token adds to the one before it."""
     result, before = list[TokenReading](), -1
     for one, other in zip(guessed, sent, strict=True):
-        text, joined = ("?", False) if one < 0 else _added(read, before, one)
+        text, joined = ("?", False) if one < 0 else added(read, before, one)
         result.append(TokenReading(text, one == other, read(np.array([other])).strip(), joined))
         before = one
     return tuple(result)
-
-
-def _added(read: Callable[[Ids], str], before: int, one: int) -> tuple[str, bool]:
-    alone = read(np.array([one])).strip()
-    alone = alone.removeprefix("##") or alone  # a WordPiece that goes on with no word
-    if before < 0:
-        return alone, False
-    head, both = read(np.array([before])), read(np.array([before, one]))
-    more = both[len(head) :] if both.startswith(head) else f" {alone}"
-    return (more.strip() or alone, not more[:1].isspace()) if more else (alone, False)
 
 
 def write(result: Audit, out: Path) -> Path:

@@ -30,18 +30,18 @@ def finetune(
     data: Annotated[Path, typer.Argument(help=f"Training data: {ROWS}.")],
     validation: Annotated[
         Path | None,
-        typer.Option(help="Rows by which epochs are compared.  [default: a tenth of DATA, if that is 50 or more]"),
+        typer.Option(help="Rows by which epochs are compared and accuracy is shown; not trained with."),
     ] = None,
     hold_out: Annotated[
-        bool, typer.Option("--hold-out/--no-hold-out", help="Whether a tenth of DATA may be kept for that.")
-    ] = True,
+        bool, typer.Option("--hold-out", help="Keep a tenth of DATA for that; it costs accuracy.")
+    ] = False,
     task: Annotated[
         Literal["classification", "regression", "causal-lm"] | None,
         typer.Option(help="Must fit the data; `regression`: labels are numbers.  [default: as the data]"),
     ] = None,
     epochs: Annotated[
         float | None,
-        typer.Option(help="Passes over the data.  [default: 3; for classification up to 10, for 1000 steps]"),
+        typer.Option(help="Passes over the data.  [default: 3; for classification up to 10, for 180 steps]"),
     ] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop after this many steps, whatever --epochs says.")] = None,
     batch_size: Annotated[
@@ -60,7 +60,7 @@ def finetune(
     early_stopping: Annotated[
         int | None,
         typer.Option(
-            help="Stop after so many epochs that are no better, and keep the best.  [default: 3 for classification]"
+            help="Stop after so many epochs that are no better; the best is kept.  [default: 3 with rows to compare by]"
         ),
     ] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay.  [default: 0]")] = None,

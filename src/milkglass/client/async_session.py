@@ -132,7 +132,7 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
         validation: Source | str | None = None,
         task: str | None = None,
         suffix: str | None = None,
-        hold_out: bool = True,
+        hold_out: bool = False,
         skip_long: bool = False,
         stage: Stage = no_stage,
         **hyperparameters: Any,

@@ -248,7 +248,7 @@ class Session(AbstractContextManager["Session"]):
         validation: Source | str | None = None,
         task: str | None = None,
         suffix: str | None = None,
-        hold_out: bool = True,
+        hold_out: bool = False,
         skip_long: bool = False,
         stage: Stage = no_stage,
         **hyperparameters: Any,
@@ -261,14 +261,13 @@ class Session(AbstractContextManager["Session"]):
             validation: rows by which epochs are compared; the best is kept.
             task: "classification", "regression" or "causal-lm"; None: as the data.
             suffix: ends the fine-tuned model's name.
-            hold_out: without `validation`, compare epochs by a tenth of the rows, where they have labels and that is
-                50 or more.
+            hold_out: without `validation`, compare epochs by a tenth of the rows, which are not trained with.
             skip_long: leave out conversations without an answer within `max_length` tokens; otherwise they are refused.
             hyperparameters: fields of `server.spec.Hyperparameters`; what is left out is `training_defaults`'.
 
         Raises:
             CodecError: rows that cannot be read, or that do not fit the model.
-            UsageError: a hyperparameter that the server would refuse.
+            UsageError: a hyperparameter that the server would refuse; too few rows to hold some out.
         """
         from milkglass.client.data.dataset import unlabelled
         from milkglass.client.training_request import TrainingRequest, require_hyperparameters

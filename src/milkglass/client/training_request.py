@@ -15,7 +15,14 @@ from milkglass.client.data.data_file import DataFile, Source
 from milkglass.client.data.dataset import Summary
 from milkglass.client.data.training_rows import Numbers, WrittenParquet, checked, numbers_of, write_parquet
 from milkglass.client.key.file import UnlockedKey
-from milkglass.client.training_defaults import held_out, held_out_rows, steps_of, training_defaults
+from milkglass.client.training_defaults import (
+    LEAST_HELD_OUT,
+    SHARE,
+    held_out,
+    held_out_rows,
+    steps_of,
+    training_defaults,
+)
 from milkglass.errors import UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage
 from milkglass.rows.place import listed
@@ -76,14 +83,15 @@ class TrainingRequest:
         if validation is not None:
             other = DataFile.of(validation)
             parts = (*parts, TrainingPart(other, checked(other, train.task).rows))
-        elif hold_out and train.task != "causal-lm" and (count := held_out(train.rows)):
+        elif hold_out:
+            count = _held_out(train, source.name)
             notice(f"{count:,} of {train.rows:,} rows of {source.name} are held out, to find the best epoch")
             apart = held_out_rows(key.root, key.model_digest, train.rows)
             parts = tuple(TrainingPart(source, int(one.sum()), one) for one in (~apart, apart))
         if hyperparameters.get("early_stopping") and len(parts) == 1:
             raise UsageError(
                 f"early stopping after {hyperparameters['early_stopping']} epochs has no rows to compare epochs by",
-                "give --validation FILE, or 500 labelled rows without --no-hold-out",
+                "give --validation FILE, or --hold-out to keep a tenth of the rows for that",
             )
         numbers = numbers_of(key, train)
         given = training_defaults(train.task, train.rows, hyperparameters, evaluated=len(parts) > 1)
@@ -115,7 +123,24 @@ class TrainingRequest:
         words = f"{rows:,} rows are trained with{epochs}, {steps_of(rows, chosen):,} steps of {chosen.batch_size} rows"
         if chosen.early_stopping:
             words += f"; {chosen.early_stopping} epochs that are no better may end it sooner"
+        if len(self.parts) == 1 and chosen.task != "causal-lm":
+            words += "; accuracy is not shown without --validation FILE or --hold-out"
         return f"{words}; how long it takes is shown after the first steps"
+
+
+def _held_out(train: Summary, name: str) -> int:
+    """How many rows are held out of the training data. Raises UsageError where they would be too few, or have no label
+    to compare epochs by."""
+    if train.task == "causal-lm":
+        raise UsageError(
+            f"{name} has no labels to compare epochs by", "give --validation FILE, or leave --hold-out out"
+        )
+    if not (count := held_out(train.rows)):
+        raise UsageError(
+            f"a tenth of the {train.rows:,} rows of {name} is less than {LEAST_HELD_OUT}, too few to compare epochs by",
+            f"give --validation FILE, or {LEAST_HELD_OUT / SHARE:.0f} rows, or leave --hold-out out",
+        )
+    return count
 
 
 def require_hyperparameters(requested: Mapping[str, Any], called: Callable[[str], str]) -> None:

@@ -21,6 +21,7 @@ from milkglass.attacks.embeddings.knn import nearest
 from milkglass.client.codec.codec import Codec
 from milkglass.demo.result import DemoToken, View
 from milkglass.errors import UsageError
+from milkglass.models.tokenizer import added
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import why_not
@@ -50,17 +51,23 @@ class Reading:
 
     def view(self, codec: Codec, client: str, scrambled: Ids) -> View:
         """client: the text. scrambled: its ids, ordinary tokens only."""
-        read, true = self.table[scrambled][:, 0], codec.inverse[scrambled]
-        pieces = tuple(DemoToken(self._word(one), bool(one == right)) for one, right in zip(read, true, strict=True))
-        return View(client, tuple(scrambled.tolist()), pieces)
+        read, true = self.table[scrambled][:, 0].tolist(), codec.inverse[scrambled].tolist()
+        pieces = (
+            self._piece(before, one, one == right)
+            for before, one, right in zip([NO_BELIEF, *read], read, true, strict=False)
+        )
+        return View(client, tuple(scrambled.tolist()), tuple(pieces))
 
     def rates(self, codec: Codec, scrambled: Ids) -> tuple[float, float]:
         """Shares of these ids that are read rightly, at the first guess and among three."""
         hits = self.table[scrambled] == codec.inverse[scrambled][:, None]
         return float(hits[:, 0].mean()), float(hits.any(axis=1).mean())
 
-    def _word(self, token: int) -> str:
-        return UNREAD if token == NO_BELIEF else self.tokenizer.decode([int(token)]).strip() or SPACE
+    def _piece(self, before: int, token: int, right: bool) -> DemoToken:
+        if token == NO_BELIEF:
+            return DemoToken(UNREAD, right)
+        text, joined = added(lambda ids: str(self.tokenizer.decode(ids.tolist())), before, token)
+        return DemoToken(text or SPACE, right, joined)
 
 
 def neighbours(uploaded: torch.Tensor, public: torch.Tensor, rows: Ids, tokenizer: Any) -> Reading:

@@ -99,8 +99,6 @@ class DemoHalf:
                 *near.rates(codec, vocabulary),
                 len(drawn),
                 len(texts),
-                1 / len(public.table),
-                1 / owner.about(self.promise)["k"],
             )
             detail.append(f"{100 * self.recovery.deciphered_top1:.0f} % of the running tokens read")
         return reading

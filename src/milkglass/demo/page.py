@@ -72,8 +72,7 @@ def show(console: Console, result: DemoResult, page: Path) -> None:
         lines.append(
             f"{model.ref}: an attacker with {results.texts:,} public texts of the same kind reads "
             f"{percent(results.deciphered_top1)} of the running tokens; by nearest neighbours alone "
-            f"{percent(results.running_top1)} (blind guess {percent(results.guess)}, nominal 1/k "
-            f"{percent(results.nominal)})"
+            f"{percent(results.running_top1)}"
         )
     lines.append("(Counted without special tokens and the chat template's, which every text shares.)")
     lines.append("Obfuscation is not encryption: the more text crosses under one key, the more is read (THREATS.md).")
@@ -87,6 +86,8 @@ def _row(table: Table, client: str, view: View) -> None:
     ids = " ".join(map(str, view.server[:CUT]))
     guess = Text()
     for piece in view.attacker[:CUT]:
-        guess.append(piece.text, style="bold underline" if piece.right else "dim").append(" ")
+        if guess and not piece.joined:
+            guess.append(" ")
+        guess.append(piece.text, style="bold underline" if piece.right else "dim")
     more = " ..." if len(view.server) > CUT else ""
     table.add_row(Text(client), Text(ids + more), guess.append(more))

@@ -22,10 +22,16 @@ class DemoStep:
 
 @dataclass(frozen=True)
 class DemoToken:
-    """One token as the attacker reads it, and whether that is right."""
+    """One token as the attacker reads it.
+
+    Attributes:
+        right: whether that is right.
+        joined: whether it goes on with the word before it, without a blank.
+    """
 
     text: str
     right: bool
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,8 +78,8 @@ class Generated:
 
 @dataclass(frozen=True)
 class DemoRecovery:
-    """How often the two attackers are right, as fractions, beside what guessing would give. Special tokens take part in
-    no figure: they are permuted, not mixed.
+    """How often the two attackers are right, as fractions. Special tokens take part in no figure: they are permuted,
+    not mixed.
 
     Attributes:
         deciphered_top1, deciphered_top3: the strongest attacker, over the running tokens.
@@ -82,8 +88,6 @@ class DemoRecovery:
         vocabulary_top1, vocabulary_top3: the nearest-neighbour attacker, over the vocabulary.
         sampled: ordinary tokens that were drawn from the vocabulary.
         texts: public texts that the strongest attacker has.
-        guess: 1 / n, a blind guess over the vocabulary.
-        nominal: 1 / k, what a cluster of k would give.
     """
 
     deciphered_top1: float
@@ -95,8 +99,6 @@ class DemoRecovery:
     vocabulary_top3: float
     sampled: int
     texts: int
-    guess: float
-    nominal: float
 
 
 @dataclass(frozen=True)

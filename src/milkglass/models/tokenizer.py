@@ -6,12 +6,16 @@ Out of scope: keys, texts.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from milkglass.errors import ModelError
 from milkglass.models.checkpoint import read_json
 from milkglass.models.families import family_of
+from milkglass.sequences import Ids
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -43,6 +47,18 @@ def longest(folder: Path, tokenizer: Any) -> int:
         return int(tokenizer.model_max_length)
     unused = max(family_of(config).pinned(config), default=-1) + 1
     return min(int(positions) - unused, int(tokenizer.model_max_length))
+
+
+def added(read: Callable[[Ids], str], before: int, one: int) -> tuple[str, bool]:
+    """What a token adds to the text after another one, and whether it goes on with the same word. read: text of ids.
+    before: the other one; below 0, there is none."""
+    alone = read(np.array([one])).strip()
+    alone = alone.removeprefix("##") or alone  # a WordPiece that goes on with no word
+    if before < 0:
+        return alone, False
+    head, both = read(np.array([before])), read(np.array([before, one]))
+    more = both[len(head) :] if both.startswith(head) else f" {alone}"
+    return (more.strip() or alone, not more[:1].isspace()) if more else (alone, False)
 
 
 class LockedTokenizer:
