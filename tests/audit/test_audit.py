@@ -515,7 +515,7 @@ def test_rows_that_training_moved_are_said_to_name_its_tokens(setting: Setting) 
 
     (words,) = said("train", tuned)
     ordinary = int((occurred & it.truth.ordinary[it.truth.inverse]).sum())
-    assert f"here {ordinary:,} rows, 100.0 % of them rightly, which are 100.0 %" in words
+    assert f"here {ordinary:,} rows, 100.0 % of them correctly, which are 100.0 %" in words
     assert said("infer", tuned) == []
     everything = Model({"bert.embeddings.word_embeddings.weight": table * 1.5}, tuned.config)
     assert said("train", everything) == [], "all rows moved, which says nothing"

@@ -95,6 +95,12 @@ def test_the_verdict_says_at_least_where_a_stronger_attack_was_not_finished() ->
     assert unfinished(replace(best, cut=True), (replace(best, cut=True),)), "the strongest itself was cut"
 
 
+def test_words_are_those_of_the_attack_that_reads_most_of_them() -> None:
+    best = replace(cell(0.11, 0.3, "decipherment"), cut=True)
+    said = verdict(best, WHO, (best, cell(0.214, 0.1, "knn"), replace(cell(0.9, 0.1, "knn"), adversary="other")))
+    assert "at least 21 of 100 words, and at least 30 of 100 names" in said
+
+
 def test_at_least_is_rounded_down() -> None:
     best = cell(0.808, 0.595)
     late = replace(best, attack="language-model", title="Language model", costly=True, state="not run")
@@ -114,9 +120,11 @@ def test_a_figure_of_100_percent_is_not_called_too_low() -> None:
         for other in (replace(whole, cut=True), replace(whole, state="not run", costly=True, joint=True)):
             said = verdict(whole, WHO, (whole, replace(other, attack="decipherment")))
             assert "100 of 100 words" in said and "at least" not in said and "read more" not in said
-    said = verdict(cell(0.999, 1.0), WHO, (replace(cell(1, 1, "gram"), cut=True),))
+    high = cell(0.999, 1.0)
+    said = verdict(high, WHO, (high, replace(cell(0.9, 1, "gram"), cut=True)))
     assert "of your texts: more than 99 of 100 words, and 100 of 100 names" in said
-    said = verdict(cell(0.001, 0.2), WHO, (replace(cell(1, 1, "gram"), cut=True),))
+    low = cell(0.001, 0.2)
+    said = verdict(low, WHO, (low, replace(cell(0, 1, "gram"), cut=True)))
     assert "of your texts: at least 0 of 100 words, and at least 20 of 100 names" in said
 
 

@@ -84,7 +84,10 @@ def test_an_empty_answer_is_explained(stub: Stub, decoder: Owner) -> None:
     end = int(decoder.key.sigma[2])
     lines = [f"data: {json.dumps({'choices': [{'token_ids': [end]}]})}\n\n", "data: [DONE]\n\n"]
     stub.replies["POST /v1/completions"] = lambda h: h.events(lines)
-    words = "(the model ended at once, without a word: that is usual after few steps of fine-tuning; train it longer)\n"
+    words = (
+        "(the model ended at once, without a word: usual after few steps of fine-tuning; train on, until the loss is "
+        "below 1)\n"
+    )
     result = call("generate", "mine", "hello", "--key", decoder.path)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", words)
     result = call("chat", "mine", "--key", decoder.path, stdin="one\ntwo\n")

@@ -187,7 +187,7 @@ def _steps(scene: Scene, attacks: Mapping[str, Attack]) -> list[_Step]:
         if not turn.min_seconds or turn.attack.cost != Cost():
             corpus = who.knowledge.corpus
             tokens = sent + (0 if corpus is None else len(corpus.ids))
-            seconds = pace * turn.attack.cost.seconds(size, required(who.knowledge.public_model).width, tokens)
+            seconds = pace * turn.attack.cost.seconds(size, required(who.knowledge.public_model).width, sent, tokens)
         steps.append(_Step(who, turn, seconds))
     return steps
 

@@ -17,7 +17,7 @@ from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, ModelRef, Pass
 from milkglass.cli.ui.terminal import bars, emit, note, percent, resumable, table
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
-from milkglass.threat.budget import DEFAULT
+from milkglass.threat.budget import DEFAULT, Budget
 
 LARGER = 4  # times the budget, that an audit which did not finish asks for
 
@@ -84,9 +84,9 @@ def audit(
     def staged(stage: Stage) -> Scene:
         return build(opened.key, codec, folder, AuditFiles(*sources, rows, seed), stage, seen)
 
-    result, page = attacked(staged, about, out, budget, seed, as_json)
+    result, page, larger = attacked(staged, about, out, budget, seed, as_json)
     remember(key, result)
-    print_audit(context, result, page, out, budget, as_json)
+    print_audit(context, result, page, out, larger, as_json)
 
 
 def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
@@ -107,20 +107,21 @@ def sleeping_threads() -> None:
 
 def attacked(
     staged: Callable[[Stage], Scene], about: Mapping[str, Any], out: Path, budget: str, seed: int, as_json: bool
-) -> tuple[Audit, Path]:
-    """The steps of any audit: the scene, all attacks on it, and the report in `out`. about: what decides the result."""
+) -> tuple[Audit, Path, str]:
+    """The steps of any audit: the scene, all attacks on it, and the report in `out`. about: what decides the result.
+    The last of what is returned is a larger budget, for where attacks did not end."""
     from milkglass.attacks.catalogue import ATTACKS
     from milkglass.audit.audit import ATTACKING
     from milkglass.audit.key_audit import begun, limited_threads, played
     from milkglass.audit.plan import estimated, planned
-    from milkglass.threat.budget import Budget
 
     with bars(as_json) as stage:
         scene, work = begun(staged, about, out, stage)
+        plan = estimated(scene, ATTACKS, ATTACKING * Budget.parse(budget).seconds)
         if not as_json:
             if finished := work.finished():
                 note(f"an audit that was stopped goes on: {finished} of its attacks came to their end, and are kept")
-            note(announced(estimated(scene, ATTACKS, ATTACKING * Budget.parse(budget).seconds), budget))
+            note(announced(plan, budget))
     whole_budget = Budget.parse(budget)  # it begins now
     with bars(as_json, whole_budget.left) as stage:
         advance = stage("attack", planned(scene, ATTACKS))
@@ -131,27 +132,30 @@ def attacked(
                 note(f"  {line(cell)}")
 
         with resumable(work.folder), limited_threads():
-            return played(scene, work, out, whole_budget, seed, progress)
+            return *played(scene, work, out, whole_budget, seed, progress), larger_budget(plan, budget)
 
 
 def announced(plan: TimeEstimate, budget: str) -> str:
     """How long it will take, and what the budget leaves no time for."""
-    from milkglass.audit.audit import ATTACKING
-
     words = f"attacks, the strongest first: about {duration(plan.seconds)} of processor time for {plan.attacks} of them"
     if plan.open_ended:
         words += f", and for {', '.join(plan.open_ended).lower()} up to half of what is left"
     words += f"; at most {budget} (--budget). A busy machine takes longer and finds the same."
     if plan.late:
-        enough = "" if math.isnan(plan.enough) else f"; --budget {_minutes(plan.enough / ATTACKING)} would do"
+        enough = "" if math.isnan(plan.enough) else f"; --budget {larger_budget(plan, budget)} would do"
         words += f"\ntoo little time is left for: {', '.join(plan.late).lower()}, which may read more{enough}"
     return words
 
 
-def print_audit(context: typer.Context, result: Audit, page: Path, out: Path, budget: str, as_json: bool) -> None:
-    from milkglass.threat.budget import Budget
+def larger_budget(plan: TimeEstimate, budget: str) -> str:
+    """The budget in which nothing is expected to be late; where that is not known, some times the given one."""
+    from milkglass.audit.audit import ATTACKING
 
-    larger = _minutes(LARGER * Budget.parse(budget).seconds)
+    unknown = math.isnan(plan.enough)
+    return _minutes(LARGER * Budget.parse(budget).seconds if unknown else plan.enough / ATTACKING)
+
+
+def print_audit(context: typer.Context, result: Audit, page: Path, out: Path, larger: str, as_json: bool) -> None:
     more = "" if not result.unfinished else same_command(context, budget=larger)
     emit(as_json, {"out": str(out), **result.to_json()}, lambda: words(result, page, more))
 

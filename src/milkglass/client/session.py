@@ -280,8 +280,8 @@ class Session(AbstractContextManager["Session"]):
             error = unlabelled(asked.source, asked.train)
             raise CodecError(f"{error.message}, and the model is an encoder, which classifies", error.hint)
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
-            written = asked.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
-            self._notice(asked.announced())
+            written, left_out = asked.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
+            self._notice(asked.announced(left_out))
             self.unlocked = self.unlocked.remember(asked.numbers)
             train, *others = (self.remote.upload(one, stage) for one in written)
         job = self.remote.create_job(model, train, asked.settings, others[0] if others else None, suffix)

@@ -106,19 +106,20 @@ class TrainingRequest:
     def write(
         self, unlocked: UnlockedKey, codec: Codec, folder: Path, skip_long: bool, stage: Stage = no_stage,
         notice: Log = no_log,
-    ) -> list[Path]:  # fmt: skip
-        """Scrambled Parquet files of the parts, in this folder."""
-        paths = [folder / name for name in ("train.parquet", "val.parquet")[: len(self.parts)]]
+    ) -> tuple[list[Path], int]:  # fmt: skip
+        """Scrambled Parquet files of the parts, in this folder; and how many rows of the first were left out."""
+        left_out, paths = list[int](), [folder / name for name in ("train.parquet", "val.parquet")[: len(self.parts)]]
         for part, path in zip(self.parts, paths, strict=True):
             length = self.settings["max_length"]
-            write_rows(
+            written = write_rows(
                 unlocked, codec, part.file, path, part.rows, self.numbers, length, stage, notice, skip_long, part.which
             )
-        return paths
+            left_out.append(len(written.left_out))
+        return paths, left_out[0]
 
-    def announced(self) -> str:
-        """How long the training is, in steps; in minutes only the server's machine can tell."""
-        chosen, rows = Hyperparameters(**self.settings), self.parts[0].rows
+    def announced(self, left_out: int) -> str:
+        """How long the training is, in steps; in minutes only the server's machine can tell. left_out: rows."""
+        chosen, rows = Hyperparameters(**self.settings), self.parts[0].rows - left_out
         epochs = "" if chosen.max_steps else f" for {chosen.n_epochs:g} epoch{'' if chosen.n_epochs == 1 else 's'}"
         words = f"{rows:,} rows are trained with{epochs}, {steps_of(rows, chosen):,} steps of {chosen.batch_size} rows"
         if chosen.early_stopping:

@@ -64,7 +64,7 @@ def show(console: Console, result: DemoResult, page: Path) -> None:
         _row(table, f"reply: {two.reply.client or '(empty)'}", two.reply)
     console.print(table)
     lines = [
-        f"{result.correct} of {result.asked} unseen messages sorted rightly ({percent(result.accuracy)}); "
+        f"{result.correct} of {result.asked} unseen messages sorted correctly ({percent(result.accuracy)}); "
         f"{result.alone} by a linear model over the client's own rows, with nothing sent"
     ]
     for model in (result.classifier, result.generator):

@@ -22,7 +22,7 @@ from milkglass.threat.observations import Observation, Transcript, Weights
 class Cost:
     """Processor seconds of an attack that runs to its end and is graded, as it declares them:
 
-        fixed + rows n / 10^3 + table n^2 d / 10^12 + tokens t / 10^6
+        fixed + rows n / 10^3 + table n^2 d / 10^12 + sent s / 10^6 + tokens t / 10^6
 
     They are of one thread of the machine on which attacks were timed; audit/plan.py says how fast this machine is. An
     estimate for a person who waits: no result depends on it.
@@ -31,16 +31,19 @@ class Cost:
         fixed: whatever is attacked.
         rows: for n = 1,000 rows of a table.
         table: for n^2 d = 10^12, where each of n rows of d dimensions is compared with every other.
+        sent: for s = a million tokens that are sent.
         tokens: for t = a million tokens, sent and public.
     """
 
     fixed: float = 0.5
     rows: float = 0.0
     table: float = 0.0
+    sent: float = 0.0
     tokens: float = 15.0
 
-    def seconds(self, n: int, d: int, t: int) -> float:
-        return self.fixed + self.rows * n / 1e3 + self.table * n * n * d / 1e12 + self.tokens * t / 1e6
+    def seconds(self, n: int, d: int, s: int, t: int) -> float:
+        of_tables = self.rows * n / 1e3 + self.table * n * n * d / 1e12
+        return self.fixed + of_tables + self.sent * s / 1e6 + self.tokens * t / 1e6
 
 
 class Attack(abc.ABC):

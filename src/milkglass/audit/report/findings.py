@@ -216,7 +216,7 @@ def _members(scene: Scene) -> Finding | None:
     return Finding(
         "The tuned model tells which tokens it was trained on",
         "rows of the table that moved name the tokens of the training text better than chance: here "
-        f"{named.sum():,} rows, {100 * hits / named.sum():.1f} % of them rightly, which are "
+        f"{named.sum():,} rows, {100 * hits / named.sum():.1f} % of them correctly, which are "
         f"{100 * hits / occurred.sum():.1f} % of those that occurred",
         "A row gets a gradient only where its token occurs. Anyone with the model before and after, and no text at "
         "all, sees which.",

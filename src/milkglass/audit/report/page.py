@@ -31,6 +31,7 @@ COLUMNS = (
     ("ROUGE-L", "rouge-l"),
     ("METEOR", "meteor"),
     ("Whole texts", "exact texts"),
+    ("F1 of words", "bag f1"),
 )
 
 

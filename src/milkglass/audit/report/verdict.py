@@ -108,7 +108,7 @@ def of_100(share: float, least: bool = False) -> str:
 
 def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str) -> str:
     least = bool(unfinished(best, cells))
-    figures = [f"{of_100(best.value('tokens top-1'), least)} of 100 words"]
+    figures = [f"{of_100(_words_read(best, cells), least)} of 100 words"]
     if units := best.measures["content top-1"].units:
         figures.append(f"{of_100(best.value('content top-1'), least)} of 100 names and other content words")
         if units < FEW:
@@ -117,6 +117,13 @@ def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackRes
     attacker = _attacker(best.adversary, who[best.adversary])
     said = f"From {crosses}, {attacker}" if crosses else f"{attacker[0].upper()}{attacker[1:]}"
     return f"{said} reads {much} of your texts: {', and '.join(figures)}."
+
+
+def _words_read(best: AttackResult, cells: tuple[AttackResult, ...]) -> float:
+    """The share of words, by whichever attack of the same attacker reads most of them: it may be another one than that
+    which reads most of the content words, where that one was cut."""
+    read = (one.value("tokens top-1") for one in cells if one.adversary == best.adversary and one.state == "done")
+    return max((one for one in read if not math.isnan(one)), default=best.value("tokens top-1"))
 
 
 def _attacker(name: str, words: str) -> str:

@@ -139,5 +139,6 @@ def audit(
         "halves": about.server, "parameters": dict(about.parameters), "sent": described(client)["sent"],
         **audited.decides(), **columns.decides(),
     }  # fmt: skip
-    result, page = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
-    print_audit(context, result, page, audited.out, audited.budget, as_json)
+    done = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    result, page, larger = done
+    print_audit(context, result, page, audited.out, larger, as_json)

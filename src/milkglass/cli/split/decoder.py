@@ -181,8 +181,9 @@ def audit(
     if staged.left_out:
         note(f"{staged.left_out:,} texts are too long to be sent, and are left out")
     decides = {"table": about.table, "settings": asdict(settings), **audited.decides(), **columns.decides()}
-    result, page = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
-    print_audit(context, result, page, audited.out, audited.budget, as_json)
+    done = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    result, page, larger = done
+    print_audit(context, result, page, audited.out, larger, as_json)
 
 
 # --- use --------------------------------------------------------------------------------------------------------------

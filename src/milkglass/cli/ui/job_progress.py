@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
 
 Fetch = Annotated[Path | None, typer.Option("--fetch", help="Download the result, which is scrambled, to this folder.")]
+NOT_JUDGED = (
+    "accuracy is not known, since no rows were kept for it: `milkglass compare MODEL DATA` measures it here, "
+    "--validation FILE or --hold-out with the next fine-tune"
+)
 NUMBERS = ("loss", "train_loss", "eval_loss", "accuracy", "pearson", "eval_accuracy")
 CLASSES = "figures of each class: the same command with --key KEYFILE, which has the classes' names"
 Show = Callable[[Mapping[str, Any]], None]
@@ -75,6 +79,7 @@ def finish(
     words += [f"  {name}: {value:.4f}" for name, value in metrics.items() if value is not None]
     words += [] if found is None else ["", *label_report.words(found), ""]
     words += [f"  {CLASSES}"] if found is None and "confusion" in best and not labels else []
+    words += [f"  {NOT_JUDGED}"] if use and use[0] == "classify" and "eval_loss" not in metrics else []
     words += [f"  fetched to {fetch}"] if fetch else []
     words += [f"next: milkglass {use[0]} {tuned} TEXT {use[1]} {way}"] if use else []
     emit(as_json, document, "\n".join(words))

@@ -203,7 +203,10 @@ def show_pieces(pieces: Iterable[str], show: bool = True) -> str:
             sys.stdout.write(shown(piece))
             sys.stdout.flush()
     if not text:
-        note("(the model ended at once, without a word: that is usual after few steps of fine-tuning; train it longer)")
+        note(
+            "(the model ended at once, without a word: usual after few steps of fine-tuning; "
+            "train on, until the loss is below 1)"
+        )
     return text
 
 
