@@ -141,6 +141,18 @@ def test_what_cannot_be_run_leaves_nothing(data: Path, recipe: Path, tmp_path: P
     assert not out.exists()
 
 
+def test_what_is_missing_is_told_before_experiments_are_imported(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "milkglass.experiments.reproduce", None)
+    no = ("--data", tmp_path / "no", "--out", tmp_path / "run")
+    missing = call("reproduce", recipe, *no)
+    refused(missing, 2, f"there is no folder {tmp_path / 'no'}")
+    assert "give --data a folder with a folder a data set, as published" in missing.stderr
+    (tmp_path / "bad.toml").write_text("kind", "utf-8")
+    refused(call("reproduce", tmp_path / "bad.toml", *no), 2, "bad.toml is not TOML")
+
+
 TRAINING = """kind = "classification"
 paper = "none"
 model = "{model}"
@@ -230,8 +242,13 @@ def test_semicolons_and_a_json_list_are_read(tmp_path: Path) -> None:
     assert "1 blank line of mine.csv skipped" in done.stderr
     (tmp_path / "alpaca.json").write_text(json.dumps([{"instruction": "Sum.", "input": "", "output": "So."}]), "utf-8")
     done = call("data", tmp_path / "alpaca.json", "--out", tmp_path / "b.jsonl")
-    assert done.stdout == f"1 rows in {tmp_path / 'b.jsonl'}; text from instruction; no labels (--label-column)\n"
+    assert done.stdout == f"1 rows in {tmp_path / 'b.jsonl'}; messages from instruction, input (if any) and output\n"
     assert json.loads((tmp_path / "b.jsonl").read_text("utf-8"))["messages"][1]["content"] == "So."
+    again = call("data", tmp_path / "b.jsonl", "--out", tmp_path / "c.jsonl").stdout
+    assert again == f"1 rows in {tmp_path / 'c.jsonl'}; messages from messages\n"
+    texts = ("data", tmp_path / "alpaca.json", "--text-column", "instruction", "--out", tmp_path / "d.jsonl")
+    assert call(*texts).stdout.endswith("; text from instruction; no labels (--label-column)\n")
+    assert json.loads((tmp_path / "d.jsonl").read_text("utf-8")) == {"text": "Sum."}
 
 
 @pytest.mark.parametrize(

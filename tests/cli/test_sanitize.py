@@ -121,6 +121,16 @@ def test_json_on_stdout_and_what_may_cross_by_name(tmp_path: Path, glove: Path) 
     assert all(f", {SECRET} " in json.loads(line)["text"] for line in out.read_text().splitlines())
 
 
+def test_the_epsilon_that_is_taken_where_none_is_given(tmp_path: Path, glove: Path) -> None:
+    source = rows_file(tmp_path, 3)
+    for method, epsilon in (("custext", 3.0), ("custext+", 1.0), ("santext", 1.0), ("rnm", 1.0)):
+        words = ("sanitize", "--method", method, source, tmp_path / f"{method}.jsonl", "--table", glove, "--json")
+        assert document(call(*words))["epsilon"] == epsilon
+    assert document(call("sanitize", source, tmp_path / "o.jsonl", "--table", glove, "--json"))["epsilon"] == 3
+    given = ("sanitize", source, tmp_path / "p.jsonl", "--table", glove, "--epsilon", 1, "--json")
+    assert document(call(*given))["epsilon"] == 1
+
+
 def test_strict_rnm_says_what_holds(tmp_path: Path, glove: Path) -> None:
     source = rows_file(tmp_path, 30)
     words = ("sanitize", "--method", "rnm", source, "--table", glove, "--k", "5", "--guarantee", "strict", "--json")
@@ -135,7 +145,7 @@ def test_lines_of_stdin(tmp_path: Path, glove: Path) -> None:
     assert result.exit_code == 0 and SECRET not in result.stdout and "17" not in result.stdout
     lines = result.stdout.split("\n")
     assert len(lines) == 4 and lines[1] == "" and lines[0].count(",") == 1 and len(lines[2].split()) == 1
-    assert "4 words" in result.stderr and "guarantee: 1-DP" in result.stderr
+    assert "4 words" in result.stderr and "guarantee: 3-DP" in result.stderr
     assert call(*words, stdin=given).stdout == result.stdout
     assert call(*words, stdin="apple\n\nfig\n").stdout.split("\n")[2] == lines[2], "a line draws from its own stream"
     corpus = rows_file(tmp_path, 20)

@@ -81,7 +81,7 @@ def test_the_nearest_shadows_are_a_fast_preparation_that_is_recorded(there: Worl
     files = tmp_path / "files"
     files.mkdir()
     for name, text in zip("ab", tiny.TEXTS, strict=False):  # of one word: each token is visited more than once
-        rows = [{"text": text.split()[i % 7], "label": ["no", "yes"][i % 2]} for i in range(12)]
+        rows = [{"text": text.split()[i % 2], "label": ["no", "yes"][i % 2]} for i in range(4)]
         (files / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ("federated", "run", files, "--model", there.model, "--out", tmp_path / "run", *FEW, "--rounds", 1)
     fast = call(*words, "--selection", "nearest")
@@ -97,7 +97,7 @@ def test_the_nearest_shadows_are_a_fast_preparation_that_is_recorded(there: Worl
     assert "ghost's selection of shadows: nearest, which is not the paper's" in call(*audit).stdout
     slow = call(*words[:5], "--out", tmp_path / "slow", *FEW, "--rounds", 1)
     assert slow.exit_code == 0, slow.stderr
-    assert "24 texts pass through ghost, in about" in slow.stderr
+    assert "8 texts pass through ghost, in about" in slow.stderr
     assert "selection" not in json.loads((tmp_path / "slow" / "run.json").read_text())["settings"], "as it always was"
 
 
@@ -108,6 +108,29 @@ def test_a_temporary_folder_is_no_site(there: World, tmp_path: Path) -> None:
     told = call(*run, "--site", "east")
     refused(told, 2, "has no rows of a site east")
     assert told.stderr.rstrip().endswith("its sites: north")
+
+
+def test_a_run_that_was_stopped_in_its_preparation_says_which_sites_are_missing(there: World, tmp_path: Path) -> None:
+    sites = tmp_path / "run" / "sites"
+    (sites / "north").mkdir(parents=True)
+    (sites / ".south.parts").mkdir()
+    (sites / "begun.json").write_text(json.dumps({"seed": None, "sites": ["north", "south", "west"]}))
+    run = ("federated", "audit", tmp_path / "run", "--model", tmp_path / "unread", "--text", there.files / "a.jsonl")
+    for site in ("south", "west"):
+        told = call(*run, "--site", site)
+        refused(told, 2, f"has no rows of a site {site}: the preparation of its sites was interrupted")
+    told = call(*run, "--site", "none")
+    refused(told, 2, "has no rows of a site none")
+    assert "interrupted" not in told.stderr and told.stderr.rstrip().endswith("its sites: north")
+    told = call(*run, "--site", "north")
+    refused(told, 2, f"{tmp_path / 'run'} was stopped before its first round: it has no run.json")
+    assert "run the same `milkglass federated run` command again: it goes on" in told.stderr
+    (sites / "begun.json").write_text("{")
+    told = call(*run, "--site", "west")
+    refused(told, 2, "has no rows of a site west")
+    assert "interrupted" not in told.stderr
+    other = call(*run[:2], tmp_path, *run[3:], "--site", "a", "--rows", sites)
+    refused(other, 2, f"{tmp_path} is not a run: it has no run.json")
 
 
 def test_what_is_refused(there: World, tmp_path: Path) -> None:

@@ -382,6 +382,7 @@ def test_from_the_command_line(folder: Path, tmp_path: Path, monkeypatch: pytest
     told = call(*words, tmp_path / "b.jsonl", "--k", 10, "--selection", "nearest")
     assert told.exit_code == 0 and "100.0 % of the others replaced" in told.stdout and "ROUGE-1, METEOR" in told.stdout
     assert "loss" not in told.stdout and "guarantee: none" in told.stdout
+    assert "not meant to be read: training uses the `ids` beside it" in told.stderr
 
 
 def test_what_the_command_line_refuses(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ def reproduce(
     require_file(recipe, "give a recipe, a .toml file")
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file, not a folder", "give another --out")
+    _require_readable(recipe, data, quick)
 
     from milkglass.experiments.report import table
     from milkglass.experiments.reproduce import reproduce as run
@@ -46,6 +47,18 @@ def reproduce(
     result = json.loads(results.read_text("utf-8"))
     pages = [str(results.with_suffix(kind)) for kind in (".json", ".md", ".html")]
     emit(as_json, {"files": pages, **result}, lambda: "\n".join([table.words(table.read(result)), "", *pages]))
+
+
+def _require_readable(recipe: Path, data: Path, quick: bool) -> None:
+    """Raises UsageError for a file that is not a recipe or a missing folder, before all kinds of experiments are
+    imported, which takes seconds."""
+    from milkglass.experiments.recipe_file import settings
+
+    settings(recipe, quick)
+    if not data.is_dir():
+        from milkglass.experiments.data_refs import DATA
+
+        raise UsageError(f"there is no folder {data}", DATA)
 
 
 @with_options
@@ -81,17 +94,18 @@ def data(
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent}", "make it first")
 
-    from milkglass.client.data.data_file import KINDS
+    from milkglass.client.data.data_file import CHATS, KINDS
     from milkglass.client.data.dataset import read_examples
     from milkglass.datasets import sets
 
-    score, taken = False, None
+    score, taken, told = False, None, ""
     blank, empty = list[int](), list[int]()
     if Path(name).suffix.lower() in {*KINDS} - {""} or Path(name).is_file():
         if source is not None or hub:
             raise UsageError(f"{name} is a file: --from and --hub are for data sets by name", "leave them out")
         file = columns.file(Path(name), pair_column)
         taken = file.taken()
+        told = _taken(taken, chats=file.text is None and taken["text"] in CHATS)
         result = read_examples(file, blank=blank.append, empty=empty.append)
     else:
         if columns.decides() or pair_column:
@@ -104,13 +118,15 @@ def data(
     count = sets.write(result, out, score, rows)
     say_skipped(Path(name).name, len(blank), len(empty))
     document = {"out": str(out), "rows": count, **({} if taken is None else {"columns": taken})}
-    emit(as_json, document, f"{count:,} rows in {out}{_taken(taken)}")
+    emit(as_json, document, f"{count:,} rows in {out}{told}")
 
 
-def _taken(columns: dict[str, str | None] | None) -> str:
-    """No one should learn from a training that a column was left out."""
-    if columns is None:
-        return ""
+def _taken(columns: dict[str, str | None], chats: bool) -> str:
+    """No one should learn from a training that a column was left out. chats: the rows are conversations, which have no
+    labels."""
+    if chats:
+        name = columns["text"]
+        return "; messages from " + ("instruction, input (if any) and output" if name == "instruction" else str(name))
     named = ", ".join(f"{what} from {name}" for what, name in columns.items() if name is not None)
     return f"; {named}" + ("" if columns["label"] else "; no labels (--label-column)")
 

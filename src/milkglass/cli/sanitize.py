@@ -10,10 +10,16 @@ import typer
 from milkglass.cli.sanitize_text import FILES, answer_lines, over_table, read_shape, reader_of, write_file
 from milkglass.cli.ui.columns import Delimiter
 from milkglass.cli.ui.options import AsJson, require_file
+from milkglass.cli.ui.terminal import note
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
     from milkglass.sanitizers.method import SanitizerMethod
+
+EPSILON = {"custext": 3.0}  # of this command; at the method's own 1, all words of a list are about alike likely
+GHOST_TEXT = (
+    "the text is not meant to be read: training uses the `ids` beside it (NAME_ids where a row has several texts)"
+)
 
 
 def sanitize(
@@ -25,7 +31,8 @@ def sanitize(
         str, typer.Option("--method", help="How words are replaced, or ghost; an unknown name lists the methods.")
     ] = "custext",
     epsilon: Annotated[
-        float | None, typer.Option(help="The budget of one word; santext: per unit of distance.  [1]")
+        float | None,
+        typer.Option(help="The budget of one word; santext: per unit of distance.  [1; custext: 3]"),
     ] = None,
     embeddings: Annotated[
         str,
@@ -96,10 +103,11 @@ def sanitize(
 ) -> None:
     """Replace words, or tokens, by others of an embedding table, at random, and write OUT and OUT.report.json.
 
-    Which method: custext replaces every word by one of 20 near ones and promises that; begin with --epsilon 3. custext+
-    keeps function words, reads better, and promises nothing for them. santext promises less the farther two words
-    are apart; find its epsilon by the report. santext+ and rnm leave common words in the clear, for the task's sake;
-    rnm promises nothing without --guarantee strict. ghost is for `milkglass federated`: its ids count, not its text.
+    Which method: custext replaces every word by one of 20 near ones and promises that, here with an epsilon of 3.
+    custext+ keeps function words, reads better, and promises nothing for them. santext promises less the farther two
+    words are apart; find its epsilon by the report. santext+ and rnm leave common words in the clear, for the task's
+    sake; rnm promises nothing without --guarantee strict. ghost is for `milkglass federated`: its ids count, not its
+    text.
 
     ghost replaces tokens by shadows: near for the model, far in meaning. It writes their ids beside the text, in `ids`,
     and resumes an interrupted run.
@@ -124,6 +132,8 @@ def sanitize(
         }  # fmt: skip
         _require_unused(method, others)
         sanitize_by_ghost(source, out, embeddings, {"k": k, **own}, seed, text_column, keep_column, delimiter, as_json)
+        if not as_json:
+            note(GHOST_TEXT)
         return
     selected = _method(method, own | {
         "epsilon": epsilon, "k": k, "p": p, "sensitive": sensitive, "metric": metric, "guarantee": guarantee,
@@ -154,6 +164,8 @@ def _method(name: str, options: dict[str, Any]) -> SanitizerMethod:
         raise UsageError(f"there is no sanitizer {name!r}", f"one of {', '.join((*SANITIZERS, 'ghost'))}")
     known = parameters_of(type(SANITIZERS[name]))
     _require_unused(name, {option: value for option, value in options.items() if option not in known})
+    if options["epsilon"] is None:
+        options = options | {"epsilon": EPSILON.get(name)}
     return SANITIZERS.make(name, {option: value for option, value in options.items() if value is not None})
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from milkglass.errors import UsageError
-from milkglass.experiments.data_refs import DATA
 from milkglass.experiments.kinds.attacks import AttackRecipe
 from milkglass.experiments.kinds.bilstm import BiLSTMRecipe
 from milkglass.experiments.kinds.classification import ClassificationRecipe
@@ -44,7 +43,7 @@ def reproduce(
 
     Args:
         path: of the recipe.
-        data: the folder that the recipe's data paths start from.
+        data: the folder that the recipe's data paths start from; the command has checked that it is there.
         out: the run folder.
         quick: whether the recipe's table [quick] is laid over it.
         at_once: variants trained side by side, sharing the cores.
@@ -61,8 +60,6 @@ def reproduce(
         raise UsageError(f"{path.name} is of the kind {name!r}", f"known: {', '.join(KINDS)}")
     if cache is not None and not kind.cached:
         raise UsageError(f"{path.name} has nothing to share: it is of the kind {name}", "leave out --cache")
-    if not data.is_dir():
-        raise UsageError(f"there is no folder {data}", DATA)
     result = kind.read(path, quick).reproduce(RunFolder(data, out, at_once, progress, cache))
     table.write(result)
     return result

@@ -44,11 +44,6 @@ def parts_folder(site: Path) -> Path:
     return site.with_name(f".{site.name}.parts")
 
 
-def interrupted(sites: Path) -> bool:
-    """Whether the preparation of one of these sites was begun and is not complete."""
-    return any(sites.glob(".*.parts"))
-
-
 def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
     """Sites of a run are those with which it was begun, and have one seed, or none. Raises UsageError where a run was
     begun otherwise, CorruptCheckpoint."""

@@ -85,8 +85,7 @@ class FederatedRun:
     @classmethod
     def read(cls, folder: Path) -> FederatedRun:
         """One that was begun. Raises UsageError where there is none, CorruptCheckpoint."""
-        if not (folder / FILE).is_file():
-            raise UsageError(f"{folder} is not a run: it has no {FILE}", "give a folder that `federated run` wrote")
+        require_begun(folder)
         job, settings, done = _read(folder)
         return cls(folder, job, done, settings)
 
@@ -121,6 +120,18 @@ class FederatedRun:
         info = [{"missing": list(one.missing), "length": one.length, "loss": one.loss} for one in self.done]
         about = {"milkglass_federated": VERSION, "job": self.job, "settings": dict(self.settings), "rounds": info}
         files.write(self.folder / FILE, json_text(about))
+
+
+def require_begun(folder: Path) -> None:
+    """Raises UsageError where it holds no run that came to its first round. Called before anything that takes long."""
+    if (folder / FILE).is_file():
+        return
+    if (folder / "sites").is_dir():
+        raise UsageError(
+            f"{folder} was stopped before its first round: it has no {FILE}",
+            "run the same `milkglass federated run` command again: it goes on",
+        )
+    raise UsageError(f"{folder} is not a run: it has no {FILE}", "give a folder that `federated run` wrote")
 
 
 def require_ours(folder: Path) -> None:

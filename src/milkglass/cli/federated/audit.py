@@ -13,7 +13,7 @@ from milkglass.cli.audit import sleeping_threads
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, table
-from milkglass.errors import UsageError
+from milkglass.errors import CorruptCheckpoint, UsageError
 
 if TYPE_CHECKING:
     from milkglass.audit.outcome import AttackResult
@@ -75,6 +75,9 @@ def audit(
 
     Budget.parse(budget)  # a mistake is reported before anybody waits
     _require_site(run, site, rows)
+    from milkglass.federated.state import require_begun
+
+    require_begun(run)
     file, other = columns.texts(text), columns.others(public)
     names = None if attacks is None else [one.strip() for one in attacks.split(",")]
     from milkglass.audit.updates.attack import leakage, require_names
@@ -97,14 +100,13 @@ def audit(
 
 def _require_site(run: Path, site: str, rows: Path | None) -> None:
     """Raises UsageError where the run has no such site, or its rows are somewhere else."""
-    from milkglass.federated.ghost_stage import interrupted
     from milkglass.federated.prepare import require_name
 
     require_name(site)
     here = run / "sites"
     if rows is not None or (here / site).is_dir():
         return
-    if interrupted(here):
+    if _unfinished(here, site):
         raise UsageError(
             f"{run} has no rows of a site {site}: the preparation of its sites was interrupted",
             "run the same `milkglass federated run` command again",
@@ -113,6 +115,19 @@ def _require_site(run: Path, site: str, rows: Path | None) -> None:
     names = sorted(one.name for one in folders if one.is_dir() and not one.name.startswith("."))  # else a temporary one
     hint = f"its sites: {', '.join(names)}" if names else "give the site's prepared folder with --rows"
     raise UsageError(f"{run} has no rows of a site {site}", hint)
+
+
+def _unfinished(sites: Path, site: str) -> bool:
+    """Whether the run was begun with this site, whose rows are not there yet."""
+    from milkglass.federated.ghost_stage import BEGUN, parts_folder
+    from milkglass.models.checkpoint import read_json
+
+    if parts_folder(sites / site).is_dir():
+        return True
+    try:
+        return site in read_json(sites / BEGUN)["sites"]
+    except (CorruptCheckpoint, OSError, KeyError, TypeError):
+        return False  # `federated run` says what is wrong with it
 
 
 def _source(public: DataFile | None) -> PublicSource:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from milkglass.sanitizers.ghost.ghost import Ghost
     from milkglass.sanitizers.ghost.selection import SelectionMethod
 
-FEW = 20  # texts, from which on the time that they take is announced
+FEW = 8  # texts, from which on the time that they take is announced
 QUANTILES = (0.2, 0.4, 0.6, 0.8)  # of the lengths: of which texts are timed, so many at once as a part has
 FASTER = "--selection nearest takes seconds, and a model may learn less from such shadows"
 OTHER_WAYS = {

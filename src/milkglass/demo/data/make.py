@@ -25,7 +25,7 @@ HELD_OUT = 8  # situations of each label, the last ones, are only in the test sp
 WORDS = (8, 40)
 HERE = Path(__file__).parent
 WORDING: dict[str, Any] = json.loads((HERE / "wording.json").read_text("utf-8"))
-DESK: dict[str, str] = WORDING["desk"]  # by label, which desk a message goes to
+DESK: dict[str, str] = WORDING["desk"]  # by label, which desk a message goes to; none takes what is urgent
 WHICH = "Which desk takes this?"
 
 
@@ -101,8 +101,9 @@ def tickets(test: bool, rng: random.Random) -> Iterator[dict[str, str]]:
 
 
 def replies(rows: list[dict[str, str]], count: int, rng: random.Random) -> Iterator[dict[str, str]]:
-    """Which desk takes it, for `count` of the messages: one task that a small model learns in a minute or two."""
-    for row in rng.sample(rows, count):
+    """Which of two desks takes it, for `count` of the messages: one task that a small model learns in a minute or two.
+    It does not learn in that time what is urgent."""
+    for row in rng.sample([one for one in rows if one["label"] in DESK], count):
         yield {"instruction": WHICH, "input": row["text"], "output": DESK[row["label"]]}
 
 
