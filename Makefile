@@ -20,7 +20,7 @@ LOCKS := $(addprefix requirements/,build.txt lock.txt models.txt)
 INSTALL := $(BIN)/python -m pip install --quiet --no-build-isolation
 $(STAMP): pyproject.toml $(LOCKS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "milkglass needs Python 3.11 or newer, found " + sys.version.split()[0])'
-	@echo 'Installing PyTorch, about a hundred other packages and two small models into $(VENV): one to three minutes.'
+	@echo 'Installing PyTorch, about a hundred other packages and two small models into $(VENV).'
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --require-hashes --requirement requirements/build.txt
 ifeq ($(LOCKED),yes)

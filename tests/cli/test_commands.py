@@ -569,8 +569,8 @@ def test_a_tenth_is_held_out_and_each_class_is_shown(stub: Stub, encoder: Owner,
     run = (*whole, "--hold-out")
     said = call(*run, "--detach").stderr
     assert "60 of 600 rows of rows.jsonl are held out" in said
-    assert "540 rows are trained with for 10 epochs, 170 steps of 32 rows" in said and "may end it sooner" in said
-    assert asked["hyperparameters"]["early_stopping"] == 3 and asked["hyperparameters"]["n_epochs"] == 10
+    assert "540 rows are trained with for 6 epochs, 102 steps of 32 rows" in said and "may end it sooner" in said
+    assert asked["hyperparameters"]["early_stopping"] == 3 and asked["hyperparameters"]["n_epochs"] == 6
     sent = [pq.read_table(io.BytesIO(stub.content[asked[one]])) for one in ("training_file", "validation_file")]
     assert [one.num_rows for one in sent] == [540, 60]
     numbers = encoder.about["labels"]
@@ -598,7 +598,11 @@ def test_a_tenth_is_held_out_and_each_class_is_shown(stub: Stub, encoder: Owner,
     asked.clear()
     said = call(*whole, "--detach").stderr
     assert not asked.get("validation_file") and "early_stopping" not in asked["hyperparameters"]
-    assert "600 rows are trained with for 10 epochs" in said and "accuracy is not shown without --validation" in said
+    assert "600 rows are trained with for 6 epochs" in said and "accuracy is not shown without --validation" in said
+    stub.replies["GET /v1/fine_tuning/jobs/ftjob-77aa/events"] = lambda h: h.events(lines[-1:])
+    done["metrics"] = {}
+    assert "accuracy is not known, since no rows were kept for it" in call(*whole).stdout
+    refused(call(*run, "--validation", rows), 2, "rows to compare epochs by were given, and others are to be held out")
     rows.write_text("".join(json.dumps(one) + "\n" for one in texts[:400]))
     result = call(*run)
     refused(result, 2, "a tenth of the 400 rows of rows.jsonl is less than 50")

@@ -85,8 +85,8 @@ def test_an_empty_answer_is_explained(stub: Stub, decoder: Owner) -> None:
     lines = [f"data: {json.dumps({'choices': [{'token_ids': [end]}]})}\n\n", "data: [DONE]\n\n"]
     stub.replies["POST /v1/completions"] = lambda h: h.events(lines)
     words = (
-        "(the model ended at once, without a word: usual after few steps of fine-tuning; train on, until the loss is "
-        "below 1)\n"
+        "(the model ended at once, without a word: usual after few steps of fine-tuning; train on, until the loss no "
+        "longer falls)\n"
     )
     result = call("generate", "mine", "hello", "--key", decoder.path)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", words)
@@ -181,9 +181,9 @@ def test_the_defaults_in_the_help_are_those_that_are_sent() -> None:
         for name in ("batch_size", "learning_rate", "warmup_ratio", "weight_decay", "adam_beta2", "lora_rank",
                      "lora_alpha", "full_first", "full_last", "seed", "save_steps", "logging_steps")
     }  # fmt: skip
-    assert shown_default("epochs") == "3; for classification up to 10, for 180 steps"
-    assert (sorting.n_epochs, writing.n_epochs, MOST_EPOCHS, STEPS) == (3, 3, 10, 180)
-    assert shown_default("early_stopping") == f"{sorting.early_stopping} with rows to compare by"
+    assert shown_default("epochs") == "3; for classification up to 10, for 100 steps"
+    assert (sorting.n_epochs, writing.n_epochs, MOST_EPOCHS, STEPS) == (3, 3, 10, 100)
+    assert shown_default("early_stopping") == f"{sorting.early_stopping} for classification"
     for option, field in names.items():
         numbers = [float(one) for one in re.findall(r"[0-9.]+(?:e-?[0-9]+)?", shown_default(option))]
         one, other = float(getattr(sorting, field)), float(getattr(writing, field))

@@ -74,7 +74,7 @@ class AttackTurn:
         if left <= 0 and not self.waits:
             return "the budget was spent before its turn"
         if self.least and left < self.least:
-            return f"it is begun where {self.least:.0f} s of the budget are left, which are not: give a longer --budget"
+            return f"it is begun only with {self.least:.0f} s of the budget left: give a longer --budget"
         return ""
 
     @property

@@ -20,7 +20,7 @@ NOT_APART = (
     "nothing shows that sending them gains anything"
 )
 WORSE = (
-    "and is {gap:.1f} points below what you do alone in seconds, with nothing sent ({low:.1f} to {high:.1f}): don't "
+    "{name} is {gap:.1f} points below what you do alone in seconds, with nothing sent ({low:.1f} to {high:.1f}): don't "
     "send anything"
 )
 FALLING = (
@@ -29,13 +29,12 @@ FALLING = (
 )
 NO_DIFFERENCE = "what {name} costs cannot be told from chance with these {rows:,} rows"
 UNTRAINED = (
-    "the plain model is not above naming the commonest class ({accuracy:.1f} % beside {commonest:.1f} %): it was "
-    "trained too little, or these rows don't say their labels. What {name} costs is not known: take more --epochs or "
-    "more rows"
+    "the plain model is not shown to be above naming the commonest class ({accuracy:.1f} % beside {commonest:.1f} %, "
+    "{rows:,} rows), so that what {name} costs is not known: more --epochs or more rows may tell"
 )
 COSTS = "{name} costs {gap:.1f} points of accuracy ({low:.1f} to {high:.1f})"
 ABOVE = "{name} is {gap:.1f} points above the plain model ({low:.1f} to {high:.1f}), which more --epochs may change"
-GAINS = "and is {gap:.1f} points above what you do alone ({low:.1f} to {high:.1f})"
+GAINS = "{name} is {gap:.1f} points above what you do alone ({low:.1f} to {high:.1f})"
 
 
 @with_options
@@ -108,20 +107,29 @@ def _words(found: Compared, scheme: str) -> list[str]:
 
 
 def _judged(found: Compared, scheme: str) -> list[str]:
-    """What the scheme costs, and whether sending anything gains; neither, where the plain model learnt nothing."""
+    """What the scheme costs, and whether sending anything gains: where the plain model is not shown to have learnt, only
+    a loss to the client alone is known."""
     from milkglass.experiments.procedures.own_rows import COMMONEST, PLAIN
 
-    plain, commonest = (100 * found.confusion(name).accuracy().value for name in (PLAIN, COMMONEST))
-    if found.gap(PLAIN, COMMONEST).low <= 0:
-        return [UNTRAINED.format(name=scheme, accuracy=plain, commonest=commonest)]
     lost, won = found.gap(PLAIN, scheme), found.gap(scheme, found.alone)
     about = {"name": scheme, "rows": len(found.truth)}
+    if not _learnt(found):
+        plain, commonest = (100 * found.confusion(name).accuracy().value for name in (PLAIN, COMMONEST))
+        worse = [WORSE.format(**about, **_points(won, True))] if won.high < 0 else []
+        return [UNTRAINED.format(**about, accuracy=plain, commonest=commonest), *worse]
     costs = NO_DIFFERENCE if lost.low <= 0 <= lost.high else COSTS if lost.low > 0 else ABOVE
     gains = GAINS if won.low > 0 else WORSE if won.high < 0 else NOT_APART
     return [
         costs.format(**about, **_points(lost, costs is ABOVE)),
         gains.format(**about, **_points(won, gains is WORSE)),
     ]
+
+
+def _learnt(found: Compared) -> bool:
+    """Whether the plain model is shown to be above naming the commonest class."""
+    from milkglass.experiments.procedures.own_rows import COMMONEST, PLAIN
+
+    return found.gap(PLAIN, COMMONEST).low > 0
 
 
 def _points(gap: Interval, negated: bool) -> dict[str, float]:
@@ -136,6 +144,7 @@ def _document(found: Compared, scheme: str, settings: dict[str, Any]) -> dict[st
     gaps = {"loss": found.gap(PLAIN, scheme), "gain over alone": found.gap(scheme, found.alone)}
     return {
         "training": settings,
+        "plain above commonest": _learnt(found),
         "loss still falling": {name: list(means) for name, means in found.falling.items()},
         "rows": {name: label_report.document(found.confusion(name)) for name in found.answers},
         **{

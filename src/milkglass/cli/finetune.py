@@ -33,7 +33,7 @@ def finetune(
         typer.Option(help="Rows by which epochs are compared and accuracy is shown; not trained with."),
     ] = None,
     hold_out: Annotated[
-        bool, typer.Option("--hold-out", help="Keep a tenth of DATA for that; it costs accuracy.")
+        bool, typer.Option("--hold-out", help="Keep a tenth of DATA for that, untrained with.")
     ] = False,
     task: Annotated[
         Literal["classification", "regression", "causal-lm"] | None,
@@ -41,7 +41,7 @@ def finetune(
     ] = None,
     epochs: Annotated[
         float | None,
-        typer.Option(help="Passes over the data.  [default: 3; for classification up to 10, for 180 steps]"),
+        typer.Option(help="Passes over the data.  [default: 3; for classification up to 10, for 100 steps]"),
     ] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop after this many steps, whatever --epochs says.")] = None,
     batch_size: Annotated[
@@ -60,7 +60,7 @@ def finetune(
     early_stopping: Annotated[
         int | None,
         typer.Option(
-            help="Stop after so many epochs that are no better; the best is kept.  [default: 3 with rows to compare by]"
+            help="Stop after so many epochs that are no better; the best is kept.  [default: 3 for classification]"
         ),
     ] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay.  [default: 0]")] = None,

@@ -83,7 +83,9 @@ class TrainingRequest:
         if validation is not None:
             other = DataFile.of(validation)
             parts = (*parts, TrainingPart(other, checked(other, train.task).rows))
-        elif hold_out:
+        if hold_out and validation is not None:
+            raise UsageError("rows to compare epochs by were given, and others are to be held out", "leave one out")
+        if hold_out:
             count = _held_out(train, source.name)
             notice(f"{count:,} of {train.rows:,} rows of {source.name} are held out, to find the best epoch")
             apart = held_out_rows(key.root, key.model_digest, train.rows)
@@ -124,7 +126,7 @@ class TrainingRequest:
         words = f"{rows:,} rows are trained with{epochs}, {steps_of(rows, chosen):,} steps of {chosen.batch_size} rows"
         if chosen.early_stopping:
             words += f"; {chosen.early_stopping} epochs that are no better may end it sooner"
-        if len(self.parts) == 1 and chosen.task != "causal-lm":
+        if len(self.parts) == 1 and chosen.task == "classification":
             words += "; accuracy is not shown without --validation FILE or --hold-out"
         return f"{words}; how long it takes is shown after the first steps"
 

@@ -59,7 +59,7 @@ class Reading:
         return View(client, tuple(scrambled.tolist()), tuple(pieces))
 
     def rates(self, codec: Codec, scrambled: Ids) -> tuple[float, float]:
-        """Shares of these ids that are read rightly, at the first guess and among three."""
+        """Shares of these ids that are read correctly, at the first guess and among three."""
         hits = self.table[scrambled] == codec.inverse[scrambled][:, None]
         return float(hits[:, 0].mean()), float(hits.any(axis=1).mean())
 

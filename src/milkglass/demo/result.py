@@ -118,7 +118,7 @@ class ModelRun:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """`asked` test texts were classified and `correct` of them rightly; `classified` shows a few.
+    """`asked` test texts were classified and `correct` of them correctly; `classified` shows a few.
 
     Attributes:
         alone: how many a linear model gets right that the client fits in a second, with nothing sent.

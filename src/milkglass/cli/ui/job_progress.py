@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Fetch = Annotated[Path | None, typer.Option("--fetch", help="Download the result, which is scrambled, to this folder.")]
 NOT_JUDGED = (
-    "accuracy is not known, since no rows were kept for it: `milkglass compare MODEL DATA` measures it here, "
-    "--validation FILE or --hold-out with the next fine-tune"
+    "accuracy is not known, since no rows were kept for it: give --validation FILE or --hold-out the next time; "
+    "`milkglass compare MODEL DATA` estimates it on this machine"
 )
 NUMBERS = ("loss", "train_loss", "eval_loss", "accuracy", "pearson", "eval_accuracy")
 CLASSES = "figures of each class: the same command with --key KEYFILE, which has the classes' names"
@@ -79,7 +79,7 @@ def finish(
     words += [f"  {name}: {value:.4f}" for name, value in metrics.items() if value is not None]
     words += [] if found is None else ["", *label_report.words(found), ""]
     words += [f"  {CLASSES}"] if found is None and "confusion" in best and not labels else []
-    words += [f"  {NOT_JUDGED}"] if use and use[0] == "classify" and "eval_loss" not in metrics else []
+    words += [f"  {NOT_JUDGED}"] if labels and "eval_loss" not in metrics else []
     words += [f"  fetched to {fetch}"] if fetch else []
     words += [f"next: milkglass {use[0]} {tuned} TEXT {use[1]} {way}"] if use else []
     emit(as_json, document, "\n".join(words))

@@ -205,7 +205,7 @@ def show_pieces(pieces: Iterable[str], show: bool = True) -> str:
     if not text:
         note(
             "(the model ended at once, without a word: usual after few steps of fine-tuning; "
-            "train on, until the loss is below 1)"
+            "train on, until the loss no longer falls)"
         )
     return text
 

@@ -119,8 +119,8 @@ def coarse_key(
 ) -> Key:  # fmt: skip
     """A new key with a map that was found under its own streams. root: as for `new_key`.
 
-    The rows that `finetune` holds out of the same file choose no symbol by their labels: otherwise the accuracy on them
-    would be far above that on new texts.
+    The rows that `finetune` would hold out of the same file choose no symbol by their labels: otherwise the accuracy on
+    them would be far above that on new texts.
     """
     root = secrets.token_bytes(32) if root is None else root
     texts = replace(texts, task=_trained_with(texts.task, root, digest))
@@ -132,7 +132,7 @@ def coarse_key(
 
 
 def _trained_with(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts | None:
-    """Without the rows that are held out of the training."""
+    """Without the rows that `finetune` holds out where it is asked to."""
     if task is None:
         return None
     kept = np.flatnonzero(~held_out_rows(root, digest, len(task.labels)))
