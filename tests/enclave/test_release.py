@@ -77,7 +77,8 @@ def test_what_is_sealed_opens_for_its_enclave_only() -> None:
     for other, name, content in (
         (attest.sealing_key(b"s" * 32, "ab"), "table", sealed),
         (attest.sealing_key(b"t" * 32, "aa"), "table", sealed),
-        (key, "state", sealed), (key, "table", sealed[:-1]), (key, "table", b""), (key, "table", bytes([sealed[0] ^ 1]) + sealed[1:]),
+        (key, "state", sealed), (key, "table", sealed[:-1]), (key, "table", b""),
+        (key, "table", bytes([sealed[0] ^ 1]) + sealed[1:]),
     ):  # fmt: skip
         with pytest.raises(EnclaveError, match="does not open"):
             attest.unseal(other, name, content)
