@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from math import nan
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from milkglass.audit.audit import ATTACKING
+from milkglass.audit.plan import TimeEstimate
+from milkglass.cli.audit import larger_budget
 from tests.cli.kit import SECRET, Owner, call, document, refused
 
 WORDS = f"the wound on my left arm is open since Monday and {SECRET} said 3 stitches may not be enough".split()
@@ -21,6 +25,11 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("texts") / "texts.txt"
     path.write_text("".join(" ".join(rng.choice(WORDS, rng.integers(5, 12))) + "\n" for _ in range(60)), "utf-8")
     return path
+
+
+@pytest.mark.parametrize(("enough", "larger"), [(600.0 * ATTACKING, "10m"), (601.0 * ATTACKING, "11m"), (nan, "60m")])
+def test_the_advised_budget_is_the_one_in_which_nothing_is_late(enough: float, larger: str) -> None:
+    assert larger_budget(TimeEstimate(60.0, 3, (), (), enough), "15m") == larger
 
 
 def test_an_audit_from_the_command_line(encoder: Owner, texts: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from milkglass.cli.compare import _words
+from milkglass.cli.compare import _document, _words
 from milkglass.client.data.data_file import DataFile
 from milkglass.experiments.procedures.own_rows import (
     COMMONEST,
@@ -84,6 +84,9 @@ def test_the_words_follow_the_figures() -> None:
         words = "\n".join(_words(compared(untrained, 0.9, 0.7), "obfuslm"))
         assert f"not shown to be above naming the commonest class ({100 * untrained:.1f} % beside 50.0 %" in words
         assert "what obfuslm costs is not known" in words and "what you do alone" not in words
+    assert [_document(compared(one, 0.9, 0.7), "obfuslm", {})["plain above commonest"] for one in (0.9, 0.5, 0.3)] == [
+        True, False, False,
+    ]  # fmt: skip
     words = "\n".join(_words(compared(0.5, 0.5, 0.7), "obfuslm"))
     assert "costs is not known" in words and "obfuslm is 20.0 points below what you do alone" in words
 
@@ -116,7 +119,6 @@ def test_both_are_trained_here_and_a_second_run_takes_them(tmp_path: Path) -> No
     assert "train 240 rows twice, in 16 steps (2 epochs) each time" in first.stderr
     assert "1 blank line of rows.jsonl skipped" in first.stderr
     assert re.search(r"out holds \d+ MB of trained models, for a second run: remove it", first.stderr)
-    assert isinstance(found["plain above commonest"], bool)
     assert list(found["rows"]) == [COMMONEST, next(n for n in found["rows"] if "alone" in n), PLAIN, "obfuslm"]
     assert all(one["rows"] == 60 for one in found["rows"].values())
     assert found["training"] == {"learning_rate": 1e-3, "n_epochs": 2.0, "warmup_ratio": 0.06, "max_length": 512}

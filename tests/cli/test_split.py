@@ -182,7 +182,7 @@ def test_an_audit_of_halves(halves: tuple[Path, Path], place: Path, tmp_path: Pa
     (advised,) = re.findall(
         re.escape(f"{again} --out {tmp_path / 'audit'} --budget ") + r"(\d+)m$", result.stdout, re.M
     )
-    assert int(advised) >= 1 and f"--budget {advised}m would do" in result.stderr
+    assert f"--budget {advised}m would do" in result.stderr
     assert (tmp_path / "audit" / "work").is_dir()
     assert (report["kept"], report["anyway"], report["distortion"], report["curve"]) == ({}, None, None, [])
     assert report["scheme"]["epsilon"] == 50 and "Lengths are read by anybody" in result.stdout

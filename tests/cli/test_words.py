@@ -183,7 +183,7 @@ def test_the_defaults_in_the_help_are_those_that_are_sent() -> None:
     }  # fmt: skip
     assert shown_default("epochs") == "3; for classification up to 10, for 100 steps"
     assert (sorting.n_epochs, writing.n_epochs, MOST_EPOCHS, STEPS) == (3, 3, 10, 100)
-    assert shown_default("early_stopping") == f"{sorting.early_stopping} for classification"
+    assert shown_default("early_stopping") == f"{sorting.early_stopping}, with rows to compare by"
     for option, field in names.items():
         numbers = [float(one) for one in re.findall(r"[0-9.]+(?:e-?[0-9]+)?", shown_default(option))]
         one, other = float(getattr(sorting, field)), float(getattr(writing, field))

@@ -84,9 +84,9 @@ def audit(
     def staged(stage: Stage) -> Scene:
         return build(opened.key, codec, folder, AuditFiles(*sources, rows, seed), stage, seen)
 
-    result, page, larger = attacked(staged, about, out, budget, seed, as_json)
-    remember(key, result)
-    print_audit(context, result, page, out, larger, as_json)
+    done = attacked(staged, about, out, budget, seed, as_json)
+    remember(key, done[0])
+    print_audit(context, done, out, as_json)
 
 
 def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
@@ -155,7 +155,9 @@ def larger_budget(plan: TimeEstimate, budget: str) -> str:
     return _minutes(LARGER * Budget.parse(budget).seconds if unknown else plan.enough / ATTACKING)
 
 
-def print_audit(context: typer.Context, result: Audit, page: Path, out: Path, larger: str, as_json: bool) -> None:
+def print_audit(context: typer.Context, done: tuple[Audit, Path, str], out: Path, as_json: bool) -> None:
+    """done: what `attacked` returned."""
+    result, page, larger = done
     more = "" if not result.unfinished else same_command(context, budget=larger)
     emit(as_json, {"out": str(out), **result.to_json()}, lambda: words(result, page, more))
 

@@ -60,7 +60,7 @@ def finetune(
     early_stopping: Annotated[
         int | None,
         typer.Option(
-            help="Stop after so many epochs that are no better; the best is kept.  [default: 3 for classification]"
+            help="Stop after so many epochs no better; the best is kept.  [default: 3, with rows to compare by]"
         ),
     ] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay.  [default: 0]")] = None,

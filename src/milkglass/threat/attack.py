@@ -1,5 +1,5 @@
-"""What an attack is: a transcript and declared knowledge in, a guess out; its cost. It never sees the
-truth (truth.py)."""
+"""What an attack is: a transcript and declared knowledge in, a guess out; its cost. It never sees the truth
+(truth.py)."""
 
 from __future__ import annotations
 

@@ -140,5 +140,4 @@ def audit(
         **audited.decides(), **columns.decides(),
     }  # fmt: skip
     done = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
-    result, page, larger = done
-    print_audit(context, result, page, audited.out, larger, as_json)
+    print_audit(context, done, audited.out, as_json)

@@ -182,8 +182,7 @@ def audit(
         note(f"{staged.left_out:,} texts are too long to be sent, and are left out")
     decides = {"table": about.table, "settings": asdict(settings), **audited.decides(), **columns.decides()}
     done = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
-    result, page, larger = done
-    print_audit(context, result, page, audited.out, larger, as_json)
+    print_audit(context, done, audited.out, as_json)
 
 
 # --- use --------------------------------------------------------------------------------------------------------------
