@@ -15,6 +15,7 @@ from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.kinds.overhead import OverheadRecipe
 from milkglass.experiments.kinds.sanitized_generation import SanitizedGeneration
 from milkglass.experiments.kinds.shared_training import SharedTraining
+from milkglass.experiments.kinds.symbol_generation import SymbolGeneration
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import settings
 from milkglass.experiments.report import table
@@ -29,6 +30,7 @@ KINDS: Mapping[str, type[Recipe]] = {
     "classification": ClassificationRecipe,
     "generation": GenerationRecipe,
     "sanitized-generation": SanitizedGeneration,
+    "symbol-generation": SymbolGeneration,
     "comparison": Comparison,
     "gradients": GradientRecipe,
     "shared-training": SharedTraining,

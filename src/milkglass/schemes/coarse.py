@@ -13,7 +13,8 @@ keeps more of it. What is not hidden: lengths, which texts are equal, the labels
 itself, which anyone solves from the rows. It was found from the client's labels, so it says of tokens, log2(m) bits
 each at most, how texts that hold them were labelled.
 
-Out of scope: models that generate, since an answer in symbols names no tokens.
+Out of scope: models that generate, since an answer in symbols names no tokens; whether a client's small model can
+choose them is measured in experiments/kinds/symbol_generation.py.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from milkglass import files
 from milkglass.client.data.training_rows import write_parquet
+from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import hyperparameters, require_names, require_variants
@@ -79,6 +80,10 @@ class FineTuning(Recipe):
         """What a variant's model is scrambled with; None: nothing."""
         return scheme_of_recipe(parameters) if parameters else None
 
+    def key(self, base: Checkpoint, digest: str, parameters: Mapping[str, Any], run: RunFolder) -> Key:
+        """What a variant's data is encoded with, and its model scrambled. digest: of the base."""
+        return seeded_key(base, self.model, digest, self.seed, self.scheme(parameters))
+
     def texts(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
         """For each variant the file of each split. By default all variants have the same."""
         paths = {
@@ -112,21 +117,21 @@ def prepare(recipe: FineTuning, base: Checkpoint, run: RunFolder) -> list[Varian
     paths = recipe.texts(base, run)
     variants = []
     for name, parameters in recipe.variants.items():
-        scheme = recipe.scheme(parameters)
-        key = seeded_key(base, recipe.model, digest, recipe.seed, scheme)
-        model = out / f"{name}-model" if scheme else base.folder
+        key = recipe.key(base, digest, parameters, run)
+        model = out / f"{name}-model" if recipe.scheme(parameters) else base.folder
         if not model.exists():
             run.progress(f"{name}: the model is scrambled")
             scramble(base, key, model)
         variant = Variant(name, model, key, out / name, not parameters)
-        _write_job(recipe, base, paths[name], variant, run.threads)
+        write_job(recipe, base, paths[name], variant, run.threads)
         variants.append(variant)
     return variants
 
 
-def _write_job(
+def write_job(
     recipe: FineTuning, base: Checkpoint, texts: Mapping[str, Path], variant: Variant, threads: int | None
 ) -> None:
+    """texts: for each split its file. base: whose tokenizer encodes them."""
     files.private_dir(variant.job)
     paths = {split: variant.job / f"{split}.parquet" for split in SPLITS}
     labelled = recipe.task == "classification"

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -107,7 +107,7 @@ class GeneratorTuning(FineTuning):
     instructions: Mapping[str, Any] = field(default_factory=dict)
 
     task = "causal-lm"
-    needed = ("answers", "new_tokens")
+    needed: ClassVar[tuple[str, ...]] = ("answers", "new_tokens")
 
     @property
     def by_rule(self) -> InstructionFile | None:

@@ -1,0 +1,192 @@
+"""Recipes of kind "symbol-generation": does a server's model that reads and writes symbols help a client's smaller one?
+
+    data.public                          in which tokens are counted, for the map and the rows of the symbols
+    client_layers = [0, 1, 2, 28, 29]    of the model, which the client keeps and tunes on the same rows by itself
+    weights = [1.0, 0.5]                 of the server's word; answers are written with the first of them
+    [variants.plain]                     the server's model alone, on tokens
+    [variants."64 symbols"]              parameters of a coarse vocabulary (schemes/coarse.py)
+
+Every model is trained by the server's own worker, with the same steps. Three answer alone: "plain"; "client", tuned;
+and "public", the whole model as anyone can fetch it, which a client may run as well. Each of the two clients then
+answers with each server of symbols (procedures/symbol_writer.py).
+
+Figures are called "MEASURE, WHO": the loss in nats a token of the data set's answers, ROUGE of greedy answers. "bits a
+token, VARIANT" is what an id of the training rows holds by the ids' own shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from milkglass.client.codec.codec import Codec
+from milkglass.client.data.dataset import Example, read_examples
+from milkglass.client.data.texts import encoded
+from milkglass.client.key.generate import new_key, reserved_ids
+from milkglass.client.key.key import Key
+from milkglass.client.obfuscate.symbols import CountedTexts, mapped
+from milkglass.defences.obfuscated_tables import public_codec
+from milkglass.errors import UsageError
+from milkglass.experiments import data_refs
+from milkglass.experiments.entries import require_names
+from milkglass.experiments.kinds import generation
+from milkglass.experiments.kinds.fine_tuning import prepare, train, write_job
+from milkglass.experiments.kinds.generation import GeneratorTuning, loss_figures, mean_figures
+from milkglass.experiments.procedures.fewer_layers import with_layers
+from milkglass.experiments.procedures.sanitized_chats import write
+from milkglass.experiments.procedures.symbol_writer import Pair, SymbolWriter, row_losses
+from milkglass.experiments.runs import SPLITS, RunFolder, Variant, secret_of
+from milkglass.metrics import text
+from milkglass.models.checkpoint import Checkpoint, end_ids
+from milkglass.models.resolve import resolve
+from milkglass.models.torch_model import language_model
+from milkglass.noise.stream import Stream, subkey
+from milkglass.schemes.coarse import Coarse
+from milkglass.server.jobs.data import TrainingDataset
+from milkglass.server.spec import Status
+
+PLAIN, CLIENT, PUBLIC = "plain", "client", "public"
+ROUGE = ("rouge-1", "rouge-2", "rouge-l")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SymbolGeneration(GeneratorTuning):
+    """Decoders over symbols, and clients that write with them.
+
+    Attributes:
+        client_layers: numbers from 0, ascending.
+        weights: each from 0 to 1.
+        evaluation: rows, how many held-out rows the losses are of; answers, of how many of them answers are written;
+            new_tokens of each.
+    """
+
+    client_layers: list[int]
+    weights: list[float]
+
+    needed = ("rows", "answers", "new_tokens")
+
+    def check(self) -> None:
+        require_names(self.data, "data", (*SPLITS, PUBLIC))
+        require_names(self.evaluation, "evaluation", self.needed)
+        if [name for name, entry in self.variants.items() if not entry] != [PLAIN]:
+            raise UsageError("a recipe of this kind has one variant without a scheme", "call it plain")
+        if taken := {CLIENT, PUBLIC} & self.variants.keys():
+            raise UsageError(f"a variant is called {min(taken)}", "that is the name of a client: take another")
+        for name, entry in self.variants.items():
+            if entry and not isinstance(self.scheme(entry), Coarse):
+                raise UsageError(f"{name} has no symbols", 'say scheme = "coarse"')
+        if not self.weights or not all(0 <= one <= 1 for one in self.weights):
+            raise UsageError(f"weights is {self.weights}", "give numbers from 0 to 1")
+        if self.instructions:
+            raise UsageError("instructions are not asked in symbols", "leave the table out")
+
+    def about(self) -> dict[str, Any]:
+        names = ("seed", "client_layers", "weights", "training", "variants", "evaluation")
+        return self.entries(*names)
+
+    def key(self, base: Checkpoint, digest: str, parameters: Mapping[str, Any], run: RunFolder) -> Key:
+        scheme = self.scheme(parameters)
+        if scheme is None:
+            return super().key(base, digest, parameters, run)
+        secret = secret_of(self.seed)
+        found = mapped(base, scheme, self._counted(base, run), lambda label: Stream(subkey(secret, digest, label)))
+        return new_key(base, self.model, found, digest, secret, in_symbols=True)
+
+    def _counted(self, base: Checkpoint, run: RunFolder) -> CountedTexts:
+        """Public text alone: what the rows of the symbols weigh can be read off them."""
+        codec = public_codec(base)
+        counts = encoded(codec, data_refs.examples(run.data, self.data[PUBLIC])).original.counts(len(codec.sigma))
+        special = reserved_ids(base, len(codec.sigma))
+        counts[special] = 0
+        return CountedTexts(None, counts, counts, special)
+
+    def texts(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
+        paths = super().texts(base, run)[PLAIN]
+        some = run.out / "data" / "held-out.jsonl"
+        if not some.is_file():
+            write(list(islice(read_examples(paths["validation"]), self.evaluation["rows"])), some)
+        return dict.fromkeys(self.variants, {**paths, "validation": some})
+
+    def measure(self, run: RunFolder) -> dict[str, float]:
+        base = Checkpoint.open(resolve(self.model))
+        variants = prepare(self, base, run)
+        client = replace(variants[list(self.variants).index(PLAIN)], name=CLIENT, job=run.out / CLIENT)
+        client = replace(client, model=run.out / f"{CLIENT}-model")
+        if not client.model.exists():
+            with_layers(base, self.client_layers, client.model)
+        write_job(self, base, self.texts(base, run)[PLAIN], client, run.threads)
+        everyone = [*variants, client]
+        return self.graded(run, base, everyone, train(everyone, run))
+
+    def graded(
+        self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
+    ) -> dict[str, float]:
+        """One server's model is loaded at a time, beside the two clients'."""
+        folders = {one.name: one.job / "result" for one in variants} | {PUBLIC: base.folder}
+        clients = {name: loaded(folders[name]) for name in (CLIENT, PUBLIC)}
+        plain = next(one for one in variants if one.name == PLAIN)
+        asked = self._held_out(run)[: self.evaluation["answers"]]
+        result: dict[str, float] = {}
+        for name, model in [*clients.items(), (PLAIN, loaded(folders[PLAIN]))]:
+            run.progress(f"{name}: answers alone")
+            result |= self._alone(run, base, plain, model, asked, name)
+        for variant in variants:
+            if variant.name in (PLAIN, CLIENT):
+                continue
+            server, codec = loaded(folders[variant.name]), Codec.open(variant.key, base.folder)
+            result[f"bits a token, {variant.name}"] = self._bits(run, codec)
+            for name, client in clients.items():
+                for weight in self.weights:
+                    pair = Pair(
+                        client, server, SymbolWriter(torch.from_numpy(codec.sigma).long(), weight), end_ids(base.folder)
+                    )
+                    run.progress(f"{variant.name}: {name} answers, the server's word weighs {weight}")
+                    of = f", {variant.name}, {name}, weight {weight:g}"
+                    result |= self._together(run, codec.plain, pair, asked, of, weight == self.weights[0])
+        return result
+
+    def _held_out(self, run: RunFolder) -> list[Example]:
+        return list(read_examples(run.out / "data" / "held-out.jsonl"))
+
+    def _alone(
+        self, run: RunFolder, base: Checkpoint, plain: Variant, model: Any, asked: list[Example], name: str
+    ) -> dict[str, float]:
+        codec = public_codec(base)
+        rows = TrainingDataset(plain.job / "validation.parquet", "causal-lm", self.training.max_length)
+        prompts = [codec.encode_chat(one.messages[:-1]) for one in asked]
+        texts = [codec.decode(one) for one in generation.greedy(model, prompts, self.evaluation["new_tokens"])]
+        result = loss_figures(generation.row_losses(model, rows), self.seed, f", {name}", run.predictions)
+        return result | self._likeness(run, texts, asked, f", {name}")
+
+    def _together(
+        self, run: RunFolder, codec: Codec, pair: Pair, asked: list[Example], of: str, written: bool
+    ) -> dict[str, float]:
+        chats = [one.messages for one in self._held_out(run)]
+        losses = row_losses(pair, codec, chats, self.training.max_length)
+        result = loss_figures(losses, self.seed, of, run.predictions)
+        if not written:
+            return result
+        prompts = [torch.from_numpy(codec.encode_chat(one.messages[:-1])).long() for one in asked]
+        texts = [codec.decode(pair.greedy(one, self.evaluation["new_tokens"])) for one in prompts]
+        return result | self._likeness(run, texts, asked, of)
+
+    def _likeness(self, run: RunFolder, texts: list[str], asked: list[Example], of: str) -> dict[str, float]:
+        scores = text.rouge_rows(texts, [str(one.messages[-1]["content"]) for one in asked])
+        return mean_figures({name: scores[name] for name in ROUGE}, self.seed, of, run.predictions)
+
+    def _bits(self, run: RunFolder, codec: Codec) -> float:
+        rows = data_refs.examples(run.data, self.data["train"])
+        counts = encoded(codec.plain, rows).original.counts(len(codec.sigma))
+        used = np.bincount(codec.sigma, counts)
+        used = used[used > 0] / used.sum()
+        return float(-(used * np.log2(used)).sum())
+
+
+def loaded(folder: Path) -> Any:
+    return language_model(Checkpoint.open(folder)).eval()

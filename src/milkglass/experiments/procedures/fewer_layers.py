@@ -1,0 +1,45 @@
+"""A checkpoint with some of a decoder's layers: the smaller model that a client can run by itself.
+
+The layers that are kept move together and are numbered anew; all else stays, and the tokenizer's files are left where
+they are. Such a model has to be tuned before it says anything sensible.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from milkglass import files
+from milkglass.errors import UnsupportedModel, UsageError
+from milkglass.models.checkpoint import Checkpoint, write_json
+
+LAYER = re.compile(r"(?<=\.)(layers|h)\.(\d+)(?=\.)")
+COUNTS = ("num_hidden_layers", "n_layer")
+
+
+def with_layers(base: Checkpoint, kept: Sequence[int], folder: Path) -> None:
+    """Write it. kept: numbers of layers from 0, ascending. Raises UsageError or UnsupportedModel."""
+    name = next((one for one in COUNTS if one in base.config), None)
+    if name is None:
+        raise UnsupportedModel("the config does not say how many layers there are", "take another model")
+    if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < base.config[name]:
+        raise UsageError(f"layers {list(kept)} of a model with {base.config[name]}", "give their numbers, ascending")
+    numbers = {old: new for new, old in enumerate(kept)}
+    tensors = {}
+    for tensor in base.tensors:
+        found = LAYER.search(tensor)
+        if found is None:
+            tensors[tensor] = base.read(tensor)
+        elif int(found[2]) in numbers:
+            tensors[LAYER.sub(f"{found[1]}.{numbers[int(found[2])]}", tensor, count=1)] = base.read(tensor)
+    config = {**base.config, name: len(kept)}
+    if "layer_types" in config:
+        config["layer_types"] = [config["layer_types"][old] for old in kept]
+    files.private_dir(folder)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if base.generation_config is not None:
+        write_json(folder / "generation_config.json", base.generation_config)
+    write_json(folder / "config.json", config)

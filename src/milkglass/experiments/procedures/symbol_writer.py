@@ -1,0 +1,112 @@
+"""Answers of two models: a server's, which reads and writes symbols, and a client's smaller one, which reads tokens and
+chooses the token inside each symbol. Ours.
+
+    m(s) = sum of p_c(t) over the tokens t of symbol s            the client's own belief in a symbol
+    q(s) ~ m(s)^(1 - w) p_s(s)^w                                  the server's word with the weight w
+    p(t) = q(s(t)) p_c(t) / m(s(t))
+
+p_c is the client's distribution after the tokens so far, p_s the server's after their symbols. At w = 0 the client
+answers alone; at w = 1 the server alone decides the symbol.
+
+The server receives symbols of the prompt and, one at a time, of the answer: what crosses is bounded as for text that is
+classified (schemes/coarse.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.client.codec.codec import Codec
+from milkglass.client.codec.conversation import Message
+from milkglass.client.codec.encoded import IGNORED
+
+Rows = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SymbolWriter:
+    """The two models' distributions as one.
+
+    Attributes:
+        symbols: (n,) the server's number of each token's symbol, from 0 without a gap.
+        weight: w above, from 0 to 1.
+    """
+
+    symbols: torch.Tensor = field(repr=False)
+    weight: float
+
+    def log_probs(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
+        """(..., n) log p, in fp64. client: (..., n), server: (..., m) logits."""
+        own = client.double().log_softmax(-1)[..., : len(self.symbols)]
+        answers = server.double().log_softmax(-1)
+        mass = torch.zeros_like(answers).index_add_(-1, self.symbols, own.exp()).log()
+        # A symbol in which the client believes at all keeps its tokens' shares; fp64 ends at a belief of e^-700
+        belief = ((1 - self.weight) * mass.clamp(min=-700) + self.weight * answers).log_softmax(-1)
+        return own + (belief - mass)[..., self.symbols]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A client and a server that answer together.
+
+    Attributes:
+        client, server: causal language models.
+        writer: how their distributions become one.
+        stops: tokens that end an answer.
+    """
+
+    client: Any
+    server: Any
+    writer: SymbolWriter
+    stops: frozenset[int]
+
+    @torch.inference_mode()
+    def losses(self, tokens: torch.Tensor, answered: torch.Tensor) -> tuple[float, int]:
+        """The sum of -log p over the places of the answers, in nats, and how many these are.
+
+        tokens: (t,) of one conversation. answered: (t,) which of them are the answers'.
+        """
+        sent = self.writer.symbols[tokens]
+        scores = [model(input_ids=ids[None]).logits[0, :-1] for model, ids in self._both(tokens, sent)]
+        places = answered[1:].nonzero().flatten()
+        found = self.writer.log_probs(scores[0][places], scores[1][places])
+        return -float(found.gather(1, tokens[1:][places][:, None]).sum()), len(places)
+
+    @torch.inference_mode()
+    def greedy(self, prompt: torch.Tensor, new_tokens: int) -> list[int]:
+        """The likeliest token at a time, up to and with the first that ends the answer. prompt: (t,) tokens."""
+        result, past = list[int](), [None, None]
+        ids = prompt
+        while len(result) < new_tokens and not (result and result[-1] in self.stops):
+            out = [
+                model(input_ids=part[None], past_key_values=cache, use_cache=True)
+                for (model, part), cache in zip(self._both(ids, self.writer.symbols[ids]), past, strict=True)
+            ]
+            past = [one.past_key_values for one in out]
+            result.append(int(self.writer.log_probs(*(one.logits[0, -1] for one in out)).argmax()))
+            ids = torch.tensor(result[-1:])
+        return result
+
+    def _both(self, tokens: torch.Tensor, sent: torch.Tensor) -> tuple[tuple[Any, torch.Tensor], ...]:
+        return (self.client, tokens), (self.server, sent)
+
+
+def row_losses(
+    pair: Pair, codec: Codec, conversations: Sequence[Sequence[Message]], max_length: int
+) -> tuple[Rows, Rows]:
+    """(u,) the sum of each conversation's losses over the tokens of its answers, and (u,) how many these are, of those
+    that keep an answer within max_length tokens. codec: of original ids."""
+    encoded = codec.encode_cut(conversations, max_length)
+    kept = [place for place in range(len(conversations)) if place not in encoded.unanswered]
+    found = [
+        pair.losses(torch.from_numpy(encoded.ids[i]).long(), torch.from_numpy(encoded.labels[i] != IGNORED))
+        for i in kept
+    ]
+    losses, tokens = zip(*found, strict=True)
+    return np.array(losses, np.float64), np.array(tokens, np.float64)
