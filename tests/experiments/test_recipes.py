@@ -399,6 +399,10 @@ def test_attackers_may_see_a_share_of_what_is_sent(tmp_path: Path) -> None:
     words = [len(one.text.split()) for one in split_texts(AttackRecipe.read(path), tmp_path)[0]]
     assert part / whole == pytest.approx(sum(words[:5]) / sum(words), abs=0.1) and len(words) == 20
     assert figures["tokens top-1, tfa, same, part"] >= 0
+    few = replace(AttackRecipe.read(path), public_rows=3)
+    assert split_texts(few, tmp_path)[1]["same"] == split_texts(AttackRecipe.read(path), tmp_path)[1]["same"][:3]
+    with pytest.raises(UsageError, match="public_rows is 0"):
+        replace(few, public_rows=0).check()
     for wrong in ("0.0", "1.5"):
         path.write_text(path.read_text("utf-8").replace("observed = 0.25", f"observed = {wrong}"), "utf-8")
         with pytest.raises(UsageError, match=f"observed is {wrong}"):

@@ -26,8 +26,8 @@ from milkglass.errors import UsageError
 QUICK = ".quick"
 # What a quick run may change. Never what was published, the seed, or what kind of recipe it is.
 CHANGEABLE = (
-    "model", "rows", "seconds", "curve", "instructions", "keys", "attacks", "public", "variants", "defences", "seeds",
-    "attacked", "data", "training", "texts", "evaluation", "asked", "only",
+    "model", "rows", "seconds", "curve", "instructions", "keys", "attacks", "public", "public_rows", "variants",
+    "defences", "seeds", "attacked", "data", "training", "texts", "evaluation", "asked", "only",
 )  # fmt: skip
 
 T = TypeVar("T")

@@ -62,6 +62,7 @@ class AttackRecipe(Recipe):
         rows: how many of its texts are private; the rest may be public.
         order: which ones.
         public: for each attacker files, "rest", or "private 10 %".
+        public_rows: how many of these texts an attacker has at most, the first ones; None: all.
         attacks: see entries.py.
         variants: parameters of a scheme, and "observed": which share of the private texts the attackers see; all of
             them where it is left out.
@@ -79,6 +80,7 @@ class AttackRecipe(Recipe):
     order: Literal["random", "first"] = "random"
     curve: bool = False
     keys: int = 1
+    public_rows: int | None = None
     seconds: float | None = None
 
     def check(self) -> None:
@@ -95,11 +97,14 @@ class AttackRecipe(Recipe):
             raise UsageError(f"rows is {self.rows:,}, 1 to {MAX_ROWS:,} are possible", "see the recipe")
         if not 1 <= self.keys <= MAX_KEYS:
             raise UsageError(f"keys is {self.keys}, 1 to {MAX_KEYS} are possible", "see the recipe")
+        if self.public_rows is not None and self.public_rows < 1:
+            raise UsageError(f"public_rows is {self.public_rows}, at least 1 is needed", "leave it out for all")
         leaked(self)
 
     def about(self) -> dict[str, Any]:
         names = ["seed", "private", "rows", "order", "public", "attacks"]
         names += ["keys"] if self.keys != 1 else []
+        names += ["public_rows"] if self.public_rows is not None else []
         names += ["seconds"] if self.seconds is not None else []
         return {**self.entries(*names), "variants": self.variants}
 
@@ -233,7 +238,9 @@ def split(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, li
     rest = [whole[i] for i in order[recipe.rows :]]
     files = {who: [name for name in names if share(name) is None] for who, names in recipe.public.items()}
     public = {
-        who: [one for name in names for one in (rest if name == "rest" else data_refs.examples(data, name))]
+        who: [one for name in names for one in (rest if name == "rest" else data_refs.examples(data, name))][
+            : recipe.public_rows
+        ]
         for who, names in files.items()
     }
     return private, public
@@ -271,6 +278,7 @@ def _work_of(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dic
         "scheme": dict(recipe.variants[variant]), "data": sums,
         "public": {who: list(names) for who, names in recipe.public.items()},
         "attacks": {name: signature(one) for name, one in attacks_of(recipe.attacks).items()},
+        **({} if recipe.public_rows is None else {"public rows": recipe.public_rows}),
     }  # fmt: skip
 
 
