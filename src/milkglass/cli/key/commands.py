@@ -134,8 +134,8 @@ def rate_words(rate: Mapping[str, float]) -> list[str]:
         f"coarse vocabulary: {rate['ids']:,.0f} ids, at most {rate['most_bits']:.2f} bits a token to any reader; "
         f"{rate['bits']:.2f} bits in your data, by how often each id occurs",
         f"naming the commonest token of each id reads {100 * rate['running']:.1f} % of the running and "
-        f"{100 * rate['content']:.1f} % of the content tokens of your data; this is the weakest guess: an audit can "
-        "read twenty times as much of the content",
+        f"{100 * rate['content']:.1f} % of the content tokens of your data; this is the weakest guess: a reader who "
+        "goes by the text around each token reads far more, which an audit measures",
     ]
     if rate["unmet"]:
         lines.append(
