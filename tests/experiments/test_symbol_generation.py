@@ -127,6 +127,8 @@ def test_the_client_alone_has_its_own_figures(base: Checkpoint, done: tuple[Path
     for name in ("client", "public"):
         assert figures[f"loss, 8 symbols, {name}, weight 0"] == pytest.approx(figures[f"loss, {name}"], abs=2e-4)
         assert figures[f"loss, 8 symbols, {name}, weight 1"] != pytest.approx(figures[f"loss, {name}"], abs=1e-3)
+        known = figures[f"loss, 8 symbols, {name}, symbols known"]
+        assert known < min(figures[f"loss, 8 symbols, {name}, weight {one}"] for one in (0, 1))
     assert 0 < figures["bits a token, 8 symbols"] < 6
     assert figures["loss, client"] != figures["loss, public"]
     client = loaded(out / "client" / "result")
@@ -146,7 +148,10 @@ def test_a_pair_writes_what_its_client_would(base: Checkpoint, done: tuple[Path,
     chats = [one.messages for one in generation.read_examples(out / "data" / "held-out.jsonl")]
     own, together = generation.row_losses(client, rows), row_losses(pair, codec, chats, 128)
     assert own[0].tolist() == pytest.approx(together[0].tolist(), abs=1e-3)
-    assert own[1].tolist() == together[1].tolist()
+    assert own[1].tolist() == together[2].tolist()
+    assert together[1].tolist() == pytest.approx(together[0].tolist())  # one symbol for all says nothing
+    alone = Pair(client, server, SymbolWriter(torch.arange(len(symbols)) % 2, 0.0), pair.stops)
+    assert (row_losses(alone, codec, chats, 128)[1] < 0.999 * own[0]).all()
 
 
 @pytest.mark.parametrize(

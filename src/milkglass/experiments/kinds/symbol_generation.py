@@ -10,8 +10,9 @@ Every model is trained by the server's own worker, with the same steps. Three an
 and "public", the whole model as anyone can fetch it, which a client may run as well. Each of the two clients then
 answers with each server of symbols (procedures/symbol_writer.py).
 
-Figures are called "MEASURE, WHO": the loss in nats a token of the data set's answers, ROUGE of greedy answers. "bits a
-token, VARIANT" is what an id of the training rows holds by the ids' own shares.
+Figures are called "MEASURE, WHO": the loss in nats a token of the data set's answers, ROUGE of greedy answers. "symbols
+known" is a client that is given the true symbols, which bounds what a server of them can do. "bits a token, VARIANT" is
+what an id of the training rows holds by the ids' own shares.
 """
 
 from __future__ import annotations
@@ -168,10 +169,11 @@ class SymbolGeneration(GeneratorTuning):
         self, run: RunFolder, codec: Codec, pair: Pair, asked: list[Example], of: str, written: bool
     ) -> dict[str, float]:
         chats = [one.messages for one in self._held_out(run)]
-        losses = row_losses(pair, codec, chats, self.training.max_length)
-        result = loss_figures(losses, self.seed, of, run.predictions)
+        losses, known, tokens = row_losses(pair, codec, chats, self.training.max_length)
+        result = loss_figures((losses, tokens), self.seed, of, run.predictions)
         if not written:
             return result
+        result |= loss_figures((known, tokens), self.seed, f"{of.rpartition(',')[0]}, symbols known", run.predictions)
         prompts = [torch.from_numpy(codec.encode_chat(one.messages[:-1])).long() for one in asked]
         texts = [codec.decode(pair.greedy(one, self.evaluation["new_tokens"])) for one in prompts]
         return result | self._likeness(run, texts, asked, of)

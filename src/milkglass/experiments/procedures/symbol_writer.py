@@ -6,7 +6,8 @@ chooses the token inside each symbol. Ours.
     p(t) = q(s(t)) p_c(t) / m(s(t))
 
 p_c is the client's distribution after the tokens so far, p_s the server's after their symbols. At w = 0 the client
-answers alone; at w = 1 the server alone decides the symbol.
+answers alone; at w = 1 the server alone decides the symbol. p_c(t) / m(s(t)) for the true symbol, "symbols known", is
+what no server of symbols can pass.
 
 The server receives symbols of the prompt and, one at a time, of the answer: what crosses is bounded as for text that is
 classified (schemes/coarse.py).
@@ -27,6 +28,7 @@ from milkglass.client.codec.conversation import Message
 from milkglass.client.codec.encoded import IGNORED
 
 Rows = NDArray[np.float64]
+LEAST = -700.0  # log of the least belief that fp64 can add to others
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,20 @@ class SymbolWriter:
 
     def log_probs(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
         """(..., n) log p, in fp64. client: (..., n), server: (..., m) logits."""
-        own = client.double().log_softmax(-1)[..., : len(self.symbols)]
         answers = server.double().log_softmax(-1)
-        mass = torch.zeros_like(answers).index_add_(-1, self.symbols, own.exp()).log()
-        # A symbol in which the client believes at all keeps its tokens' shares; fp64 ends at a belief of e^-700
-        belief = ((1 - self.weight) * mass.clamp(min=-700) + self.weight * answers).log_softmax(-1)
+        own, mass = self._beliefs(client, answers)
+        belief = ((1 - self.weight) * mass.clamp(min=LEAST) + self.weight * answers).log_softmax(-1)
         return own + (belief - mass)[..., self.symbols]
+
+    def within(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
+        """(..., n) the logarithm of each token's share of its symbol, by the client. Arguments as above."""
+        own, mass = self._beliefs(client, server.double())
+        return own - mass[..., self.symbols]
+
+    def _beliefs(self, client: torch.Tensor, server: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(..., n) log p_c, and (..., m) log m."""
+        own = client.double().log_softmax(-1)[..., : len(self.symbols)].clamp(min=LEAST)
+        return own, torch.zeros_like(server).index_add_(-1, self.symbols, own.exp()).log()
 
 
 @dataclass(frozen=True)
@@ -67,16 +77,18 @@ class Pair:
     stops: frozenset[int]
 
     @torch.inference_mode()
-    def losses(self, tokens: torch.Tensor, answered: torch.Tensor) -> tuple[float, int]:
-        """The sum of -log p over the places of the answers, in nats, and how many these are.
+    def losses(self, tokens: torch.Tensor, answered: torch.Tensor) -> tuple[float, float, int]:
+        """The sum of -log p over the places of the answers, in nats; the same with symbols known; and how many places
+        these are.
 
         tokens: (t,) of one conversation. answered: (t,) which of them are the answers'.
         """
         sent = self.writer.symbols[tokens]
         scores = [model(input_ids=ids[None]).logits[0, :-1] for model, ids in self._both(tokens, sent)]
         places = answered[1:].nonzero().flatten()
-        found = self.writer.log_probs(scores[0][places], scores[1][places])
-        return -float(found.gather(1, tokens[1:][places][:, None]).sum()), len(places)
+        both, right = [one[places] for one in scores], tokens[1:][places][:, None]
+        found = [one(*both).gather(1, right).sum() for one in (self.writer.log_probs, self.writer.within)]
+        return -float(found[0]), -float(found[1]), len(places)
 
     @torch.inference_mode()
     def greedy(self, prompt: torch.Tensor, new_tokens: int) -> list[int]:
@@ -99,14 +111,14 @@ class Pair:
 
 def row_losses(
     pair: Pair, codec: Codec, conversations: Sequence[Sequence[Message]], max_length: int
-) -> tuple[Rows, Rows]:
-    """(u,) the sum of each conversation's losses over the tokens of its answers, and (u,) how many these are, of those
-    that keep an answer within max_length tokens. codec: of original ids."""
+) -> tuple[Rows, Rows, Rows]:
+    """(u,) the sum of each conversation's losses over the tokens of its answers, (u,) the same with symbols known, and
+    (u,) how many tokens these are; of those that keep an answer within max_length tokens. codec: of original ids."""
     encoded = codec.encode_cut(conversations, max_length)
     kept = [place for place in range(len(conversations)) if place not in encoded.unanswered]
     found = [
         pair.losses(torch.from_numpy(encoded.ids[i]).long(), torch.from_numpy(encoded.labels[i] != IGNORED))
         for i in kept
     ]
-    losses, tokens = zip(*found, strict=True)
-    return np.array(losses, np.float64), np.array(tokens, np.float64)
+    losses, known, tokens = (np.array(column, np.float64) for column in zip(*found, strict=True))
+    return losses, known, tokens
