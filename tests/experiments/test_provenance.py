@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from milkglass.experiments import runs
+from milkglass.experiments.recipe import CUT
 from milkglass.experiments.runs import commits, unpacked
 
 ROOT = Path(__file__).parents[2]
@@ -99,15 +100,17 @@ HEADLINE = re.compile(r"(tokens|content|vocabulary) top-\d|accuracy|f1|matthews|
 
 
 def bare(result: dict[str, Any]) -> list[str]:
-    """The accuracies and the shares read that have neither an interval nor a range over rounds, keys or seeds."""
+    """The accuracies and the shares read that have neither an interval nor a range over rounds, keys or seeds, nor say
+    that their attack was cut."""
     figures = result["figures"]
+    said = figures.keys() | {name for name, one in result.get("untold", {}).items() if one["why"] == CUT}
     found = []
     for name, one in figures.items():
         measure, comma, rest = name.partition(",")
         if not HEADLINE.fullmatch(measure) or re.search(r", (sd|median|least|most)$", name):
             continue
         spreads = (f"{measure} +-{comma}{rest}", f"{name}, least")
-        if not ({"low", "high"} <= one.keys() or {"least", "most"} <= one.keys() or figures.keys() & set(spreads)):
+        if not ({"low", "high"} <= one.keys() or {"least", "most"} <= one.keys() or said & set(spreads)):
             found.append(name)
     return found
 

@@ -14,6 +14,7 @@ import pytest
 
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.experiments import recipe_file as settings_module
+from milkglass.experiments.recipe import CUT, NOTHING, untold
 from tests.experiments.test_recipes import ALL
 from tests.experiments.test_settings import BASE, READERS, recipe
 
@@ -159,3 +160,11 @@ def refusal(kind: str, base: str, entry: str, folder: Path) -> str:
 def test_what_is_said_of_a_defence_of_gradients(entry: str, message: str, tmp_path: Path) -> None:
     base = 'kind = "shared-training"\npaper = "p"\nmodel = "m"\nseed = 1\ndata = "a"\n[training]\n'
     assert message in refusal("shared-training", base, entry, tmp_path)
+
+
+def test_what_has_no_value_says_why() -> None:
+    """An attack that was cut has a figure and no interval; a share of nothing has neither."""
+    nan = float("nan")
+    measured = {"rouge-1, dlg": 0.5, "rouge-1 +-, dlg": nan, "precision, a": nan, "precision +-, a": nan, "loss": 1.0}
+    reasons = {name: one["why"] for name, one in untold(measured).items()}
+    assert reasons == {"rouge-1 +-, dlg": CUT, "precision, a": NOTHING, "precision +-, a": NOTHING}

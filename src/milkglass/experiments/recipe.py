@@ -21,7 +21,8 @@ from milkglass.errors import UsageError
 from milkglass.experiments.recipe_file import from_entries, settings
 from milkglass.experiments.runs import RunFolder
 
-UNDEFINED = {"measured": None, "why": "a share of nothing, such as the precision of a class that no answer names"}
+NOTHING = "a share of nothing, such as the precision of a class that no answer names"
+CUT = "the time of the recipe ended the attack: how far a search got is no sample, so that it has no interval"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +90,7 @@ class Recipe(abc.ABC):
         measured = self.measure(run)
         kept = {"predictions": run.predictions} if run.predictions else {}
         about = self.result(run)
-        undefined = {name: UNDEFINED for name, value in measured.items() if not math.isfinite(value)}
-        if undefined:
+        if undefined := untold(measured):
             about = {**about, "untold": {**about.get("untold", {}), **undefined}}
         whole = {**about, "made": run.made(), "figures": self.figures(measured), **kept}
         path = run.out / f"{self.name}.json"
@@ -133,6 +133,21 @@ class Recipe(abc.ABC):
                 row["why"] = reason
             result[name] = row
         return result
+
+
+def untold(measured: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """The figures without a value, each null with a reason. The interval of a figure that has one, "NAME +-, ...", is
+    missing only where an attack was cut (audit/outcome.py)."""
+    return {
+        name: {"measured": None, "why": CUT if math.isfinite(measured.get(value_of(name), math.nan)) else NOTHING}
+        for name, one in measured.items()
+        if not math.isfinite(one)
+    }
+
+
+def value_of(interval: str) -> str:
+    """("accuracy +-, plain") is "accuracy, plain"; of any other figure the name of none."""
+    return interval.replace(" +-", "", 1) if " +-" in interval else ""
 
 
 def _plain(value: Any) -> Any:
