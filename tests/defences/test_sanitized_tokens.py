@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from milkglass.audit.defence_scene import crossed, scene_of
 from milkglass.defences.catalogue import defence_of
@@ -16,17 +19,49 @@ from milkglass.models.tokenizer import load_tokenizer
 from milkglass.threat.defence import LabelledTexts
 from milkglass.threat.observations import Tokens
 from tests.sanitizers.kit import literal
-from tests.tiny import TEXTS, save
+from tests.tiny import TEXTS, VOCAB, save
 
 CORPUS = LabelledTexts(TEXTS, [0, 1] * (len(TEXTS) // 2) + [0] * (len(TEXTS) % 2))
 SECRET = bytes(range(32))
+SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 RNM = {"sanitizer": "rnm", "epsilon": 0.01, "k": 5, "sensitive": 1.0}  # all are sensitive, the list is drawn evenly
 
 
-@pytest.fixture(scope="module", params=["bert", "gpt2", "llama-tied"])
+def wordpiece() -> Tokenizer:
+    made = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    made.normalizer, made.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    made.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=VOCAB // 3, special_tokens=SPECIAL))
+    return made
+
+
+def sentencepiece() -> Tokenizer:
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=VOCAB - 10, special_tokens=SPECIAL, unk_token="<unk>")
+    made.train_from_iterator(TEXTS, trainer)
+    return made
+
+
+# A model, and what stands in its folder in place of its byte-level BPE; and a piece that only such a tokenizer has.
+KINDS: dict[str, tuple[str, Callable[[], Tokenizer] | None, str]] = {
+    "bert, word pieces": ("bert", wordpiece, "##"),
+    "gpt2, byte-level": ("gpt2", None, "\u0120"),
+    "llama, sentence pieces": ("llama-tied", sentencepiece, "\u2581"),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def halves(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, object]:
     root = tmp_path_factory.mktemp("tokens")
-    base = Checkpoint.open(save(request.param, root / "base"))
+    name, make, mark = KINDS[request.param]
+    base = Checkpoint.open(save(name, root / "base"))
+    if make:
+        names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        PreTrainedTokenizerFast(tokenizer_object=make(), **names).save_pretrained(base.folder)
+    ids = load_tokenizer(base.folder)(TEXTS)["input_ids"]
+    pieces = {piece for one in ids for piece in load_tokenizer(base.folder).convert_ids_to_tokens(one)}
+    assert any(piece.startswith(mark) for piece in pieces), "no text has such a piece"
     client, _ = defence_of(RNM).split(base, CORPUS, SECRET, root / "server")
     return base, client
 

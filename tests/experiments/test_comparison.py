@@ -50,6 +50,7 @@ held_out = "dev.tsv"
 max_steps = 2
 batch_size = 4
 learning_rate = 1e-3
+group_by_length = false
 [defences.plain]
 [defences.obfuslm]
 k = 4
@@ -190,8 +191,9 @@ def test_a_run_goes_on_and_cells_are_shared(
 def test_halves_are_trained_with_the_settings_of_the_cells_beside_them() -> None:
     """Another schedule is what once put a defence above no defence."""
     settings = Hyperparameters(
-        learning_rate=3e-4, batch_size=7, n_epochs=2.5, max_steps=11, max_length=40, weight_decay=0.1, warmup_ratio=0.2
-    )
+        learning_rate=3e-4, batch_size=7, n_epochs=2.5, max_steps=11, max_length=40, weight_decay=0.1, warmup_ratio=0.2,
+        group_by_length=False,
+    )  # fmt: skip
     defence = with_training(DPForward(), settings)
     assert isinstance(defence, DPForward)
     assert defence.training == HalvesTraining(
@@ -215,6 +217,20 @@ def test_settings_that_halves_do_not_have_are_refused_before_anything_runs(
     with pytest.raises(UsageError, match=f"{name} = .* two halves"):
         reproduce(other, data, tmp_path / "out", quick=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_batches_of_another_order_beside_a_model_in_two_halves_are_said(
+    recipe: Path, data: Path, tmp_path: Path
+) -> None:
+    """Batches by length are the server's default, and halves have none."""
+    said = dict[str, list[str]]()
+    for name, text in (("same", recipe.read_text("utf-8")), ("other", "")):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(text or recipe.read_text("utf-8").replace("group_by_length = false\n", ""), "utf-8")
+        said[name] = []
+        reproduce(path, data, tmp_path / name, quick=True, at_once=1, progress=said[name].append)
+    warned = {name: [one for one in lines if "group_by_length = false" in one] for name, lines in said.items()}
+    assert not warned["same"] and len(warned["other"]) == 1 and "noise is trained" in warned["other"][0]
 
 
 def test_an_attack_that_its_budget_cut_is_no_figure() -> None:

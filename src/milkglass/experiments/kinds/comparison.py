@@ -59,6 +59,11 @@ from milkglass.threat.defence import Defence
 Place = tuple[str, str, int]  # data, defence, seed
 COMMONEST = "commonest class"  # a row without a model: CMIF's Table 1 has one that it calls Random
 
+UNLIKE_ORDER = (
+    "warning: {} is trained in batches of a random order, the others in batches of like lengths: say "
+    "group_by_length = false in the training to compare them"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Recipe):
@@ -134,6 +139,9 @@ class Comparison(Recipe):
             for name, defence, seed in places
         }
         require_same_run(run.out, {**self.about(), "base": digest})  # nothing is written before all of it can be
+        halves = {name for name, entry in self.defences.items() if "encoder" in entry}
+        if 0 < len(halves) < len(splits) and any(one.group_by_length for one in settings.values()):
+            run.progress(UNLIKE_ORDER.format(min(halves)))
 
         def train(place: Place) -> TrainedHalves:
             name, defence, seed = place
