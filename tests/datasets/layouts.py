@@ -105,6 +105,13 @@ def write_all(root: Path) -> dict[tuple[str, str], list[Expected]]:
         ("slow", None, "negative"),
     ]  # fmt: skip
 
+    act = "Invented Bells Act 1901\n1-Short title\nA bell is rung at noon; a bell is not rung at night. No one sings."
+    put(root / "au_legal", "corpus.jsonl", lines({"citation": "Invented Bells Act 1901", "text": act}))
+    found["legal", "train"] = [
+        ("A bell is rung at noon;", None, None),
+        ("a bell is not rung at night.", None, None),
+    ]
+
     put(root / "enron", "sentences.json", json.dumps(["Call me.", 'A "deal" [is] {done}.'], indent=4))
     found["enron", "train"] = [("Call me.", None, None), ('A "deal" [is] {done}.', None, None)]
 

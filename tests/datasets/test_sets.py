@@ -15,7 +15,7 @@ from tests.datasets.layouts import CHATS, Expected, lines, put, write_all
 
 NAMES = [
     "sst2", "qnli", "cola", "mrpc", "rte", "stsb", "qqp", "mnli", "alpaca", "dolly", "dialogsum", "ifeval", "ag_news",
-    "tweet_sentiment", "enron", "rotten_tomatoes", "wikitext2",
+    "tweet_sentiment", "enron", "legal", "rotten_tomatoes", "wikitext2",
 ]  # fmt: skip
 SPLITS = [(name, split) for name in NAMES for split in SETS[name].splits]
 LEFT_OUT = {

@@ -1,4 +1,5 @@
-"""Text that is not classified. Plain: Enron's e-mail, a sentence an entry, and WikiText-2 (Merity et al. 2017), a line
+"""Text that is not classified. Plain: Enron's e-mail, a sentence an entry; the Open Australian Legal Corpus, of whose
+documents each sentence is an entry; and WikiText-2 (Merity et al. 2017), a line
 an entry, headings and its marks (` @-@ `, `<unk>`) unchanged. Instructions: Alpaca (Taori et al. 2023), Dolly (Conover
 et al. 2023), DialogSum (Chen et al. 2021) and IFEval (Zhou et al. 2023): what somebody asks, and where there is one the
 answer.
@@ -10,7 +11,7 @@ dialogue: the first is taken. IFEval has no answers: metrics/ifeval.py grades it
 from __future__ import annotations
 
 from milkglass.datasets.description import Description, Hub, PlainText, QuestionAnswer, alternatives
-from milkglass.rows.tables import json_lines, json_list, json_objects, stripped_lines
+from milkglass.rows.tables import json_lines, json_list, json_objects, json_sentences, stripped_lines
 
 ROUGE = ("rouge-1", "rouge-2", "rouge-l")
 SUMMARISE = "Summarize the following dialogue.\n\n"
@@ -23,6 +24,15 @@ def _enron() -> Description:
     return Description(
         "enron", "sentences of business e-mail", "text", {"train": train}, ("text",), "CC0", metrics=("perplexity",)
     )
+
+
+def _legal() -> Description:
+    files = alternatives(json_sentences, PlainText(), "corpus.jsonl", "sample.jsonl")
+    return Description(
+        "legal", "sentences of Australian acts, regulations and judgments, of five words and more", "text",
+        {"train": files}, ("text",), "CC BY 4.0", metrics=("perplexity",),
+        folders=("au_legal", "open-australian-legal-corpus"),
+    )  # fmt: skip
 
 
 def _wikitext2() -> Description:
@@ -91,4 +101,4 @@ def _ifeval() -> Description:
 
 
 INSTRUCTIONS = (_alpaca(), _dolly(), _dialogsum(), _ifeval())
-CORPORA = (_enron(), _wikitext2())
+CORPORA = (_enron(), _legal(), _wikitext2())

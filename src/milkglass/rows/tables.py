@@ -16,11 +16,13 @@ from typing import Any
 from milkglass.errors import CodecError, EmptyText
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.encoding import UTF8, lines, not_utf8
-from milkglass.rows.place import Place, Rows, require_columns
+from milkglass.rows.place import Place, Rows, require_columns, text_of
 
 MAX_FIELD = 1 << 24  # characters of one CSV cell
 BLOCK = 1 << 20  # characters of a JSON list read at a time
 BATCH = 1024  # rows of Parquet read at a time
+SENTENCE = 5  # words
+_ENDS = re.compile(r"(?<=[.;?!])\s+")
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -112,6 +114,16 @@ def json_lines(path: Path, blank: Progress = no_progress) -> Rows:
         except (ValueError, RecursionError):  # the decoder's own error carries the text
             raise CodecError(f"{place} is not JSON", "write one JSON object a line, or one list of them") from None
         yield place, _object(place, value)
+
+
+def json_sentences(path: Path) -> Rows:
+    """The sentences of the column "text" of JSON Lines, each a row of its own, of documents with a paragraph a line.
+    Those of fewer than SENTENCE words, such as headings and numbers of sections, are left out."""
+    for place, row in json_lines(path):
+        for paragraph in text_of(place, row, "text").splitlines():
+            for sentence in _ENDS.split(paragraph.strip()):
+                if len(sentence.split()) >= SENTENCE:
+                    yield place, {"text": sentence}
 
 
 def json_rows(path: Path, blank: Progress = no_progress) -> Rows:
