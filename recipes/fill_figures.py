@@ -2,9 +2,9 @@
 
 A figure is written as `<!-- figure RECIPE:NAME -->98<!-- end -->`: RECIPE is a file of recipes/results, no suffix,
 NAME a figure in it. The number of decimals stays. `<!-- state RECIPE -->result<!-- end -->` is what a recipe has: a
-result, a quick result, or none; "of earlier code" where results/earlier.toml says that it is to be made again. Each
-plot of `PLOTS` is drawn from results that have one model, one training and the same rows. With --check nothing is
-written, and the exit status is 1 where anything differs.
+result, a quick result, or none; after `state RECIPE in full` a quick result does not count. Each plot of `PLOTS` is
+drawn from results that have one model, one training and the same rows. With --check nothing is written, and the exit
+status is 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +49,7 @@ PLOTS = (
     Plot("frontier-news", "ag_news", TASKS, f"MiniLM, 4,000 news of four topics, three epochs, one seed. {BARS}"),
 )
 FIGURE = re.compile(r"(<!-- figure ([^:>]+):([^>]+?) -->)([^<]*)(<!-- end -->)")
-STATE = re.compile(r"(<!-- state (\w+) -->)[^<]*(<!-- end -->)")
+STATE = re.compile(r"(<!-- state (\w+)( in full)? -->)[^<]*(<!-- end -->)")
 
 
 def filled(text: str, results: Path) -> str:
@@ -62,29 +61,21 @@ def filled(text: str, results: Path) -> str:
         return f"{begin}{value:.{len(old.partition('.')[2])}f}{end}"
 
     def state(match: re.Match[str]) -> str:
-        begin, recipe, end = match.groups()
+        begin, recipe, whole, end = match.groups()
         if not (results.parent / f"{recipe}.toml").is_file():
             raise KeyError(f"there is no recipe {recipe}")
         full, quick = ((results / f"{recipe}{suffix}.json").is_file() for suffix in ("", ".quick"))
+        quick = quick and not whole
         if not full and not quick:
             return f"{begin}recipe without a result{end}"
-        old = (recipe if full else f"{recipe}.quick") in earlier(results)
-        return f"{begin}{'result' if full else 'quick result'}{' of earlier code' if old else ''}{end}"
+        return f"{begin}{'result' if full else 'quick result'}{end}"
 
     return STATE.sub(state, FIGURE.sub(figure, text))
 
 
-def earlier(results: Path) -> set[str]:
-    """Results of earlier code."""
-    known = tomllib.loads((results / "earlier.toml").read_text("utf-8"))
-    return set(known["stems"])
-
-
 def frontier_plot(results: Path, plot: Plot) -> str | None:
-    """The plot of the results that there are, without those of earlier code; of a defence in two of them, the one read
-    more. None: there is none."""
-    old = earlier(results)
-    files = [one for name in plot.results if name not in old and (one := results / f"{name}.json").is_file()]
+    """The plot of the results that there are; of a defence in two of them, the one read more. None: there is none."""
+    files = [one for name in plot.results if (one := results / f"{name}.json").is_file()]
     found = [json.loads(one.read_text("utf-8")) for one in files]
     return frontier.of(found, plot.data, plot.about) if found else None
 

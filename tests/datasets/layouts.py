@@ -105,7 +105,8 @@ def write_all(root: Path) -> dict[tuple[str, str], list[Expected]]:
         ("slow", None, "negative"),
     ]  # fmt: skip
 
-    act = "Invented Bells Act 1901\n1-Short title\nA bell is rung at noon; a bell is not rung at night. No one sings."
+    heads = "Invented Bells Act 1901\n1-Times at which bells are rung\n"
+    act = heads + "A bell is rung at noon; a bell is not rung at night. No one sings.\nA bell is rung at noon;"
     put(root / "au_legal", "corpus.jsonl", lines({"citation": "Invented Bells Act 1901", "text": act}))
     found["legal", "train"] = [
         ("A bell is rung at noon;", None, None),

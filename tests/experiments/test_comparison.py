@@ -230,7 +230,7 @@ def test_batches_of_another_order_beside_a_model_in_two_halves_are_said(
         said[name] = []
         reproduce(path, data, tmp_path / name, quick=True, at_once=1, progress=said[name].append)
     warned = {name: [one for one in lines if "group_by_length = false" in one] for name, lines in said.items()}
-    assert not warned["same"] and len(warned["other"]) == 1 and "noise is trained" in warned["other"][0]
+    assert not warned["same"] and len(warned["other"]) == 1 and "noise: trained" in warned["other"][0]
 
 
 def test_an_attack_that_its_budget_cut_is_no_figure() -> None:

@@ -166,5 +166,7 @@ def test_what_has_no_value_says_why() -> None:
     """An attack that was cut has a figure and no interval; a share of nothing has neither."""
     nan = float("nan")
     measured = {"rouge-1, dlg": 0.5, "rouge-1 +-, dlg": nan, "precision, a": nan, "precision +-, a": nan, "loss": 1.0}
-    reasons = {name: one["why"] for name, one in untold(measured).items()}
-    assert reasons == {"rouge-1 +-, dlg": CUT, "precision, a": NOTHING, "precision +-, a": NOTHING}
+    for cuts in (True, False):
+        reasons = {name: one["why"] for name, one in untold(measured, cuts).items()}
+        cut = CUT if cuts else NOTHING
+        assert reasons == {"rouge-1 +-, dlg": cut, "precision, a": NOTHING, "precision +-, a": NOTHING}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
@@ -30,7 +31,7 @@ weights = [1.0, 0.0]
 [data]
 train = "rows.jsonl"
 validation = "rows.jsonl"
-public = "rows.jsonl"
+public = "public.jsonl"
 [training]
 max_steps = 2
 batch_size = 4
@@ -62,6 +63,7 @@ def done(base: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     folder = tmp_path_factory.mktemp("run")
     rows = [{"instruction": text, "input": "", "output": text[:20]} for text in tiny.TEXTS]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "public.jsonl").write_text("\n".join(json.dumps({**one, "output": "the nurse"}) for one in rows[:4]))
     path = folder / "small.toml"
     path.write_text(RECIPE.replace("MODEL", str(base.folder)))
     result = json.loads(reproduce(path, folder, folder / "out", at_once=1).read_text())
@@ -108,11 +110,26 @@ def test_a_symbol_that_the_client_rules_out_can_still_be_the_servers() -> None:
 
 def test_layers_that_are_kept_are_the_models_own(base: Checkpoint, tmp_path: Path) -> None:
     with_layers(base, [1], tmp_path / "one")
-    whole, one = language_model(base), loaded(tmp_path / "one")
+    whole, one = language_model(base), loaded(tmp_path / "one", frozenset())
     assert len(one.model.layers) == 1
     whole.model.layers = whole.model.layers[1:2]
     ids = torch.arange(8)[None]
     assert torch.equal(one(input_ids=ids, use_cache=False).logits, whole(input_ids=ids, use_cache=False).logits)
+
+
+def test_layers_are_renumbered_whatever_stands_before_their_names(tmp_path: Path) -> None:
+    """GPT-2's own checkpoint has h.0.attn..., others transformer.h.0.attn..."""
+    base = Checkpoint.open(tiny.save("gpt2", tmp_path / "base"))
+    bare = {name.removeprefix("transformer."): base.read(name) for name in base.tensors}
+    (tmp_path / "bare").mkdir()
+    save_file(bare, tmp_path / "bare" / "model.safetensors")
+    (tmp_path / "bare" / "config.json").write_bytes((base.folder / "config.json").read_bytes())
+    for name in ("base", "bare"):
+        with_layers(Checkpoint.open(tmp_path / name), [1], tmp_path / f"{name}-1")
+        found = Checkpoint.open(tmp_path / f"{name}-1")
+        (one,) = (tensor for tensor in found.tensors if tensor.endswith("h.0.mlp.c_fc.weight"))
+        assert torch.equal(found.read(one), bare["h.1.mlp.c_fc.weight"])
+        assert not any("h.1." in tensor for tensor in found.tensors)
 
 
 @pytest.mark.parametrize("kept", [[], [1, 0], [0, 0], [2], [-1]])
@@ -131,21 +148,21 @@ def test_the_client_alone_has_its_own_figures(base: Checkpoint, done: tuple[Path
         assert known < min(figures[f"loss, 8 symbols, {name}, weight {one}"] for one in (0, 1))
     assert 0 < figures["bits a token, 8 symbols"] < 6
     assert figures["loss, client"] != figures["loss, public"]
-    client = loaded(out / "client" / "result")
+    client = loaded(out / "client" / "result", frozenset())
     assert len(client.model.layers) == 1
 
 
 def test_a_pair_writes_what_its_client_would(base: Checkpoint, done: tuple[Path, Path, dict[str, float]]) -> None:
     _, out, _ = done
     codec, client = public_codec(base), language_model(base).eval()
-    server = loaded(out / "8 symbols" / "result")
+    server = loaded(out / "8 symbols" / "result", frozenset())
     symbols = torch.zeros(len(codec.sigma), dtype=torch.long)
     pair = Pair(client, server, SymbolWriter(symbols, 0.0), end_ids(base.folder))
     prompt = codec.encode_chat([{"role": "user", "content": "the nurse"}])
     expected = generation.greedy(client, [prompt], 6)[0].tolist()
     assert pair.greedy(torch.from_numpy(prompt).long(), 6) == expected
     rows = TrainingDataset(out / "plain" / "validation.parquet", "causal-lm", 128)
-    chats = [one.messages for one in generation.read_examples(out / "data" / "held-out.jsonl")]
+    chats = [one.messages for one in generation.read_examples(out / "data" / "validation.jsonl")]
     own, together = generation.row_losses(client, rows), row_losses(pair, codec, chats, 128)
     assert own[0].tolist() == pytest.approx(together[0].tolist(), abs=1e-3)
     assert own[1].tolist() == together[2].tolist()
@@ -160,7 +177,7 @@ def test_a_pair_writes_what_its_client_would(base: Checkpoint, done: tuple[Path,
         ("weights = [1.0, 0.0]", "weights = [1.5]", "weights is"),
         ('[variants."8 symbols"]', "[variants.client]", "called client"),
         ('scheme = "coarse"\nsymbols = 8\nkmeans = { vectors = "table" }', "k = 3", "has no symbols"),
-        ('public = "rows.jsonl"\n', "", "data has no public"),
+        ('public = "public.jsonl"\n', "", "data has no public"),
         ("[variants.plain]", "", "without a scheme"),
     ],
 )  # fmt: skip

@@ -30,7 +30,7 @@ def _legal() -> Description:
     files = alternatives(json_sentences, PlainText(), "corpus.jsonl", "sample.jsonl")
     return Description(
         "legal", "sentences of Australian acts, regulations and judgments, of five words and more", "text",
-        {"train": files}, ("text",), "CC BY 4.0", metrics=("perplexity",),
+        {"train": files}, ("text",), "by document, see its card", metrics=("perplexity",),
         folders=("au_legal", "open-australian-legal-corpus"),
     )  # fmt: skip
 

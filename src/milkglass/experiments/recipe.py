@@ -22,7 +22,7 @@ from milkglass.experiments.recipe_file import from_entries, settings
 from milkglass.experiments.runs import RunFolder
 
 NOTHING = "a share of nothing, such as the precision of a class that no answer names"
-CUT = "the time of the recipe ended the attack: how far a search got is no sample, so that it has no interval"
+CUT = "the time of the recipe ended the attack: how far a search got is not a sample, and it has no interval"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,7 @@ class Recipe(abc.ABC):
         quick: the table [quick] of a quick run (recipe_file.py).
         digits: decimals of the figures in the result.
         cached: whether runs of this kind can share what takes longest.
+        cuts: whether an attack may be ended by the recipe's own time; it has figures then, and no intervals.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Recipe(abc.ABC):
 
     digits: ClassVar[int] = 2
     cached: ClassVar[bool] = False
+    cuts: ClassVar[bool] = False
 
     @classmethod
     def read(cls, path: Path, quick: bool = False) -> Self:
@@ -90,7 +92,7 @@ class Recipe(abc.ABC):
         measured = self.measure(run)
         kept = {"predictions": run.predictions} if run.predictions else {}
         about = self.result(run)
-        if undefined := untold(measured):
+        if undefined := untold(measured, self.cuts):
             about = {**about, "untold": {**about.get("untold", {}), **undefined}}
         whole = {**about, "made": run.made(), "figures": self.figures(measured), **kept}
         path = run.out / f"{self.name}.json"
@@ -135,11 +137,12 @@ class Recipe(abc.ABC):
         return result
 
 
-def untold(measured: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """The figures without a value, each null with a reason. The interval of a figure that has one, "NAME +-, ...", is
-    missing only where an attack was cut (audit/outcome.py)."""
+def untold(measured: Mapping[str, float], cuts: bool) -> dict[str, dict[str, Any]]:
+    """The figures without a value, each null with a reason. cuts: of the recipe; then the interval of a figure that has
+    a value, "NAME +-, ...", is missing where the attack was cut (audit/outcome.py)."""
+    cut = {name for name in measured if cuts and math.isfinite(measured.get(value_of(name), math.nan))}
     return {
-        name: {"measured": None, "why": CUT if math.isfinite(measured.get(value_of(name), math.nan)) else NOTHING}
+        name: {"measured": None, "why": CUT if name in cut else NOTHING}
         for name, one in measured.items()
         if not math.isfinite(one)
     }

@@ -22,6 +22,7 @@ MAX_FIELD = 1 << 24  # characters of one CSV cell
 BLOCK = 1 << 20  # characters of a JSON list read at a time
 BATCH = 1024  # rows of Parquet read at a time
 SENTENCE = 5  # words
+MARKS = (".", ";", "?", "!")
 _ENDS = re.compile(r"(?<=[.;?!])\s+")
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -118,11 +119,13 @@ def json_lines(path: Path, blank: Progress = no_progress) -> Rows:
 
 def json_sentences(path: Path) -> Rows:
     """The sentences of the column "text" of JSON Lines, each a row of its own, of documents with a paragraph a line.
-    Those of fewer than SENTENCE words, such as headings and numbers of sections, are left out."""
+    Left out are those of fewer than SENTENCE words, what ends without a mark, such as headings, and repeats."""
+    before = set[int]()
     for place, row in json_lines(path):
         for paragraph in text_of(place, row, "text").splitlines():
             for sentence in _ENDS.split(paragraph.strip()):
-                if len(sentence.split()) >= SENTENCE:
+                if sentence.endswith(MARKS) and len(sentence.split()) >= SENTENCE and hash(sentence) not in before:
+                    before.add(hash(sentence))
                     yield place, {"text": sentence}
 
 

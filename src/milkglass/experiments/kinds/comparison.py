@@ -60,7 +60,7 @@ Place = tuple[str, str, int]  # data, defence, seed
 COMMONEST = "commonest class"  # a row without a model: CMIF's Table 1 has one that it calls Random
 
 UNLIKE_ORDER = (
-    "warning: {} is trained in batches of a random order, the others in batches of like lengths: say "
+    "warning: {}: trained in batches of a random order, the others in batches of like lengths: say "
     "group_by_length = false in the training to compare them"
 )
 
@@ -139,9 +139,9 @@ class Comparison(Recipe):
             for name, defence, seed in places
         }
         require_same_run(run.out, {**self.about(), "base": digest})  # nothing is written before all of it can be
-        halves = {name for name, entry in self.defences.items() if "encoder" in entry}
-        if 0 < len(halves) < len(splits) and any(one.group_by_length for one in settings.values()):
-            run.progress(UNLIKE_ORDER.format(min(halves)))
+        halves = [name for name, entry in self.defences.items() if "encoder" in entry]
+        if halves and any(one.group_by_length for place, one in settings.items() if place[1] not in halves):
+            run.progress(UNLIKE_ORDER.format(", ".join(halves)))
 
         def train(place: Place) -> TrainedHalves:
             name, defence, seed = place

@@ -105,6 +105,7 @@ class GradientRecipe(SharedStepRecipe):
     attacks: Entries
 
     digits = 3
+    cuts = True
 
     def check(self) -> None:
         from_entries(GradientTexts, self.texts)

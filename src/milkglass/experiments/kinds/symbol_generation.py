@@ -2,7 +2,7 @@
 
     data.public                          in which tokens are counted, for the map and the rows of the symbols
     client_layers = [0, 1, 2, 28, 29]    of the model, which the client keeps and tunes on the same rows by itself
-    weights = [1.0, 0.5]                 of the server's word; answers are written with the first of them
+    weights = [0.5, 1.0]                 of the server's word; answers are written with the first of them
     [variants.plain]                     the server's model alone, on tokens
     [variants."64 symbols"]              parameters of a coarse vocabulary (schemes/coarse.py)
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,8 @@ from milkglass.experiments.entries import require_names
 from milkglass.experiments.kinds import generation
 from milkglass.experiments.kinds.fine_tuning import prepare, train, write_job
 from milkglass.experiments.kinds.generation import GeneratorTuning, loss_figures, mean_figures
-from milkglass.experiments.procedures.fewer_layers import with_layers
-from milkglass.experiments.procedures.sanitized_chats import write
+from milkglass.experiments.procedures import sanitized_chats
+from milkglass.experiments.procedures.fewer_layers import require_layers, with_layers
 from milkglass.experiments.procedures.symbol_writer import Pair, SymbolWriter, row_losses
 from milkglass.experiments.runs import SPLITS, RunFolder, Variant, secret_of
 from milkglass.metrics import text
@@ -62,6 +61,7 @@ class SymbolGeneration(GeneratorTuning):
 
     Attributes:
         client_layers: numbers from 0, ascending.
+        words: rows whose first message has more words are left out; None: none are.
         weights: each from 0 to 1.
         evaluation: rows, how many held-out rows the losses are of; answers, of how many of them answers are written;
             new_tokens of each.
@@ -69,6 +69,7 @@ class SymbolGeneration(GeneratorTuning):
 
     client_layers: list[int]
     weights: list[float]
+    words: int | None = None
 
     needed = ("rows", "answers", "new_tokens")
 
@@ -88,7 +89,7 @@ class SymbolGeneration(GeneratorTuning):
             raise UsageError("instructions are not asked in symbols", "leave the table out")
 
     def about(self) -> dict[str, Any]:
-        names = ("seed", "client_layers", "weights", "training", "variants", "evaluation")
+        names = ("seed", "words", "client_layers", "weights", "training", "variants", "evaluation")
         return self.entries(*names)
 
     def key(self, base: Checkpoint, digest: str, parameters: Mapping[str, Any], run: RunFolder) -> Key:
@@ -108,18 +109,22 @@ class SymbolGeneration(GeneratorTuning):
         return CountedTexts(None, counts, counts, special)
 
     def texts(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
-        paths = super().texts(base, run)[PLAIN]
-        some = run.out / "data" / "held-out.jsonl"
-        if not some.is_file():
-            write(list(islice(read_examples(paths["validation"]), self.evaluation["rows"])), some)
-        return dict.fromkeys(self.variants, {**paths, "validation": some})
+        paths = {split: run.out / "data" / f"{split}.jsonl" for split in SPLITS}
+        for split, path in paths.items():
+            if not path.is_file():
+                rows = sanitized_chats.chats(
+                    data_refs.examples(run.data, self.data[split], run.progress), "", self.words
+                )
+                sanitized_chats.write(rows if split == "train" else rows[: self.evaluation["rows"]], path)
+        return dict.fromkeys(self.variants, paths)
 
     def measure(self, run: RunFolder) -> dict[str, float]:
         base = Checkpoint.open(resolve(self.model))
+        require_layers(base, self.client_layers)  # before anything is scrambled
         variants = prepare(self, base, run)
         client = replace(variants[list(self.variants).index(PLAIN)], name=CLIENT, job=run.out / CLIENT)
         client = replace(client, model=run.out / f"{CLIENT}-model")
-        if not client.model.exists():
+        if not (client.model / "config.json").is_file():
             with_layers(base, self.client_layers, client.model)
         write_job(self, base, self.texts(base, run)[PLAIN], client, run.threads)
         everyone = [*variants, client]
@@ -130,30 +135,31 @@ class SymbolGeneration(GeneratorTuning):
     ) -> dict[str, float]:
         """One server's model is loaded at a time, beside the two clients'."""
         folders = {one.name: one.job / "result" for one in variants} | {PUBLIC: base.folder}
-        clients = {name: loaded(folders[name]) for name in (CLIENT, PUBLIC)}
+        stops = end_ids(base.folder)
+        clients = {name: loaded(folders[name], stops) for name in (CLIENT, PUBLIC)}
         plain = next(one for one in variants if one.name == PLAIN)
         asked = self._held_out(run)[: self.evaluation["answers"]]
         result: dict[str, float] = {}
-        for name, model in [*clients.items(), (PLAIN, loaded(folders[PLAIN]))]:
+        for name, model in [*clients.items(), (PLAIN, loaded(folders[PLAIN], stops))]:
             run.progress(f"{name}: answers alone")
             result |= self._alone(run, base, plain, model, asked, name)
         for variant in variants:
             if variant.name in (PLAIN, CLIENT):
                 continue
-            server, codec = loaded(folders[variant.name]), Codec.open(variant.key, base.folder)
+            codec = Codec.open(variant.key, base.folder)
+            server = loaded(folders[variant.name], frozenset(codec.sigma[sorted(stops)].tolist()))
             result[f"bits a token, {variant.name}"] = self._bits(run, codec)
             for name, client in clients.items():
                 for weight in self.weights:
-                    pair = Pair(
-                        client, server, SymbolWriter(torch.from_numpy(codec.sigma).long(), weight), end_ids(base.folder)
-                    )
+                    writer = SymbolWriter(torch.from_numpy(codec.sigma).long(), weight)
+                    pair = Pair(client, server, writer, stops)
                     run.progress(f"{variant.name}: {name} answers, the server's word weighs {weight}")
                     of = f", {variant.name}, {name}, weight {weight:g}"
                     result |= self._together(run, codec.plain, pair, asked, of, weight == self.weights[0])
         return result
 
     def _held_out(self, run: RunFolder) -> list[Example]:
-        return list(read_examples(run.out / "data" / "held-out.jsonl"))
+        return list(read_examples(run.out / "data" / "validation.jsonl"))
 
     def _alone(
         self, run: RunFolder, base: Checkpoint, plain: Variant, model: Any, asked: list[Example], name: str
@@ -168,6 +174,7 @@ class SymbolGeneration(GeneratorTuning):
     def _together(
         self, run: RunFolder, codec: Codec, pair: Pair, asked: list[Example], of: str, written: bool
     ) -> dict[str, float]:
+        """codec: of original ids. of: ends the names. written: whether answers are written too."""
         chats = [one.messages for one in self._held_out(run)]
         losses, known, tokens = row_losses(pair, codec, chats, self.training.max_length)
         result = loss_figures((losses, tokens), self.seed, of, run.predictions)
@@ -183,12 +190,16 @@ class SymbolGeneration(GeneratorTuning):
         return mean_figures({name: scores[name] for name in ROUGE}, self.seed, of, run.predictions)
 
     def _bits(self, run: RunFolder, codec: Codec) -> float:
-        rows = data_refs.examples(run.data, self.data["train"])
+        """Of an id of the training rows: the entropy of the ids' shares."""
+        rows = list(read_examples(run.out / "data" / "train.jsonl"))
         counts = encoded(codec.plain, rows).original.counts(len(codec.sigma))
         used = np.bincount(codec.sigma, counts)
         used = used[used > 0] / used.sum()
         return float(-(used * np.log2(used)).sum())
 
 
-def loaded(folder: Path) -> Any:
-    return language_model(Checkpoint.open(folder)).eval()
+def loaded(folder: Path, stops: frozenset[int]) -> Any:
+    """The model of a folder, whose answers end with one of these ids."""
+    model = language_model(Checkpoint.open(folder)).eval()
+    model.generation_config.eos_token_id = sorted(stops)
+    return model

@@ -16,17 +16,29 @@ from milkglass import files
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint, write_json
 
-LAYER = re.compile(r"(?<=\.)(layers|h)\.(\d+)(?=\.)")
+LAYER = re.compile(r"(?:^|(?<=\.))(layers|h)\.(\d+)(?=\.)")
 COUNTS = ("num_hidden_layers", "n_layer")
 
 
-def with_layers(base: Checkpoint, kept: Sequence[int], folder: Path) -> None:
-    """Write it. kept: numbers of layers from 0, ascending. Raises UsageError or UnsupportedModel."""
+def require_layers(base: Checkpoint, kept: Sequence[int]) -> str:
+    """The config's name for how many layers there are.
+
+    Raises:
+        UsageError: numbers that are not ascending, or of layers that the model lacks.
+        UnsupportedModel: tensors whose names do not say of which layer they are.
+    """
     name = next((one for one in COUNTS if one in base.config), None)
-    if name is None:
-        raise UnsupportedModel("the config does not say how many layers there are", "take another model")
+    if name is None or not any(LAYER.search(one) for one in base.tensors):
+        raise UnsupportedModel("the model's layers are not numbered as Llama's or GPT-2's are", "take another model")
     if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < base.config[name]:
         raise UsageError(f"layers {list(kept)} of a model with {base.config[name]}", "give their numbers, ascending")
+    return name
+
+
+def with_layers(base: Checkpoint, kept: Sequence[int], folder: Path) -> None:
+    """Write it; config.json last, so that a folder that has one is whole. kept: numbers of layers from 0, ascending.
+    Raises what `require_layers` does."""
+    name = require_layers(base, kept)
     numbers = {old: new for new, old in enumerate(kept)}
     tensors = {}
     for tensor in base.tensors:

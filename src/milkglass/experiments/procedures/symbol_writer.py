@@ -28,7 +28,7 @@ from milkglass.client.codec.conversation import Message
 from milkglass.client.codec.encoded import IGNORED
 
 Rows = NDArray[np.float64]
-LEAST = -700.0  # log of the least belief that fp64 can add to others
+LEAST = -700.0  # of a log-probability: below it exp is 0 in fp64, and a symbol would have no mass
 
 
 @dataclass(frozen=True)
