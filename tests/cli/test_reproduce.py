@@ -148,7 +148,7 @@ def test_what_is_missing_is_told_before_experiments_are_imported(
     no = ("--data", tmp_path / "no", "--out", tmp_path / "run")
     missing = call("reproduce", recipe, *no)
     refused(missing, 2, f"there is no folder {tmp_path / 'no'}")
-    assert "give --data a folder with a folder a data set, as published" in missing.stderr
+    assert "give --data a folder that holds one for each data set" in missing.stderr
     (tmp_path / "bad.toml").write_text("kind", "utf-8")
     refused(call("reproduce", tmp_path / "bad.toml", *no), 2, "bad.toml is not TOML")
 

@@ -114,6 +114,16 @@ def test_a_shipped_recipe_opens_with_its_command(path: Path) -> None:
     assert first == command + (" [--cache CELLS] [--quick]" if cached else "")
 
 
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_a_full_run_does_not_give_the_quick_runs_reasons(path: Path) -> None:
+    raw = tomllib.loads(path.read_text("utf-8"))
+    if str(raw["model"]).startswith("hf:"):
+        assert not [one for one in raw.get("why", {}).values() if re.search("MiniLM|SmolLM2", one)]
+    said = raw.get("quick", {}).get("why", {})
+    whole = KINDS[raw["kind"]].read(path, quick=True)
+    assert said.items() <= whole.why.items() and "why" not in (whole.quick or {})
+
+
 @pytest.mark.parametrize("path", [path for path in TRAININGS if path in RUN], ids=lambda path: path.stem)
 def test_a_shipped_result_is_of_the_recipe_as_it_stands(path: Path) -> None:
     quick = result_of(path).name.endswith(".quick.json")

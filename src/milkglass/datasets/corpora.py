@@ -29,7 +29,7 @@ def _enron() -> Description:
 def _legal() -> Description:
     files = alternatives(json_sentences, PlainText(), "corpus.jsonl", "sample.jsonl")
     return Description(
-        "legal", "sentences of Australian acts, regulations and judgments, of five words and more", "text",
+        "legal", "sentences of Australian law, of five words and more", "text",
         {"train": files}, ("text",), "by document, see its card", metrics=("perplexity",),
         folders=("au_legal", "open-australian-legal-corpus"),
     )  # fmt: skip

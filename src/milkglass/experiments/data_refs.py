@@ -17,7 +17,7 @@ from milkglass.errors import UsageError
 from milkglass.progress import Log, no_log
 from milkglass.threat.defence import LabelledTexts
 
-DATA = "give --data a folder with a folder a data set, as published; `milkglass data` says where each is published"
+DATA = "give --data a folder that holds one for each data set, as it was published; `milkglass data` says where each is"
 
 
 def named(ref: str) -> tuple[Description, str] | None:

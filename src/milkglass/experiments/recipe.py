@@ -35,7 +35,7 @@ class Recipe(abc.ABC):
         model: a reference that `models/resolve.py` reads, unless the kind says otherwise.
         published: the paper's figures by name.
         asked: what the run is held to, in words, by figure.
-        why: why ours differ, by figure or by a pattern with *.
+        why: why ours differ, by figure or by a pattern with *; those of a quick run alone are in [quick.why].
         quick: the table [quick] of a quick run (recipe_file.py).
         digits: decimals of the figures in the result.
         cached: whether runs of this kind can share what takes longest.

@@ -27,7 +27,7 @@ QUICK = ".quick"
 # What a quick run may change. Never what was published, the seed, or what kind of recipe it is.
 CHANGEABLE = (
     "model", "rows", "seconds", "curve", "instructions", "keys", "attacks", "public", "public_rows", "variants",
-    "defences", "seeds", "attacked", "data", "training", "texts", "evaluation", "asked", "only",
+    "defences", "seeds", "attacked", "data", "training", "texts", "evaluation", "asked", "why", "only",
 )  # fmt: skip
 
 T = TypeVar("T")
@@ -56,7 +56,8 @@ def settings(path: Path, quick: bool = False) -> dict[str, Any]:
     base = {key: value for key, value in raw.items() if key != "asked"}
     first = {key: value for key, value in changes.items() if key != "only"}
     whole = _overlaid(_overlaid(base, first), table_of(changes, "only"))
-    return {**whole, "name": path.stem + QUICK, "quick": changes}
+    said = {key: value for key, value in changes.items() if key != "why"}  # what was run, not why figures differ
+    return {**whole, "name": path.stem + QUICK, "quick": said}
 
 
 def _require_seeds(raw: Mapping[str, Any]) -> None:
@@ -99,10 +100,10 @@ def from_entries(kind: type[T], entries: Mapping[str, Any]) -> T:
     """
     parameters = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
     needed = [n for n, one in parameters.items() if one.default is MISSING and one.default_factory is MISSING]
-    if missing := [name for name in needed if name not in entries]:
-        raise UsageError(f"the recipe has no {missing[0]}", f"it needs: {', '.join(needed)}")
     if unknown := [name for name in entries if name not in parameters]:
         raise UsageError(f"a recipe of this kind has no {unknown[0]}", f"it has: {', '.join(parameters)}")
+    if missing := [name for name in needed if name not in entries]:
+        raise UsageError(f"the recipe has no {missing[0]}", f"it needs: {', '.join(needed)}")
     require_types(kind, entries)
     return kind(**entries)
 

@@ -110,12 +110,10 @@ class AttackRecipe(Recipe):
 
     def measure(self, run: RunFolder) -> dict[str, float]:
         """ "MEASURE, ATTACK, ATTACKER, VARIANT", and the seconds of each variant's attacks together."""
-        folder = resolve(self.model)
-        base = Checkpoint.open(folder)
+        private, public = split(self, run.data)  # before a model is fetched
+        require_same_run(run.out, {"recipe": self.name, **self.quick_entry})
+        base = Checkpoint.open(resolve(self.model))
         digest = base.digest()
-        private, public = split(self, run.data)
-        if self.quick is not None or not run.out.is_dir() or (run.out / "run.json").is_file():
-            require_same_run(run.out, {"recipe": self.name, **self.quick_entry})  # else from before these
         results: dict[str, float] = {}
         for name, parameters in self.variants.items():
             part = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))

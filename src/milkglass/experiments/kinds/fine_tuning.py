@@ -92,6 +92,7 @@ class FineTuning(Recipe):
         return dict.fromkeys(self.variants, paths)
 
     def measure(self, run: RunFolder) -> dict[str, float]:
+        data_refs.sums(run.data, self.data.values())  # are they there? Before a model is fetched
         base = Checkpoint.open(resolve(self.model))
         variants = prepare(self, base, run)
         return self.graded(run, base, variants, train(variants, run))
