@@ -445,7 +445,7 @@ def test_attacks_have_names_parameters_and_leaked_text(tmp_path: Path) -> None:
 
 
 def test_an_attack_that_its_budget_cut_fails_the_recipe_and_what_ended_is_kept(tmp_path: Path) -> None:
-    path = write_attacks(tmp_path, NAMED.replace("= 60", "= 1").replace("steps = 1", "training = 1.0, epochs = 9999"))
+    path = write_attacks(tmp_path, NAMED.replace("= 60", "= 5").replace("steps = 1", "training = 1.0, epochs = 9999"))
     with pytest.raises(UsageError, match="sda, K_A=2 by same is not run: the budget was spent"):
         run(path, tmp_path, tmp_path / "out", 1)
     assert (tmp_path / "out" / "k=4" / "same-tfa,_nearest.json").is_file()
