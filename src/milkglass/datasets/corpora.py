@@ -1,8 +1,7 @@
 """Text that is not classified. Plain: Enron's e-mail, a sentence an entry; the Open Australian Legal Corpus, of whose
-documents each sentence is an entry; and WikiText-2 (Merity et al. 2017), a line
-an entry, headings and its marks (` @-@ `, `<unk>`) unchanged. Instructions: Alpaca (Taori et al. 2023), Dolly (Conover
-et al. 2023), DialogSum (Chen et al. 2021) and IFEval (Zhou et al. 2023): what somebody asks, and where there is one the
-answer.
+documents each sentence is an entry; and WikiText-2 (Merity et al. 2017), a line an entry, headings and its marks
+(` @-@ `, `<unk>`) unchanged. Instructions: Alpaca (Taori et al. 2023), Dolly (Conover et al. 2023), DialogSum (Chen et
+al. 2021) and IFEval (Zhou et al. 2023): what somebody asks, and where there is one the answer.
 
 DialogSum asks nothing, so one sentence of ours comes before each dialogue. Its test file has three summaries of each
 dialogue: the first is taken. IFEval has no answers: metrics/ifeval.py grades its rules.

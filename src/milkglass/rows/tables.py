@@ -120,7 +120,7 @@ def json_lines(path: Path, blank: Progress = no_progress) -> Rows:
 def json_sentences(path: Path) -> Rows:
     """The sentences of the column "text" of JSON Lines, each a row of its own, of documents with a paragraph a line.
     Left out are those of fewer than SENTENCE words, what ends without a mark, such as headings, and repeats."""
-    before = set[int]()
+    before = set[int]()  # hashes: the corpus has sentences by the million
     for place, row in json_lines(path):
         for paragraph in text_of(place, row, "text").splitlines():
             for sentence in _ENDS.split(paragraph.strip()):

@@ -135,7 +135,7 @@ def rate_words(rate: Mapping[str, float]) -> list[str]:
         f"{rate['bits']:.2f} bits in your data, by how often each id occurs",
         f"naming the commonest token of each id reads {100 * rate['running']:.1f} % of the running and "
         f"{100 * rate['content']:.1f} % of the content tokens of your data; this is the weakest guess: a reader who "
-        "goes by the text around each token reads far more, which an audit measures",
+        "goes by the text around each token can read far more, which an audit measures",
     ]
     if rate["unmet"]:
         lines.append(

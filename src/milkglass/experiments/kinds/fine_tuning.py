@@ -94,8 +94,12 @@ class FineTuning(Recipe):
     def measure(self, run: RunFolder) -> dict[str, float]:
         data_refs.sums(run.data, self.data.values())  # are they there? Before a model is fetched
         base = Checkpoint.open(resolve(self.model))
-        variants = prepare(self, base, run)
+        variants = self.prepared(base, run)
         return self.graded(run, base, variants, train(variants, run))
+
+    def prepared(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
+        """What is trained. What is there already is not written again."""
+        return prepare(self, base, run)
 
     @abc.abstractmethod
     def graded(

@@ -36,7 +36,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import require_names
 from milkglass.experiments.kinds import generation
-from milkglass.experiments.kinds.fine_tuning import prepare, train, write_job
+from milkglass.experiments.kinds.fine_tuning import write_job
 from milkglass.experiments.kinds.generation import GeneratorTuning, loss_figures, mean_figures
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.fewer_layers import require_layers, with_layers
@@ -44,7 +44,6 @@ from milkglass.experiments.procedures.symbol_writer import Pair, SymbolWriter, r
 from milkglass.experiments.runs import SPLITS, RunFolder, Variant, secret_of
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint, end_ids
-from milkglass.models.resolve import resolve
 from milkglass.models.torch_model import language_model
 from milkglass.noise.stream import Stream, subkey
 from milkglass.schemes.coarse import Coarse
@@ -118,17 +117,16 @@ class SymbolGeneration(GeneratorTuning):
                 sanitized_chats.write(rows if split == "train" else rows[: self.evaluation["rows"]], path)
         return dict.fromkeys(self.variants, paths)
 
-    def measure(self, run: RunFolder) -> dict[str, float]:
-        base = Checkpoint.open(resolve(self.model))
+    def prepared(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
+        """The client's model is one more."""
         require_layers(base, self.client_layers)  # before anything is scrambled
-        variants = prepare(self, base, run)
-        client = replace(variants[list(self.variants).index(PLAIN)], name=CLIENT, job=run.out / CLIENT)
-        client = replace(client, model=run.out / f"{CLIENT}-model")
+        variants = super().prepared(base, run)
+        plain = next(one for one in variants if one.plain)
+        client = replace(plain, name=CLIENT, model=run.out / f"{CLIENT}-model", job=run.out / CLIENT)
         if not (client.model / "config.json").is_file():
             with_layers(base, self.client_layers, client.model)
         write_job(self, base, self.texts(base, run)[PLAIN], client, run.threads)
-        everyone = [*variants, client]
-        return self.graded(run, base, everyone, train(everyone, run))
+        return [*variants, client]
 
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]

@@ -31,7 +31,10 @@ def require_layers(base: Checkpoint, kept: Sequence[int]) -> str:
     if name is None or not any(LAYER.search(one) for one in base.tensors):
         raise UnsupportedModel("the model's layers are not numbered as Llama's or GPT-2's are", "take another model")
     if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < base.config[name]:
-        raise UsageError(f"layers {list(kept)} of a model with {base.config[name]}", "give their numbers, ascending")
+        raise UsageError(
+            f"layers {list(kept)} of a model with {base.config[name]}",
+            f"give numbers from 0 to {base.config[name] - 1}, ascending, each once",
+        )
     return name
 
 
