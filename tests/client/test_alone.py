@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milkglass.client.alone import BagModel
+from milkglass.client.alone import BagModel, Committee, pooled
 from milkglass.errors import UsageError
 
 GOOD = ["a fine film", "fine and funny", "so fine", "a funny film"]
@@ -54,3 +54,29 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         BagModel().fit(GOOD, [1] * 4)
     with pytest.raises(UsageError, match="scores"):
         BagModel("bayes").fit(TEXTS, [0.5] * 8, regression=True)
+
+
+def test_a_committee_is_the_mean_of_its_members_log_probabilities() -> None:
+    fitted = Committee().fit(TEXTS, LABELS)
+    assert len(fitted.members) == 4
+    texts = ["fine", "dull", "how slow"]
+    logs = [one.model.predict_log_proba(one.vectorizer.transform(texts)) for one in fitted.members]
+    assert fitted.log_probabilities(texts, None, 2) == pytest.approx(sum(logs) / 4)
+    assert fitted.predict(texts).tolist() == [1, 0, 0]
+
+
+def test_a_class_without_a_row_is_as_likely_as_one_further_row() -> None:
+    found = Committee().fit(TEXTS, [2 * one for one in LABELS]).log_probabilities(["fine"], None, 3)
+    assert found[0, 1] == pytest.approx(-np.log(9)) and found[0, 2] > found[0, 0]
+
+
+def test_a_committee_of_scores_is_the_mean_of_ridge_regressions() -> None:
+    fitted = Committee().fit(TEXTS, [2.5] * 4 + [-1.0] * 4, regression=True)
+    assert fitted.predict(["fine"]) == pytest.approx(np.mean([one.predict(["fine"]) for one in fitted.members]))
+    with pytest.raises(UsageError, match="scores have no classes"):
+        fitted.log_probabilities(["fine"], None, 2)
+
+
+def test_two_opinions_are_pooled_by_their_product() -> None:
+    server, own = np.log([[0.6, 0.4], [0.5, 0.5]]), np.log([[0.2, 0.8], [0.9, 0.1]])
+    assert pooled(server, own) == pytest.approx(np.array([[0.12 / 0.44, 0.32 / 0.44], [0.9, 0.1]]))

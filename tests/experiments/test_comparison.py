@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.special import logsumexp
 
 from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.outcome import AttackResult
@@ -21,7 +23,8 @@ from milkglass.experiments import runs
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison, with_training
 from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, own_and_nearest, quantiles
-from milkglass.experiments.procedures.trials import TrialData, _write, secret_of, trained
+from milkglass.experiments.procedures.trials import BAGS, TrialData, _write, secret_of, trained
+from milkglass.experiments.report.glossary import BESIDE
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import RunFolder, packed, unpacked
 from milkglass.hidden_states.dp_forward import DPForward
@@ -233,6 +236,31 @@ def test_batches_of_another_order_beside_a_model_in_two_halves_are_said(
     assert not warned["same"] and len(warned["other"]) == 1 and "noise: trained" in warned["other"][0]
 
 
+def test_the_servers_answers_are_pooled_with_the_clients_own(
+    done: tuple[Path, dict[str, Any]], recipe: Path, data: Path, tmp_path: Path
+) -> None:
+    """By hand: the sum of the server's logits and the mean of four log-probabilities. A record of earlier code, without
+    logits, is made again and gives the same."""
+    cells = done[0].parent / "cells"
+    one = comparison.problem("small", {"train": "train.tsv", "held_out": "dev.tsv", "rows": 16}, data, 1, spare=8)
+    own = sum(
+        bag.fit(one.train.texts, one.train.labels).log_probabilities(one.held_out.texts) / 4 for bag in BAGS.values()
+    )
+    kept = done[1]["predictions"]
+    for path in cells.glob("*/figures.json"):
+        record = json.loads(path.read_text("utf-8"))
+        logits = unpacked(record["logits"]).reshape(4, 2)
+        assert packed(logits.argmax(1)) == record["predictions"]
+        guess = packed((logits - logsumexp(logits, 1, keepdims=True) + own).argmax(1))
+        assert guess in {text for name, text in kept.items() if name.endswith(BESIDE)}
+        path.write_text(json.dumps({name: value for name, value in record.items() if name != "logits"}), "utf-8")
+    out = tmp_path / "again"
+    again = json.loads(reproduce(recipe, data, out, quick=True, cache=cells).read_text("utf-8"))
+    plain = "small, plain, 1"
+    assert again["predictions"][plain + BESIDE] == kept[plain + BESIDE]
+    assert again["predictions"][plain] == kept[plain]
+
+
 def test_an_attack_that_its_budget_cut_is_no_figure() -> None:
     read = {"tokens top-1": Interval(0.5, 0.5, 0.5, 9)}
     cell = AttackResult("knn", "Nearest neighbour", "model only", "done", measures=read)
@@ -245,10 +273,11 @@ def test_a_result_keeps_the_predictions(done: tuple[Path, dict[str, Any]], data:
     """They give the accuracy again, so that two cells of one accuracy can be compared."""
     truth = np.array([int(line.split("\t")[1]) for line in (data / "dev.tsv").read_text("utf-8").splitlines()[1:]])
     kept = done[1]["predictions"]
-    assert set(kept) == {f"small, {name}, 1" for name in ("plain", "words", "noise")}
-    for name in ("plain", "words", "noise"):
-        guess = unpacked(kept[f"small, {name}, 1"])
-        assert 100 * (guess == truth).mean() == pytest.approx(measured(done[1])[f"accuracy, small, {name}"])
+    names = ("plain", "words", "noise")
+    assert set(kept) == {f"small, {name}, 1{more}" for name in names for more in ("", BESIDE)}
+    for name, more in product(names, ("", BESIDE)):
+        guess = unpacked(kept[f"small, {name}, 1{more}"])
+        assert 100 * (guess == truth).mean() == pytest.approx(measured(done[1])[f"accuracy{more}, small, {name}"])
     assert unpacked(packed(np.array([0.25, 1.5]))).tolist() == [0.25, 1.5]
     assert unpacked(packed(np.array([0, 700]))).tolist() == [0, 700]
 

@@ -36,31 +36,24 @@ that was public: results on well-known data sets can be flattered by it.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from milkglass import papers
 from milkglass.attacks.assignment import Solver, ranked
-from milkglass.attacks.forward import headless
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable, restricted
-from milkglass.attacks.token_ids.decipherment.reader import FEW, CausalReader, ReadBatch, Spelling, tokenizer_of
-from milkglass.models.families import family_of
-from milkglass.models.resolve import EMBEDDED, resolve
-from milkglass.models.view import Model
+from milkglass.attacks.token_ids.decipherment.reader import FEW, CausalReader, ReadBatch, unreadable
 from milkglass.threat.attack import Cost
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
 BLOCK = 128  # texts between two looks at what is still needed
-TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -97,18 +90,8 @@ class LanguageModel(Solver):
     uses = frozenset({"pairs"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        public = required(knowledge.public_model)
-        if reason := self.first.refuses(transcript, knowledge):
-            return reason
-        if family_of(public.config).kind == "decoder":
-            return headless(public)
-        if public.folder is None or not (public.folder / TOKENIZER).is_file():
-            return "the public model is an encoder, and without its tokenizer no other model can read for it"
-        if not _there(self.reader):
-            return f"the public model is an encoder, and {self.reader}, which would read for it, is not there"
-        if self.reader not in EMBEDDED and headless(Model.open(Path(self.reader))):
-            return f"{self.reader}, which would read for the encoder, has no head"
-        return None
+        reason = self.first.refuses(transcript, knowledge)
+        return reason or unreadable(required(knowledge.public_model), self.reader)
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
@@ -119,7 +102,7 @@ class LanguageModel(Solver):
         elapsed = budget.clock() - started
         if budget.left() <= elapsed or not len(transcript.tokens.ids):
             return result
-        reader = self._opened(knowledge)
+        reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus))
         share = np.log(PublicBigrams(required(knowledge.corpus), knowledge.tokens(transcript.size)).share)
         prior = restricted(required(knowledge.candidates), base.groups, transcript.size)
         stored = [np.zeros_like(one) for one in prior]
@@ -136,17 +119,6 @@ class LanguageModel(Solver):
             stronger = replace(knowledge, candidates=_plus(base.groups, prior, stored))
             result = self.first.learn(transcript, stronger, budget.part(1), rng)
         return result
-
-    def _opened(self, knowledge: Knowledge) -> CausalReader:
-        public, corpus = required(knowledge.public_model), required(knowledge.corpus)
-        size = len(public.table)
-        if family_of(public.config).kind == "decoder":
-            return CausalReader(public, Spelling.itself(size))
-        folder = resolve(self.reader)
-        own = tokenizer_of(required(public.folder))
-        common = np.argsort(-corpus.counts(size), kind="stable").tolist()
-        anchor = next((one for one in common if own.decode([one]).isalpha()), common[0])
-        return CausalReader(Model.open(folder), Spelling.between(own, tokenizer_of(folder), size, anchor))
 
     def _update(
         self,
@@ -181,10 +153,3 @@ class LanguageModel(Solver):
 
 def _plus(groups: tuple[Group, ...], one: Sequence[Floats], other: Sequence[Floats]) -> Candidates:
     return Candidates(groups, tuple(a + b for a, b in zip(one, other, strict=True)))
-
-
-def _there(ref: str) -> bool:
-    """Without opening or fetching anything."""
-    if ref in EMBEDDED:
-        return importlib.util.find_spec(EMBEDDED[ref].module) is not None
-    return (Path(ref) / TOKENIZER).is_file()

@@ -16,7 +16,8 @@ Figures are called "MEASURE, DATA, DEFENCE" and "MEASURE, ATTACK, ATTACKER, DATA
 means; "..., sd" is the standard deviation of the seeds, and "..., median", "..., least", "..., most" their median and
 range, for a seed is a key as well, on which some figures depend. "MEASURE, DATA, commonest class" is what naming the
 commonest class of the first seed's training rows for every text is worth; "MEASURE, DATA, client alone, MODEL" what the
-client does by itself in seconds, with nothing sent (client/alone.py). Cells are shared by recipes with the same
+client does by itself in seconds, with nothing sent (client/alone.py), and "MEASURE with own model, DATA, DEFENCE" what
+the server's answers are worth together with those. Cells are shared by recipes with the same
 --cache.
 """
 
@@ -40,15 +41,19 @@ from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
 from milkglass.experiments.procedures.trials import (
     ALONE,
     BAGS,
+    COMMITTEE,
     TrainedHalves,
     TrialData,
+    beside_own,
     client_alone,
+    committee,
     commonest,
     trained,
 )
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import from_entries, table_of
-from milkglass.experiments.runs import RunFolder, commits, require_same_run
+from milkglass.experiments.report.glossary import BESIDE
+from milkglass.experiments.runs import RunFolder, commits, packed, require_same_run
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
@@ -89,7 +94,7 @@ class Comparison(Recipe):
 
     def check(self) -> None:
         attacks_of(self.attacks)
-        for row in (COMMONEST, *(f"{ALONE}, {one}" for one in BAGS)):
+        for row in (COMMONEST, *(f"{ALONE}, {one}" for one in (*BAGS, COMMITTEE))):
             if row in self.defences:
                 raise UsageError(f"{row!r} is the name of a row of its own", "give the defence another name")
         for name, entry in self.data.items():
@@ -157,6 +162,11 @@ class Comparison(Recipe):
         run.commits.extend(one for cell in cells.values() for one in commits(cell.made))
         run.predictions.update({", ".join(map(str, place)): cell.predictions for place, cell in cells.items()})
         results: dict[Place, dict[str, float]] = {place: dict(cell.figures) for place, cell in cells.items()}
+        own = {place: committee(one) for place, one in problems.items()}
+        for (name, defence, seed), cell in cells.items():
+            if found := beside_own(cell, problems[name, seed], own[name, seed], seed):
+                results[name, defence, seed] |= found[0]
+                run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = packed(found[1])
         for place, cell in cells.items() if self.attacks else ():
             run.progress(f"{', '.join(map(str, place))}: attacks")
             folder = run.out / "attacks" / "-".join(map(str, place))
@@ -166,8 +176,9 @@ class Comparison(Recipe):
             results[place] |= leakage(self.attacks, attacked, base, one, cell, about, folder, run.progress)
         undefended: dict[str, float] = {}
         for name in self.data:
-            one = problems[name, self.seeds[0]]
-            rows = {COMMONEST: commonest(one, self.seeds[0]), **client_alone(one, self.seeds[0])}
+            first = name, self.seeds[0]
+            rows = {COMMONEST: commonest(problems[first], first[1])}
+            rows |= client_alone(problems[first], own[first], first[1])
             undefended |= {f"{m}, {name}, {row}": value for row, found in rows.items() for m, value in found.items()}
         return _named(self, results) | undefended
 

@@ -20,14 +20,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from scipy.special import log_softmax
 
 from milkglass import files
-from milkglass.client.alone import BagModel
+from milkglass.client.alone import BagModel, Committee, FittedBag, FittedCommittee, pooled
 from milkglass.client.label_scale import Scale
 from milkglass.client.training_defaults import LEAST_HELD_OUT, SHARE, held_out
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
-from milkglass.experiments.runs import begun, made, packed, run_job, secret_of, write_spec
+from milkglass.experiments.report.glossary import BESIDE, SPREAD
+from milkglass.experiments.runs import begun, made, packed, run_job, secret_of, unpacked, write_spec
 from milkglass.metrics.glue import MEASURES
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -43,7 +45,8 @@ BAGS = {
     "naive Bayes": BagModel("bayes"),
     "naive Bayes, neighbours": BagModel("bayes", neighbours=True),
 }
-Answered = tuple[dict[str, float], dict[str, Any], str]
+COMMITTEE = "all four"
+Answered = tuple[dict[str, float], dict[str, Any], str, NDArray[np.float32]]
 VERSION = 3  # raised when code changes what a cell's settings make: older cells are not taken for it
 
 
@@ -73,6 +76,7 @@ class TrainedHalves:
         figures: what its answers are worth.
         made: by which code.
         predictions: its answers to the held-out rows, as `packed` has them.
+        logits: (u, classes) of these answers.
     """
 
     name: str
@@ -82,6 +86,7 @@ class TrainedHalves:
     figures: Mapping[str, float]
     made: Mapping[str, Any]
     predictions: str = field(repr=False)
+    logits: NDArray[np.float32] = field(repr=False)
 
 
 def trained(
@@ -168,16 +173,18 @@ def _write(client: TokenClient, rows: LabelledTexts, labels: Sequence[float], ta
 
 def _figures(client: Client, server: Server, problem: TrialData, seed: int, folder: Path) -> Answered:
     """In percent, what the server's answers to the held-out rows are worth, and the half-width of its interval; by
-    which code that was found, since later code takes it from here; and the answers."""
+    which code that was found, since later code takes it from here; and the answers, with their logits. A record without
+    logits, which earlier code wrote, is made again."""
     done = folder / "figures.json"
-    if not done.is_file():
+    known = json.loads(done.read_text("utf-8")) if done.is_file() else {}
+    if "logits" not in known:
         logits = client.receive(server.answer(client.send(problem.held_out.texts, problem.held_out.pairs)))
         guess = logits[:, 0] if problem.classes == 1 else logits.argmax(1)
         result = graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
-        whole = {"figures": result, "made": made(folder), "predictions": packed(guess)}
-        done.write_text(json.dumps(whole) + "\n", "utf-8")
-    known = json.loads(done.read_text("utf-8"))
-    return dict(known["figures"]), known.get("made") or made(folder), str(known["predictions"])
+        known = {"figures": result, "made": made(folder), "predictions": packed(guess), "logits": packed(logits)}
+        files.write(done, json.dumps(known) + "\n")
+    logits = unpacked(known["logits"]).reshape(len(problem.held_out.labels), -1)
+    return dict(known["figures"]), known.get("made") or made(folder), str(known["predictions"]), logits
 
 
 def graded(
@@ -203,15 +210,37 @@ def commonest(problem: TrialData, seed: int) -> dict[str, float]:
     return graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
 
 
-def client_alone(problem: TrialData, seed: int) -> dict[str, dict[str, float]]:
-    """The same of what the client does by itself, by the names of rows: "client alone, MODEL"."""
-    train, held_out, regression = problem.train, problem.held_out, problem.classes == 1
-    models = {name: one for name, one in BAGS.items() if not (regression and one.kind == "bayes")}
+def committee(problem: TrialData) -> FittedCommittee | None:
+    """All of the client's own models; None: the rows have one label."""
+    train = problem.train
     if len(set(train.labels)) < 2:
+        return None
+    return Committee(tuple(BAGS.values())).fit(train.texts, train.labels, train.pairs, problem.classes == 1)
+
+
+def client_alone(problem: TrialData, own: FittedCommittee | None, seed: int) -> dict[str, dict[str, float]]:
+    """The same of what the client does by itself, by the names of rows: "client alone, MODEL"."""
+    if own is None:
         return {}
+    held_out = problem.held_out
+    names = [name for name, one in BAGS.items() if not (own.regression and one.kind == "bayes")]
     result = {}
+    models: dict[str, FittedBag | FittedCommittee] = {**dict(zip(names, own.members, strict=True)), COMMITTEE: own}
     for name, model in models.items():
-        fitted = model.fit(train.texts, train.labels, train.pairs, regression)
-        guess = fitted.predict(held_out.texts, held_out.pairs)
+        guess = model.predict(held_out.texts, held_out.pairs)
         result[f"{ALONE}, {name}"] = graded(guess, held_out.labels, problem.metrics, problem.classes, seed)
     return result
+
+
+def beside_own(
+    cell: TrainedHalves, problem: TrialData, own: FittedCommittee | None, seed: int
+) -> tuple[dict[str, float], NDArray[np.int64]] | None:
+    """The same of the server's answers pooled with the client's own (client/alone.py), "MEASURE with own model", and
+    the (u,) classes; None of scores."""
+    if own is None or own.regression:
+        return None
+    held_out = problem.held_out
+    log_probabilities = own.log_probabilities(held_out.texts, held_out.pairs, problem.classes)
+    guess = pooled(log_softmax(cell.logits.astype(np.float64), axis=1), log_probabilities).argmax(1)
+    found = graded(guess, held_out.labels, problem.metrics, 0, seed)
+    return {f"{name}{BESIDE}{mark}": found[name + mark] for name in problem.metrics for mark in ("", SPREAD)}, guess

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-SPREAD, COST = " +-", " loss"
+SPREAD, COST, BESIDE = " +-", " loss", " with own model"
 WORDS = tomllib.loads(Path(__file__).with_name("glossary.toml").read_text("utf-8"))
 MEASURES, SHARES, ATTACKERS = WORDS["measures"], WORDS["shares"], WORDS["attackers"]
 LEFT_OUT = "an attack that is missing for a defence does not apply to what that defence sends, or its time was over"
@@ -39,6 +39,8 @@ def _meaning(part: str) -> str:
         return MEASURES.get(part) or ATTACKERS[part]
     if width := _width(part):
         return f"{width}, in points"
+    if part.endswith(BESIDE):
+        return f"{part.removesuffix(BESIDE)} of the server's answers pooled with those of the client's own four models"
     if part.endswith(COST):
         whole = part.removesuffix(COST)
         return f"{whole} without a defence, less {whole} with it: what it costs, in points"

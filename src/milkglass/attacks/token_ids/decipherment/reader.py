@@ -17,6 +17,7 @@ the reader's. A spelling put together of pieces is not always the one that the r
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,14 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from milkglass.attacks.forward import batches, body, places, public_head, stacked
+from milkglass.attacks.forward import batches, body, headless, places, public_head, stacked
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
+from milkglass.models.families import family_of
+from milkglass.models.resolve import EMBEDDED, resolve
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.guess import NO_BELIEF
+from milkglass.threat.knowledge import required
 
 CLINGING = frozenset(".,;:!?')]}%")  # written without a space before
 OPENING = frozenset("'([{$#")  # and without one after
@@ -38,6 +42,7 @@ WINDOW = 256  # a longer text is read in parts
 LEAST = 1e-7  # a probability, below which a token's mean is not believed
 FEW = 512  # places from which the mean is taken
 BATCH = 1024  # ids
+TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,18 @@ class CausalReader:
         with torch.random.fork_rng(devices=[]):  # a model is made with random weights before it gets its own
             self.model = body(model)
 
+    @classmethod
+    def of(cls, public: Model, name: str, corpus: Sequences) -> CausalReader:
+        """The public model itself where it is causal, else the model of that name; ask `unreadable` before."""
+        size = len(public.table)
+        if family_of(public.config).kind == "decoder":
+            return cls(public, Spelling.itself(size))
+        folder = resolve(name)
+        own = tokenizer_of(required(public.folder))
+        common = np.argsort(-corpus.counts(size), kind="stable").tolist()
+        anchor = next((one for one in common if own.decode([one]).isalpha()), common[0])
+        return cls(Model.open(folder), Spelling.between(own, tokenizer_of(folder), size, anchor))
+
     @torch.inference_mode()
     def reads(self, texts: Sequences, numbers: Ids) -> Iterator[ReadBatch]:
         """The states before every place of these texts, batch by batch.
@@ -189,8 +206,28 @@ class CausalReader:
         return result.double().numpy() - common[first]
 
 
+def unreadable(public: Model, name: str) -> str | None:
+    """Why no reader can read the public model's ids, neither itself nor the model of that name."""
+    if family_of(public.config).kind == "decoder":
+        return headless(public)
+    if public.folder is None or not (public.folder / TOKENIZER).is_file():
+        return "the public model is an encoder, and without its tokenizer no other model can read for it"
+    if not _there(name):
+        return f"the public model is an encoder, and {name}, which would read for it, is not there"
+    if name not in EMBEDDED and headless(Model.open(Path(name))):
+        return f"{name}, which would read for the encoder, has no head"
+    return None
+
+
+def _there(ref: str) -> bool:
+    """Without opening or fetching anything."""
+    if ref in EMBEDDED:
+        return importlib.util.find_spec(EMBEDDED[ref].module) is not None
+    return (Path(ref) / TOKENIZER).is_file()
+
+
 def tokenizer_of(folder: Path) -> Tokenizer:
-    result = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    result = Tokenizer.from_file(str(folder / TOKENIZER))
     result.no_padding()
     result.no_truncation()
     return result
