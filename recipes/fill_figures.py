@@ -21,8 +21,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "THREATS.md", "docs/*.md")
 SST2 = (
     "coarse_frontier", "coarse_frontier.quick", "mitigations.quick", "obfuslm_table2.quick", "cmif_equal_share.quick",
+    "cmif_table1.quick",
 )  # fmt: skip
-TASKS = ("coarse_tasks", "coarse_tasks.quick")
+TASKS = ("coarse_tasks", "coarse_tasks.quick", "obfuslm_tasks")
 BARS = "Bars: 95 % intervals, where a result has them."
 OWN = "each result has its own attacks and attacked texts."
 

@@ -71,3 +71,12 @@ def test_points_lie_by_their_figures_and_those_on_the_frontier_have_a_colour_of_
     assert places["plain"][1] < places["good"][1] < places["careful"][1]  # upwards is more
     assert places["plain"][0] == pytest.approx(frontier.LEFT + frontier.ACROSS)
     assert {name for name, place in places.items() if place[2] == frontier.OFF} == {"worse"}
+
+
+def test_a_control_is_drawn_and_decides_nothing() -> None:
+    control = {"no defence, two halves": (84.0, 9.0)}
+    every = frontier.points([FIRST | figures(plain=(85.0, 100.0), **control)], "sst2")
+    svg = frontier.drawn(every, None, "")
+    coloured = re.findall(rf'fill="{frontier.ON}"><title>([^<:]+)', svg)
+    assert "no defence, two halves" in svg and "no defence, two halves" not in {one.split(" (")[0] for one in coloured}
+    assert not next(one for one in every if one.defence == "good").beaten(every)

@@ -3,7 +3,8 @@
 The rows of several comparisons on one data set, all with the same model, rows and training, so that "plain" has the
 same utility in each. Their attacks and attacked texts may differ; of a defence in two of them the one that is read more
 is taken. A dashed line is the best that the client does alone: below it a defence is of no use to anybody. A defence is
-on the frontier where it is above that line and no other has both more utility and less content read.
+on the frontier where it is above that line and no other has both more utility and less content read. Controls ("no
+defence, ...") are drawn beside the defences, and neither stand on the frontier nor keep another from it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from milkglass.experiments.report.glossary import SPREAD
 from milkglass.experiments.report.panels import GREY, Axis, svg_page, svg_text
 from milkglass.experiments.report.summary import CONTENT, rows
 
-PLAIN, ALONE, CONSTANT = "plain", "client alone", "commonest class"
+PLAIN, ALONE, CONSTANT, CONTROL = "plain", "client alone", "commonest class", "no defence"
 ON, OFF = "#b4530a", "#0b4f6c"
 LEFT, TOP, ACROSS, UP, NAMES = 52, 34, 560, 360, 300  # of the drawing: margins, axes, room for names, in pixels
 
@@ -38,6 +39,10 @@ class FrontierPoint:
     utility_spread: float = 0.0
     content_spread: float = 0.0
 
+    @property
+    def control(self) -> bool:
+        return self.defence.startswith(CONTROL)
+
     def beaten(self, others: Sequence[FrontierPoint]) -> bool:
         """Whether another costs less and lets less through, by the figures alone."""
         return any(
@@ -45,6 +50,7 @@ class FrontierPoint:
             and one.content <= self.content
             and (one.utility, one.content) != (self.utility, self.content)
             for one in others
+            if not one.control
         )
 
 
@@ -104,7 +110,7 @@ def drawn(every: Sequence[FrontierPoint], level: float | None, about: str, notes
         parts.append(f'<path d="M{LEFT} {at:.1f}h{ACROSS}" stroke="{GREY}" stroke-dasharray="5 4"/>')
         parts.append(svg_text(LEFT + ACROSS - 4, at - 5, f"the client alone, {level:.1f}", "end", GREY))
     for number, one in enumerate(listed, 1):
-        useful = level is None or one.utility > level
+        useful = not one.control and (level is None or one.utility > level)
         parts += _point(number, one, ON if useful and not one.beaten(every) else OFF, x, y)
     return svg_page(LEFT + ACROSS + NAMES, high, about, parts)
 
