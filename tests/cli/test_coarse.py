@@ -17,16 +17,43 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import read_key
 from milkglass.client.obfuscate.symbols import coarse_key, counted
 from milkglass.client.training_defaults import held_out_rows
+from milkglass.experiments.reproduce import reproduce
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.coarse import Coarse
 from milkglass.server import training
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, call, document, refused
+from tests.client.stub import Stub
 
 SICK, PAID = ["fever", "nurse", "father", "eat"], ["invoice", "scan", "appointment", "test"]
 FILLERS = ["the", "of", "my", "on", "please", "it", "not", "and", "since", "a", "about"]
 MAP = ["--scheme", "coarse", "--symbols", "40", "--set", "least_bits=0.5", "--set", "most_share=0.95"]
+
+COMPARISON = """# a comment
+kind = "comparison"
+paper = "p"
+model = "MODEL"
+attacks = ["text-in-context"]
+[attacked]
+rows = 40
+public = 200
+private = "held out"
+[data.small]
+train = "train.tsv"
+held_out = "dev.tsv"
+[training]
+max_steps = 80
+batch_size = 16
+learning_rate = 1e-2
+group_by_length = false
+[defences.plain]
+[defences.symbols]
+scheme = "coarse"
+symbols = 40
+least_bits = 0.5
+most_share = 0.95
+"""
 
 
 def rows(seed: int, count: int) -> list[dict[str, str]]:
@@ -60,6 +87,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+def accuracy_of(model: Path, job: Path) -> float:
+    """Train in this process, as a server does, with the rows that lie in the job's folder."""
+    spec = JobSpec(
+        model=str(model),
+        train=str(job / "train.parquet"),
+        validation=str(job / "validation.parquet"),
+        hyperparameters=Hyperparameters(task="classification", max_steps=80, batch_size=16, learning_rate=1e-2),
+    )
+    (job / "spec.json").write_text(spec.model_dump_json())
+    assert training.main(job) == 0
+    status = Status.model_validate_json((job / "status.json").read_text())
+    assert status.state == "succeeded", status
+    return status.metrics["accuracy"]
+
+
 def test_a_model_learns_from_symbols_and_nothing_else_leaves(made: Path) -> None:
     key = read_key(made / "k", PASSPHRASE)
     job = made / "job"
@@ -76,16 +118,7 @@ def test_a_model_learns_from_symbols_and_nothing_else_leaves(made: Path) -> None
     assert table["input_ids"].to_pylist() == [key.first[one].tolist() for one in plain]
     assert max(map(max, table["input_ids"].to_pylist())) < len(key.sigma) <= 44
     assert set(table["labels"].to_pylist()) == {0, 1}
-    spec = JobSpec(
-        model=str(made / "out"),
-        train=str(job / "train.parquet"),
-        validation=str(job / "validation.parquet"),
-        hyperparameters=Hyperparameters(task="classification", max_steps=80, batch_size=16, learning_rate=1e-2),
-    )
-    (job / "spec.json").write_text(spec.model_dump_json())
-    assert training.main(job) == 0
-    status = Status.model_validate_json((job / "status.json").read_text())
-    assert status.state == "succeeded" and status.metrics["accuracy"] > 0.8, status
+    assert accuracy_of(made / "out", job) > 0.8
     model = AutoModelForSequenceClassification.from_pretrained(job / "result").eval()
     assert model.config.vocab_size == len(key.sigma)
     held_out = rows(2, 40)
@@ -102,6 +135,71 @@ def test_a_model_learns_from_symbols_and_nothing_else_leaves(made: Path) -> None
         for path in (one for one in folder.rglob("*") if one.is_file()):
             content = path.read_bytes()
             assert not [one for one in secret if one in content], path.name
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "llama-untied"])
+def test_a_decoder_is_trained_as_a_classifier(made: Path, tmp_path: Path, name: str) -> None:
+    tiny.save(name, tmp_path / "model")
+    data = ("--data", made / "train.jsonl")
+    run = ("obfuscate", tmp_path / "model", tmp_path / "out", "--key", tmp_path / "k", *MAP, *data)
+    result = call(*run)
+    assert result.exit_code == 0 and "it cannot generate, since an id names no token" in result.stdout, result.stderr
+    assert document(call("verify", tmp_path / "out", "--key", tmp_path / "k", "--json"))["passed"]
+    key, config = read_key(tmp_path / "k", PASSPHRASE), Checkpoint.open(tmp_path / "out").config
+    padding = config["pad_token_id"]
+    assert padding == key.first[0] and (key.first == padding).sum() == 1, "padding would end texts before their end"
+    assert config["vocab_size"] == len(key.sigma) <= 44
+    kept = Checkpoint.open(tmp_path / "out").tensors
+    assert {kept[one].shape[0] for one in kept if "embed_tokens" in one or "lm_head" in one} == {len(key.sigma)}
+    job = tmp_path / "job"
+    job.mkdir()
+    for part, source in (("train", "train"), ("validation", "held-out")):
+        out = job / f"{part}.parquet"
+        document(call("encode", "--in", made / f"{source}.jsonl", "--out", out, "--key", tmp_path / "k", "--json"))
+        sent = pq.read_table(out)["input_ids"].to_pylist()
+        assert max(map(max, sent)) < len(key.sigma) and not any(padding in one for one in sent)
+    assert accuracy_of(tmp_path / "out", job) > 0.8
+
+
+def test_a_decoder_of_symbols_is_asked_for_classes(stub: Stub, made: Path, tmp_path: Path) -> None:
+    key = decoder_key(made, tmp_path, stub)
+    stub.replies["POST /classify"] = lambda h: h.answer(
+        200, {"data": [{"index": 0, "label": "LABEL_1", "probs": [0.2, 0.8]}]}
+    )
+    stub.replies["POST /v1/fine_tuning/jobs"] = lambda h: h.answer(200, {"id": "job-1", "status": "queued"})
+    assert call("finetune", "mine", made / "train.jsonl", "--key", key, "--no-wait").exit_code == 0
+    (asked,) = [json.loads(body) for name, _, body in stub.calls if name == "POST /v1/fine_tuning/jobs"]
+    assert asked["hyperparameters"]["task"] == "classification"
+    told = document(call("classify", "mine", "the nurse", "--key", key, "--labels-of", "newest", "--json"))
+    (asked,) = [json.loads(body) for name, _, body in stub.calls if name == "POST /classify"]
+    codec = Codec.open(read_key(key, PASSPHRASE), tmp_path / "model")
+    assert asked["input"] == [codec.encode(["the nurse"]).ids[0].tolist()]
+    (name,) = [n for n, number in (read_key(key, PASSPHRASE).info.labels or {}).items() if number == 1]
+    assert name in json.dumps(told)
+
+
+def decoder_key(made: Path, folder: Path, stub: Stub) -> Path:
+    """The key of a decoder of symbols, which the stub tells that it has."""
+    tiny.save("llama-tied", folder / "model")
+    run = ("obfuscate", folder / "model", folder / "out", "--key", folder / "k", *MAP, "--data", made / "train.jsonl")
+    document(call(*run, "--json"))
+    key = read_key(folder / "k", PASSPHRASE)
+    stub.described = {"kind": "decoder", "vocab_size": len(key.sigma), "key_id": key.identifier}
+    return folder / "k"
+
+
+def test_a_comparison_has_a_decoder_as_the_servers_classifier(tmp_path: Path) -> None:
+    for split, seed, count in (("train", 1, 240), ("dev", 2, 60)):
+        lines = [f"{one['text']}\t{int(one['label'] == 'clinic-desk')}\n" for one in rows(seed, count)]
+        (tmp_path / f"{split}.tsv").write_text("sentence\tlabel\n" + "".join(lines), "utf-8")
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(COMPARISON.replace("MODEL", str(tiny.save("llama-tied", tmp_path / "model"))), "utf-8")
+    result = json.loads(reproduce(recipe, tmp_path, tmp_path / "out").read_text("utf-8"))
+    figures = {name: one["measured"] for name, one in result["figures"].items()}
+    assert figures["accuracy, small, plain"] > 80
+    assert figures["accuracy, small, symbols"] > 80
+    read = "tokens top-1, text-in-context, same kind of text, small, symbols"
+    assert 0 < figures[read] < 100
 
 
 def test_the_report_states_the_rate_and_key_status_repeats_it(made: Path) -> None:
@@ -142,7 +240,12 @@ def test_an_audit_grades_the_guess_of_the_commonest_token(made: Path, tmp_path: 
     assert cells["cluster-conditional"]["state"] == "done"
     assert cells["text-in-context"]["state"] == "done"
     assert not told["spent"] and not told["curve"]
+    size = len(read_key(made / "k", PASSPHRASE).sigma)
+    rate = told["rate"]
+    assert rate["ids"] == size and rate["most_bits"] == pytest.approx(np.log2(size))
+    assert 0 < rate["bits"] < rate["most_bits"]
     page = (tmp_path / "audit" / "audit.html").read_text("utf-8")
+    assert f"{rate['most_bits']:.2f} bits" in page and f"{rate['bits']:.2f} bits" in page
     assert "1/k" not in page and "--function-words" not in page and "transcript" not in page
     said = call("key", "status", made / "k").stdout
     assert "each text is read separately" in said and "words read" in said and "cipher" not in said
@@ -195,9 +298,9 @@ def test_refusals_come_before_long_work(made: Path, tmp_path: Path) -> None:
     refused(call(*new, *MAP, "--data", gone, passphrase="abc"), 4, "weak")
     chats = written(tmp_path / "chats.jsonl", [{"instruction": "a", "output": "b"}])
     refused(call(*new, *MAP, "--data", chats), 2, "holds conversations")
-    tiny.save("llama-tied", tmp_path / "llama")
-    run = ("obfuscate", tmp_path / "llama", tmp_path / "o", "--key", tmp_path / "k", *MAP, *data)
-    refused(call(*run), 3, "coarse is for models that read")
+    tiny.save("gpt2", tmp_path / "gpt2")
+    run = ("obfuscate", tmp_path / "gpt2", tmp_path / "o", "--key", tmp_path / "k", *MAP, *data)
+    refused(call(*run), 3, "the model's config names no padding")
     assert not (tmp_path / "k").exists() and not (tmp_path / "o").exists()
 
 

@@ -15,6 +15,7 @@ from milkglass.audit import key_budget as curve
 from milkglass.audit.metadata_leakage import metadata_leakage
 from milkglass.audit.outcome import AttackResult, AuditRun, strongest
 from milkglass.audit.report.findings import distortion, warnings
+from milkglass.audit.report.id_rate import id_rate
 from milkglass.audit.report.page import drawn, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
 from milkglass.audit.report.verdict import crossing, level, unfinished, verdict
@@ -76,6 +77,7 @@ def audit(
         distortion=distortion(scene),
         anyway=None if scene.of_states else metadata_leakage(sent),
         seed=seed,
+        rate=id_rate(scene),
     )
 
 

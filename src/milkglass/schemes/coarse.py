@@ -13,8 +13,10 @@ keeps more of it. What is not hidden: lengths, which texts are equal, the labels
 itself, which anyone solves from the rows. It was found from the client's labels, so it says of tokens, log2(m) bits
 each at most, how texts that hold them were labelled.
 
-Out of scope: models that generate, since an answer in symbols names no tokens; whether a client's small model can
-choose them is measured in experiments/kinds/symbol_generation.py.
+A decoder is trained as a classifier too. Out of scope: text that it generates, since an answer in symbols names no
+tokens; whether a client's small model can choose them is measured in experiments/kinds/symbol_generation.py. Soft maps,
+which draw one of several symbols at each occurrence and so bound the posterior of a token, and maps that are learnt
+with an information-bottleneck objective are not built.
 """
 
 from __future__ import annotations
@@ -82,6 +84,10 @@ class Coarse(Scheme):
 
     @property
     def shares(self) -> bool:
+        return True
+
+    @property
+    def for_labels(self) -> bool:
         return True
 
     @property

@@ -62,6 +62,11 @@ class Scheme(abc.ABC):
         return False
 
     @property
+    def for_labels(self) -> bool:
+        """Whether it is made for a model that classifies or gives scores, of which nobody reads ids."""
+        return False
+
+    @property
     def token_symbols(self) -> Ids | None:
         """(n,) the number of each token's symbol, where many tokens have one id; None: no two tokens do."""
         return None

@@ -14,6 +14,7 @@ import numpy as np
 from milkglass.attacks.embeddings.tuned_rows import TunedRows
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.report import state_findings
+from milkglass.audit.report.id_rate import rate_finding
 from milkglass.audit.report.result import Finding
 from milkglass.audit.scene import Scene
 from milkglass.sequences import Sequences
@@ -34,6 +35,7 @@ def warnings(
         _clusters(cells),
         _budget(spent) if read is None else None,
         _understated(scene, cells, best),
+        rate_finding(scene),
         _hidden(cells),
         _members(scene),
         _small(scene),

@@ -67,6 +67,21 @@ class BudgetPoint:
 
 
 @dataclass(frozen=True)
+class IdRate:
+    """How much an id can say where it stands for many tokens, see id_rate.py.
+
+    Attributes:
+        ids: m', how many there are.
+        most_bits: log2 m', bits a token at most.
+        bits: a token of the private texts, by how often each id occurs; special tokens do not count.
+    """
+
+    ids: int
+    most_bits: float
+    bits: float
+
+
+@dataclass(frozen=True)
 class Audit:
     """The result of an audit. Where hidden states are sent and no ids, `kept` and `spent` are empty, `anyway` is None.
 
@@ -82,6 +97,7 @@ class Audit:
             tokens, where it does.
         distortion: see report/findings.py; nan where the server has no table.
         anyway: what needs no attack.
+        rate: None where an id stands for one token.
     """
 
     model: str
@@ -106,6 +122,7 @@ class Audit:
     distortion: float
     anyway: MetadataLeakage | None
     seed: int
+    rate: IdRate | None
 
     def measured(self, adversary: str) -> int:
         """The largest number of tokens on the curve of an attacker."""

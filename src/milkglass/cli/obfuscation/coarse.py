@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 NAME = "coarse"
 BETTER = "for a classifier give --data with your training rows: a coarse vocabulary is made, of which less is read"
 UNLABELLED = "{} has no labels: the symbols follow the meaning of tokens alone"
+CLASSIFIER = "train it to classify or to give scores: it cannot generate, since an id names no token"
 PLAIN_MEANS = "no --public-text: tokens are counted in {}, and all tokens of a symbol weigh alike in its row"
 
 
@@ -106,10 +107,11 @@ def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -
     usage.rated(path, {name: float(one) for name, one in asdict(rate).items()})
 
 
-def words(path: Path, promise: Any) -> list[str]:
-    """What was made: symbols, and the rate where it was measured when the key was made."""
+def words(path: Path, key: Key, promise: Any) -> list[str]:
+    """What was made: symbols, the rate where it was measured when the key was made, and what a decoder is good for."""
     sizes = sorted(promise.sizes)
     spread = f" of {sizes[0]} to {sizes[-1]:,} tokens" if sizes else ""
     made = f"{promise.clusters:,} symbols{spread}; {promise.verbatim:,} tokens have one of their own"
     rate = usage.read(path).rate
-    return [f"  {one}" for one in [made, *(rate_words(rate) if rate else [])]]
+    use = [CLASSIFIER] if key.info.kind == "decoder" else []
+    return [f"  {one}" for one in [made, *(rate_words(rate) if rate else []), *use]]

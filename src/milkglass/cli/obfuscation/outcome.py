@@ -39,7 +39,7 @@ def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> li
 
     key, start = opened.key, f"scrambled into {out} in {duration(seconds)}"
     if key.token_symbols is not None:
-        return [start, *coarse.words(opened.path, promise), f"  {HONEST}"]
+        return [start, *coarse.words(opened.path, key, promise), f"  {HONEST}"]
     if broken := scheme_of(key).broken:
         return [start, f"  {_permuted(key)}", f"  {broken}"]
     sizes = sorted(promise.sizes)

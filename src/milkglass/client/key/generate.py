@@ -110,12 +110,12 @@ def single_ids(base: Checkpoint, architecture: Architecture) -> list[int]:
 
 
 def require_kind(architecture: Architecture, scheme: Scheme) -> None:
-    """Raises UnsupportedModel for a scheme that is of no use to such a model."""
-    if scheme.shares and architecture.kind == "decoder":
-        what = "rows = shared" if scheme.name == "obfuslm" else scheme.name
+    """Raises UnsupportedModel for a scheme that is of no use to such a model. A decoder whose ids name no token can be
+    trained as a classifier: only a scheme that is made for that says that it is meant."""
+    if scheme.shares and not scheme.for_labels and architecture.kind == "decoder":
         raise UnsupportedModel(
-            f"{what} is for models that read: a model that generates would answer in ids that name no token",
-            "use obfuslm with --set aliases=2 or --bands for this model",
+            "rows = shared is for models that read: a model that generates would answer in ids that name no token",
+            "use obfuslm with --set aliases=2 or --bands for this model; for a classifier --scheme coarse",
         )
 
 

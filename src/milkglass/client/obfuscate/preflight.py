@@ -12,9 +12,9 @@ from milkglass.client.key.generate import require_delta, require_kind, reserved_
 from milkglass.client.layout import unknown
 from milkglass.client.obfuscate.covariant import new_width, require_layers
 from milkglass.client.obfuscate.scramble import mapped_configs
-from milkglass.errors import ModelError, UsageError
+from milkglass.errors import ModelError, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import of
+from milkglass.models.families import Architecture, of
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.schemes.scheme import Scheme
 
@@ -28,6 +28,7 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
     architecture = of(base)
     require_kind(architecture, scheme)
     require_delta(scheme, delta)
+    _require_padding(base, architecture, scheme)
     if odd := unknown(base.tensors):  # a folder with them could not be uploaded
         raise ModelError(
             f"{len(odd)} tensors have names that no supported model has, the first is {odd[0]!r}",
@@ -40,6 +41,15 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
     counts = np.full(size, scheme.copies, np.int64)
     counts[single_ids(base, architecture)] = 1
     mapped_configs(base, np.arange(size, dtype=np.int32), counts)
+
+
+def _require_padding(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> None:
+    """A decoder that classifies goes by the last id that is not padding: a batch of texts needs to know which that is."""
+    if scheme.for_labels and architecture.kind == "decoder" and base.config.get("pad_token_id") is None:
+        raise UnsupportedModel(
+            "the model's config names no padding, without which a decoder cannot be trained as a classifier",
+            "set pad_token_id in its config.json: the id of its padding token, or of the token that ends a text",
+        )
 
 
 def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> None:

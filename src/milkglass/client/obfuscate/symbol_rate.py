@@ -63,11 +63,10 @@ def rate_of(
     order = np.lexsort((np.arange(len(numbers)), -mass, numbers))
     commonest[order[np.unique(numbers[order], return_index=True)[1]]] = True
     running = np.bincount(numbers, sent, size)
-    used = running[running > 0] / max(1, running.sum())
     return SymbolRate(
         ids=size,
         most_bits=float(np.log2(size)),
-        bits=float(-(used * np.log2(used)).sum()) + 0.0,
+        bits=bits_in(running),
         running=_share(sent, commonest),
         content=_share(np.where(content, sent, 0), commonest),
         symbols=int((~alone).sum()),
@@ -76,6 +75,12 @@ def rate_of(
         unmet=int(unmet.sum()),
         unmet_running=_share(running, unmet),
     )
+
+
+def bits_in(occurrences: NDArray[np.number]) -> float:
+    """Bits a token of a text, by the shares of its ids. occurrences: (m',) of each id; of none at all: 0."""
+    used = occurrences[occurrences > 0] / max(1, occurrences.sum())
+    return float(-(used * np.log2(used)).sum()) + 0.0
 
 
 def _share(amounts: NDArray[np.number], which: NDArray[np.bool_]) -> float:

@@ -68,7 +68,10 @@ def counted(base: Checkpoint, data: Source, public: Source | None, regression: b
     """
     summary = checked(data, "regression" if regression else None)
     if summary.kind == "chat":
-        raise UsageError(f"{data.name} holds conversations", "coarse is for models that read: give text and label")
+        raise UsageError(
+            f"{data.name} holds conversations, and under coarse an id names no token that could be answered",
+            "give rows of text and label for a classifier; to train answers leave --scheme coarse out",
+        )
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
     size = len(codec.sigma)
     examples = list(read_examples(data, scores=regression))
