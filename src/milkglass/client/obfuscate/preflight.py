@@ -44,7 +44,7 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
 
 
 def _require_padding(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> None:
-    """A decoder that classifies goes by the last id that is not padding: a batch of texts needs to know which that is."""
+    """A decoder that classifies goes by the last id that is not padding, so that its config has to name the padding."""
     if scheme.for_labels and architecture.kind == "decoder" and base.config.get("pad_token_id") is None:
         raise UnsupportedModel(
             "the model's config names no padding, without which a decoder cannot be trained as a classifier",
