@@ -167,7 +167,7 @@ def test_a_decoder_of_symbols_is_asked_for_classes(stub: Stub, made: Path, tmp_p
         200, {"data": [{"index": 0, "label": "LABEL_1", "probs": [0.2, 0.8]}]}
     )
     stub.replies["POST /v1/fine_tuning/jobs"] = lambda h: h.answer(200, {"id": "job-1", "status": "queued"})
-    assert call("finetune", "mine", made / "train.jsonl", "--key", key, "--no-wait").exit_code == 0
+    assert call("finetune", "mine", made / "train.jsonl", "--key", key, "--detach").exit_code == 0
     (asked,) = [json.loads(body) for name, _, body in stub.calls if name == "POST /v1/fine_tuning/jobs"]
     assert asked["hyperparameters"]["task"] == "classification"
     told = document(call("classify", "mine", "the nurse", "--key", key, "--labels-of", "newest", "--json"))
@@ -176,6 +176,21 @@ def test_a_decoder_of_symbols_is_asked_for_classes(stub: Stub, made: Path, tmp_p
     assert asked["input"] == [codec.encode(["the nurse"]).ids[0].tolist()]
     (name,) = [n for n, number in (read_key(key, PASSPHRASE).info.labels or {}).items() if number == 1]
     assert name in json.dumps(told)
+
+
+def test_a_decoder_of_symbols_neither_answers_nor_learns_answers(stub: Stub, made: Path, tmp_path: Path) -> None:
+    key = decoder_key(made, tmp_path, stub)
+    before = len(stub.calls)
+    refused(call("generate", "mine", "the nurse", "--key", key), 3, "under this key an id names no token")
+    refused(call("generate", "mine", "the nurse", "--raw", "--key", key), 3, "use `milkglass classify`")
+    refused(call("chat", "mine", "--key", key, stdin="the nurse\n"), 3, "under this key an id names no token")
+    chats = written(tmp_path / "chats.jsonl", [{"instruction": "the nurse", "output": "called"}])
+    texts = written(tmp_path / "texts.jsonl", [{"text": "the nurse called"}])
+    for data in (chats, texts):
+        refused(call("finetune", "mine", data, "--key", key), 2, "these rows are for a model that generates")
+    run = ("encode", "--in", chats, "--out", tmp_path / "out.parquet", "--key", key)
+    refused(call(*run), 2, "these rows are for a model that generates")
+    assert not (tmp_path / "out.parquet").exists() and len(stub.calls) == before, "nothing was sent"
 
 
 def decoder_key(made: Path, folder: Path, stub: Stub) -> Path:

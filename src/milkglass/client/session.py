@@ -199,7 +199,7 @@ class Session(AbstractContextManager["Session"]):
             sampling: `stop_token_ids` are the codec's own where none are given.
 
         Raises:
-            UnsupportedModel: the model is an encoder.
+            UnsupportedModel: the model is an encoder, or the key's ids name no token.
         """
         ids = self.prompt(prompt) if isinstance(prompt, str) else prompt
         self.require_generator(model)
@@ -213,6 +213,11 @@ class Session(AbstractContextManager["Session"]):
         return Conversation(lambda turns: self._answer(model, self.codec.encode_chat(turns), sampling), start)
 
     def require_generator(self, model: str) -> None:
+        if not self.codec.readable:
+            raise UnsupportedModel(
+                "under this key an id names no token: no answer can be read",
+                "use `milkglass classify`; for answers make a key with --scheme obfuslm",
+            )
         if self.describe(model).get("kind") == "encoder":
             raise UnsupportedModel(f"{model} is an encoder: it cannot generate", "use `milkglass classify`")
 

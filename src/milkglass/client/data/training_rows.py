@@ -65,7 +65,14 @@ def checked(source: Source, task: str | None) -> Summary:
 
 def numbers_of(key: Key, train: Summary) -> Numbers:
     """How the labels are sent. Label names and a scale that the key knows stay unchanged, so that a second
-    fine-tune reads like the first; a scale only where it suits the data."""
+    fine-tune reads like the first; a scale only where it suits the data. Raises UsageError for rows of which nothing
+    could be learnt under this key."""
+    if train.task == "causal-lm" and key.shares:
+        raise UsageError(
+            "these rows are for a model that generates, and under this key an id names no token",
+            "name the column of labels with --label-column for a classifier; for answers make a key with "
+            "--scheme obfuslm",
+        )
     if train.task == "classification":
         return number_labels(in_secret_order(train.labels, key), key.info.labels)
     known = key.info.scale

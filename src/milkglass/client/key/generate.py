@@ -78,16 +78,12 @@ def scheme_for(base: Checkpoint, name: str = "obfuslm", **selected: Any) -> Sche
     return scheme_named(name, {**SCHEMES[name.removesuffix("+")].suggested(of(base).kind), **selected})
 
 
-def new_key(
-    base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes | None = None, in_symbols: bool = False
-) -> Key:
+def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes | None = None) -> Key:
     """A key for this model. scheme None: the one that `scheme_for` chooses. root None: a fresh secret; given: the key
-    that it makes, for attackers and recipes, whose keys are no secret. in_symbols: whether answers that name no tokens
-    are wanted."""
+    that it makes, for attackers and recipes, whose keys are no secret."""
     architecture = of(base)
     scheme = scheme or scheme_for(base)
-    if not in_symbols:
-        require_kind(architecture, scheme)
+    require_kind(architecture, scheme)
     info = KeyInfo.new(ref, architecture.kind, tokenizer_digest(base.folder), scheme.document())
     size = n = architecture.vocab_size
     if scheme.copies > 1:

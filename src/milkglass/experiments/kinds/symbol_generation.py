@@ -97,7 +97,7 @@ class SymbolGeneration(GeneratorTuning):
             return super().key(base, digest, parameters, run)
         secret = secret_of(self.seed)
         found = mapped(base, scheme, self._counted(base, run), lambda label: Stream(subkey(secret, digest, label)))
-        return new_key(base, self.model, found, digest, secret, in_symbols=True)
+        return new_key(base, self.model, found, digest, secret)
 
     def _counted(self, base: Checkpoint, run: RunFolder) -> CountedTexts:
         """Public text alone: what the rows of the symbols weigh can be read off them."""
