@@ -80,6 +80,21 @@ def test_a_symbol_of_one_token_is_that_token(public: Model) -> None:
     assert np.array_equal(found[:, 0], original.ids)
 
 
+def test_a_permutation_that_is_known_hides_nothing(public: Model) -> None:
+    """Every id has one token, and the attacker knows which: the ids of the text say nothing of it by themselves."""
+    sigma, original = np.random.default_rng(7).permutation(public.size), texts(10, 2)
+    alone = tuple(Group(sigma[[token]], np.array([token])) for token in range(public.size))
+    known = knowledge(public, candidates=Candidates(alone, tuple(np.zeros((1, 1)) for _ in alone)))
+    crossed = original.mapped(sigma)
+    assert (crossed.ids != original.ids).mean() > 0.9
+    guess = SymbolDecoder(epochs=1)(
+        Transcript((Tokens(crossed),), public.size), known, Budget(), np.random.default_rng(3)
+    )
+    assert guess.running is not None and guess.chances is not None
+    assert np.array_equal(guess.running[:, 0], original.ids)
+    assert (guess.chances[:, 0] == 1).all()
+
+
 def test_its_probabilities_are_of_members_alone_and_add_up(public: Model) -> None:
     symbols = Symbols(candidates(public.size), PAIRS + public.size - TOKENS, public.size)
     reader = SymbolReader(public, symbols, np.ones(public.size)).eval()

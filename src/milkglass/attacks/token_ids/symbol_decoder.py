@@ -16,6 +16,8 @@ logarithms are added with weights that are chosen on public text which the trans
     log P  =  v log P_transformer + w log P_chain + const,     v in 0, 0.2, ..., 2,  w in 0, 0.2, ..., 1
 
 The transformer knows both sides of a place and language in general; the chain knows the public text's own bigrams.
+With `reader`, a causal language model that has read far more goes through the members that these two list
+(symbol_language.py).
 
 **What it does not know.** Text of the client. An id that stands for one token is that token. Of a causal public model
 the layers see only what precedes a place.
@@ -32,6 +34,8 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks.forward import batches, body, places, stacked
+from milkglass.attacks.token_ids.decipherment.reader import CausalReader, unreadable
+from milkglass.attacks.token_ids.symbol_language import HELD_OUT, LanguageReader, Listed
 from milkglass.attacks.token_ids.text_in_context import Chain
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -43,6 +47,7 @@ from milkglass.threat.observations import Tokens, Transcript
 
 WEIGHTS = np.array([(v, w) for v in np.linspace(0, 2, 11) for w in np.linspace(0, 1, 6)])  # v, w above
 TRAINING = 0.8  # of the budget
+BEFORE_READING, CHOOSING = 0.5, 0.5  # where a language model reads after the training: of the budget, of what is left
 SCALE = 0.3  # of A at the start: embeddings' products are larger than logits of members are
 UNSEEN = 0.05  # occurrences of a token that the public text lacks
 READ = 512  # tokens read at a time
@@ -164,6 +169,18 @@ class Beliefs:
             surprise += np.logaddexp.reduce(both, axis=1) - both[:, true].sum(1)
         return np.asarray(WEIGHTS[surprise.argmin()])
 
+    def listed(self, texts: Sequences, weights: NDArray[np.float64], k: int) -> Listed:
+        """The k likeliest members of each place of texts of symbols. weights: v, w."""
+        result = np.full((len(texts.ids), k), NO_BELIEF, np.int64)
+        chances = np.zeros((len(texts.ids), k + 1))
+        for place, members, network, chain in self.read(texts):
+            both = weights @ np.stack([network, chain])
+            likely = np.exp(both - np.logaddexp.reduce(both))
+            best = np.argsort(-likely, kind="stable")[:k]
+            result[place, : len(best)], chances[place, : len(best)] = members[best], likely[best]
+            chances[place, -1] = max(0.0, 1 - likely[best].sum()) / max(1, len(members) - len(best))
+        return Listed(result, chances)
+
 
 @dataclass(frozen=True)
 class SymbolDecoder(Attack):
@@ -173,6 +190,9 @@ class SymbolDecoder(Attack):
         epochs: over the public text; fewer where the budget ends.
         held_out: the share of the public text by which the weights are chosen.
         k: how many members are listed.
+        reader: a causal model, embedded or in a folder, that weighs them where the public model is an encoder; where
+            that is causal itself, it does. None: nothing is weighed.
+        width: how many readings of a text go on in its beam search.
     """
 
     learning_rate: float = 3e-4
@@ -180,6 +200,8 @@ class SymbolDecoder(Attack):
     epochs: int = 8
     held_out: float = 0.1
     k: int = 10
+    reader: str | None = None
+    width: int = 4
 
     name = "symbol-decoder"
     title = "Symbols read by a transformer"
@@ -194,7 +216,9 @@ class SymbolDecoder(Attack):
         corpus = required(knowledge.corpus)
         if not len(corpus.ids):
             return "the public text holds no token"
-        return None if len(corpus) > 1 else "one public text cannot be trained on and held out"
+        if len(corpus) == 1:
+            return "one public text cannot be trained on and held out"
+        return None if self.reader is None else unreadable(required(knowledge.public_model), self.reader)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         public, corpus = required(knowledge.public_model), required(knowledge.corpus)
@@ -203,19 +227,19 @@ class SymbolDecoder(Attack):
         apart = corpus.chosen(order[: max(1, int(self.held_out * len(corpus)))])
         corpus = corpus.chosen(order[len(apart) :])
         reader = SymbolReader(public, symbols, corpus.counts(public.size).astype(np.float64) + UNSEEN)
-        self._train(reader, symbols, corpus, budget.part(TRAINING, budget.progress), rng)
+        share = TRAINING if self.reader is None else BEFORE_READING
+        self._train(reader, symbols, corpus, budget.part(share, budget.progress), rng)
         beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members)
         weights = beliefs.best_weights(apart.mapped(symbols.of_token), apart.ids)
         sent = transcript.tokens.mapped(symbols.of_id)
-        result = np.full((len(sent.ids), self.k), NO_BELIEF, np.int64)
-        chances = np.zeros((len(sent.ids), self.k + 1))
-        for place, members, network, chain in beliefs.read(sent):
-            both = weights @ np.stack([network, chain])
-            likely = np.exp(both - np.logaddexp.reduce(both))
-            best = np.argsort(-likely, kind="stable")[: self.k]
-            result[place, : len(best)], chances[place, : len(best)] = members[best], likely[best]
-            chances[place, -1] = max(0.0, 1 - likely[best].sum()) / max(1, len(members) - len(best))
-        return Guess(running=result, chances=chances)
+        listed = beliefs.listed(sent, weights, self.k)
+        if self.reader is not None and budget.left() > 0:
+            apart = apart.chosen(np.arange(len(apart))[:HELD_OUT])
+            known = beliefs.listed(apart.mapped(symbols.of_token), weights, self.k)
+            causal = CausalReader.of(public, self.reader, corpus)
+            language = LanguageReader.chosen(causal, self.width, apart, known, budget.part(CHOOSING), rng)
+            listed = language.read(sent, listed, budget)
+        return Guess(running=listed.tokens, chances=listed.chances)
 
     def _train(
         self, reader: SymbolReader, symbols: Symbols, corpus: Sequences, budget: Budget, rng: np.random.Generator

@@ -194,6 +194,12 @@ class CausalReader:
         return np.log(total.double().numpy() / max(1, len(states)) + LEAST)
 
     @torch.inference_mode()
+    def normaliser(self, states: torch.Tensor) -> Floats:
+        """(m,) the constant of each place: what is to be taken from `at` to have a logarithm of probabilities."""
+        parts = [torch.logsumexp(part @ self.head.T, 1) for part in states.split(64)]
+        return torch.cat([states.new_zeros(0), *parts]).double().numpy()
+
+    @torch.inference_mode()
     def at(self, read: ReadBatch, options: Ids, common: Floats) -> Floats:
         """(m, w) the formula above.
 
