@@ -211,15 +211,18 @@ def test_no_covariant_scheme_hides_the_ids(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", [0, 3])
-def test_at_its_published_settings_aloepri_hides_no_ids_of_a_real_model(layer: int, tmp_path: Path) -> None:
-    """SmolLM2: the first guess of all ids, without a word of text. Fifteen of its tokens have the row of another."""
+@pytest.mark.parametrize(("layer", "least"), [(0, 0.99), (3, 0.9)])
+def test_at_its_published_settings_aloepri_hides_no_ids_of_a_real_model(
+    layer: int, least: float, tmp_path: Path
+) -> None:
+    """SmolLM2: the first guess of all ids, without a word of text. Fifteen of its tokens have the row of another. A
+    later layer reads less, since noise goes through those before it."""
     base = Checkpoint.open(resolve("demo:smollm2"))
     transcript, sigma = uploaded(base, AloePri(), tmp_path / "out")
     known = Knowledge(public_model=Model.open(base.folder))
     table = NeuronAlignment(layer=layer)(transcript, known, Budget(), np.random.default_rng(1)).table
     assert table is not None
-    assert (table[sigma, 0] == np.arange(len(sigma))).mean() >= 0.99
+    assert (table[sigma, 0] == np.arange(len(sigma))).mean() >= least
 
 
 def test_noise_in_few_directions_is_weighed_down() -> None:

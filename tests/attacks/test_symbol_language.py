@@ -106,6 +106,23 @@ def test_a_reader_that_says_nothing_gets_no_weight(encoder: Model, tmp_path: Pat
     assert share(read(encoder, str(folder))) == pytest.approx(share(read(encoder, None)), abs=0.05)
 
 
+def test_the_strength_is_chosen_by_the_tokens_that_count(llama: LlamaForCausalLM) -> None:
+    """Of fillers every reading is the same, and then nothing speaks for the reader."""
+    reader, texts = CausalReader(view(llama), Spelling.itself(N)), written(30, 5)
+    symbols = {int(token): one for one in members() for token in one}
+    options, rng = np.full((len(texts.ids), TOPICS), NO_BELIEF), np.random.default_rng(6)
+    for place, token in enumerate(texts.ids.tolist()):
+        options[place, : len(symbols[token])] = rng.permutation(symbols[token])
+
+    def strength(counted: np.ndarray) -> float:
+        draws = np.random.default_rng(0)
+        return LanguageReader.chosen(reader, 8, texts, listed(options), counted, Budget(), draws).strength
+
+    assert strength(np.arange(N) < START) == 0
+    assert strength(np.arange(N) >= START) > 0
+    assert SymbolDecoder().commonest == 0
+
+
 # --- the beam search ------------------------------------------------------------------------------------------------
 def listed(options: Ids) -> Listed:
     """Equal chances."""

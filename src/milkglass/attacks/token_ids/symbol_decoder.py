@@ -193,6 +193,8 @@ class SymbolDecoder(Attack):
         reader: a causal model, embedded or in a folder, that weighs them where the public model is an encoder; where
             that is causal itself, it does. None: nothing is weighed.
         width: how many readings of a text go on in its beam search.
+        commonest: tokens of the public text that do not count when the language model's weight is chosen. 0: as many
+            tokens as can be are to be read; 150: as many content tokens.
     """
 
     learning_rate: float = 3e-4
@@ -202,6 +204,7 @@ class SymbolDecoder(Attack):
     k: int = 10
     reader: str | None = None
     width: int = 4
+    commonest: int = 0
 
     name = "symbol-decoder"
     title = "Symbols read by a transformer"
@@ -237,7 +240,9 @@ class SymbolDecoder(Attack):
             apart = apart.chosen(np.arange(len(apart))[:HELD_OUT])
             known = beliefs.listed(apart.mapped(symbols.of_token), weights, self.k)
             causal = CausalReader.of(public, self.reader, corpus)
-            language = LanguageReader.chosen(causal, self.width, apart, known, budget.part(CHOOSING), rng)
+            counted = np.ones(public.size, np.bool_)
+            counted[np.argsort(-corpus.counts(public.size), kind="stable")[: self.commonest]] = False
+            language = LanguageReader.chosen(causal, self.width, apart, known, counted, budget.part(CHOOSING), rng)
             listed = language.read(sent, listed, budget)
         return Guess(running=listed.tokens, chances=listed.chances)
 

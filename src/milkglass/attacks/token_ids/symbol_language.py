@@ -16,6 +16,9 @@ and so a, u' in WEIGHTS are those by which the true tokens of that public text a
 place is the best reading's token, or the one with the largest P: whichever reads more of that text. Of a text that the
 decoder reads badly, the likeliest text as a whole has fewer right tokens than the likeliest tokens one by one.
 
+"Most" and "more" are of the tokens that count. An attacker who wants content leaves out the commonest, which a large u
+misses.
+
 Out of scope: members that are not listed; what a token's further ids in the reader's spelling say.
 """
 
@@ -25,6 +28,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
 from milkglass.attacks.token_ids.decipherment.reader import FEW, CausalReader
@@ -92,6 +96,7 @@ class LanguageReader:
         width: int,
         texts: Sequences,
         listed: Listed,
+        counted: NDArray[np.bool_],
         budget: Budget,
         rng: np.random.Generator,
     ) -> LanguageReader:
@@ -99,6 +104,7 @@ class LanguageReader:
 
         Args:
             listed: of the texts' places.
+            counted: (n,) which public tokens count when u is chosen.
         """
         reading = Sequences(listed.tokens[:, 0], texts.lengths)
         states = [one.states for one in reader.reads(reading, np.arange(len(texts)))]
@@ -107,14 +113,15 @@ class LanguageReader:
         readings = [
             replace(plain, strength=one).best(texts, listed) for one in STRENGTHS if budget.left() > 0 or not one
         ]
-        right = [int((one == texts.ids).sum()) for one in readings]
+        here = counted[texts.ids]
+        right = [int((one == texts.ids)[here].sum()) for one in readings]
         number = int(np.argmax(right))
         said = plain.said(Sequences(readings[number], texts.lengths), listed.tokens)
         true = listed.tokens == texts.ids[:, None]
         weighed = [listed.weighed(said, (a, u)) for a, u in WEIGHTS]
         least = int(np.argmin([-np.log(one[true] + 1e-30).sum() for one in weighed]))
         likeliest = np.take_along_axis(listed.tokens, weighed[least].argmax(1)[:, None], 1)[:, 0]
-        (a, u), whole = WEIGHTS[least], right[number] >= int((likeliest == texts.ids).sum())
+        (a, u), whole = WEIGHTS[least], right[number] >= int((likeliest == texts.ids)[here].sum())
         return replace(plain, strength=STRENGTHS[number], weights=(float(a), float(u)), whole=whole)
 
     def read(self, texts: Sequences, listed: Listed, budget: Budget) -> Listed:
