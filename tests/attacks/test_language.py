@@ -36,13 +36,15 @@ from tests.attacks.topics import (
     TOPICS,
     WORDS,
     N,
-    encoder_in,
-    reader_in,
+    encoder,
+    reader,
     trained,
     view,
     word,
     written,
 )
+
+__all__ = ["encoder", "reader"]
 
 
 @dataclass(frozen=True)
@@ -78,16 +80,6 @@ def corpus() -> Sequences:
 @pytest.fixture(scope="module")
 def llama(corpus: Sequences) -> LlamaForCausalLM:
     return trained(N, corpus)
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return encoder_in(tmp_path_factory.mktemp("encoder"))
-
-
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory, llama: LlamaForCausalLM) -> Path:
-    return reader_in(tmp_path_factory.mktemp("reader"), llama)
 
 
 def test_it_tells_what_decipherment_cannot(llama: LlamaForCausalLM, corpus: Sequences) -> None:

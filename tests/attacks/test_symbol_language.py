@@ -22,7 +22,22 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Tokens, Transcript
-from tests.attacks.topics import FILLERS, FIRST, TOPICS, WORDS, N, encoder_in, reader_in, trained, view, word, written
+from tests.attacks.topics import (
+    FILLERS,
+    FIRST,
+    TOPICS,
+    WORDS,
+    N,
+    encoder,
+    reader,
+    reader_in,
+    trained,
+    view,
+    word,
+    written,
+)
+
+__all__ = ["encoder", "reader"]
 
 START = FIRST + FILLERS  # of the words
 PRIVATE = written(40, 2)
@@ -31,16 +46,6 @@ PRIVATE = written(40, 2)
 @pytest.fixture(scope="module")
 def llama() -> LlamaForCausalLM:
     return trained(N, written(600, 1), 200, fillers=True)
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return encoder_in(tmp_path_factory.mktemp("encoder"))
-
-
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory, llama: LlamaForCausalLM) -> Path:
-    return reader_in(tmp_path_factory.mktemp("reader"), llama)
 
 
 def members() -> list[Ids]:

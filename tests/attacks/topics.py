@@ -11,6 +11,7 @@ import copy
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
@@ -98,3 +99,14 @@ def reader_in(folder: Path, llama: LlamaForCausalLM) -> Path:
     turned.config.bos_token_id = N - 1
     turned.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return encoder_in(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory, llama: LlamaForCausalLM) -> Path:
+    """Of the module's own `llama`."""
+    return reader_in(tmp_path_factory.mktemp("reader"), llama)

@@ -10,8 +10,8 @@ cluster, and the public text says which follows which,
 (Witten and Bell), P(b) the token's share of the public text. Forward and backward sums give the posterior of every
 member at every place, all texts by themselves; the guess ranks the members by it.
 
-**What it does not know.** More than one token to each side; the order of clusters beyond that. A language model that
-reads whole texts would read more (language.py, which aggregates over ids and so cannot be used here).
+**What it does not know.** More than one token to each side; the order of clusters beyond that. language.py aggregates
+over ids and so cannot be used here; symbol_decoder.py reads whole texts, and can have a language model beside it.
 """
 
 from __future__ import annotations
