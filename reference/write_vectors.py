@@ -19,6 +19,7 @@ import key as literal_key
 import key_files
 import noise as literal_noise
 import obfuslm as literal_obfuslm
+import responses as literal_responses
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 ROOT = bytes(range(32))
@@ -110,9 +111,22 @@ def rounded_noise() -> None:
     write("noise", "exact samples of round(ratio Z) from the key stream of one sub-key", key=key.hex(), cases=cases)
 
 
+def responses() -> None:
+    key, values, ids = literal_key.subkey(ROOT, DIGEST, "responses"), [2, 5, 7, 11], [7, 3, 2, 11, 5, 5] * 4
+    cases = [
+        {"epsilon": one, "weight": literal_responses.weight(one), "sent": literal_responses.sent(key, one, values, ids)}
+        for one in (0.1, 1.0, 3.0)
+    ]
+    write(
+        "responses", "ids exchanged by randomised response over four values, from the key stream of one sub-key",
+        key=key.hex(), values=values, ids=ids, cases=cases,
+    )  # fmt: skip
+
+
 if __name__ == "__main__":
     derivations()
     rounded_noise()
+    responses()
     obfuslm()
     aliases()
     key_files.write_all(write, ROOT, DIGEST)

@@ -28,6 +28,24 @@ def coarse(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return scene_of(Coarse(SYMBOLS, map=SymbolMap.of(numbers, np.ones(tiny.VOCAB))), tmp_path_factory.mktemp("coarse"))
 
 
+@pytest.fixture(scope="module")
+def exchanged(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    numbers = np.arange(tiny.VOCAB)
+    numbers[4:] = 4 + np.random.default_rng(5).permutation(numbers[4:] % SYMBOLS)
+    scheme = Coarse(SYMBOLS, epsilon=1.0, map=SymbolMap.of(numbers, np.ones(tiny.VOCAB)))
+    return scene_of(scheme, tmp_path_factory.mktemp("exchanged"))
+
+
+def test_exchanged_ids_cross_as_often_as_the_mechanism_says_and_special_ones_as_they_are(exchanged: Scene) -> None:
+    knowledge, truth = exchanged.adversaries[-1].knowledge, exchanged.truth
+    assert truth.original is not None and knowledge.symbols is not None and knowledge.responses is not None
+    expected, crossed = knowledge.symbols[truth.original.ids], exchanged.transcript.tokens.ids
+    special = truth.original.ids < 4
+    assert np.array_equal(expected[special], crossed[special])
+    assert len(knowledge.responses.values) == SYMBOLS
+    assert (expected == crossed)[~special].mean() == pytest.approx(knowledge.responses.kept, abs=0.03)
+
+
 def test_what_crosses_is_the_map_of_what_was_written(coarse: Scene) -> None:
     knowledge, truth = coarse.adversaries[-1].knowledge, coarse.truth
     assert coarse.transcript.size == SYMBOLS + 4 < tiny.VOCAB
@@ -43,15 +61,17 @@ def test_candidates_of_a_map_are_the_tokens_of_each_symbol() -> None:
     assert [one.shape for one in found.likelihood] == [(1, 2), (1, 3), (1, 1)]
 
 
+@pytest.mark.parametrize("which", ["coarse", "exchanged"])
 @pytest.mark.parametrize("name", ATTACKS)
-def test_every_attack_runs_or_says_why_not(coarse: Scene, name: str) -> None:
+def test_every_attack_runs_or_says_why_not(which: str, name: str, request: pytest.FixtureRequest) -> None:
+    scene: Scene = request.getfixturevalue(which)
     attack = ATTACKS[name]
-    for adversary in coarse.adversaries:
-        reason = why_not(attack, coarse.transcript, adversary.knowledge)
+    for adversary in scene.adversaries:
+        reason = why_not(attack, scene.transcript, adversary.knowledge)
         assert reason is None or len(reason) > 10
         if reason is None and attack.min_seconds == 0:
-            guess = attack(coarse.transcript, adversary.knowledge, Budget(20), np.random.default_rng(1))
-            assert score(guess, coarse.truth, NOTHING).measures
+            guess = attack(scene.transcript, adversary.knowledge, Budget(20), np.random.default_rng(1))
+            assert score(guess, scene.truth, NOTHING).measures
 
 
 def test_the_commonest_token_of_each_symbol_is_graded(coarse: Scene) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.token_ids.symbol_decoder import Beliefs, SymbolDecoder, SymbolReader, Symbols
+from milkglass.attacks.token_ids.symbol_decoder import Beliefs, SymbolDecoder
+from milkglass.attacks.token_ids.symbol_reader import SymbolReader, Symbols
 from milkglass.attacks.token_ids.text_in_context import TextInContext
 from milkglass.models.view import Model
+from milkglass.noise.responses import RandomisedResponse
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import why_not
 from milkglass.threat.budget import Budget
@@ -168,3 +172,60 @@ def test_what_the_decoder_states_agrees_with_what_it_reads(public: Model) -> Non
     several = original.ids < TOKENS
     assert guess.chances[several, :2].sum(1) == pytest.approx(1, abs=1e-6)
     assert guess.chances[several, 0].mean() > 0.7
+
+
+# --- ids that are exchanged where they occur --------------------------------------------------------------------------
+EXCHANGED = RandomisedResponse(np.arange(PAIRS), 2.0)
+
+
+def test_tokens_of_all_exchanged_symbols_are_weighed_and_their_own_are_likelier(public: Model) -> None:
+    """A body without a word to say: probabilities are counts times P(s | t), by hand."""
+    symbols = Symbols(candidates(public.size), PAIRS + public.size - TOKENS, public.size, EXCHANGED)
+    reader = SymbolReader(public, symbols, np.ones(public.size)).eval()
+    with torch.no_grad():
+        reader.turn.weight.zero_()
+    beliefs = Beliefs(reader, symbols.chain(texts(400, 1)), symbols.members)
+    found = list(beliefs.read(Sequences.of([[3, 0, PAIRS + 4]])))
+    assert [len(members) for _, members, _, _ in found] == [TOKENS, TOKENS, 1]
+    assert found[2][1].tolist() == [TOKENS + 4]
+    for (_, members, network, _), symbol in zip(found[:2], (3, 0), strict=True):
+        own = np.isin(members, [2 * symbol, 2 * symbol + 1])
+        weight = np.where(own, np.exp(2.0), 1.0)
+        assert np.exp(network) == pytest.approx(weight / weight.sum(), rel=1e-5)
+
+
+def test_the_chain_weighs_what_an_exchanged_id_may_stand_for(public: Model) -> None:
+    """Without neighbours: P(t) P(s | t), counted from the public text a second time."""
+    symbols = Symbols(candidates(public.size), PAIRS + public.size - TOKENS, public.size, EXCHANGED)
+    corpus = texts(400, 1)
+    chain = symbols.chain(corpus)
+    counts = corpus.counts(public.size)[chain.members(3)] * np.where(np.isin(chain.members(3), [6, 7]), np.exp(2.0), 1)
+    believed = chain.read(np.array([3]), False)[0]
+    assert believed / believed.sum() == pytest.approx(counts / counts.sum(), rel=2e-3)  # unseen tokens have a share
+
+
+def test_public_text_is_exchanged_as_often_as_the_mechanism_says(public: Model) -> None:
+    symbols = Symbols(candidates(public.size), PAIRS + public.size - TOKENS, public.size, EXCHANGED)
+    tokens = np.tile(np.array([6, 7, TOKENS + 1]), (5000, 1))
+    sent = symbols.sent(tokens, np.random.default_rng(1))
+    kept = float((sent[:, :2] == 3).mean())
+    assert kept == pytest.approx(EXCHANGED.kept, abs=0.02)
+    assert (sent[:, 2] == PAIRS + 1).all()
+    others = np.bincount(sent[:, :2].ravel(), minlength=PAIRS)[np.arange(PAIRS) != 3]
+    assert others.min() > 0.7 * others.mean()
+
+
+def test_texts_of_exchanged_ids_are_read_better_than_one_by_one(public: Model) -> None:
+    """The last token says whether the first is odd. Read by the mechanism alone, the best guess is right in half of the
+    places that were sent as they are."""
+    original, rng = texts(80, 2), np.random.default_rng(5)
+    whole = sent(original, public.size)
+    symbols = Symbols(candidates(public.size), whole.size, public.size, EXCHANGED)
+    crossed = replace(original, ids=symbols.sent(original.ids, rng))
+    transcript = Transcript((Tokens(crossed),), whole.size)
+    torch.manual_seed(1)
+    decoder = SymbolDecoder(learning_rate=3e-3, epochs=25)
+    found = decoder(transcript, knowledge(public, responses=EXCHANGED), Budget(), rng).running
+    assert found is not None
+    kept = (crossed.ids == symbols.of_token[original.ids])[original.ids < TOKENS].mean()
+    assert kept / 2 + 0.1 < share(found, original) <= kept + 0.1

@@ -188,6 +188,30 @@ def test_the_rate_by_hand() -> None:
     assert rate.content == pytest.approx(1 / 4)
 
 
+def test_the_rate_of_exchanged_symbols_by_hand() -> None:
+    """Two symbols and a special token; with e^epsilon = 3 a symbol is sent as it is with a chance of 3/4.
+
+    H(1/4, 3/4) bits of a sent symbol are chance, so two symbols have 2^(1 - H) as much room as that many certain ones.
+    6 and 2 tokens become 6 * 3/4 + 2 * 1/4 = 5 and 3 on average.
+    """
+    scheme = Coarse(2, epsilon=log(3), map=SymbolMap.of(np.array([2, 0, 0, 1, 1]), np.ones(5)))
+    counts, sent = np.array([0, 9, 1, 1, 9]), np.array([0, 4, 2, 1, 1])
+    rate = rate_of(scheme, counts, sent, np.array([False, False, True, True, True]), np.array([0]))
+    chance = -(0.75 * log2(0.75) + 0.25 * log2(0.25))
+    assert rate.most_bits == pytest.approx(log2(1 + 2 ** (1 - chance)))
+    assert rate.bits == pytest.approx(-(5 / 8 * log2(5 / 8) + 3 / 8 * log2(3 / 8)) - chance)
+    assert (rate.epsilon, rate.kept) == (log(3), pytest.approx(0.75))
+    assert rate.running == pytest.approx(0.75 * 5 / 8)
+    assert rate.content == pytest.approx(0.75 * 1 / 4)
+
+
+def test_an_epsilon_is_above_0() -> None:
+    with pytest.raises(UsageError, match="epsilon is 0"):
+        Coarse(epsilon=0)
+    assert scheme_named("coarse", {"epsilon": 2}).document()["epsilon"] == 2
+    assert "epsilon" not in Coarse().document()
+
+
 # --- rows, maps, parameters -------------------------------------------------------------------------------------------
 def test_a_row_is_the_weighted_mean_of_its_tokens() -> None:
     rows = SymbolMap.of(np.array([1, 0, 0, 1]), np.array([1.0, 1, 3, 1])).mixture()

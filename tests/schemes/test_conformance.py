@@ -12,7 +12,7 @@ import torch
 
 from milkglass.attacks.embeddings.ednn import EDNN
 from milkglass.audit.key_scene import AuditFiles, build
-from milkglass.client.codec.aliases import AliasChoices
+from milkglass.client.codec.aliases import AliasChoices, responses_of
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import seal, unseal
 from milkglass.client.key.generate import new_key, scheme_of
@@ -71,6 +71,7 @@ VARIANTS = (
     Target("obfuslm+", ObfusLM(4, 1.0, 0.9, plus=Plus(k=4, beta=0.8)), "llama-untied"),
     Target("coarse", Coarse(20, map=kept_map()), "bert"),
     Target("coarse, an id that must not move", Coarse(20, map=kept_map()), "roberta"),
+    Target("coarse, exchanged", Coarse(20, epsilon=1.0, map=kept_map()), "bert"),
     Target("aloepri", AloePri(expansion=8), "llama-tied"),
     Target("orthogonal", Orthogonal(), "llama-untied"),
     Target("permuted", Permuted(), "qwen2"),
@@ -132,7 +133,12 @@ def test_what_the_client_sends_is_permuted_and_comes_back(case: Case) -> None:
     (sent,) = codec.encode([TEXTS[0]]).ids
     plain = codec.tokenizer(TEXTS[0])["input_ids"]
     choices = AliasChoices.of(case.key)
-    if choices is None:
+    if codec.responses is not None:
+        exchanged = codec.responses.values.tolist()
+        for one, token in zip(sent.tolist(), plain, strict=True):
+            own = int(case.key.first[token])
+            assert one in (exchanged if own in exchanged else [own])
+    elif choices is None:
         assert [int(one) for one in sent] == [int(case.key.first[one]) for one in plain]
     else:
         for one, token in zip(sent.tolist(), plain, strict=True):
@@ -161,8 +167,10 @@ def test_a_transcript_holds_what_really_crosses(case: Case, tmp_path: Path) -> N
 
 
 def _named(key: Key, texts: list[np.ndarray]) -> set[bytes]:
-    """What the ids of each text name, whichever of several was drawn: tokens, or clusters."""
+    """What the ids of each text name, whichever of several was drawn: tokens, or clusters, or any exchanged id."""
     what = key.inverse
+    if (responses := responses_of(key)) is not None:
+        what[responses.values] = what[responses.values[0]]
     for group in key.groups or []:
         what[np.isin(what, group)] = group[0]
     return {what[one.astype(np.int64)].tobytes() for one in texts}

@@ -16,6 +16,7 @@ import torch
 from milkglass.attacks.embeddings.known_weight import overlaid
 from milkglass.audit.decontaminate import without_private
 from milkglass.audit.scene import ALIKE, KNOWN, LEAST, OTHER, Adversary, Scene, require_enough, require_texts
+from milkglass.client.codec.aliases import responses_of
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.data_file import Source
 from milkglass.client.data.texts import PrivateTexts, pieces, read, unmarked
@@ -191,7 +192,8 @@ def assemble(
     )
     if key.token_symbols is not None:  # the map hides nothing: anyone solves the rows for it
         symbols = key.first.astype(np.int64)
-        bare = replace(bare, symbols=symbols, candidates=Candidates.of_symbols(symbols))
+        known = Candidates.of_symbols(symbols)
+        bare = replace(bare, symbols=symbols, candidates=known, responses=responses_of(key))
     others = []
     for name, text in attackers.items():
         own = replace(text, public=without_private(text.public, sent, codec.tokenizer))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from milkglass.client.codec.aliases import drawn_from
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import Encoded
 from milkglass.client.key.generate import new_key, scheme_of
@@ -28,20 +29,21 @@ from milkglass.noise.root import SECRET
 from milkglass.noise.stream import Stream, subkey
 from milkglass.papers import Paper
 from milkglass.schemes.catalogue import scheme_named
+from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.scheme import Scheme
 from milkglass.threat.defence import Defence, LabelledTexts
 
 
 @dataclass(frozen=True)
 class TableClient(TokenClient):
-    """Where a token has several ids, the choice follows from the secret and the text: the same text is sent equally
+    """Where ids are drawn, the choice follows from the secret and the text: the same text is sent equally
     again, which shows that it is the same, and a recipe's cells can be made again. (A `Codec` alone draws anew.)"""
 
     def before(self, texts: Sequence[str]) -> list[str]:
         return list(texts)
 
     def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
-        if self.codec.choices is None:
+        if not self.codec.draws:
             return super().encoded(texts, pairs)
         result = [
             self._drawn(text, pair).encode([text], None if pair is None else [pair], truncate=True)
@@ -53,7 +55,7 @@ class TableClient(TokenClient):
 
     def _drawn(self, text: str, pair: str | None) -> Codec:
         whole = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())
-        return replace(self.codec, draw=Stream(whole.digest()).uniform)
+        return replace(self.codec, draw=drawn_from(Stream(whole.digest())))
 
 
 def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = "", digest: str = "") -> Key:
@@ -98,8 +100,8 @@ class Plain(Defence):
 
 @dataclass(frozen=True)
 class TableDefence(Defence):
-    """A scheme of `schemes/`: the vocabulary permuted, the tables rewritten. It has no guarantee: ObfusLM's
-    (k, epsilon)-anonymity is nominal, since its sensitivity depends on the data.
+    """A scheme of `schemes/`: the vocabulary permuted, the tables rewritten. It has no guarantee, but for a coarse
+    vocabulary with an epsilon: ObfusLM's (k, epsilon)-anonymity is nominal, since its sensitivity depends on the data.
 
     Attributes:
         bands: the factor of frequency bands that are counted on the corpus. None: no bands, or bands that the scheme
@@ -111,6 +113,15 @@ class TableDefence(Defence):
 
     name: ClassVar[str] = "table"
     paper: ClassVar[Paper | None] = None
+
+    @property
+    def guarantee(self) -> str | None:
+        if not isinstance(self.scheme, Coarse) or self.scheme.epsilon is None:
+            return None
+        return (
+            f"{self.scheme.epsilon:g}-DP locally for one token that shares its symbol, between all such tokens; the "
+            "map of symbols is public, and was found from the corpus"
+        )
 
     def document(self) -> dict[str, Any]:
         """Bands by their factor: the corpus says the rest."""

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from milkglass import __version__, files
+from milkglass.client.codec.aliases import drawn_from
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.key import Key
 from milkglass.defences.obfuscated_tables import key_from
@@ -102,12 +103,12 @@ def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: Schem
 
 
 def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
-    """Where a token has several ids, the key decides which of them is taken, so that a run gives the same data again.
+    """Where ids are drawn, they are drawn from the key, so that a run gives the same data again.
 
     Args:
         purpose: each has draws of its own, however much of a run was done before it was stopped.
     """
-    return Codec.open(key, folder, key.stream(f"choices/{purpose}").uniform)
+    return Codec.open(key, folder, drawn_from(key.stream(f"choices/{purpose}")))
 
 
 def require_same_run(out: Path, this: Mapping[str, Any]) -> None:

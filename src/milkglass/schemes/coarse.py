@@ -13,10 +13,13 @@ keeps more of it. What is not hidden: lengths, which texts are equal, the labels
 itself, which anyone solves from the rows. It was found from the client's labels, so it says of tokens, log2(m) bits
 each at most, how texts that hold them were labelled.
 
+With `epsilon` the client exchanges a symbol for another at each occurrence by randomised response (noise/responses.py):
+then a token that shares a symbol is epsilon-DP locally, given the map, and a reader's odds for any two such tokens move
+by a factor of exp(epsilon) at most for each of their occurrences.
+
 A decoder is trained as a classifier too. Out of scope: text that it generates, since an answer in symbols names no
-tokens; whether a client's small model can choose them is measured in experiments/kinds/symbol_generation.py. Soft maps,
-which draw one of several symbols at each occurrence and so bound the posterior of a token, and maps that are learnt
-with an information-bottleneck objective are not built.
+tokens; whether a client's small model can choose them is measured in experiments/kinds/symbol_generation.py. Maps that
+are learnt with an information-bottleneck objective are not built.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ class Coarse(Scheme):
         function_words: so many of the commonest tokens keep symbols of their own.
         least_bits: h, the least entropy of the tokens of a symbol, in bits.
         most_share: p_max, the largest share of one token in the mass of its symbol.
+        epsilon: of the exchange of symbols at each occurrence; None: they are sent as they are.
         way: how the map is found: by "kmeans" from vectors and label scores, or "learnt" with the task.
         kmeans, learnt: parameters of each way.
         map: the map; None: it is not found yet.
@@ -64,6 +68,7 @@ class Coarse(Scheme):
     function_words: int = limited(0)
     least_bits: float = limited(1.0)
     most_share: float = limited(0.8, above=0, most=1)
+    epsilon: float | None = limited(None, above=0, most=30)
     way: Literal["kmeans", "learnt"] = "kmeans"
     kmeans: KMeans = KMeans()
     learnt: Learnt = Learnt()

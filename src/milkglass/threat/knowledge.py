@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.models.view import Model
 from milkglass.noise.grid import AddedNoise
+from milkglass.noise.responses import RandomisedResponse
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.observations import Activations
 from milkglass.threat.training_step import SharedStep
@@ -59,6 +60,22 @@ class Candidates:
         groups = tuple(Group(np.array([row]), members) for row, members in zip(rows.tolist(), parts, strict=True))
         return cls(groups, tuple(np.zeros((1, len(members))) for members in parts))
 
+    def exchanged(self, responses: RandomisedResponse) -> Candidates:
+        """What ids can stand for that were exchanged with each other where they occur: any token of these ids, and
+        likelier one of their own. Of candidates whose groups have one row each."""
+        at = [i for i, one in enumerate(self.groups) if np.isin(one.rows, responses.values).all()]
+        if not at:
+            return self
+        own = [self.groups[i].members for i in at]
+        ends = np.cumsum([len(one) for one in own])
+        likelihood = np.zeros((len(at), int(ends[-1])))
+        for row, (end, members) in enumerate(zip(ends.tolist(), own, strict=True)):
+            likelihood[row, end - len(members) : end] = responses.advantage
+        merged = Group(np.concatenate([self.groups[i].rows for i in at]), np.concatenate(own))
+        rest = [i for i in range(len(self.groups)) if i not in {*at}]
+        groups = (*(self.groups[i] for i in rest), merged)
+        return Candidates(groups, (*(self.likelihood[i] for i in rest), likelihood))
+
     @property
     def solved(self) -> tuple[Group, ...]:
         """Groups that were worked out; the others are a solver's best guess for what was left over."""
@@ -89,6 +106,7 @@ class Knowledge:
         shared: whether an id stands for a cluster instead of a token, by the scheme.
         symbols: (n,) the scrambled id of each public token, where many tokens have one id and that map is known: so the
             attacker can write any public text as it would be sent.
+        responses: by which such an id is exchanged for another where it occurs, by the scheme; None: it is not.
         step: the model whose gradients are shared, and its loss.
         labels, lengths: (b,) the class of each text behind the gradients, in their order, and its tokens, special ones
             too.
@@ -106,6 +124,7 @@ class Knowledge:
     aliases: int = 1
     shared: bool = False
     symbols: Ids | None = None
+    responses: RandomisedResponse | None = None
     step: SharedStep | None = None
     lengths: Ids | None = None
     noise: AddedNoise | None = None

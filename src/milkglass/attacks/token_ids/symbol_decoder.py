@@ -10,8 +10,9 @@ turns public text into symbols, which needs no secret, and trains the public mod
     output    log P(t | symbols) = log softmax over the members t of the place's symbol of  <A h, E_t> + b_t
 
 h is the place's last hidden state, E the public table, b starts as the logarithm of the counts and A, (d, d), as a
-multiple of the identity. A hidden Markov chain over the members (text_in_context.py) reads the same texts. Their
-logarithms are added with weights that are chosen on public text which the transformer was not trained on:
+multiple of the identity; symbol_reader.py has it, and what changes where ids are exchanged at random. A hidden Markov
+chain over the members (text_in_context.py) reads the same texts. Their logarithms are added with weights that are
+chosen on public text which the transformer was not trained on:
 
     log P  =  v log P_transformer + w log P_chain + const,     v in 0, 0.2, ..., 2,  w in 0, 0.2, ..., 1
 
@@ -26,106 +27,30 @@ the layers see only what precedes a place.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.attacks.forward import batches, body, places, stacked
+from milkglass.attacks.forward import batches, places, stacked
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, unreadable
 from milkglass.attacks.token_ids.symbol_language import HELD_OUT, LanguageReader, Listed
+from milkglass.attacks.token_ids.symbol_reader import SymbolReader, Symbols
 from milkglass.attacks.token_ids.text_in_context import Chain
-from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
 WEIGHTS = np.array([(v, w) for v in np.linspace(0, 2, 11) for w in np.linspace(0, 1, 6)])  # v, w above
 TRAINING = 0.8  # of the budget
 BEFORE_READING, CHOOSING = 0.5, 0.5  # where a language model reads after the training: of the budget, of what is left
-SCALE = 0.3  # of A at the start: embeddings' products are larger than logits of members are
 UNSEEN = 0.05  # occurrences of a token that the public text lacks
 READ = 512  # tokens read at a time
-
-
-class Symbols:
-    """Which tokens each symbol stands for.
-
-    Attributes:
-        of_id: (n',) the symbol of each id that crosses.
-        of_token: (n,) the symbol of each public token.
-        members: public tokens, an array a symbol. The last symbol is of ids and tokens that are in no group.
-    """
-
-    def __init__(self, candidates: Candidates, ids: int, tokens: int) -> None:
-        """ids: n'. tokens: n."""
-        rest = len(candidates.groups)
-        self.of_id, self.of_token = np.full(ids, rest, np.int64), np.full(tokens, rest, np.int64)
-        for number, group in enumerate(candidates.groups):
-            self.of_id[group.rows], self.of_token[group.members] = number, number
-        self.members = (*(one.members for one in candidates.groups), np.flatnonzero(self.of_token == rest))
-
-    def chain(self, corpus: Sequences) -> Chain:
-        """Over the symbols, in the place of ids."""
-        groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.members) if len(one))
-        alike = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
-        return Chain(alike, corpus, len(self.members), len(self.of_token))
-
-
-class SymbolReader(torch.nn.Module):
-    """Texts of symbols to log-probabilities of the members at each place. Only members are scored: with 64 symbols for
-    30,522 tokens that is some hundredth of the products with the whole table.
-
-    Attributes:
-        several: (s,) whether a symbol has more than one member.
-        rank: (n,) where each token lies among the members of its symbol.
-        table: (n, d) the public rows, those of one symbol beside each other.
-        bias: (n,) in the same order.
-    """
-
-    def __init__(self, public: Model, symbols: Symbols, counts: NDArray[np.float64]) -> None:
-        super().__init__()
-        sizes = np.array([len(one) for one in symbols.members])
-        order, starts = np.concatenate(symbols.members), np.cumsum(sizes) - sizes
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order)) - np.repeat(starts, sizes)
-        self.several, self.rank = torch.from_numpy(sizes > 1), torch.from_numpy(rank)
-        self.sizes, self.starts = sizes.tolist(), starts.tolist()
-        table, weight = public.table, torch.from_numpy(counts).float()[:, None]
-        member = torch.from_numpy(symbols.of_token)
-        total = torch.zeros(len(sizes), 1).index_add_(0, member, weight).clamp(min=1e-9)
-        rows = torch.zeros(len(sizes), table.shape[1]).index_add_(0, member, table * weight) / total
-        self.rows = torch.nn.Embedding.from_pretrained(rows, freeze=False)
-        self.body = body(public)
-        self.turn = torch.nn.Linear(table.shape[1], table.shape[1])
-        self.table = table[torch.from_numpy(order)]
-        self.bias = torch.nn.Parameter(torch.from_numpy(counts[order]).log().float())
-        with torch.no_grad():
-            self.turn.weight.copy_(SCALE * torch.eye(table.shape[1]))
-            self.turn.bias.zero_()
-
-    def forward(self, symbols: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(b, t): for each symbol with several members (m) that occurs its places (p,) among all b * t, and (p, m)."""
-        flat = symbols.flatten()
-        at = torch.nonzero(self.several[flat])[:, 0]
-        at = at[flat[at].argsort(stable=True)]
-        present, counts = torch.unique_consecutive(flat[at], return_counts=True)
-        states = self.turn(self.body(inputs_embeds=self.rows(symbols)).last_hidden_state.flatten(0, 1)[at])
-        parts = zip(present.tolist(), at.split(counts.tolist()), states.split(counts.tolist()), strict=True)
-        for symbol, there, part in parts:
-            which = slice(self.starts[symbol], self.starts[symbol] + self.sizes[symbol])
-            yield there, torch.log_softmax(part @ self.table[which].T + self.bias[which], dim=1)
-
-    def surprise(self, symbols: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
-        """Mean -log P of the true tokens, both (b, t); None where no place has several members."""
-        flat = tokens.flatten()
-        parts = [scores.gather(1, self.rank[flat[there]][:, None])[:, 0] for there, scores in self(symbols)]
-        return -torch.cat(parts).mean() if parts else None
 
 
 @dataclass(frozen=True)
@@ -225,20 +150,22 @@ class SymbolDecoder(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         public, corpus = required(knowledge.public_model), required(knowledge.corpus)
-        symbols = Symbols(required(knowledge.candidates), transcript.size, public.size)
+        symbols = Symbols(required(knowledge.candidates), transcript.size, public.size, knowledge.responses)
         order = rng.permutation(len(corpus))
         apart = corpus.chosen(order[: max(1, int(self.held_out * len(corpus)))])
         corpus = corpus.chosen(order[len(apart) :])
+        if knowledge.responses is not None:  # each place then has all tokens of many symbols to be weighed
+            apart = apart.chosen(np.arange(len(apart))[:HELD_OUT])
         reader = SymbolReader(public, symbols, corpus.counts(public.size).astype(np.float64) + UNSEEN)
         share = TRAINING if self.reader is None else BEFORE_READING
         self._train(reader, symbols, corpus, budget.part(share, budget.progress), rng)
         beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members)
-        weights = beliefs.best_weights(apart.mapped(symbols.of_token), apart.ids)
+        weights = beliefs.best_weights(replace(apart, ids=symbols.sent(apart.ids, rng)), apart.ids)
         sent = transcript.tokens.mapped(symbols.of_id)
         listed = beliefs.listed(sent, weights, self.k)
         if self.reader is not None and budget.left() > 0:
             apart = apart.chosen(np.arange(len(apart))[:HELD_OUT])
-            known = beliefs.listed(apart.mapped(symbols.of_token), weights, self.k)
+            known = beliefs.listed(replace(apart, ids=symbols.sent(apart.ids, rng)), weights, self.k)
             causal = CausalReader.of(public, self.reader, corpus)
             counted = np.ones(public.size, np.bool_)
             counted[np.argsort(-corpus.counts(public.size), kind="stable")[: self.commonest]] = False
@@ -261,7 +188,7 @@ class SymbolDecoder(Attack):
             for group in optimiser.param_groups:
                 group["lr"] = self.learning_rate * min(1 - spent, (done + 1) / (0.06 * len(order) + 1))
             tokens = stacked(corpus, groups[number])
-            loss = reader.surprise(torch.from_numpy(symbols.of_token)[tokens], tokens)
+            loss = reader.surprise(torch.from_numpy(symbols.sent(tokens.numpy(), rng)), tokens)
             if loss is None:
                 continue
             optimiser.zero_grad(set_to_none=True)

@@ -8,7 +8,8 @@ cluster, and the public text says which follows which,
     P(b | a) = (count(a, b) + T(a) P(b)) / (count(a) + T(a)),     T(a) how many different tokens follow a
 
 (Witten and Bell), P(b) the token's share of the public text. Forward and backward sums give the posterior of every
-member at every place, all texts by themselves; the guess ranks the members by it.
+member at every place, all texts by themselves; the guess ranks the members by it. Where ids are exchanged for each
+other by randomised response, the tokens of all these ids are states, each weighed by P(id | token).
 
 **What it does not know.** More than one token to each side; the order of clusters beyond that. language.py aggregates
 over ids and so cannot be used here; symbol_decoder.py reads whole texts, and can have a language model beside it.
@@ -57,11 +58,13 @@ class TextInContext(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         """Texts that the budget does not reach are read as the commonest member of each cluster."""
+        candidates, responses = required(knowledge.candidates), knowledge.responses
         chain = Chain(
-            required(knowledge.candidates),
+            candidates if responses is None else candidates.exchanged(responses),
             required(knowledge.corpus),
             transcript.size,
             knowledge.tokens(transcript.size),
+            exchanged=responses is not None,
         )
         tokens = transcript.tokens
         result = np.full((len(tokens.ids), self.k), NO_BELIEF, np.int64)
@@ -81,21 +84,31 @@ class Chain:
 
     Attributes:
         group: (n',) the number of each scrambled id's group, -1 for none.
+        emitted: of ids that are exchanged, P(id | member) up to a factor, (m,).
         follows: (n, n) public bigrams.
         share: (n,) of the public text.
         kinds, total: (n,) how many different tokens follow each, how many in all.
     """
 
-    def __init__(self, candidates: Candidates, corpus: Sequences, ids: int, tokens: int) -> None:
+    def __init__(
+        self, candidates: Candidates, corpus: Sequences, ids: int, tokens: int, exchanged: bool = False
+    ) -> None:
         """The chain of these groups, with transitions of the public text.
 
         Args:
             ids: n'.
             tokens: n.
+            exchanged: whether the candidates' likelihood is log P(id | member) where the id occurs.
         """
         self.candidates, self.group = candidates, np.full(ids, -1, np.int64)
         for number, one in enumerate(candidates.groups):
             self.group[one.rows] = number
+        weighed = zip(candidates.groups, candidates.likelihood, strict=True) if exchanged else ()
+        self.emitted = {
+            row: np.exp(values - values.max())
+            for one, likelihood in weighed
+            for row, values in zip(one.rows.tolist(), likelihood, strict=True)
+        }
         self.share, pairs = PublicBigrams(corpus, tokens, ()).share, Bigrams(corpus, tokens)
         self.follows = sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(tokens, tokens))
         self.kinds = np.bincount(pairs.left, minlength=tokens).astype(np.float64)
@@ -105,6 +118,10 @@ class Chain:
     def members(self, scrambled: int) -> Ids:
         number = int(self.group[scrambled])
         return np.empty(0, np.int64) if number < 0 else self.candidates.groups[number].members
+
+    def emission(self, scrambled: int) -> Floats | float:
+        """(m,), or 1 where an id is not exchanged."""
+        return self.emitted.get(scrambled, 1.0)
 
     def counts(self, before: int, after: int) -> sp.csr_matrix:
         """(a, b) how often the members of one id's group precede those of another's. Nearly all are 0, and groups of a
@@ -135,13 +152,13 @@ class Chain:
         Args:
             neighbours: whether they count.
         """
-        own = [self.share[self.members(int(one))] for one in text]
+        own = [self.share[self.members(one)] * self.emission(one) for one in text.tolist()]
         if not neighbours or len(text) < 2:
             return own
         forward = self._swept(text, own)
         backward: list[Floats] = [np.ones(len(own[-1]))]
         for before, after in zip(text[-2::-1].tolist(), text[:0:-1].tolist(), strict=True):
-            words = backward[-1]
+            words = backward[-1] * self.emission(after)
             if self.group[before] >= 0 and self.group[after] >= 0:
                 back = self.backward(before, after, words)
                 backward.append(back / max(float(back.sum()), 1e-300))
@@ -153,6 +170,6 @@ class Chain:
         result = [own[0] / max(float(own[0].sum()), 1e-300)]
         for place, (before, after) in enumerate(zip(text.tolist(), text[1:].tolist(), strict=False), 1):
             known = self.group[before] >= 0 and self.group[after] >= 0
-            now = self.forward(before, after, result[-1]) if known else own[place]
+            now = self.forward(before, after, result[-1]) * self.emission(after) if known else own[place]
             result.append(now / max(float(now.sum()), 1e-300))
         return result

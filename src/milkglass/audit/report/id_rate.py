@@ -11,7 +11,7 @@ import numpy as np
 
 from milkglass.audit.report.result import Finding, IdRate
 from milkglass.audit.scene import Scene
-from milkglass.client.obfuscate.symbol_rate import bits_in
+from milkglass.client.obfuscate.symbol_rate import bits_in, most_bits
 
 
 def id_rate(scene: Scene) -> IdRate | None:
@@ -20,17 +20,25 @@ def id_rate(scene: Scene) -> IdRate | None:
         return None
     sent, size = scene.truth.tokens.ids, scene.transcript.size
     ids = scene.symbols[sent[scene.truth.ordinary[sent]]]
-    return IdRate(size, float(np.log2(size)), bits_in(np.bincount(ids, minlength=size)))
+    responses = scene.adversaries[0].knowledge.responses
+    occurrences, epsilon = np.bincount(ids, minlength=size), responses.epsilon if responses else None
+    return IdRate(size, most_bits(size, responses), bits_in(occurrences, responses), epsilon)
 
 
 def rate_finding(scene: Scene) -> Finding | None:
     if (rate := id_rate(scene)) is None:
         return None
+    if rate.epsilon is None:
+        how = f"One of {rate.ids:,} ids holds log2 {rate.ids:,} = {rate.most_bits:.2f} bits, whatever a reader knows"
+    else:
+        how = (
+            f"With {rate.ids:,} ids, exchanged for each other with epsilon = {rate.epsilon:g}, a token is sent with "
+            f"{rate.most_bits:.2f} bits at most, whatever a reader knows"
+        )
     return Finding(
         f"At most {rate.most_bits:.1f} bits of each token cross, {rate.bits:.1f} in your texts",
         f"an id stands for many tokens: here there are {rate.ids:,} ids",
-        f"One of {rate.ids:,} ids holds log2 {rate.ids:,} = {rate.most_bits:.2f} bits, whatever a reader knows; by how "
-        f"often each occurs in your texts it is {rate.bits:.2f} bits. That bounds what crosses, not what is read: a "
-        "reader who knows how people write needs few bits to name a word.",
+        f"{how}; by how often each occurs in your texts it is {rate.bits:.2f} bits. That bounds what crosses, not what "
+        "is read: a reader who knows how people write needs few bits to name a word.",
         "Fewer symbols lower both, and cost accuracy.",
     )

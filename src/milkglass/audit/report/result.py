@@ -72,13 +72,15 @@ class IdRate:
 
     Attributes:
         ids: m', how many there are.
-        most_bits: log2 m', bits a token at most.
+        most_bits: bits a token at most; log2 m' where ids are sent as they are.
         bits: a token of the private texts, by how often each id occurs; special tokens do not count.
+        epsilon: of the exchange of ids where they occur; None: they are sent as they are.
     """
 
     ids: int
     most_bits: float
     bits: float
+    epsilon: float | None = None
 
 
 @dataclass(frozen=True)

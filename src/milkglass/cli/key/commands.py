@@ -137,6 +137,11 @@ def rate_words(rate: Mapping[str, float]) -> list[str]:
         f"{100 * rate['content']:.1f} % of the content tokens of your data; this is the weakest guess: a reader who "
         "goes by the text around each token can read far more, which an audit measures",
     ]
+    if epsilon := rate.get("epsilon"):
+        lines.append(
+            f"an id of several tokens is sent as it is with probability {rate['kept']:.3f}, else another is: one such "
+            f"token is {epsilon:g}-DP locally, given the map; the epsilons of a text's tokens add up"
+        )
     if rate["unmet"]:
         lines.append(
             f"warning: {rate['unmet']:,.0f} symbols with {100 * rate['unmet_running']:.1f} % of the running tokens do "

@@ -47,7 +47,10 @@ def obfuscate(
     k: Annotated[int | None, typer.Option(help="Cluster size.  [default: 10]")] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="How strongly similarity decides the mixture.  [default: 0.1 for encoders, 1 for decoders]"),
+        typer.Option(
+            help="How strongly similarity decides the mixture (default: 0.1 for encoders, 1 for decoders). With coarse: "
+            "exchange symbols at random, so that a token is E-DP locally (default: none are)."
+        ),
     ] = None,
     bands: Annotated[
         float | None,

@@ -1,7 +1,8 @@
 """Which scrambled ids stand for a token, and which of them is taken where it occurs: one at random, each time anew.
 
 Where a key gives each token one id nothing is drawn. With aliases the ids of a token are its own; with shared rows they
-are those of its cluster, and the server learns the cluster and no more.
+are those of its cluster, and the server learns the cluster and no more. A coarse vocabulary with an epsilon exchanges
+the id of a symbol for another's by randomised response.
 
 Out of scope: tokenizers, text. Secret randomness is the operating system's unless a generator is
 given, as recipes and tests do, whose choices must be the same again.
@@ -17,14 +18,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.key.key import Key
+from milkglass.noise.responses import RandomisedResponse
 from milkglass.noise.stream import Stream
+from milkglass.schemes.symbols.symbol_map import shared_symbols
 
-Draw = Callable[[int], NDArray[np.float64]]  # that many numbers strictly between 0 and 1
+Draw = Callable[[], Stream]  # what the next text's choices are drawn from
 
 
-def secret_draws(count: int) -> NDArray[np.float64]:
-    """From a fresh secret at each call, so that threads share nothing."""
-    return Stream(secrets.token_bytes(32)).uniform(count)
+def secret_draws() -> Stream:
+    """Of a fresh secret at each call, so that threads share nothing."""
+    return Stream(secrets.token_bytes(32))
+
+
+def drawn_from(stream: Stream) -> Draw:
+    """All choices from one stream, so that they are the same again."""
+    return lambda: stream
+
+
+def responses_of(key: Key) -> RandomisedResponse | None:
+    """By which an id is exchanged for another where it occurs; None: it is sent as it is.
+
+    It covers the scrambled ids that stand for several tokens; a token with an id of its own is sent as it is.
+    """
+    symbols, epsilon = key.token_symbols, key.info.scheme.get("epsilon")
+    if symbols is None or epsilon is None:
+        return None
+    return RandomisedResponse(np.sort(key.sigma[shared_symbols(symbols)]).astype(np.int64), float(epsilon))
 
 
 @dataclass(frozen=True)
@@ -55,7 +74,7 @@ class AliasChoices:
             at += len(group)
         return cls(starts, counts, np.concatenate(flat))
 
-    def pick(self, tokens: NDArray[np.int64], draw: Draw) -> NDArray[np.int32]:
+    def pick(self, tokens: NDArray[np.int64], stream: Stream) -> NDArray[np.int32]:
         """(t,) an id for each token (t,). The product is below the count: a draw is at most 1 - 2^-53."""
-        place = (draw(len(tokens)) * self.counts[tokens]).astype(np.int64)
+        place = (stream.uniform(len(tokens)) * self.counts[tokens]).astype(np.int64)
         return self.ids[self.starts[tokens] + place]

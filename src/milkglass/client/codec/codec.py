@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.codec.aliases import AliasChoices, Draw, secret_draws
+from milkglass.client.codec.aliases import AliasChoices, Draw, responses_of, secret_draws
 from milkglass.client.codec.conversation import Message, render, require_ordinary, require_text, takes_tools
 from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, answerless, labelled
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
 from milkglass.models.tokenizer import LockedTokenizer, decodes_by_byte, load_tokenizer, longest
+from milkglass.noise.responses import RandomisedResponse
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Codec:
     known: NDArray[np.bool_] = field(repr=False)  # by original id: the tokenizer has a token there
     limit: int
     choices: AliasChoices | None = field(default=None, repr=False)
+    responses: RandomisedResponse | None = field(default=None, repr=False)
     draw: Draw = field(default=secret_draws, repr=False)
     readable: bool = True  # whether an id names a token
     key_id: str | None = None
@@ -74,7 +76,10 @@ class Codec:
             )
         limit = longest(folder, tokenizer)
         readable = not key.shares
-        return cls(tokenizer, first, key.inverse, visible, known, limit, choices, draw, readable, key.identifier)
+        answers = responses_of(key)
+        return cls(
+            tokenizer, first, key.inverse, visible, known, limit, choices, answers, draw, readable, key.identifier
+        )
 
     # --- text to ids --------------------------------------------------------------------------------------------------
     def encode(
@@ -186,11 +191,21 @@ class Codec:
     def plain(self) -> Codec:
         """The same tokenizer and limits with the original ids: for those who play both sides. Nothing of it is sent."""
         own = np.arange(len(self.sigma))
-        return replace(self, sigma=own.astype(np.int32), inverse=own, choices=None, readable=True, key_id=None)
+        plain = {"choices": None, "responses": None, "readable": True, "key_id": None}
+        return replace(self, sigma=own.astype(np.int32), inverse=own, **plain)  # type: ignore[arg-type]
 
     def scrambled(self, ids: NDArray[np.int64]) -> Ids:
-        """(t,) the scrambled ids of original ids (t,), drawn anew at each call where a token has several."""
-        return self.sigma.take(ids) if self.choices is None else self.choices.pick(ids, self.draw)
+        """(t,) the scrambled ids of original ids (t,), drawn anew at each call where something is drawn."""
+        if not self.draws:
+            return self.sigma.take(ids)
+        stream = self.draw()
+        result = self.sigma.take(ids) if self.choices is None else self.choices.pick(ids, stream)
+        return result if self.responses is None else self.responses.respond(result, stream).astype(np.int32)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the ids of a text are drawn, so that the same text is sent differently."""
+        return self.choices is not None or self.responses is not None
 
     # --- ids to text --------------------------------------------------------------------------------------------------
     def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:

@@ -89,6 +89,11 @@ class SymbolMap:
         return MergedRows(starts.astype(np.int64), order, weights[order].astype(np.float32), counts.astype(np.int64))
 
 
+def shared_symbols(numbers: Ids) -> Ids:
+    """Symbols that several tokens have, ascending. numbers: (n,) the symbol of each token."""
+    return np.flatnonzero(np.bincount(numbers) > 1)
+
+
 def _packed(array: NDArray[np.generic]) -> str:
     return base64.b64encode(zlib.compress(array.tobytes(), 9)).decode()
 

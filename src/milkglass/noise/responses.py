@@ -1,0 +1,84 @@
+"""Randomised response over m values: a value is sent as it is, or as any of the others, all of them alike.
+
+    P(y | x) = 1 / (1 + (m - 1) w)  for y = x,     w / (1 + (m - 1) w)  for every other y,     w >= exp(-epsilon)
+
+(Warner, JASA 1965; for m values Kairouz, Bonawitz and Ramage, ICML 2016, section 3.2). For any two values x, x' and any
+y the chances differ by a factor of at most exp(epsilon), so a posterior's odds differ from the prior's by no more: each
+value is (epsilon, 0) locally differentially private. Chances are ratios of whole numbers, w rounded up, drawn exactly.
+
+Out of scope: values that are sent several times, whose epsilons add up; what stands around a value.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.noise.stream import Stream
+
+Ids = NDArray[np.int64]
+UNIT = 1 << 44  # the weight of the value itself
+
+
+@dataclass(frozen=True, eq=False)
+class RandomisedResponse:
+    """The mechanism.
+
+    Attributes:
+        values: (m,) ascending; any other value is sent as it is.
+        epsilon: above 0.
+    """
+
+    values: Ids
+    epsilon: float
+
+    @property
+    def weight(self) -> int:
+        """Of each other value, in UNIT: w, rounded up."""
+        return min(UNIT, math.ceil(UNIT * math.exp(-self.epsilon)) + 1)
+
+    @property
+    def kept(self) -> float:
+        """P(y = x)."""
+        return UNIT / self._total
+
+    @property
+    def advantage(self) -> float:
+        """log P(y | x) of y = x, less that of any other y: epsilon, as far as whole numbers can say it."""
+        return math.log(UNIT / self.weight)
+
+    @property
+    def noise_bits(self) -> float:
+        """H(y | x) in bits: what a sent value says of chance alone."""
+        m, kept = len(self.values), self.kept
+        if m < 2:
+            return 0.0
+        other = (1 - kept) / (m - 1)
+        return -kept * math.log2(kept) - (1 - kept) * math.log2(other)
+
+    def respond(self, ids: NDArray[np.integer], stream: Stream) -> Ids:
+        """(t,) what is sent for these values (t,)."""
+        result = np.asarray(ids, np.int64).copy()
+        place = np.searchsorted(self.values, result).clip(max=max(0, len(self.values) - 1))
+        inside = np.flatnonzero(self.values[place] == result) if len(self.values) else np.empty(0, np.int64)
+        drawn = stream.integers(self._total, len(inside))
+        changed = drawn >= UNIT
+        step = 1 + (drawn[changed] - UNIT) // self.weight
+        at = inside[changed]
+        result[at] = self.values[(place[at] + step) % len(self.values)]
+        return result
+
+    def sent(self, occurrences: NDArray[np.number]) -> NDArray[np.float64]:
+        """(size,) how often each value is sent on average, from how often it occurs; both sum to the same."""
+        result = np.asarray(occurrences, np.float64).copy()
+        own = result[self.values]
+        other = (1 - self.kept) / max(1, len(self.values) - 1)
+        result[self.values] = own * self.kept + (own.sum() - own) * other
+        return result
+
+    @property
+    def _total(self) -> int:
+        return UNIT + max(0, len(self.values) - 1) * self.weight
