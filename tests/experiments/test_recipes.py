@@ -71,6 +71,7 @@ SHARED = {"gradients": GradientRecipe, "shared-training": SharedTraining}
 OF_BENCHES = {  # what is measured of the product, not of a training
     "cmif_figure4": "bench/split_decoder.py",
     "covariant": "bench/covariant.py",
+    "covariant_utility": "bench/covariant.py",
     "performance": "bench/performance.py",
     "span_membership": "bench/span_membership.py",
     "span_membership_minilm": "bench/span_membership.py",
