@@ -48,8 +48,8 @@ def obfuscate(
     epsilon: Annotated[
         float | None,
         typer.Option(
-            help="How strongly similarity decides the mixture (default: 0.1 for encoders, 1 for decoders). With coarse: "
-            "exchange symbols at random, so that a token is E-DP locally (default: none are)."
+            help="How strongly similarity decides the mixture (default: 0.1 for encoders, 1 for decoders). With coarse "
+            "(default: none): symbols are exchanged at random, so that each token is locally differentially private."
         ),
     ] = None,
     bands: Annotated[
