@@ -162,6 +162,30 @@ def test_its_chances_give_the_bits_that_stay_hidden() -> None:
         Guess(running=running, chances=chances[:, :2])
 
 
+def test_tokens_that_are_not_listed_share_what_is_left_by_their_weights() -> None:
+    """By hand: token 8, not listed, has a quarter times its weight of 1/2."""
+    running, chances = np.array([[4, 5]]), np.array([[0.5, 0.25, 0.25]])
+    weights = np.full(10, 0.1)
+    weights[8] = 0.5
+    truth = Truth(np.arange(10), np.ones(10, np.bool_), np.zeros(10, np.bool_), str, Sequences.of([[8]]))
+    guess = Guess(running=running, chances=chances, weights=weights)
+    assert score(guess, truth, np.random.default_rng(0))["tokens hidden bits"].value == pytest.approx(3)
+
+
+@pytest.mark.parametrize("responses", [None, RandomisedResponse(np.arange(PAIRS), 2.0)])
+def test_all_stated_chances_of_a_place_add_up(public: Model, responses: RandomisedResponse | None) -> None:
+    original, rng = texts(4, 2), np.random.default_rng(3)
+    transcript = sent(original, public.size)
+    decoder = SymbolDecoder(epochs=1, k=3)
+    guess = decoder(transcript, knowledge(public, responses=responses), Budget(), rng)
+    assert guess.running is not None and guess.chances is not None and guess.weights is not None
+    symbols = Symbols(candidates(public.size), transcript.size, public.size, responses)
+    for place, (listed, chances) in enumerate(zip(guess.running, guess.chances, strict=True)):
+        members = symbols.members[symbols.of_token[original.ids[place]]]
+        others = np.setdiff1d(members, listed)
+        assert chances[:-1].sum() + chances[-1] * guess.weights[others].sum() == pytest.approx(1, abs=1e-5)
+
+
 def test_what_the_decoder_states_agrees_with_what_it_reads(public: Model) -> None:
     original = texts(60, 2)
     known = knowledge(public)

@@ -134,7 +134,7 @@ def test_what_the_client_sends_is_permuted_and_comes_back(case: Case) -> None:
     plain = codec.tokenizer(TEXTS[0])["input_ids"]
     choices = AliasChoices.of(case.key)
     if codec.responses is not None:
-        exchanged = codec.responses.values.tolist()
+        exchanged = codec.responses.mechanism.values.tolist()
         for one, token in zip(sent.tolist(), plain, strict=True):
             own = int(case.key.first[token])
             assert one in (exchanged if own in exchanged else [own])

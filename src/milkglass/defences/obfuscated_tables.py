@@ -36,14 +36,14 @@ from milkglass.threat.defence import Defence, LabelledTexts
 
 @dataclass(frozen=True)
 class TableClient(TokenClient):
-    """Where ids are drawn, the choice follows from the secret and the text: the same text is sent equally
+    """Where a token has several ids, the choice follows from the secret and the text: the same text is sent equally
     again, which shows that it is the same, and a recipe's cells can be made again. (A `Codec` alone draws anew.)"""
 
     def before(self, texts: Sequence[str]) -> list[str]:
         return list(texts)
 
     def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
-        if not self.codec.draws:
+        if self.codec.choices is None:
             return super().encoded(texts, pairs)
         result = [
             self._drawn(text, pair).encode([text], None if pair is None else [pair], truncate=True)

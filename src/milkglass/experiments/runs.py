@@ -103,7 +103,7 @@ def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: Schem
 
 
 def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
-    """Where ids are drawn, they are drawn from the key, so that a run gives the same data again.
+    """Where a token has several ids, they are drawn from the key, so that a run gives the same data again.
 
     Args:
         purpose: each has draws of its own, however much of a run was done before it was stopped.

@@ -14,8 +14,9 @@ itself, which anyone solves from the rows. It was found from the client's labels
 each at most, how texts that hold them were labelled.
 
 With `epsilon` the client exchanges a symbol for another at each occurrence by randomised response (noise/responses.py):
-then a token that shares a symbol is epsilon-DP locally, given the map, and a reader's odds for any two such tokens move
-by a factor of exp(epsilon) at most for each of their occurrences.
+then a token that shares a symbol is epsilon-DP locally, given the map and all other tokens. What is sent at a place
+moves a reader's odds between two such tokens at that place by a factor of exp(epsilon) at most; a text of t tokens has
+t times epsilon, and what stands around a place tells of it as before.
 
 A decoder is trained as a classifier too. Out of scope: text that it generates, since an answer in symbols names no
 tokens; whether a client's small model can choose them is measured in experiments/kinds/symbol_generation.py. Maps that
@@ -147,8 +148,18 @@ class Coarse(Scheme):
         clusters = self.finder.find(evidence, tokens, mass, self.symbols, draws, progress)
         numbers = np.empty(n, np.int64)
         numbers[tokens] = diversity.joined(clusters, mass, self.limits)
+        self._require_company(numbers[tokens])
         numbers[alone] = int(numbers[tokens].max()) + 1 + np.arange(len(alone))
         return replace(self, map=SymbolMap.of(_with_pinned(numbers, evidence.pinned), evidence.weights))
+
+    def _require_company(self, numbers: Ids) -> None:
+        """With an epsilon a token without company would be sent as it is."""
+        single = int((np.bincount(numbers) == 1).sum())
+        if self.epsilon is not None and single:
+            raise UsageError(
+                f"{single} of the symbols would stand for one token each, which epsilon = {self.epsilon:g} cannot hide",
+                "give fewer --symbols, or a larger least_bits",
+            )
 
     def row_map(
         self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,

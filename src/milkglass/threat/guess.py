@@ -22,7 +22,9 @@ class Guess:
         running: the same for each token that was sent, (total, k), where the attack reads places and not ids.
         bags: for each text the set of public ids in it, where the attack reads no order.
         texts: public ids of whole texts, for each of `Gradients` as many as its batch has, in any order.
-        chances: beside `running`, (total, k + 1), how likely each listed token is, and last how likely each other one.
+        chances: beside `running`, (total, k + 1), how likely each listed token is, and last how likely each other one,
+            up to its weight.
+        weights: (n,) of each public id that is not listed; None: all weigh 1.
     """
 
     table: Ids | None = None
@@ -30,6 +32,7 @@ class Guess:
     bags: tuple[Ids, ...] | None = None
     texts: Sequences | None = None
     chances: NDArray[np.float64] | None = None
+    weights: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         if sum(one is not None for one in (self.table, self.running, self.bags, self.texts)) != 1:

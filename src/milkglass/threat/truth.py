@@ -61,8 +61,12 @@ class Truth:
         if guess.chances is None or guess.running is None or self.origin is not None:
             return None
         right = guess.running == self.tokens.ids[:, None]
-        column = np.where(right.any(1), right.argmax(1), right.shape[1])
-        return -np.log2(np.maximum(np.take_along_axis(guess.chances, column[:, None], 1)[:, 0], LEAST))
+        listed = right.any(1)
+        column = np.where(listed, right.argmax(1), right.shape[1])
+        chance = np.take_along_axis(guess.chances, column[:, None], 1)[:, 0]
+        if guess.weights is not None:
+            chance = chance * np.where(listed, 1.0, guess.weights[self.tokens.ids])
+        return -np.log2(np.maximum(chance, LEAST))
 
 
 def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150) -> NDArray[np.bool_]:

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from milkglass import papers
+from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
 
@@ -52,4 +53,13 @@ class ClusterConditional(Attack):
         for group in required(knowledge.candidates).groups:
             order = np.lexsort((group.members, -counts[group.members]))[: self.k]
             table[group.rows, : len(order)] = group.members[order]
+        if knowledge.responses is not None:
+            self._exchanged(table, counts, required(knowledge.candidates).exchanged(knowledge.responses))
         return Guess(table=table)
+
+    def _exchanged(self, table: Ids, counts: Ids, candidates: Candidates) -> None:
+        """Of ids that are exchanged where they occur: by count times P(id | token)."""
+        for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
+            for row, values in zip(group.rows.tolist(), likelihood, strict=True):
+                order = np.lexsort((group.members, -counts[group.members] * np.exp(values - values.max())))[: self.k]
+                table[row, : len(order)] = group.members[order]

@@ -50,6 +50,7 @@ WEIGHTS = np.array([(v, w) for v in np.linspace(0, 2, 11) for w in np.linspace(0
 TRAINING = 0.8  # of the budget
 BEFORE_READING, CHOOSING = 0.5, 0.5  # where a language model reads after the training: of the budget, of what is left
 UNSEEN = 0.05  # occurrences of a token that the public text lacks
+LEAST = 1e-6  # of what is left of the shares, when all members are listed
 READ = 512  # tokens read at a time
 
 
@@ -94,8 +95,9 @@ class Beliefs:
             surprise += np.logaddexp.reduce(both, axis=1) - both[:, true].sum(1)
         return np.asarray(WEIGHTS[surprise.argmin()])
 
-    def listed(self, texts: Sequences, weights: NDArray[np.float64], k: int) -> Listed:
-        """The k likeliest members of each place of texts of symbols. weights: v, w."""
+    def listed(self, texts: Sequences, weights: NDArray[np.float64], k: int, share: NDArray[np.float64]) -> Listed:
+        """The k likeliest members of each place of texts of symbols. weights: v, w. share: (n,) by which the chance of
+        the others is divided among them."""
         result = np.full((len(texts.ids), k), NO_BELIEF, np.int64)
         chances = np.zeros((len(texts.ids), k + 1))
         for place, members, network, chain in self.read(texts):
@@ -103,7 +105,8 @@ class Beliefs:
             likely = np.exp(both - np.logaddexp.reduce(both))
             best = np.argsort(-likely, kind="stable")[:k]
             result[place, : len(best)], chances[place, : len(best)] = members[best], likely[best]
-            chances[place, -1] = max(0.0, 1 - likely[best].sum()) / max(1, len(members) - len(best))
+            left = share[members].sum() - share[members[best]].sum()
+            chances[place, -1] = max(0.0, 1 - likely[best].sum()) / max(left, LEAST)
         return Listed(result, chances)
 
 
@@ -152,26 +155,27 @@ class SymbolDecoder(Attack):
         public, corpus = required(knowledge.public_model), required(knowledge.corpus)
         symbols = Symbols(required(knowledge.candidates), transcript.size, public.size, knowledge.responses)
         order = rng.permutation(len(corpus))
-        apart = corpus.chosen(order[: max(1, int(self.held_out * len(corpus)))])
-        corpus = corpus.chosen(order[len(apart) :])
+        count = max(1, int(self.held_out * len(corpus)))
         if knowledge.responses is not None:  # each place then has all tokens of many symbols to be weighed
-            apart = apart.chosen(np.arange(len(apart))[:HELD_OUT])
+            count = min(count, HELD_OUT)
+        apart, corpus = corpus.chosen(order[:count]), corpus.chosen(order[count:])
         reader = SymbolReader(public, symbols, corpus.counts(public.size).astype(np.float64) + UNSEEN)
         share = TRAINING if self.reader is None else BEFORE_READING
         self._train(reader, symbols, corpus, budget.part(share, budget.progress), rng)
         beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members)
         weights = beliefs.best_weights(replace(apart, ids=symbols.sent(apart.ids, rng)), apart.ids)
         sent = transcript.tokens.mapped(symbols.of_id)
-        listed = beliefs.listed(sent, weights, self.k)
+        others = corpus.counts(public.size).astype(np.float64) + UNSEEN
+        listed = beliefs.listed(sent, weights, self.k, others)
         if self.reader is not None and budget.left() > 0:
             apart = apart.chosen(np.arange(len(apart))[:HELD_OUT])
-            known = beliefs.listed(replace(apart, ids=symbols.sent(apart.ids, rng)), weights, self.k)
+            known = beliefs.listed(replace(apart, ids=symbols.sent(apart.ids, rng)), weights, self.k, others)
             causal = CausalReader.of(public, self.reader, corpus)
             counted = np.ones(public.size, np.bool_)
             counted[np.argsort(-corpus.counts(public.size), kind="stable")[: self.commonest]] = False
             language = LanguageReader.chosen(causal, self.width, apart, known, counted, budget.part(CHOOSING), rng)
             listed = language.read(sent, listed, budget)
-        return Guess(running=listed.tokens, chances=listed.chances)
+        return Guess(running=listed.tokens, chances=listed.chances, weights=others)
 
     def _train(
         self, reader: SymbolReader, symbols: Symbols, corpus: Sequences, budget: Budget, rng: np.random.Generator

@@ -89,7 +89,7 @@ class Symbols:
 
 class SymbolReader(torch.nn.Module):
     """Texts of symbols to log-probabilities of the members at each place. Only members are scored: with 64 symbols for
-    30,522 tokens that is some hundredth of the products with the whole table.
+    30,522 tokens that is some hundredth of the products with the whole table, where ids are sent as they are.
 
     Attributes:
         several: (s,) whether a symbol has more than one member.

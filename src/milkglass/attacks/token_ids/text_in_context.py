@@ -84,7 +84,7 @@ class Chain:
 
     Attributes:
         group: (n',) the number of each scrambled id's group, -1 for none.
-        emitted: of ids that are exchanged, P(id | member) up to a factor, (m,).
+        emitted: of ids that are exchanged, log P(id | member) up to a constant, (m,).
         follows: (n, n) public bigrams.
         share: (n,) of the public text.
         kinds, total: (n,) how many different tokens follow each, how many in all.
@@ -105,7 +105,7 @@ class Chain:
             self.group[one.rows] = number
         weighed = zip(candidates.groups, candidates.likelihood, strict=True) if exchanged else ()
         self.emitted = {
-            row: np.exp(values - values.max())
+            row: values
             for one, likelihood in weighed
             for row, values in zip(one.rows.tolist(), likelihood, strict=True)
         }
@@ -121,7 +121,8 @@ class Chain:
 
     def emission(self, scrambled: int) -> Floats | float:
         """(m,), or 1 where an id is not exchanged."""
-        return self.emitted.get(scrambled, 1.0)
+        said = self.emitted.get(scrambled)
+        return 1.0 if said is None else np.exp(said - said.max())
 
     def counts(self, before: int, after: int) -> sp.csr_matrix:
         """(a, b) how often the members of one id's group precede those of another's. Nearly all are 0, and groups of a

@@ -33,7 +33,7 @@ def rate_finding(scene: Scene) -> Finding | None:
     else:
         how = (
             f"With {rate.ids:,} ids, exchanged for each other with epsilon = {rate.epsilon:g}, a token is sent with "
-            f"{rate.most_bits:.2f} bits at most, whatever a reader knows"
+            f"{rate.most_bits:.2f} bits at most on average, whatever is sent"
         )
     return Finding(
         f"At most {rate.most_bits:.1f} bits of each token cross, {rate.bits:.1f} in your texts",

@@ -131,7 +131,8 @@ def audits(used: usage.Usage) -> list[str]:
 def rate_words(rate: Mapping[str, float]) -> list[str]:
     """What a coarse vocabulary lets through."""
     lines = [
-        f"coarse vocabulary: {rate['ids']:,.0f} ids, at most {rate['most_bits']:.2f} bits a token to any reader; "
+        f"coarse vocabulary: {rate['ids']:,.0f} ids, at most {rate['most_bits']:.2f} bits a token to any reader"
+        f"{' on average' if rate.get('epsilon') else ''}; "
         f"{rate['bits']:.2f} bits in your data, by how often each id occurs",
         f"naming the commonest token of each id reads {100 * rate['running']:.1f} % of the running and "
         f"{100 * rate['content']:.1f} % of the content tokens of your data; this is the weakest guess: a reader who "
@@ -140,7 +141,8 @@ def rate_words(rate: Mapping[str, float]) -> list[str]:
     if epsilon := rate.get("epsilon"):
         lines.append(
             f"an id of several tokens is sent as it is with probability {rate['kept']:.3f}, else another is: one such "
-            f"token is {epsilon:g}-DP locally, given the map; the epsilons of a text's tokens add up"
+            f"token is {epsilon:g}-DP locally, given the map and all others; a text of t tokens has t times that. "
+            "The map, which your rows gave, lengths and labels are not covered"
         )
     if rate["unmet"]:
         lines.append(

@@ -26,6 +26,19 @@ CLASSIFIER = "train it to classify or to give scores: it cannot generate, since 
 PLAIN_MEANS = "no --public-text: tokens are counted in {}, and all tokens of a symbol weigh alike in its row"
 
 
+def by_default(scheme: str | None, data: Path | None, epsilon: float | None) -> str | None:
+    """The scheme's name: this one where rows are given and none is named. Raises UsageError for an epsilon beside it,
+    which might be meant for ObfusLM."""
+    if scheme is not None or data is None:
+        return scheme
+    if epsilon is not None:
+        raise UsageError(
+            "--epsilon means something else for each scheme, and --data makes a coarse vocabulary",
+            "add --scheme coarse to exchange symbols at random; for ObfusLM's epsilon leave --data out",
+        )
+    return NAME
+
+
 @dataclass(frozen=True)
 class CoarseFiles:
     """What a map is found from.

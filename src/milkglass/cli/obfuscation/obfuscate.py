@@ -109,8 +109,7 @@ def obfuscate(
     band_file = _band_file(bands, band_text, columns)
     short = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
     named = scheme is not None
-    if scheme is None and data is not None:
-        scheme = coarse.NAME
+    scheme = coarse.by_default(scheme, data, epsilon)
     selected = _selected(scheme or "obfuslm", words or [], short)
     files = coarse.CoarseFiles(data, public_text, task is not None, columns)
     # Anyone who is asked for a passphrase is asked before rows and the model are read, and before bars are drawn over

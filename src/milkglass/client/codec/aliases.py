@@ -35,6 +35,33 @@ def drawn_from(stream: Stream) -> Draw:
     return lambda: stream
 
 
+@dataclass(frozen=True)
+class Responses:
+    """How ids of one key are exchanged where they occur.
+
+    Attributes:
+        stream: by which the draws of a text follow from the text, so that a text that is sent again is sent equally and
+            tells nothing more. None: they are drawn anew each time, which spends epsilon each time.
+    """
+
+    mechanism: RandomisedResponse
+    stream: Stream | None
+
+    @classmethod
+    def of(cls, key: Key) -> Responses | None:
+        """None: ids are sent as they are. A codec alone lacks the secret for a stream."""
+        mechanism = responses_of(key)
+        if mechanism is None:
+            return None
+        return cls(mechanism, None if key.secret is None else key.stream("responses"))
+
+    def exchanged(self, tokens: NDArray[np.int64], ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """(t,) what is sent for one text of these original tokens, whose scrambled ids these are."""
+        named = np.ascontiguousarray(tokens, "<i8").tobytes()
+        stream = secret_draws() if self.stream is None else self.stream.keyed(named)
+        return self.mechanism.respond(ids, stream).astype(np.int32)
+
+
 def responses_of(key: Key) -> RandomisedResponse | None:
     """By which an id is exchanged for another where it occurs; None: it is sent as it is.
 

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.codec.aliases import AliasChoices, Draw, responses_of, secret_draws
+from milkglass.client.codec.aliases import AliasChoices, Draw, Responses, secret_draws
 from milkglass.client.codec.conversation import Message, render, require_ordinary, require_text, takes_tools
 from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, answerless, labelled
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
 from milkglass.models.tokenizer import LockedTokenizer, decodes_by_byte, load_tokenizer, longest
-from milkglass.noise.responses import RandomisedResponse
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Codec:
     known: NDArray[np.bool_] = field(repr=False)  # by original id: the tokenizer has a token there
     limit: int
     choices: AliasChoices | None = field(default=None, repr=False)
-    responses: RandomisedResponse | None = field(default=None, repr=False)
+    responses: Responses | None = field(default=None, repr=False)
     draw: Draw = field(default=secret_draws, repr=False)
     readable: bool = True  # whether an id names a token
     key_id: str | None = None
@@ -76,7 +75,7 @@ class Codec:
             )
         limit = longest(folder, tokenizer)
         readable = not key.shares
-        answers = responses_of(key)
+        answers = Responses.of(key)
         return cls(
             tokenizer, first, key.inverse, visible, known, limit, choices, answers, draw, readable, key.identifier
         )
@@ -195,17 +194,9 @@ class Codec:
         return replace(self, sigma=own.astype(np.int32), inverse=own, **plain)  # type: ignore[arg-type]
 
     def scrambled(self, ids: NDArray[np.int64]) -> Ids:
-        """(t,) the scrambled ids of original ids (t,), drawn anew at each call where something is drawn."""
-        if not self.draws:
-            return self.sigma.take(ids)
-        stream = self.draw()
-        result = self.sigma.take(ids) if self.choices is None else self.choices.pick(ids, stream)
-        return result if self.responses is None else self.responses.respond(result, stream).astype(np.int32)
-
-    @property
-    def draws(self) -> bool:
-        """Whether the ids of a text are drawn, so that the same text is sent differently."""
-        return self.choices is not None or self.responses is not None
+        """(t,) the scrambled ids of one text's original ids (t,), drawn anew at each call where a token has several."""
+        result = self.sigma.take(ids) if self.choices is None else self.choices.pick(ids, self.draw())
+        return result if self.responses is None else self.responses.exchanged(ids, result)
 
     # --- ids to text --------------------------------------------------------------------------------------------------
     def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:
@@ -277,6 +268,8 @@ class Codec:
                 f"the tokenizer gives id {flat.max()}, the model's table ends at {len(self.sigma) - 1}",
                 "resize the model's embeddings to its tokenizer, then scramble it again",
             )
+        if self.responses is not None:
+            return [self.scrambled(flat[start:end]) for start, end in pairwise(ends)]
         ids = self.scrambled(flat)
         return [ids[start:end] for start, end in pairwise(ends)]
 

@@ -73,8 +73,7 @@ def rate_of(
     order = np.lexsort((np.arange(len(numbers)), -mass, numbers))
     commonest[order[np.unique(numbers[order], return_index=True)[1]]] = True
     running, responses = np.bincount(numbers, sent, size), responses_in(scheme)
-    kept = 1.0 if responses is None else responses.kept
-    named = commonest * np.where(np.isin(numbers, shared_symbols(numbers)), kept, 1.0)
+    named = read_by_name(numbers, mass, commonest, responses)
     return SymbolRate(
         ids=size,
         most_bits=most_bits(size, responses),
@@ -87,8 +86,26 @@ def rate_of(
         unmet=int(unmet.sum()),
         unmet_running=_share(running, unmet),
         epsilon=scheme.epsilon or 0.0,
-        kept=kept,
+        kept=1.0 if responses is None else responses.kept,
     )
+
+
+def read_by_name(
+    numbers: NDArray[np.int64], mass: NDArray[np.float64], commonest: NDArray[np.bool_],
+    responses: RandomisedResponse | None,
+) -> NDArray[np.float64]:  # fmt: skip
+    """(n,) of each token the share of its occurrences that are read by naming the likeliest token of each sent id.
+    Arguments as in `rate_of`; commonest: (n,) the most massive token of each symbol."""
+    result = commonest.astype(np.float64)
+    if responses is None or len(responses.values) < 2:
+        return result
+    at = np.flatnonzero(commonest & np.isin(numbers, responses.values))
+    top = at[mass[at].argmax()]  # of all exchanged symbols: it is sent as any of them
+    other = (1 - responses.kept) / (len(responses.values) - 1)
+    better = mass[top] * other > mass[at] * responses.kept
+    result[at] = np.where(better, 0.0, responses.kept)
+    result[top] = responses.kept + other * better.sum()
+    return result
 
 
 def responses_in(scheme: Coarse) -> RandomisedResponse | None:

@@ -1,0 +1,84 @@
+"""Ids that are exchanged where they occur: a text is sent equally again under a key, and anew by a codec alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from milkglass.client.codec.codec import Codec
+from milkglass.client.key.file import seal, unseal
+from milkglass.client.key.generate import for_job, new_key
+from milkglass.client.key.key import Key
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.schemes.coarse import Coarse
+from milkglass.schemes.symbols.symbol_map import SymbolMap
+from tests import tiny
+from tests.cli.kit import call, document
+
+TEXT = "the nurse reads a letter to the doctor"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint.open(tiny.save("bert", tmp_path_factory.mktemp("responses") / "bert"))
+
+
+@pytest.fixture(scope="module")
+def key(base: Checkpoint) -> Key:
+    numbers = np.arange(tiny.VOCAB)
+    numbers[5:] = 5 + numbers[5:] % 12
+    scheme = Coarse(12, epsilon=1.0, map=SymbolMap.of(numbers, np.ones(tiny.VOCAB)))
+    return new_key(base, str(base.folder), scheme, base.digest(), bytes(range(32)))
+
+
+def sent(key: Key, base: Checkpoint, *texts: str) -> list[list[int]]:
+    return [one.tolist() for one in Codec.open(key, base.folder).encode(texts, truncate=True).ids]
+
+
+def test_the_same_text_is_sent_equally_whatever_stands_beside_it(key: Key, base: Checkpoint) -> None:
+    assert sent(key, base, TEXT) == sent(key, base, TEXT)
+    assert sent(key, base, "hello", TEXT, TEXT)[1:] == 2 * sent(key, base, TEXT)
+
+
+def test_another_text_and_another_key_are_exchanged_otherwise(key: Key, base: Checkpoint) -> None:
+    """Where they agree in the words, a shared stream would show which ids were exchanged."""
+    symbols = key.first[Codec.open(key, base.folder).tokenizer(TEXT)["input_ids"]]
+    one, other = sent(key, base, TEXT)[0], sent(key, base, TEXT + " hello")[0]
+    kept, again = np.array(one[:-1]) == symbols[:-1], np.array(other[: len(one) - 1]) == symbols[:-1]
+    assert not np.array_equal(kept, again)
+    renewed = replace(key, secret=bytes(32))
+    assert sent(renewed, base, TEXT)[0] != one, "the same permutation, other draws"
+
+
+def test_a_codec_alone_draws_anew_each_time(key: Key, base: Checkpoint) -> None:
+    held = unseal(seal(key.codec_alone(), "pw", scrypt_n=2), "pw")
+    assert len({tuple(sent(held, base, TEXT)[0]) for _ in range(8)}) == 8
+
+
+def test_a_key_for_a_job_exchanges_too(key: Key, base: Checkpoint) -> None:
+    child = for_job(base, key, "second")
+    assert child.info.scheme["epsilon"] == 1.0
+    codec = Codec.open(child, base.folder)
+    assert codec.responses is not None and len(codec.responses.mechanism.values) == 12
+    plain = codec.tokenizer(TEXT)["input_ids"]
+    assert 0 < (np.array(sent(child, base, TEXT)[0]) != child.first[plain]).sum() < len(plain)
+
+
+def test_rows_that_are_written_again_are_the_same_file(tmp_path: Path) -> None:
+    """So that an upload which was interrupted goes on."""
+    tiny.save("bert", tmp_path / "model")
+    rows = tmp_path / "rows.csv"
+    lines = [f"{one},{number % 2}" for number, one in enumerate(["the nurse called", "hello there", "a b c"] * 8)]
+    rows.write_text("text,label\n" + "\n".join(lines) + "\n", "utf-8")
+    made = ("obfuscate", tmp_path / "model", tmp_path / "out", "--key", tmp_path / "k", "--data", rows)
+    words = ("--scheme", "coarse", "--symbols", "12", "--epsilon", "1", "--set", "kmeans.vectors=table")
+    document(call(*made, *words, "--json"))
+    files = [tmp_path / f"{one}.parquet" for one in "ab"]
+    for out in files:
+        document(call("encode", "--in", rows, "--out", out, "--key", tmp_path / "k", "--json"))
+    first, second = (pq.read_table(one).to_pydict() for one in files)
+    assert first == second
