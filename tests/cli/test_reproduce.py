@@ -123,7 +123,7 @@ def test_a_quick_run_of_other_settings_is_another(data: Path, recipe: Path, tmp_
     other.write_text(recipe.read_text("utf-8"), "utf-8")
     assert call("reproduce", other, *words).exit_code == 0
     other.write_text(recipe.read_text("utf-8").replace("rows = 10", "rows = 11"), "utf-8")
-    refused(call("reproduce", other, *words), 2, "holds a run of other settings")
+    refused(call("reproduce", other, *words), 2, "holds a run of other settings, model or data: quick")
 
 
 def test_what_cannot_be_run_leaves_nothing(data: Path, recipe: Path, tmp_path: Path) -> None:

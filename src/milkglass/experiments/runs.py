@@ -120,9 +120,11 @@ def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
     """
     record = out / "run.json"
     if record.is_file():
-        if json.loads(record.read_text("utf-8")) != this:
+        held = json.loads(record.read_text("utf-8"))
+        if held != this:
+            names = sorted(name for name in {*held, *this} if held.get(name) != this.get(name))
             raise UsageError(
-                f"{out} holds a run of other settings, model or data",
+                f"{out} holds a run of other settings, model or data: {', '.join(names)}",
                 "give a new folder with --out, or remove this one",
             )
         files.private_dir(out, close=True)
