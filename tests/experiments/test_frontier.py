@@ -48,7 +48,8 @@ def test_the_best_that_a_client_does_alone_is_a_line() -> None:
     assert "the client alone, 80.0" in svg
     assert "about &lt;this&gt;" in svg
     bare = frontier.drawn(frontier.points([FIRST], "sst2"), None, "")
-    assert "stroke-dasharray" not in bare and "No result here has a row of the client alone." in bare
+    assert svg.count("stroke-dasharray") == 2 and "the client alone with the same model, 85.0" in svg
+    assert bare.count("stroke-dasharray") == 1 and "No result here has a row of the client alone." in bare
     assert svg.count(frontier.ON) < bare.count(frontier.ON)  # "good" is not on it where a client alone is as good
 
 
@@ -70,7 +71,7 @@ def test_points_lie_by_their_figures_and_those_on_the_frontier_have_a_colour_of_
     assert places["careful"][0] < places["good"][0] < places["worse"][0] < places["plain"][0]
     assert places["plain"][1] < places["good"][1] < places["careful"][1]  # upwards is more
     assert places["plain"][0] == pytest.approx(frontier.LEFT + frontier.ACROSS)
-    assert {name for name, place in places.items() if place[2] == frontier.OFF} == {"worse"}
+    assert {name for name, place in places.items() if place[2] == frontier.OFF} == {"worse", "plain"}
 
 
 def test_a_control_is_drawn_and_decides_nothing() -> None:

@@ -205,6 +205,18 @@ def test_the_rate_of_exchanged_symbols_by_hand() -> None:
     assert rate.content == pytest.approx(0.75 * 1 / 4)
 
 
+def test_a_token_without_company_is_refused_beside_an_epsilon() -> None:
+    """It would be sent as it is. Without limits on symbols some have one token."""
+    bare = Coarse(100, least_bits=0, most_share=1, kmeans=KMeans("table"))
+    numbers = found(bare, evidence()).token_symbols
+    single = np.setdiff1d(np.flatnonzero(np.bincount(numbers) == 1), numbers[SPECIAL])
+    assert len(single)
+    with pytest.raises(UsageError, match=rf"{len(single)} of the symbols would stand for one token each"):
+        found(replace(bare, epsilon=1.0), evidence())
+    kept = found(Coarse(30, epsilon=1.0, kmeans=KMeans("table")), evidence())
+    assert np.bincount(kept.token_symbols)[kept.token_symbols[3:]].min() > 1
+
+
 def test_an_epsilon_is_above_0() -> None:
     with pytest.raises(UsageError, match="epsilon is 0"):
         Coarse(epsilon=0)

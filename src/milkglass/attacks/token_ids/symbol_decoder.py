@@ -86,10 +86,13 @@ class Beliefs:
                 elif len(members):
                     yield place, members, np.zeros(1), np.zeros(1)
 
-    def best_weights(self, texts: Sequences, tokens: Ids) -> NDArray[np.float64]:
-        """Of WEIGHTS those by which the true tokens of public texts are least surprising. tokens: (total,)."""
+    def best_weights(self, texts: Sequences, tokens: Ids, counted: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Of WEIGHTS those by which the true tokens of public texts are least surprising. tokens: (total,). counted:
+        (n,) which public tokens count."""
         surprise = np.zeros(len(WEIGHTS))
         for place, members, network, chain in self.read(texts):
+            if not counted[tokens[place]]:
+                continue
             both = WEIGHTS @ np.stack([network, chain])
             true = np.flatnonzero(members == tokens[place])
             surprise += np.logaddexp.reduce(both, axis=1) - both[:, true].sum(1)
@@ -121,8 +124,8 @@ class SymbolDecoder(Attack):
         reader: a causal model, embedded or in a folder, that weighs them where the public model is an encoder; where
             that is causal itself, it does. None: nothing is weighed.
         width: how many readings of a text go on in its beam search.
-        commonest: tokens of the public text that do not count when the language model's weight is chosen. 0: as many
-            tokens as can be are to be read; 150: as many content tokens.
+        commonest: tokens of the public text that do not count when weights are chosen. 0: as many tokens as can be are
+            to be read; 150: as many content tokens.
     """
 
     learning_rate: float = 3e-4
@@ -163,7 +166,9 @@ class SymbolDecoder(Attack):
         share = TRAINING if self.reader is None else BEFORE_READING
         self._train(reader, symbols, corpus, budget.part(share, budget.progress), rng)
         beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members)
-        weights = beliefs.best_weights(replace(apart, ids=symbols.sent(apart.ids, rng)), apart.ids)
+        counted = np.ones(public.size, np.bool_)
+        counted[np.argsort(-corpus.counts(public.size), kind="stable")[: self.commonest]] = False
+        weights = beliefs.best_weights(replace(apart, ids=symbols.sent(apart.ids, rng)), apart.ids, counted)
         sent = transcript.tokens.mapped(symbols.of_id)
         others = corpus.counts(public.size).astype(np.float64) + UNSEEN
         listed = beliefs.listed(sent, weights, self.k, others)
@@ -171,8 +176,6 @@ class SymbolDecoder(Attack):
             apart = apart.chosen(np.arange(len(apart))[:HELD_OUT])
             known = beliefs.listed(replace(apart, ids=symbols.sent(apart.ids, rng)), weights, self.k, others)
             causal = CausalReader.of(public, self.reader, corpus)
-            counted = np.ones(public.size, np.bool_)
-            counted[np.argsort(-corpus.counts(public.size), kind="stable")[: self.commonest]] = False
             language = LanguageReader.chosen(causal, self.width, apart, known, counted, budget.part(CHOOSING), rng)
             listed = language.read(sent, listed, budget)
         return Guess(running=listed.tokens, chances=listed.chances, weights=others)

@@ -2,8 +2,10 @@
 
 The rows of several comparisons on one data set, all with the same model, rows and training, so that "plain" has the
 same utility in each. Their attacks and attacked texts may differ; of a defence in two of them the one that is read more
-is taken. A dashed line is the best that the client does alone: below it a defence is of no use to anybody. A defence is
-on the frontier where it is above that line and no other has both more utility and less content read. Controls ("no
+is taken. A dashed line is the best that the client does alone in seconds: below it a defence is of no use to anybody. A
+second one is "plain", what a client has that trains the very model on its own machine and sends nothing: of use is a
+defence to those who cannot. A defence is on the frontier where it is above the first line, not all content is read, and
+no other has both more utility and less content read. Controls ("no
 defence, ...") are drawn beside the defences, and neither stand on the frontier nor keep another from it.
 """
 
@@ -20,6 +22,7 @@ from milkglass.experiments.report.panels import GREY, Axis, svg_page, svg_text
 from milkglass.experiments.report.summary import CONTENT, rows
 
 PLAIN, ALONE, CONSTANT, CONTROL = "plain", "client alone", "commonest class", "no defence"
+ALL = 99.95  # percent of the content: nothing is hidden
 ON, OFF = "#b4530a", "#0b4f6c"
 LEFT, TOP, ACROSS, UP, NAMES = 52, 34, 560, 360, 300  # of the drawing: margins, axes, room for names, in pixels
 
@@ -107,12 +110,22 @@ def drawn(every: Sequence[FrontierPoint], level: float | None, about: str, notes
     ]
     if level is not None:
         at = bottom - y.at(level)
-        parts.append(f'<path d="M{LEFT} {at:.1f}h{ACROSS}" stroke="{GREY}" stroke-dasharray="5 4"/>')
-        parts.append(svg_text(LEFT + ACROSS - 4, at - 5, f"the client alone, {level:.1f}", "end", GREY))
+        parts += _line(at, f"the client alone, {level:.1f}")
+    for one in every:
+        if one.defence == PLAIN:
+            parts += _line(bottom - y.at(one.utility), f"the client alone with the same model, {one.utility:.1f}")
     for number, one in enumerate(listed, 1):
-        useful = not one.control and (level is None or one.utility > level)
+        useful = not one.control and one.content < ALL and (level is None or one.utility > level)
         parts += _point(number, one, ON if useful and not one.beaten(every) else OFF, x, y)
     return svg_page(LEFT + ACROSS + NAMES, high, about, parts)
+
+
+def _line(at: float, words: str) -> list[str]:
+    """A dashed line across, at this height in pixels."""
+    return [
+        f'<path d="M{LEFT} {at:.1f}h{ACROSS}" stroke="{GREY}" stroke-dasharray="5 4"/>',
+        svg_text(LEFT + ACROSS - 4, at - 5, words, "end", GREY),
+    ]
 
 
 def _point(number: int, one: FrontierPoint, colour: str, x: Axis, y: Axis) -> list[str]:
