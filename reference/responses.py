@@ -8,6 +8,9 @@ again, after the others. Derived from the definition: no fp64 is used.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import struct
 from fractions import Fraction
 
 from mpmath import ceil, exp, mpf
@@ -18,6 +21,12 @@ UNIT = 2**44
 
 def weight(epsilon: float) -> int:
     return min(UNIT, int(ceil(mpf(UNIT) * exp(-exact(Fraction(epsilon))))) + 1)
+
+
+def key_of_text(key: bytes, tokens: list[int]) -> bytes:
+    """The key of the draws for one text, from the sub-key and the text's original ids."""
+    data = b"".join(struct.pack("<q", one) for one in tokens)
+    return hmac.new(key, b"milkglass data" + bytes(16) + data, hashlib.sha256).digest()
 
 
 def sent(key: bytes, epsilon: float, values: list[int], ids: list[int]) -> list[int]:

@@ -117,9 +117,13 @@ def responses() -> None:
         {"epsilon": one, "weight": literal_responses.weight(one), "sent": literal_responses.sent(key, one, values, ids)}
         for one in (0.1, 1.0, 3.0)
     ]
+    tokens = list(range(100, 100 + len(ids)))
+    text = literal_responses.key_of_text(key, tokens)
+    of_a_text = {"tokens": tokens, "epsilon": 1.0, "sent": literal_responses.sent(text, 1.0, values, ids)}
     write(
-        "responses", "ids exchanged by randomised response over four values, from the key stream of one sub-key",
-        key=key.hex(), values=values, ids=ids, cases=cases,
+        "responses", "ids exchanged by randomised response over four values, from the key stream of one sub-key; and "
+        "those of a text of these original tokens, from the text's own key stream under that sub-key",
+        key=key.hex(), values=values, ids=ids, cases=cases, text=of_a_text,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from milkglass.client.codec.aliases import Responses
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import seal, unseal
 from milkglass.client.key.generate import for_job, new_key
 from milkglass.client.key.key import Key
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.noise.responses import RandomisedResponse
+from milkglass.noise.stream import Stream
 from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.symbols.symbol_map import SymbolMap
 from tests import tiny
@@ -42,6 +46,15 @@ def sent(key: Key, base: Checkpoint, *texts: str) -> list[list[int]]:
 def test_the_same_text_is_sent_equally_whatever_stands_beside_it(key: Key, base: Checkpoint) -> None:
     assert sent(key, base, TEXT) == sent(key, base, TEXT)
     assert sent(key, base, "hello", TEXT, TEXT)[1:] == 2 * sent(key, base, TEXT)
+
+
+def test_the_draws_of_a_text_are_the_known_answer() -> None:
+    known = json.loads((Path(__file__).parents[2] / "vectors" / "responses.json").read_text("utf-8"))
+    mechanism = RandomisedResponse(np.array(known["values"]), known["text"]["epsilon"])
+    responses = Responses(mechanism, Stream(bytes.fromhex(known["key"])))
+    ids = np.array(known["ids"], np.int32)
+    for _ in range(2):
+        assert responses.exchanged(np.array(known["text"]["tokens"]), ids).tolist() == known["text"]["sent"]
 
 
 def test_another_text_and_another_key_are_exchanged_otherwise(key: Key, base: Checkpoint) -> None:
