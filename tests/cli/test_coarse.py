@@ -328,3 +328,24 @@ def test_scores_and_pairs_have_symbols_too(made: Path, tmp_path: Path) -> None:
     text = written(tmp_path / "text.jsonl", [{"text": one["text"]} for one in rows(5, 40)])
     run = ("obfuscate", made / "model", tmp_path / "o2", "--key", tmp_path / "k2", *MAP, "--data", text)
     assert "has no labels" in call(*run).stderr
+
+
+def test_an_epsilon_is_for_a_scheme_by_name(made: Path, tmp_path: Path) -> None:
+    start = ("obfuscate", made / "model", tmp_path / "out", "--key", tmp_path / "k", "--data", made / "train.jsonl")
+    for words in (("--epsilon", "3"), ("--set", "epsilon=3")):
+        refused(call(*start, *words), 2, "--epsilon means something else for each scheme")
+    assert not (tmp_path / "k").exists()
+
+
+def test_an_epsilon_is_reported_with_what_it_covers(made: Path, tmp_path: Path) -> None:
+    words = ("--scheme", "coarse", "--symbols", "8", "--epsilon", "2", "--data", made / "train.jsonl")
+    run = call("obfuscate", made / "model", tmp_path / "out", "--key", tmp_path / "k", *words)
+    assert run.exit_code == 0, run.stderr
+    said = " ".join((run.stdout + run.stderr).split())
+    assert "a token to any reader on average" in said and "2-DP locally, given the map and all others" in said
+    assert "The map, which your rows gave, lengths and labels are not covered" in said
+    status = " ".join(call("key", "status", tmp_path / "k").stdout.split())
+    assert "is read by a vote" in status and "each text is read separately" not in status
+    (tmp_path / "one.txt").write_text("the nurse called\n", "utf-8")
+    encoded = [call("encode", "--in", tmp_path / "one.txt", "--key", tmp_path / "k").stdout for _ in range(2)]
+    assert encoded[0] == encoded[1] and encoded[0]

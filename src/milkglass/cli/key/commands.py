@@ -17,6 +17,10 @@ from milkglass.errors import KeyExists, KeyFileError
 NEVER = "no measured budget yet: `milkglass audit` measures after how many tokens an attacker reads which share"
 FRESH = "every text under one key is a piece of the same cipher; give the next job a new key, or less text"
 SEPARATE = "each text is read separately, however many are sent under one key; `milkglass audit` tells how well"
+ALIKE = (
+    "a text that is sent again is sent equally; texts that are nearly the same tell of each other: what stands in many "
+    "of them, such as a form, is read by a vote, which `milkglass audit` does not try"
+)
 
 LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
@@ -99,7 +103,7 @@ def words(used: usage.Usage) -> str:
         lines.append(f"under keys made from it for jobs, {len(used.jobs):,}: {spread:,} tokens{own}")
         lines.append(table([("key for a job", "tokens"), *((one, f"{n:,}") for one, n in used.jobs.items())]))
     if used.rate:
-        return "\n".join([*lines, SEPARATE, *audits(used)])
+        return "\n".join([*lines, ALIKE if used.rate.get("epsilon") else SEPARATE, *audits(used)])
     lines += audits(used)
     if not used.measured:
         return "\n".join([*lines, NEVER])

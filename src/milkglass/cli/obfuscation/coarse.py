@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +27,12 @@ CLASSIFIER = "train it to classify or to give scores: it cannot generate, since 
 PLAIN_MEANS = "no --public-text: tokens are counted in {}, and all tokens of a symbol weigh alike in its row"
 
 
-def by_default(scheme: str | None, data: Path | None, epsilon: float | None) -> str | None:
+def by_default(scheme: str | None, data: Path | None, epsilon: float | None, words: Sequence[str]) -> str | None:
     """The scheme's name: this one where rows are given and none is named. Raises UsageError for an epsilon beside it,
-    which might be meant for ObfusLM."""
+    as an option or among the words of --set, which might be meant for ObfusLM."""
     if scheme is not None or data is None:
         return scheme
-    if epsilon is not None:
+    if epsilon is not None or any(one.startswith("epsilon=") for one in words):
         raise UsageError(
             "--epsilon means something else for each scheme, and --data makes a coarse vocabulary",
             "add --scheme coarse to exchange symbols at random; for ObfusLM's epsilon leave --data out",

@@ -49,7 +49,8 @@ def obfuscate(
         float | None,
         typer.Option(
             help="How strongly similarity decides the mixture (default: 0.1 for encoders, 1 for decoders). With coarse "
-            "(default: none): symbols are exchanged at random, so that each token is locally differentially private."
+            "(default: none): symbols are exchanged at random, so that a reader's odds between two tokens of a place "
+            "move by exp(E) at most."
         ),
     ] = None,
     bands: Annotated[
@@ -109,7 +110,7 @@ def obfuscate(
     band_file = _band_file(bands, band_text, columns)
     short = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
     named = scheme is not None
-    scheme = coarse.by_default(scheme, data, epsilon)
+    scheme = coarse.by_default(scheme, data, epsilon, words or [])
     selected = _selected(scheme or "obfuslm", words or [], short)
     files = coarse.CoarseFiles(data, public_text, task is not None, columns)
     # Anyone who is asked for a passphrase is asked before rows and the model are read, and before bars are drawn over
