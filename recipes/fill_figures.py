@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "THREATS.md", "docs/*.md")
 SST2 = (
     "coarse_frontier", "coarse_frontier.quick", "mitigations.quick", "obfuslm_table2.quick", "cmif_equal_share.quick",
-    "cmif_table1.quick",
+    "cmif_table1.quick", "coarse_epsilon.quick",
 )  # fmt: skip
 TASKS = ("coarse_tasks", "coarse_tasks.quick", "obfuslm_tasks")
 BARS = "Bars: 95 % intervals, where a result has them."
