@@ -24,7 +24,7 @@ from milkglass.experiments.report.summary import CONTENT, rows
 PLAIN, ALONE, CONSTANT, CONTROL = "plain", "client alone", "commonest class", "no defence"
 ALL = 99.95  # percent of the content: nothing is hidden
 ON, OFF = "#b4530a", "#0b4f6c"
-LEFT, TOP, ACROSS, UP, NAMES = 52, 34, 560, 360, 300  # of the drawing: margins, axes, room for names, in pixels
+LEFT, TOP, ACROSS, UP, NAMES = 52, 34, 560, 360, 340  # of the drawing: margins, axes, room for names, in pixels
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def drawn(every: Sequence[FrontierPoint], level: float | None, about: str, notes
     x, y = Axis(0.0, 100.0, ACROSS), Axis.over([*utilities, *([] if level is None else [level])], UP)
     bottom, listed = TOP + UP, sorted(every, key=lambda one: one.content)
     notes = [*notes, *([] if level is not None else ["No result here has a row of the client alone."])]
-    high = max(bottom + 64 + 16 * len(notes), TOP + 18 * len(listed) + 40)
+    below = max(bottom + 54, TOP + 18 * len(listed) + 24)  # the notes, under the list of names
     parts = [f'<path d="M{LEFT} {TOP}V{bottom}H{LEFT + ACROSS}" fill="none" stroke="{GREY}"/>']
     parts += [svg_text(LEFT + x.at(share), bottom + 16, str(share), "middle") for share in range(0, 101, 20)]
     parts += [svg_text(LEFT - 6, bottom - y.at(one) + 4, f"{one:.0f}", "end") for one in (y.low, y.high)]
@@ -105,9 +105,7 @@ def drawn(every: Sequence[FrontierPoint], level: float | None, about: str, notes
     parts.append(
         svg_text(LEFT + ACROSS / 2, bottom + 34, "content tokens that the strongest attack reads, %", "middle")
     )
-    parts += [
-        svg_text(LEFT, bottom + 54 + 16 * number, one, "start", GREY) for number, one in enumerate([about, *notes])
-    ]
+    parts += [svg_text(LEFT, below + 16 * number, one, "start", GREY) for number, one in enumerate([about, *notes])]
     if level is not None:
         at = bottom - y.at(level)
         parts += _line(at, f"the client alone, {level:.1f}")
@@ -117,14 +115,14 @@ def drawn(every: Sequence[FrontierPoint], level: float | None, about: str, notes
     for number, one in enumerate(listed, 1):
         useful = not one.control and one.content < ALL and (level is None or one.utility > level)
         parts += _point(number, one, ON if useful and not one.beaten(every) else OFF, x, y)
-    return svg_page(LEFT + ACROSS + NAMES, high, about, parts)
+    return svg_page(LEFT + ACROSS + NAMES, below + 16 * len(notes) + 10, about, parts)
 
 
 def _line(at: float, words: str) -> list[str]:
     """A dashed line across, at this height in pixels."""
     return [
         f'<path d="M{LEFT} {at:.1f}h{ACROSS}" stroke="{GREY}" stroke-dasharray="5 4"/>',
-        svg_text(LEFT + ACROSS - 4, at - 5, words, "end", GREY),
+        svg_text(LEFT + 6, at - 5, words, "start", GREY),
     ]
 
 
