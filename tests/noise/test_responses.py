@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from fractions import Fraction
 from math import exp, log, log2
 from pathlib import Path
 
 import numpy as np
 import pytest
+from mpmath import exp as exact_exp
+from mpmath import mpf
 from scipy.stats import chi2
 
 from milkglass.noise.responses import UNIT, RandomisedResponse
@@ -17,6 +20,7 @@ from tests.noise.kit import KEY
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import responses as literal  # noqa: E402
+from noise import exact  # noqa: E402
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "responses.json"
 VALUES = np.array([2, 5, 7, 11])
@@ -35,9 +39,12 @@ def test_the_chance_of_the_value_itself_is_kairouzs(epsilon: float) -> None:
 
 @pytest.mark.parametrize("epsilon", [1e-9, 0.1, 1.0, 3.0, 12.0, 30.0])
 def test_no_two_values_are_told_apart_by_more_than_epsilon(epsilon: float) -> None:
-    """In whole numbers: the weights of a value and of another one differ by a factor of e^epsilon at most."""
+    """The weights of a value and of another one differ by a factor of e^epsilon at most, worked out with 80 digits; and
+    by no less than two parts of w fewer, so that the bound is used."""
     found = RandomisedResponse(VALUES, epsilon)
-    assert 1 <= found.weight <= UNIT
+    bound = exact_exp(exact(Fraction(epsilon)))
+    assert mpf(UNIT) / found.weight <= bound
+    assert found.weight == UNIT or mpf(UNIT) / (found.weight - 2) > bound
     assert log(UNIT) - log(found.weight) == pytest.approx(found.advantage, abs=1e-12)
     assert found.advantage <= epsilon
 

@@ -190,8 +190,8 @@ class Codec:
     def plain(self) -> Codec:
         """The same tokenizer and limits with the original ids: for those who play both sides. Nothing of it is sent."""
         own = np.arange(len(self.sigma))
-        plain = {"choices": None, "responses": None, "readable": True, "key_id": None}
-        return replace(self, sigma=own.astype(np.int32), inverse=own, **plain)  # type: ignore[arg-type]
+        bare = replace(self, choices=None, responses=None, readable=True, key_id=None)
+        return replace(bare, sigma=own.astype(np.int32), inverse=own)
 
     def scrambled(self, ids: NDArray[np.int64]) -> Ids:
         """(t,) the scrambled ids of one text's original ids (t,), drawn anew at each call where a token has several."""

@@ -3,8 +3,8 @@
     at most    log2 m' bits a token, m' ids in all, whatever the reader knows
     in data    - sum over ids of p log2 p, p the id's share of the running tokens; special tokens do not count
 
-and what naming the commonest token of each id reads, which is the weakest attack and needs no context. Where m of the
-ids are exchanged by randomised response, of which each sent one has N bits of chance (noise/responses.py),
+and what naming the likeliest token of each sent id reads, which is the weakest attack and needs no context. Where m of
+the ids are exchanged by randomised response, of which each sent one has N bits of chance (noise/responses.py),
 
     at most    log2 (m' - m + 2^(log2 m - N)), the capacity of both kinds of ids together (Shannon 1948)
     in data    the same sum with p of what is sent, less N times the share of the exchanged ids
@@ -31,7 +31,8 @@ class SymbolRate:
         ids: m', how many there are.
         most_bits: a token, at most.
         bits: a token of the text, by the ids' own shares.
-        running, content: share of these tokens that the commonest token of each id is, where the id is its own.
+        running, content: share of these tokens that naming the likeliest token of each sent id reads; where ids are
+            sent as they are, that is the commonest token of the id.
         symbols: ids to which the limits apply.
         alone: the other ids: one for each special token and function word.
         alone_running: share of the running tokens that have such an id.
