@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from milkglass.nearest.onednn import multiply_by_onednn, onednn_linear, packed
-from milkglass.sanitizers.ghost.bf16 import quick_in_bf16
+from milkglass.nearest.onednn import multiply_by_onednn, onednn_linear, packed, quick_in_bf16
 
 KINDS = [torch.float32, *([torch.bfloat16] if quick_in_bf16() else [])]
 

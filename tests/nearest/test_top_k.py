@@ -20,6 +20,13 @@ def as_small_or_large_table(request: pytest.FixtureRequest, monkeypatch: pytest.
     monkeypatch.setattr(cosines, "SMALL_BYTES", request.param)
 
 
+@pytest.fixture(autouse=True, params=[True, False], ids=["bf16", "fp32"])
+def with_and_without_a_first_look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processors without instructions for bf16 have fp32 twice."""
+    if not request.param:
+        monkeypatch.setattr(cosines, "quick_in_bf16", lambda: False)
+
+
 def literal(queries: torch.Tensor, table: torch.Tensor, metric: Metric) -> np.ndarray:
     """(q, n) in fp64, the larger the nearer; written without products of matrices."""
     q, t = queries.double().numpy()[:, None], table.double().numpy()[None]
@@ -95,9 +102,30 @@ def test_no_queries_have_no_neighbours() -> None:
 @pytest.mark.parametrize("size", [1e-28, 1e-23, 1e-15, 1.0, 1e15])
 def test_cosines_are_as_near_as_they_say_whatever_the_lengths(size: float) -> None:
     table = rows_of(500, 64, 3) * size
-    found = Cosines.of(table)(table[:20])
+    found, slack = Cosines.of(table)(table[:20])
     told = np.stack([exact(table, i, np.arange(500)) for i in range(20)])
-    assert np.abs(found.numpy() - told).max() <= Cosines.of(table).slack
+    assert np.abs(found.numpy() - told).max() <= slack < 0.02
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+def test_the_worst_rows_for_bf16_are_no_further_off_than_said(kind: torch.dtype) -> None:
+    """Numbers half way between two of bf16, all rounded to one side, and products that are too."""
+    table = torch.full((40, 4096), 1 + 2**-8) * torch.linspace(1, 1.01, 40)[:, None]
+    table[1::2, ::2] *= 1 + 2**-7
+    table = table.to(kind)
+    found, slack = Cosines.of(table)(table)
+    told = np.stack([exact(table, i, np.arange(40)) for i in range(40)])
+    assert np.abs(found.numpy() - told).max() <= slack < 0.02
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_some_cosines_are_measured_again_in_fp32(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cosines, "BLOCK_BYTES", 4 * 24 * 7)
+    table, others = rows_of(60, 24, 9).to(kind), np.array([3, 59, 7, *range(20, 50)])
+    table[7] = 0
+    one = Cosines.of(table)
+    assert np.abs(one.measured(5, others) - exact(table, 5, others)).max() <= one.slack
+    assert one.measured(5, others).dtype == np.float32
 
 
 def test_a_product_is_that_of_torch() -> None:

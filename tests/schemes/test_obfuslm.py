@@ -19,7 +19,7 @@ from milkglass.errors import UsageError  # noqa: E402
 from milkglass.models.checkpoint import Checkpoint  # noqa: E402
 from milkglass.models.resolve import resolve  # noqa: E402
 from milkglass.nearest.cosines import SMALL_BYTES
-from milkglass.schemes.clustering import embed_cluster, merge_small, zero_rows
+from milkglass.schemes.clustering import MANY, embed_cluster, merge_small, zero_rows
 from milkglass.schemes.mixture import Mixture  # noqa: E402
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.weight_synth import weight_synth
@@ -170,15 +170,19 @@ def real_clusters() -> tuple[torch.Tensor, list[np.ndarray]]:
     return table, embed_cluster(table, order, 10, 0.99)
 
 
-@pytest.mark.parametrize("small", [SMALL_BYTES, 0])
+@pytest.mark.parametrize(
+    ("small", "many", "tiny"), [(SMALL_BYTES, MANY, 1e-23), (0, MANY, 1e-23), (SMALL_BYTES, 0, 1e-23), (0, 0, 1.0)]
+)
 @pytest.mark.parametrize(("k", "beta", "dtype"), [(2, 0.99, torch.float32), (3, 0.995, torch.bfloat16)])
 def test_same_clusters_where_most_rows_are_never_looked_at(
-    k: int, beta: float, dtype: torch.dtype, small: int, monkeypatch: pytest.MonkeyPatch
+    k: int, beta: float, dtype: torch.dtype, small: int, many: int, tiny: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Large enough for likely values (nearest/select.py); part of a table with zeros, equal rows and tiny ones."""
+    """Large enough for likely values (nearest/select.py); with a first look in bf16 (many = 0) and without; part of a
+    table with zeros, equal rows and tiny ones."""
     monkeypatch.setattr("milkglass.nearest.cosines.SMALL_BYTES", small)
+    monkeypatch.setattr("milkglass.schemes.clustering.MANY", many)
     table = table_of(11, 2100, 16, 40)
-    table[5], table[50:60] = 0, table[50:60] * 1e-23
+    table[5], table[50:60] = 0, table[50:60] * tiny
     table = table.to(dtype)
     order = np.random.default_rng(12).permutation(2100)[:2000]
     slow = literal.embed_cluster(table.double().numpy()[order], k, beta)

@@ -1,8 +1,9 @@
 """Products and cosines of some rows with all rows of a table, in fp32, and exact ones of a few.
 
 oneDNN, which torch brings, makes the products; on processors of AMD it is up to three times as fast as the library
-that `torch.mm` calls. A first look in bf16 was tried as well: it multiplies up to twice as fast again, is wrong by up
-to 0.009, and to measure all that it leaves open takes the time that it saves (docs/log.md, 2026-11-23).
+that `torch.mm` calls. Where the processor has instructions for bf16 (AMX, AVX-512 BF16), a first look is made in it: it
+takes half the time or less, and is off by as much as rows lose when they are rounded, which is measured, and as the
+result does. What it leaves open must be looked at again (`measured`).
 `threads_each` sets how many threads of torch each worker uses, where several make products side by side.
 """
 
@@ -12,18 +13,23 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
-from milkglass.nearest.onednn import onednn_linear, packed
+from milkglass.nearest.onednn import onednn_linear, packed, quick_in_bf16
 from milkglass.nearest.select import Ids
 
 BLOCK_BYTES = 16 << 20  # of rows in fp32 that are looked at, or converted, at a time
 SMALL_BYTES = 64 << 20  # of a table in fp32 of which a copy is kept, scaled and laid out for oneDNN
 TINY = 1e-30  # the length of a row without direction
+ROUNDED = 2.0**-8  # of a number, that it changes at most when it becomes one of bf16
+
+Number = TypeVar("Number", np.float32, np.float64)
 
 _LOCK = threading.Lock()
 _INSIDE = 0  # how many are in `threads_each` now, in all threads
@@ -39,36 +45,62 @@ class Cosines:
         scale: (n,) one over each row's length.
         shift: (d,) what is taken off each row before; None: nothing.
         unit: of a small table the rows of length 1, as oneDNN lays them out; it would do so for each product.
+        lost: how much of a row of length 1 is lost in bf16, at most, where a first look is made in it; else None.
     """
 
     table: torch.Tensor = field(repr=False)
     scale: torch.Tensor = field(repr=False)
     shift: torch.Tensor | None = field(repr=False)
     unit: torch.Tensor | None = field(repr=False)
+    lost: float | None
 
     @classmethod
-    def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None) -> Cosines:
+    def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, look: bool = True) -> Cosines:
+        """look: whether to make a first look in bf16 where the processor is quick in it."""
         parts = (table[part] if shift is None else table[part].float() - shift for part in blocks(table))
         scale = torch.cat([lengths(part) for part in parts]).reciprocal_()
-        small = shift is None and table.device.type == "cpu" and 0 < 4 * table.numel() <= SMALL_BYTES
-        unit = packed(table.float() * scale[:, None]) if small and onednn_linear() is not None else None
-        return cls(table, scale, shift, unit)
+        here = shift is None and table.device.type == "cpu" and onednn_linear() is not None and table.numel() > 0
+        look = here and look and quick_in_bf16()
+        if not here or 4 * table.numel() > SMALL_BYTES:
+            odd = (scale < 1e-15) | ((scale > 1e15) & (scale < 1 / TINY))  # such numbers may be lost altogether
+            return cls(table, scale, shift, None, _lost(table, scale) if look and not odd.any() else None)
+        unit = table.float() * scale[:, None]
+        lost = _lost(unit, torch.ones_like(scale)) if look else None
+        return cls(table, scale, shift, packed(unit if lost is None else unit.bfloat16()), lost)
 
-    def __call__(self, queries: torch.Tensor) -> torch.Tensor:
-        """(b, n) fp32, each off by at most `slack`. queries: (b, d), of any length, shifted as the table is."""
+    def __call__(self, queries: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """(b, n) fp32 cosines, and by how much each is off at most. queries: (b, d), of any length, shifted as the
+        table is."""
         rows = queries.to(self.table.device).float()
         rows = rows / lengths(rows)[:, None]
-        return self.products(rows).mul_(self.scale) if self.unit is None else product(rows, self.unit)
+        slack = self.slack
+        if self.lost is not None:
+            look = rows.bfloat16()
+            lost = _lost(rows, torch.ones(len(rows)))
+            slack, rows = slack + lost + (1 + lost) * self.lost + ROUNDED, look
+        if self.unit is None:
+            return self.products(rows).mul_(self.scale), slack
+        return product(rows, self.unit).float(), slack
+
+    def measured(self, row: int, others: Ids) -> NDArray[np.float32]:
+        """(m,) cosines of one row of the table with some, off by at most `slack`, in fp32."""
+        step = max(1, BLOCK_BYTES // (4 * self.table.shape[1]))
+        if len(others) > step:
+            return np.concatenate([self.measured(row, others[at : at + step]) for at in range(0, len(others), step)])
+        scale = self.scale.cpu().numpy()
+        unit = taken(self.table, np.array([row]), np.float32)[0] * scale[row]
+        result: NDArray[np.float32] = (taken(self.table, others, np.float32) @ unit) * scale.take(others)
+        return result
 
     def products(self, rows: torch.Tensor) -> torch.Tensor:
-        """(b, n) fp32 scalar products of rows (b, d) in fp32 with those of the table, shifted."""
-        parts, direct = blocks(self.table), self.table.dtype == torch.float32 and self.shift is None
+        """(b, n) fp32 scalar products of rows (b, d) with those of the table, shifted, in the dtype of the rows."""
+        parts, direct = blocks(self.table), self.table.dtype == rows.dtype and self.shift is None
         if direct and len(parts) == 1:
-            return product(rows, self.table)
+            return product(rows, self.table).float()
         n, d = self.table.shape
         result = torch.empty(len(rows), n, device=self.table.device)
         # Memory that is taken anew for each part would cost more than the conversion
-        held = torch.empty(0 if direct else parts[0].stop, d, device=self.table.device)
+        held = torch.empty(0 if direct else parts[0].stop, d, dtype=rows.dtype, device=self.table.device)
         for part in parts:
             some = self.table[part]
             if not direct:
@@ -78,12 +110,13 @@ class Cosines:
 
     @property
     def slack(self) -> float:
-        """Twice what was seen: constant rows of 8,192 numbers are off by 1.8e-5, of 16,384 by 3.6e-5."""
+        """By how much cosines in fp32 are off at most: twice what was seen. Constant rows of 8,192 numbers are off by
+        1.8e-5, of 16,384 by 3.6e-5."""
         return 4e-5 * max(1.0, self.table.shape[1] / 8192)
 
 
 def product(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """(b, m) rows (b, d) with others (m, d), both in fp32."""
+    """(b, m) rows (b, d) with others (m, d), both in fp32, or both in bf16."""
     linear = onednn_linear() if rows.device.type == "cpu" else None
     return rows @ others.T if linear is None else linear(rows, others, None)
 
@@ -98,6 +131,16 @@ def lengths(rows: torch.Tensor) -> torch.Tensor:
     return result.clamp_min_(TINY)
 
 
+def _lost(table: torch.Tensor, scale: torch.Tensor) -> float:
+    """The length of what rows lose in bf16 where they are scaled to 1, at most; rows that are no numbers aside."""
+    lost = 0.0
+    for part in blocks(table) if table.dtype != torch.bfloat16 else []:
+        rows = table[part].float()
+        away = torch.linalg.vector_norm(rows - rows.bfloat16().float(), dim=1) * scale[part]
+        lost = max(lost, float(away.nan_to_num(0, 0, 0).max()))
+    return lost
+
+
 def blocks(table: torch.Tensor) -> list[slice]:
     """Slices of rows that take BLOCK_BYTES in fp32."""
     step = max(1, BLOCK_BYTES // (4 * table.shape[1]))
@@ -109,10 +152,24 @@ def exact(table: torch.Tensor, row: int, others: Ids) -> NDArray[np.float64]:
     step = max(1, BLOCK_BYTES // (8 * table.shape[1]))
     if len(others) > step:
         return np.concatenate([exact(table, row, others[at : at + step]) for at in range(0, len(others), step)])
-    rows: NDArray[np.float64] = table[torch.from_numpy(np.append(others, row)).to(table.device)].double().cpu().numpy()
+    rows = taken(table, np.append(others, row), np.float64)
     norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), TINY)
     result: NDArray[np.float64] = rows[:-1] @ (rows[-1] / norms[-1]) / norms[:-1]
     return result
+
+
+def taken(table: torch.Tensor, rows: Ids, dtype: type[Number]) -> NDArray[Number]:
+    """(m, d) some rows of a table; NumPy takes them far faster than torch does."""
+    if table.device.type == "cpu" and table.dtype == torch.float32:
+        return table.numpy().take(rows, axis=0).astype(dtype, copy=False)
+    some = table.index_select(0, torch.from_numpy(rows).to(table.device)).cpu()
+    return (some.float() if dtype is np.float32 else some.double()).numpy().astype(dtype, copy=False)
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Those that bring threads of their own; to look for them takes a hundredth of a second."""
+    return ThreadpoolController()
 
 
 @contextmanager
@@ -125,7 +182,7 @@ def threads_each(count: int) -> Iterator[None]:
         if _INSIDE == 1:
             _RESTORED.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(count)
-            _RESTORED.enter_context(threadpool_limits(1, user_api="blas"))
+            _RESTORED.enter_context(_libraries().limit(limits=1, user_api="blas"))
     try:
         yield
     finally:

@@ -12,6 +12,13 @@ import torch
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
+def quick_in_bf16() -> bool:
+    """Whether this processor has instructions for bf16. Older releases of torch cannot say: then it has none."""
+    requested: Any = getattr(torch.cpu, "get_capabilities", dict)
+    info = requested()
+    return bool(info.get("amx_bf16") or info.get("avx512_bf16"))
+
+
 def onednn_linear() -> Linear | None:
     """x (..., d), weight (m, d) and bias (m,) or None, all of one dtype on the processor, to (..., m)."""
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)

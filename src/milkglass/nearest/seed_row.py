@@ -1,7 +1,7 @@
 """One row's cosines with all rows of a table, of which rough values are known: the nearest ones, and a quantile.
 
-Rough values decide wherever they cannot mislead. What they leave open, a few rows near a border, is measured in fp64
-and rounded to ten decimals, so that the answers are the same on every machine.
+Rough values decide wherever they cannot mislead. What they leave open, a few rows near a border or nearly as near as
+one another, is measured in fp64 and rounded to ten decimals, so that the answers are the same on every machine.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from milkglass.nearest.cosines import exact
-from milkglass.nearest.select import Ids
+from milkglass.nearest.cosines import Cosines, exact
+from milkglass.nearest.select import Ids, Reaching
 
 DECIMALS = 10  # cosines are compared to ten decimals, so that ties fall to the lower index on every machine
 OUTSIDE = -2.0  # the rough value of rows that do not take part
@@ -22,74 +21,107 @@ OUTSIDE = -2.0  # the rough value of rows that do not take part
 @dataclass(frozen=True)
 class SeedRow:
     """Attributes:
-    table: (n, d).
+    cosines: of the table (n, d).
     row: whose cosines these are; it takes part itself.
     rough: (n,) fp32; `OUTSIDE` where a row does not take part.
     slack: by how much the others are off at most.
     place: (n,) the order in which equal cosines come.
-    likely: values that some dozens of rows reach, and as many as the quantile leaves; a guess of the second that is too
-        high costs time only.
+    likely: rows that reach a bound which some dozens of rows do; and values that reach one which as many do as the
+        quantile leaves. A bound that is too high costs time only.
     """
 
-    table: torch.Tensor = field(repr=False)
+    cosines: Cosines = field(repr=False)
     row: int
     rough: NDArray[np.float32] = field(repr=False)
     slack: float
     place: Ids = field(repr=False)
-    likely: tuple[float, float]
+    likely: Reaching = field(repr=False)
 
     def nearest(self, free: NDArray[np.bool_], count: int, at: float) -> Ids:
         """The `count` nearest free rows, nearest first, of those that reach the quantile at index `at` (from 0, of all
         that take part, largest first; linear between two)."""
-        rows, cosines = self._measured(self._candidates(free, count, at))
+        rows, values = self._candidates(free, count, at)
+        order = np.argsort(-values)
+        rows, values = rows[order], values[order]
+        # Where no more rows than int(at) can be nearer than the last one, it reaches the quantile
+        if len(rows) == count and self._apart(values) and self._nearer(values[-1] - self.cosines.slack) <= int(at):
+            return rows
+        rows, cosines = self._measured(rows)
         rows, cosines = rows[:count], cosines[:count]
-        # No more rows than int(at) can be nearer than the last one: it reaches the quantile
-        if len(rows) == count and np.count_nonzero(self.rough > cosines[-1] - self.slack) <= int(at):
+        if len(rows) == count and self._nearer(cosines[-1]) <= int(at):
             return rows
         reach: NDArray[np.bool_] = cosines >= self.quantile(at)
         return rows[reach]
 
     def quantile(self, at: float) -> float:
         """From exact cosines: what is surely above the two between which it lies is counted, what is near measured."""
-        upper, lower = self._rough_pair(at)
-        above = int(np.count_nonzero(self.rough > upper + 2 * self.slack))
-        near = (self.rough >= lower - 2 * self.slack) & (self.rough <= upper + 2 * self.slack)
-        cosines = self._measured(np.flatnonzero(near & (self.rough > OUTSIDE)))[1]
-        first = int(at) - above
-        high, low = float(cosines[first]), float(cosines[min(first + 1, len(cosines) - 1)])
+        index, off = int(at), 2 * self.slack
+        upper, lower = self._rough_pair(index)
+        index -= int(np.count_nonzero(self.rough > upper + off))
+        rows = np.flatnonzero((self.rough >= max(lower - off, np.nextafter(OUTSIDE, 0))) & (self.rough <= upper + off))
+        if self.slack > self.cosines.slack:
+            values, off = self.cosines.measured(self.row, rows), 2 * self.cosines.slack
+            upper, lower = _pair(values, index)
+            index -= int(np.count_nonzero(values > upper + off))
+            rows = rows[(values >= lower - off) & (values <= upper + off)]
+        cosines = self._measured(rows)[1]
+        high, low = float(cosines[index]), float(cosines[min(index + 1, len(cosines) - 1)])
         return round(high + (at - int(at)) * (low - high), DECIMALS)
 
-    def _candidates(self, free: NDArray[np.bool_], count: int, at: float) -> Ids:
-        """All free rows that may be among the `count` nearest, and reach the quantile."""
-        rows = self._reaching(self.likely[0], free)
-        if len(rows) >= count:
-            cut = self._cut(rows, count)
-            return rows[self.rough[rows] >= cut] if cut >= self.likely[0] else self._reaching(cut, free)
-        least = self._rough_pair(at)[1] - 2 * self.slack
-        rows = self._reaching(least, free)
-        return rows[self.rough[rows] >= self._cut(rows, count)] if len(rows) > count else rows
+    def _apart(self, values: NDArray[np.float32]) -> bool:
+        """Whether there is no doubt about the order of values, largest first. Twice the slack would do, but for cosines
+        that are rounded to one number."""
+        return float((values[:-1] - values[1:]).min(initial=np.inf)) > 3 * self.cosines.slack
 
-    def _cut(self, rows: Ids, count: int) -> float:
-        """What a row reaches, roughly, that may be among the `count` nearest of these."""
-        values = self.rough[rows]
-        return float(np.partition(values, len(values) - count)[len(values) - count]) - 2 * self.slack
+    def _nearer(self, cosine: float) -> int:
+        """At least as many as the rows of a larger cosine."""
+        least = cosine - self.slack
+        return int(np.count_nonzero((self.likely.values if least >= self.likely.bounds[0] else self.rough) > least))
 
-    def _reaching(self, bound: float, free: NDArray[np.bool_]) -> Ids:
-        rows = np.flatnonzero(self.rough >= bound)
-        return rows[free[rows]]
+    def _candidates(self, free: NDArray[np.bool_], count: int, at: float) -> tuple[Ids, NDArray[np.float32]]:
+        """All free rows that may be among the `count` nearest, and reach the quantile; and their values."""
+        (high, _), rows, values, _ = self.likely
+        rows, values = rows[free[rows]], values[free[rows]]
+        enough = len(rows) >= count
+        least = (_kth(values, count) if enough else self._rough_pair(int(at))[1]) - 2 * self.slack
+        if not enough or least < high:
+            rows = np.flatnonzero(self.rough >= least)
+            rows = rows[free[rows]]
+            values = self.rough[rows]
+        rows, values = _best(rows, values, count, self.slack)
+        if self.slack == self.cosines.slack:
+            return rows, values
+        return _best(rows, self.cosines.measured(self.row, rows), count, self.cosines.slack)
 
-    def _rough_pair(self, at: float) -> tuple[float, float]:
-        """The rough values of index int(at) and the next, from 0, largest first."""
-        index = int(at)
-        values = self.rough[self.rough >= self.likely[1]]
-        if len(values) < index + 2:
+    def _rough_pair(self, index: int) -> tuple[float, float]:
+        """The rough values of an index and the next, from 0, largest first."""
+        values = self.likely.among
+        if len(values) < index + 2 or len(values) == len(self.rough):
             values = self.rough[self.rough > OUTSIDE]
-        last = min(index + 1, len(values) - 1)
-        ranked = np.partition(values, [len(values) - 1 - last, len(values) - 1 - index])
-        return float(ranked[len(values) - 1 - index]), float(ranked[len(values) - 1 - last])
+        return _pair(values, index)
 
     def _measured(self, rows: Ids) -> tuple[Ids, NDArray[np.float64]]:
         """Rows and exact cosines, nearest first, ties by place."""
-        cosines = np.round(exact(self.table, self.row, rows), DECIMALS)
+        cosines = np.round(exact(self.cosines.table, self.row, rows), DECIMALS)
         by = np.lexsort((self.place[rows], -cosines))
         return rows[by], cosines[by]
+
+
+def _pair(values: NDArray[np.float32], index: int) -> tuple[float, float]:
+    """Of an index and the next one, from 0, largest first."""
+    first, second = len(values) - 1 - index, max(0, len(values) - 2 - index)
+    ranked = np.partition(values, [second, first])
+    return float(ranked[first]), float(ranked[second])
+
+
+def _best(rows: Ids, values: NDArray[np.float32], count: int, slack: float) -> tuple[Ids, NDArray[np.float32]]:
+    """Those that may be among the `count` of the largest values."""
+    if len(rows) <= count:
+        return rows, values
+    best = values >= _kth(values, count) - 2 * slack
+    return rows[best], values[best]
+
+
+def _kth(values: NDArray[np.float32], count: int) -> float:
+    """The count-th largest."""
+    return float(np.partition(values, len(values) - count)[len(values) - count])

@@ -7,6 +7,8 @@ that only what reaches it, little more than j, has to be looked at.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +17,60 @@ Ids = NDArray[np.int64]
 HEAP = 32  # columns
 
 
-def reached(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[np.float32]:
-    """(b, len(counts)) for each row values that at least so many of its columns reach; -inf where that is too many for
-    heaps of two."""
+class Reaching(NamedTuple):
+    """What of one row reaches two bounds, the higher one first.
+
+    Attributes:
+        bounds: values that at least so many of the row's columns reach; -inf where that is too many for heaps of two.
+        columns: which reach the higher one, in their order.
+        values: what is in them.
+        among: values that reach the lower one, of the whole row where that is -inf.
+    """
+
+    bounds: tuple[float, float]
+    columns: Ids
+    values: NDArray[np.float32]
+    among: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The same of many rows, of which some are asked for.
+
+    Attributes:
+        similarity: (b, n).
+        bounds: (b, 2).
+        lower: which of the two was searched for: 1, or 0 where the lower one is -inf.
+        places: of all rows' columns that reach it, in order.
+        spans: (b + 1,) where each row's begin.
+    """
+
+    similarity: NDArray[np.float32] = field(repr=False)
+    bounds: NDArray[np.float32] = field(repr=False)
+    lower: int
+    places: Ids = field(repr=False)
+    spans: Ids = field(repr=False)
+
+    @classmethod
+    def of(cls, similarity: NDArray[np.float32], few: int, many: int) -> Reached:
+        """By bounds that so few, and so many, columns reach. The work is done here, in few calls."""
+        rows, n = similarity.shape
+        bounds = _bounds(similarity, (few, max(few, many)))
+        lower = int(np.isfinite(bounds[:, 1]).all())
+        places = np.flatnonzero(similarity >= bounds[:, lower : lower + 1])  # far faster than np.nonzero
+        return cls(similarity, bounds, lower, places, np.searchsorted(places, n * np.arange(rows + 1)))
+
+    def __getitem__(self, row: int) -> Reaching:
+        similarity, (high, low) = self.similarity[row], self.bounds[row].tolist()
+        columns = self.places[self.spans[row] : self.spans[row + 1]] - row * len(similarity)
+        values = similarity.take(columns)
+        if not self.lower:
+            return Reaching((high, low), columns, values, similarity)
+        above = values >= high
+        return Reaching((high, low), columns[above], values[above], values)
+
+
+def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[np.float32]:
     rows, n = similarity.shape
     heaps = max(1, n // HEAP)
     maxima = _maxima(similarity, heaps)

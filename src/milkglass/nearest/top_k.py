@@ -88,7 +88,8 @@ class ExactIndex:
     def _compared(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(b, n) values, and (b,) by how much each row of them is off at most."""
         if self.metric == "cosine":
-            return self.cosines(queries), torch.full((len(queries),), self.cosines.slack, device=queries.device)
+            values, slack = self.cosines(queries)
+            return values, torch.full((len(queries),), slack, device=queries.device)
         longest = float(self.cosines.scale.nan_to_num(torch.inf).min().reciprocal())
         rows = queries - self.shift
         slack = self.cosines.slack * longest * (lengths(rows) + longest)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -15,19 +16,20 @@ from numpy.typing import NDArray
 
 from milkglass.nearest.cosines import BLOCK_BYTES, TINY, Cosines, blocks, threads_each
 from milkglass.nearest.seed_row import OUTSIDE, SeedRow
-from milkglass.nearest.select import reached
+from milkglass.nearest.select import Reached
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
 
 Leftover = Literal["merge", "paper"]  # what becomes of clusters smaller than k
 
+MANY = 40_000  # rows of a table; of fewer, to look again takes what a first look in bf16 saves
 LONG = 1024  # numbers of a row whose products take much longer than what is done with them
 WAVE, FEWEST, WAVE_BYTES = 192, 32, 256 << 20  # seeds compared at a time, at least, and bytes of their cosines
 
 
 def unit_rows(table: torch.Tensor, rows: Ids, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Rows scaled to length 1, a zero row to zero; arithmetic in `dtype`, not in the checkpoint's."""
-    return torch.nn.functional.normalize(table[torch.from_numpy(rows)].to(dtype), dim=1, eps=1e-30)
+    return torch.nn.functional.normalize(table.index_select(0, torch.from_numpy(rows)).to(dtype), dim=1, eps=1e-30)
 
 
 def reach(n: int, beta: float) -> int:
@@ -53,7 +55,7 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
     free = place >= 0  # by row of the table
     at = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
     clusters: list[Ids] = []
-    for row in _rows(Cosines.of(table), order, free, place, (4 * k, int(at) + 2), 5 * k):
+    for row in _rows(Cosines.of(table, look=len(table) >= MANY), order, free, place, (6 * k, int(at) + 2), 5 * k):
         free[row.row] = False
         members = row.nearest(free, k - 1, at) if k > 1 else order[:0]
         free[members] = False
@@ -89,24 +91,50 @@ def _rows(
     workers = 1 if cosines.table.shape[1] >= LONG else min(2, torch.get_num_threads())
     with threads_each(torch.get_num_threads() // workers), ThreadPoolExecutor(workers) as pool:
 
-        def begun() -> list[Future[list[SeedRow]]]:
+        def begun() -> list[Future[_Wave]]:
             parts = [part for part in np.array_split(following(), workers) if len(part)]
-            return [pool.submit(_wave, cosines, part, place, counts) for part in parts]
+            return [pool.submit(_Wave.of, cosines, part, place, counts) for part in parts]
 
         wave = begun()
         while wave:
             after = begun()
-            yield from (row for part in wave for row in part.result() if free[row.row])
+            for part in wave:
+                yield from part.result().free_ones(free)
             wave = after  # rows of a wave that was read take memory no longer
 
 
-def _wave(cosines: Cosines, seeds: Ids, place: Ids, counts: tuple[int, int]) -> list[SeedRow]:
-    rough = cosines(cosines.table[torch.from_numpy(seeds)])
-    rough[:, torch.from_numpy(np.flatnonzero(place < 0))] = OUTSIDE
-    values = rough.cpu().numpy()
-    bounds = reached(values, counts).astype(float)
-    rows = zip(seeds.tolist(), values, bounds, strict=True)
-    return [SeedRow(cosines.table, seed, row, cosines.slack, place, (low, high)) for seed, row, (low, high) in rows]
+@dataclass(frozen=True)
+class _Wave:
+    """Rows of D of some seeds. Workers make it in few calls: many would keep the one that reads from its work.
+
+    Attributes:
+        cosines: of the table.
+        seeds: (b,) rows of the table.
+        rough: (b, n) their cosines, `OUTSIDE` where a row does not take part.
+        slack: by how much they are off at most.
+        place: (n,) in the order.
+        likely: what of each row reaches what is likely to be asked for.
+    """
+
+    cosines: Cosines
+    seeds: Ids
+    rough: NDArray[np.float32]
+    slack: float
+    place: Ids
+    likely: Reached
+
+    @classmethod
+    def of(cls, cosines: Cosines, seeds: Ids, place: Ids, counts: tuple[int, int]) -> _Wave:
+        rough, slack = cosines(cosines.table.index_select(0, torch.from_numpy(seeds).to(cosines.table.device)))
+        rough[:, torch.from_numpy(np.flatnonzero(place < 0))] = OUTSIDE
+        values = rough.cpu().numpy()
+        return cls(cosines, seeds, values, slack, place, Reached.of(values, *counts))
+
+    def free_ones(self, free: NDArray[np.bool_]) -> Iterator[SeedRow]:
+        """Of seeds that are free when their turn comes."""
+        for at, seed in enumerate(self.seeds.tolist()):
+            if free[seed]:
+                yield SeedRow(self.cosines, seed, self.rough[at], self.slack, self.place, self.likely[at])
 
 
 def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
@@ -117,11 +145,12 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
     """
     merged = list(clusters)
     means = _mean_directions(table, clusters)
-    lengths = means.norm(dim=1).clamp_min(TINY)
-    sizes = torch.tensor([len(cluster) for cluster in merged])  # 0 once it has joined another
-    for some in torch.nonzero(sizes < k).flatten().split(max(1, BLOCK_BYTES // (4 * max(1, len(merged))))):
+    lengths = np.maximum(np.linalg.norm(means, axis=1), np.float32(TINY))
+    sizes = np.array([len(cluster) for cluster in merged], np.int64)  # 0 once it has joined another
+    few, step = np.flatnonzero(sizes < k), max(1, BLOCK_BYTES // (4 * max(1, len(merged))))
+    for some in np.split(few, range(step, len(few), step)):
         row_of = {i: row for row, i in enumerate(some.tolist())}
-        mine, cosines = means[some], means[some] @ means.T / lengths
+        mine, cosines = means[some], (means[some] @ means.T) / lengths
         for i, row in row_of.items():
             size = int(sizes[i])
             others = sizes > 0
@@ -129,9 +158,9 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
             if size >= k or not others.any():
                 continue
             fits = others & (sizes + size < 2 * k)
-            j = int(cosines[row].masked_fill(~(fits if fits.any() else others), -torch.inf).argmax())
-            means[j] = means[i].lerp(means[j], float(sizes[j] / (sizes[j] + size)))
-            lengths[j] = means[j].norm().clamp_min(TINY)
+            j = int(np.where(fits if fits.any() else others, cosines[row], -np.inf).argmax())
+            means[j] += (means[i] - means[j]) * np.float32(size / (sizes[j] + size))
+            lengths[j] = max(np.linalg.norm(means[j]), np.float32(TINY))
             if j in row_of:
                 mine[row_of[j]] = means[j]
                 cosines[row_of[j]] = means @ means[j] / lengths
@@ -141,14 +170,14 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
     return [cluster for cluster, size in zip(merged, sizes.tolist(), strict=True) if size]
 
 
-def _mean_directions(table: torch.Tensor, clusters: list[Ids]) -> torch.Tensor:
+def _mean_directions(table: torch.Tensor, clusters: list[Ids]) -> NDArray[np.float32]:
     """(c, d) the mean of each cluster's unit rows; clusters of one size are done together."""
     sizes = np.array([len(cluster) for cluster in clusters])
-    means = torch.empty(len(clusters), table.shape[1])
+    means = np.empty((len(clusters), table.shape[1]), np.float32)
     for size in np.unique(sizes).tolist():
         equal = np.flatnonzero(sizes == size)
         step = max(1, BLOCK_BYTES // (4 * size * table.shape[1]))
         for part in np.split(equal, range(step, len(equal), step)):
             rows = unit_rows(table, np.concatenate([clusters[c] for c in part]))
-            means[torch.from_numpy(part)] = rows.reshape(len(part), size, -1).mean(1)
+            means[part] = rows.reshape(len(part), size, -1).mean(1).numpy()
     return means

@@ -32,14 +32,13 @@ def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise
     ends = np.cumsum(sizes**2)
     draws = noise(int(ends[-1])) if len(clusters) else np.empty(0)
     blocks: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(clusters)
-    for size in np.unique(sizes):
+    for size in np.unique(sizes).tolist():
         equal = np.flatnonzero(sizes == size)
-        step = max(1, BLOCK_BYTES // (8 * int(size) * table.shape[1]))
+        step = max(1, BLOCK_BYTES // (8 * size * table.shape[1]))
         for selected in np.split(equal, range(step, len(equal), step)):
-            z = np.stack([draws[ends[c] - size**2 : ends[c]] for c in selected]).reshape(-1, size, size)
-            for c, block in zip(
-                selected, _weights(table, np.stack([clusters[c] for c in selected]), epsilon, z), strict=True
-            ):
+            z = draws[(ends[selected] - size**2)[:, None] + np.arange(size**2)].reshape(-1, size, size)
+            made = _weights(table, np.stack([clusters[c] for c in selected]), epsilon, z)
+            for c, block in zip(selected.tolist(), made, strict=True):
                 blocks[c] = block
     return blocks
 

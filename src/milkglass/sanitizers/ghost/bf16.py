@@ -10,21 +10,11 @@ proven; bench/parts/ghost.py compares them. Out of scope: models, beams' sequenc
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 ALLOWED = 0.5  # times sqrt(loss noise)
 SEEN = 4  # times the noise: a sentence that is nearer is not looked at in bf16
-
-
-def quick_in_bf16() -> bool:
-    """Whether this processor has instructions for bf16. Older releases of torch cannot say: then it has none."""
-    requested: Any = getattr(torch.cpu, "get_capabilities", dict)
-    info = requested()
-    return bool(info.get("amx_bf16") or info.get("avx512_bf16"))
 
 
 def off_by(losses: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.float64]:
