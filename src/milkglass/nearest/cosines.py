@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,13 +27,37 @@ from milkglass.nearest.select import Ids
 BLOCK_BYTES = 16 << 20  # of rows in fp32 that are looked at, or converted, at a time
 SMALL_BYTES = 64 << 20  # of a table in fp32 of which a copy is kept, scaled and laid out for oneDNN
 TINY = 1e-30  # the length of a row without direction
-ROUNDED = 2.0**-8  # of a number, that it changes at most when it becomes one of bf16
+ROUNDED = 2.0**-8  # the share of a number that it changes by, at most, when it becomes one of bf16
 
 Number = TypeVar("Number", np.float32, np.float64)
 
 _LOCK = threading.Lock()
 _INSIDE = 0  # how many are in `threads_each` now, in all threads
 _RESTORED = ExitStack()  # by the last one that leaves
+
+
+@dataclass(frozen=True)
+class Slack:
+    """By how much cosines, or other values, are off at most: v by `fixed + share * |v|`.
+
+    Attributes:
+        fixed: a number, or (b, 1) for rows of values.
+        share: 0, or `ROUNDED` of values that are rounded to bf16.
+    """
+
+    fixed: Any
+    share: float = 0.0
+
+    def below(self, value: Any) -> Any:
+        """What is larger than a value is found to be larger than this."""
+        return value - self._off(value)
+
+    def above(self, value: Any) -> Any:
+        """What is found to be larger than this is larger than the value."""
+        return value + self._off(value)
+
+    def _off(self, value: Any) -> Any:
+        return (self.fixed + self.share * abs(value)) * (1 + 2 * self.share)
 
 
 @dataclass(frozen=True)
@@ -68,8 +92,8 @@ class Cosines:
         lost = _lost(unit, torch.ones_like(scale)) if look else None
         return cls(table, scale, shift, packed(unit if lost is None else unit.bfloat16()), lost)
 
-    def __call__(self, queries: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """(b, n) fp32 cosines, and by how much each is off at most. queries: (b, d), of any length, shifted as the
+    def __call__(self, queries: torch.Tensor) -> tuple[torch.Tensor, Slack]:
+        """(b, n) fp32 cosines, and by how much they are off at most. queries: (b, d), of any length, shifted as the
         table is."""
         rows = queries.to(self.table.device).float()
         rows = rows / lengths(rows)[:, None]
@@ -77,7 +101,7 @@ class Cosines:
         if self.lost is not None:
             look = rows.bfloat16()
             lost = _lost(rows, torch.ones(len(rows)))
-            slack, rows = slack + lost + (1 + lost) * self.lost + ROUNDED, look
+            slack, rows = Slack(slack.fixed + lost + (1 + lost) * self.lost, ROUNDED), look
         if self.unit is None:
             return self.products(rows).mul_(self.scale), slack
         return product(rows, self.unit).float(), slack
@@ -109,10 +133,10 @@ class Cosines:
         return result
 
     @property
-    def slack(self) -> float:
+    def slack(self) -> Slack:
         """By how much cosines in fp32 are off at most: twice what was seen. Constant rows of 8,192 numbers are off by
         1.8e-5, of 16,384 by 3.6e-5."""
-        return 4e-5 * max(1.0, self.table.shape[1] / 8192)
+        return Slack(4e-5 * max(1.0, self.table.shape[1] / 8192))
 
 
 def product(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.nearest.cosines import Cosines, exact
+from milkglass.nearest.cosines import Cosines, Slack, exact
 from milkglass.nearest.select import Ids, Reaching
 
 DECIMALS = 10  # cosines are compared to ten decimals, so that ties fall to the lower index on every machine
@@ -33,7 +33,7 @@ class SeedRow:
     cosines: Cosines = field(repr=False)
     row: int
     rough: NDArray[np.float32] = field(repr=False)
-    slack: float
+    slack: Slack
     place: Ids = field(repr=False)
     likely: Reaching = field(repr=False)
 
@@ -44,26 +44,33 @@ class SeedRow:
         order = np.argsort(-values)
         rows, values = rows[order], values[order]
         # Where no more rows than int(at) can be nearer than the last one, it reaches the quantile
-        if len(rows) == count and self._apart(values) and self._nearer(values[-1] - self.cosines.slack) <= int(at):
+        if len(rows) == count and self._apart(values) and self._nearer(self.cosines.slack.below(values[-1])) <= int(at):
             return rows
         rows, cosines = self._measured(rows)
         rows, cosines = rows[:count], cosines[:count]
-        if len(rows) == count and self._nearer(cosines[-1]) <= int(at):
-            return rows
-        reach: NDArray[np.bool_] = cosines >= self.quantile(at)
-        return rows[reach]
+        reach = self._reach(cosines, at)
+        return rows[:reach]
+
+    def _reach(self, cosines: NDArray[np.float64], at: float) -> int:
+        """How many of these, exact and largest first, reach the quantile. It is made only where rough values leave one
+        in doubt: by how many are nearer, at least and at most."""
+        for number in range(len(cosines), 0, -1):
+            cosine = float(cosines[number - 1])
+            if self._nearer(cosine) <= int(at):
+                return number
+            if int(np.count_nonzero(self.likely.among > self.slack.above(cosine))) < int(at) + 2:
+                return int(np.count_nonzero(cosines >= self.quantile(at)))
+        return 0
 
     def quantile(self, at: float) -> float:
         """From exact cosines: what is surely above the two between which it lies is counted, what is near measured."""
-        index, off = int(at), 2 * self.slack
-        upper, lower = self._rough_pair(index)
-        index -= int(np.count_nonzero(self.rough > upper + off))
-        rows = np.flatnonzero((self.rough >= max(lower - off, np.nextafter(OUTSIDE, 0))) & (self.rough <= upper + off))
-        if self.slack > self.cosines.slack:
-            values, off = self.cosines.measured(self.row, rows), 2 * self.cosines.slack
-            upper, lower = _pair(values, index)
-            index -= int(np.count_nonzero(values > upper + off))
-            rows = rows[(values >= lower - off) & (values <= upper + off)]
+        index = int(at)
+        rows, above = _around(self.rough, self._rough_pair(index), self.slack)
+        rows, index = rows[self.rough[rows] > OUTSIDE], index - above
+        if self._again:
+            values = self.cosines.measured(self.row, rows)
+            near, above = _around(values, _pair(values, index), self.cosines.slack)
+            rows, index = rows[near], index - above
         cosines = self._measured(rows)[1]
         high, low = float(cosines[index]), float(cosines[min(index + 1, len(cosines) - 1)])
         return round(high + (at - int(at)) * (low - high), DECIMALS)
@@ -71,11 +78,16 @@ class SeedRow:
     def _apart(self, values: NDArray[np.float32]) -> bool:
         """Whether there is no doubt about the order of values, largest first. Twice the slack would do, but for cosines
         that are rounded to one number."""
-        return float((values[:-1] - values[1:]).min(initial=np.inf)) > 3 * self.cosines.slack
+        return float((values[:-1] - values[1:]).min(initial=np.inf)) > 3 * self.cosines.slack.fixed
+
+    @property
+    def _again(self) -> bool:
+        """Whether rough values are further off than fp32 is."""
+        return self.slack.fixed > self.cosines.slack.fixed
 
     def _nearer(self, cosine: float) -> int:
         """At least as many as the rows of a larger cosine."""
-        least = cosine - self.slack
+        least = self.slack.below(cosine)
         return int(np.count_nonzero((self.likely.values if least >= self.likely.bounds[0] else self.rough) > least))
 
     def _candidates(self, free: NDArray[np.bool_], count: int, at: float) -> tuple[Ids, NDArray[np.float32]]:
@@ -83,13 +95,13 @@ class SeedRow:
         (high, _), rows, values, _ = self.likely
         rows, values = rows[free[rows]], values[free[rows]]
         enough = len(rows) >= count
-        least = (_kth(values, count) if enough else self._rough_pair(int(at))[1]) - 2 * self.slack
+        least = _twice_below(_kth(values, count) if enough else self._rough_pair(int(at))[1], self.slack)
         if not enough or least < high:
             rows = np.flatnonzero(self.rough >= least)
             rows = rows[free[rows]]
             values = self.rough[rows]
         rows, values = _best(rows, values, count, self.slack)
-        if self.slack == self.cosines.slack:
+        if not self._again:
             return rows, values
         return _best(rows, self.cosines.measured(self.row, rows), count, self.cosines.slack)
 
@@ -114,12 +126,23 @@ def _pair(values: NDArray[np.float32], index: int) -> tuple[float, float]:
     return float(ranked[first]), float(ranked[second])
 
 
-def _best(rows: Ids, values: NDArray[np.float32], count: int, slack: float) -> tuple[Ids, NDArray[np.float32]]:
+def _best(rows: Ids, values: NDArray[np.float32], count: int, slack: Slack) -> tuple[Ids, NDArray[np.float32]]:
     """Those that may be among the `count` of the largest values."""
     if len(rows) <= count:
         return rows, values
-    best = values >= _kth(values, count) - 2 * slack
+    best = values >= _twice_below(_kth(values, count), slack)
     return rows[best], values[best]
+
+
+def _around(values: NDArray[np.float32], pair: tuple[float, float], slack: Slack) -> tuple[Ids, int]:
+    """Which values may be either of two that are found as a pair, the larger first; and how many are surely larger."""
+    upper, lower = slack.above(slack.above(pair[0])), _twice_below(pair[1], slack)
+    return np.flatnonzero((values >= lower) & (values <= upper)), int(np.count_nonzero(values > upper))
+
+
+def _twice_below(found: float, slack: Slack) -> float:
+    """What is as large as something that is found to have this value is found to be as large as the result."""
+    return float(slack.below(slack.below(found)))
 
 
 def _kth(values: NDArray[np.float32], count: int) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from milkglass.nearest.cosines import BLOCK_BYTES, Cosines, blocks, lengths
+from milkglass.nearest.cosines import BLOCK_BYTES, Cosines, Slack, blocks, lengths
 from milkglass.nearest.select import HEAP
 from milkglass.nearest.similarities import Metric
 
@@ -74,7 +74,7 @@ class ExactIndex:
     def _block(self, queries: torch.Tensor, k: int) -> TopK:
         values, slack = self._compared(queries)
         values.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)  # a row without numbers is near nothing
-        query, row = _places(values >= (_kth(values, k) - 2 * slack.nan_to_num(0))[:, None])
+        query, row = _places(values >= slack.below(slack.below(_kth(values, k)[:, None])))
         counts = torch.bincount(query, minlength=len(queries))
         first = counts.cumsum(0) - counts
         # In order of the rows, which a stable sort keeps among equal values
@@ -85,15 +85,14 @@ class ExactIndex:
         best, places = padded.sort(dim=1, descending=True, stable=True)
         return TopK(row[first[:, None] + places[:, :k]], best[:, :k].float())
 
-    def _compared(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(b, n) values, and (b,) by how much each row of them is off at most."""
+    def _compared(self, queries: torch.Tensor) -> tuple[torch.Tensor, Slack]:
+        """(b, n) values, and by how much they are off at most."""
         if self.metric == "cosine":
-            values, slack = self.cosines(queries)
-            return values, torch.full((len(queries),), slack, device=queries.device)
+            return self.cosines(queries)
         longest = float(self.cosines.scale.nan_to_num(torch.inf).min().reciprocal())
         rows = queries - self.shift
-        slack = self.cosines.slack * longest * (lengths(rows) + longest)
-        return self.cosines.products(rows).sub_(self.half), slack
+        slack = self.cosines.slack.fixed * longest * (lengths(rows) + longest)
+        return self.cosines.products(rows).sub_(self.half), Slack(slack.nan_to_num(0)[:, None])
 
     def _measured(self, queries: torch.Tensor, query: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         """(p,) of pairs; of distances in fp64."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.nearest.cosines import BLOCK_BYTES, TINY, Cosines, blocks, threads_each
+from milkglass.nearest.cosines import BLOCK_BYTES, TINY, Cosines, Slack, blocks, threads_each
 from milkglass.nearest.seed_row import OUTSIDE, SeedRow
 from milkglass.nearest.select import Reached
 from milkglass.progress import Progress
@@ -119,7 +119,7 @@ class _Wave:
     cosines: Cosines
     seeds: Ids
     rough: NDArray[np.float32]
-    slack: float
+    slack: Slack
     place: Ids
     likely: Reached
 
