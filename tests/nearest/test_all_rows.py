@@ -159,3 +159,15 @@ def test_progress_adds_up_to_the_rows(n: int) -> None:
     told: list[int] = []
     nearest(grouped(n, 4), 3, told.append)
     assert sum(told) == n and min(told) >= 0
+
+
+def test_integers_that_stand_for_pairs_are_in_their_order() -> None:
+    rng = np.random.default_rng(5)
+    special = np.array([0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, np.inf, -np.inf, 3.4e38], np.float32)
+    value = rng.permutation(np.concatenate([special, special, rng.normal(size=200).astype(np.float32)]))
+    column = rng.integers(2**31 - 1, size=len(value), dtype=np.int32)
+    keys = module._keys(column, value)
+    order = np.lexsort((column, -value))
+    assert np.array_equal(np.argsort(keys, kind="stable"), order)
+    columns, values = module._pairs(keys)
+    assert np.array_equal(columns, column) and np.array_equal(values, value)

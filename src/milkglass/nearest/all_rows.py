@@ -86,16 +86,19 @@ def _ahead(
 
 def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.float32]:
     """(n,) a cosine that more than k others are likely to reach: three deviations more than k are expected to."""
-    n = len(unit)
-    sample = np.ascontiguousarray(unit[np.linspace(0, n - 1, min(SAMPLE, n)).astype(np.int64)].T)
-    size = sample.shape[1]
+    import torch
+
+    from milkglass.nearest.cosines import Cosines
+
+    n, size = len(unit), min(SAMPLE, len(unit))
+    sample = Cosines.of(torch.from_numpy(unit[np.linspace(0, n - 1, size).astype(np.int64)]))
     expected = k * size / n
     place = min(size, math.ceil(expected + 3 * math.sqrt(expected)) + 2)  # one more: it may hold the row
     heaps = min(size, max(HEAP * place, size // HEAP))
     deep = size // heaps
 
     def guessed(top: int) -> NDArray[np.float32]:
-        block = unit[top : top + TILE] @ sample
+        block = sample(torch.from_numpy(unit[top : top + TILE]))[0].numpy()
         maxima = block[:, : deep * heaps].reshape(len(block), deep, heaps).max(1)
         return np.partition(maxima, heaps - place, axis=1)[:, heaps - place]
 
@@ -169,17 +172,30 @@ class _Strip:
         self.pairs, self.held = [(row.astype(np.int16), columns[row, place], values[row, place])], len(row)
 
     def _ranked(self) -> tuple[NDArray[np.int32], NDArray[np.float32], Ids]:
-        """(b, k) the best columns and their cosines, and (b,) how many pairs a row has; a stable sort keeps the order
-        of columns in ties."""
+        """(b, k) the best columns and their cosines, and (b,) how many pairs a row has. Ties: by column."""
         row, column, value = (np.concatenate(parts) for parts in zip(*self.pairs, strict=True))
-        order = np.argsort(row, kind="stable")
         counts = np.bincount(row, minlength=len(self.bounds))
-        width = max(self.k, int(counts.max()))
-        at = np.arange(width) < counts[:, None]
-        columns, values = np.zeros((len(counts), width), np.int32), np.full((len(counts), width), np.inf, np.float32)
-        columns[at], values[at] = column[order], -value[order]
-        first = np.argsort(values, axis=1, kind="stable")[:, : self.k]
-        return np.take_along_axis(columns, first, 1), -np.take_along_axis(values, first, 1), counts
+        keys = np.full((len(counts), max(self.k, int(counts.max()))), np.iinfo(np.int64).max)
+        keys[np.arange(keys.shape[1]) < counts[:, None]] = _keys(column, value)[np.argsort(row, kind="stable")]
+        keys.partition(self.k - 1, axis=1)
+        return *_pairs(np.sort(keys[:, : self.k], axis=1)), counts
+
+
+def _keys(column: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Integers in the order of falling values, then of columns: NumPy sorts them several times as fast as it finds the
+    order of values."""
+    falling = ~_turned((value + np.float32(0)).view(np.int32))  # -0 is 0
+    return falling.astype(np.int64) << 32 | column
+
+
+def _pairs(keys: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The columns and the values."""
+    return keys.astype(np.int32), _turned(~(keys >> 32).astype(np.int32)).view(np.float32)
+
+
+def _turned(bits: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The bits of numbers as integers in their order, and back."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def _again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> None:

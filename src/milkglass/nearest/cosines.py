@@ -57,6 +57,8 @@ class Slack:
         return value + self._off(value)
 
     def _off(self, value: Any) -> Any:
+        if not self.share:
+            return self.fixed
         return (self.fixed + self.share * abs(value)) * (1 + 2 * self.share)
 
 
