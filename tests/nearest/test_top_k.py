@@ -23,6 +23,7 @@ def as_small_or_large_table(request: pytest.FixtureRequest, monkeypatch: pytest.
 @pytest.fixture(autouse=True, params=[True, False], ids=["bf16", "fp32"])
 def with_and_without_a_first_look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processors without instructions for bf16 have fp32 twice."""
+    monkeypatch.setattr(top_k, "FEW", 1000)
     if not request.param:
         monkeypatch.setattr(cosines, "quick_in_bf16", lambda: False)
 

@@ -15,6 +15,7 @@ from milkglass.nearest.cosines import BLOCK_BYTES, Cosines, Slack, blocks, lengt
 from milkglass.nearest.select import HEAP
 from milkglass.nearest.similarities import Metric
 
+FEW = 30  # neighbours; with more, a first look in bf16 leaves so much open that it saves nothing
 BLOCK = 16 << 20  # bytes of cosines at a time: more is taken from the system anew each time, page by page
 
 
@@ -31,7 +32,7 @@ class TopK:
 
 def top_k(queries: torch.Tensor, table: torch.Tensor, k: int, metric: Metric = "cosine") -> TopK:
     """For each of queries (q, d) the k nearest rows of a table (n, d), where it has as many."""
-    return ExactIndex.of(table, metric).top_k(queries, k)
+    return ExactIndex.of(table, metric, k).top_k(queries, k)
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,10 @@ class ExactIndex:
     half: torch.Tensor = field(repr=False)
 
     @classmethod
-    def of(cls, table: torch.Tensor, metric: Metric = "cosine") -> ExactIndex:
+    def of(cls, table: torch.Tensor, metric: Metric = "cosine", k: int = 1) -> ExactIndex:
+        """k: how many neighbours will mostly be asked for; it decides what is faster, and no answer."""
         if metric == "cosine":
-            cosines = Cosines.of(table)
+            cosines = Cosines.of(table, look=k <= FEW)
             return cls(table, metric, cosines, table.new_zeros(table.shape[1]), torch.zeros_like(cosines.scale))
         shift = _mean(table)
         cosines = Cosines.of(table, shift)

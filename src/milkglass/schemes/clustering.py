@@ -22,7 +22,7 @@ from milkglass.schemes.mixture import Ids
 
 Leftover = Literal["merge", "paper"]  # what becomes of clusters smaller than k
 
-MANY = 40_000  # rows of a table; of fewer, to look again takes what a first look in bf16 saves
+MANY = 100_000  # rows of a table; of fewer, to look again takes what a first look in bf16 saves
 LONG = 1024  # numbers of a row whose products take much longer than what is done with them
 WAVE, FEWEST, WAVE_BYTES = 192, 32, 256 << 20  # seeds compared at a time, at least, and bytes of their cosines
 

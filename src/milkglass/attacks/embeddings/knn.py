@@ -76,7 +76,7 @@ class NearestRows(Attack):
 def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", budget: Budget | None = None) -> Tensor:
     """For each row of `seen` (n, d), the `k` nearest rows of `public` (m, d): (n, k), best first, k at most m; of as
     many rows as the budget allows, from the first one on."""
-    index = ExactIndex.of(public, metric)
+    index = ExactIndex.of(public, metric, k)
     result = []
     for block in seen.split(ROWS):
         if budget is not None and budget.left() <= 0:
