@@ -181,12 +181,30 @@ def test_same_clusters_where_most_rows_are_never_looked_at(
     table with zeros, equal rows and tiny ones."""
     monkeypatch.setattr("milkglass.nearest.cosines.SMALL_BYTES", small)
     monkeypatch.setattr("milkglass.schemes.clustering.MANY", many)
+    monkeypatch.setattr("milkglass.nearest.cosines.OPEN", 1.0)
     table = table_of(11, 2100, 16, 40)
     table[5], table[50:60] = 0, table[50:60] * tiny
     table = table.to(dtype)
     order = np.random.default_rng(12).permutation(2100)[:2000]
     slow = literal.embed_cluster(table.double().numpy()[order], k, beta)
     assert [c.tolist() for c in embed_cluster(table, order, k, beta)] == [order[c].tolist() for c in slow]
+
+
+@pytest.mark.parametrize("small", [SMALL_BYTES, 0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_same_clusters_of_rows_that_bf16_holds(
+    seed: int, dtype: torch.dtype, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signs, times small integers: they lose nothing in bf16, but their products do."""
+    monkeypatch.setattr("milkglass.nearest.cosines.SMALL_BYTES", small)
+    monkeypatch.setattr("milkglass.nearest.cosines.OPEN", 1.0)
+    monkeypatch.setattr("milkglass.schemes.clustering.MANY", 0)
+    rng = np.random.default_rng(seed)
+    signs = rng.choice([-1.0, 1.0], size=(600, 256), p=[0.2, 0.8]) * rng.integers(1, 8, size=(600, 1))
+    slow = literal.embed_cluster(signs, 5, 0.9)
+    found = embed_cluster(torch.from_numpy(signs).to(dtype), np.arange(600), 5, 0.9)
+    assert [one.tolist() for one in found] == [list(one) for one in slow]
 
 
 @pytest.mark.parametrize("rows", [1, 3, 1000])

@@ -43,8 +43,6 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
 
     Raises UsageError where k is not from 1 to n - 1, or a row is not finite.
     """
-    import torch
-
     from milkglass.nearest.cosines import threads_each  # imports torch, which listing methods does not need
 
     n = len(vectors)
@@ -55,7 +53,7 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
     unit = directions(vectors)
     lists = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
     short = list[Future[Ids]]()
-    with threads_each(1), ThreadPoolExecutor(cores(), initializer=partial(torch.set_num_threads, 1)) as pool:
+    with threads_each(1) as begin, ThreadPoolExecutor(cores(), initializer=begin) as pool:
         bounds = _guesses(unit, k, pool)
         strips = [_Strip(top, k, bounds[top : top + TILE]) for top in range(0, n, TILE)]
         done = np.diff(n * np.cumsum(np.arange(len(strips), -1, -1)) // sum(range(len(strips) + 1)), prepend=0)
@@ -156,7 +154,7 @@ class _Strip:
             self._cut()
 
     def finish(self, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> Ids:
-        """Write the lists of this strip's rows; which rows have fewer than k neighbours, and no list."""
+        """Write the lists of this strip's rows; which rows have fewer than k neighbours, whose lists are wrong."""
         columns, values, counts = self._ranked()
         self.pairs = []
         rows = slice(self.top, self.top + len(self.bounds))

@@ -3,18 +3,18 @@
 oneDNN, which torch brings, makes the products; on processors of AMD it is up to three times as fast as the library
 that `torch.mm` calls. Where the processor has instructions for bf16 (AMX, AVX-512 BF16), a first look is made in it: it
 takes half the time or less, and is off by as much as rows lose when they are rounded, which is measured, and as the
-result does. What it leaves open must be looked at again (`measured`).
+result does. What it leaves open must be looked at again (`measured`), so it is not made where cosines crowd.
 `threads_each` sets how many threads of torch each worker uses, where several make products side by side.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, TypeVar
+from functools import cache, partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -27,12 +27,16 @@ from milkglass.nearest.select import Ids
 BLOCK_BYTES = 16 << 20  # of rows in fp32 that are looked at, or converted, at a time
 SMALL_BYTES = 64 << 20  # of a table in fp32 of which a copy is kept, scaled and laid out for oneDNN
 TINY = 1e-30  # the length of a row without direction
+PROBED = 16  # rows of a table whose first look is tried
+OPEN = 1 / 200  # of a table's rows that it may leave open to be worth its while
 ROUNDED = 2.0**-8  # the share of a number that it changes by, at most, when it becomes one of bf16
 
 Number = TypeVar("Number", np.float32, np.float64)
+Value = TypeVar("Value", float, torch.Tensor)
 
 _LOCK = threading.Lock()
 _INSIDE = 0  # how many are in `threads_each` now, in all threads
+_COUNT = 1  # threads of each, as the first of them wants it
 _RESTORED = ExitStack()  # by the last one that leaves
 
 
@@ -45,18 +49,18 @@ class Slack:
         share: 0, or `ROUNDED` of values that are rounded to bf16.
     """
 
-    fixed: Any
+    fixed: float | torch.Tensor
     share: float = 0.0
 
-    def below(self, value: Any) -> Any:
+    def below(self, value: Value) -> Value:
         """What is larger than a value is found to be larger than this."""
         return value - self._off(value)
 
-    def above(self, value: Any) -> Any:
+    def above(self, value: Value) -> Value:
         """What is found to be larger than this is larger than the value."""
         return value + self._off(value)
 
-    def _off(self, value: Any) -> Any:
+    def _off(self, value: Value) -> Value:
         if not self.share:
             return self.fixed
         return (self.fixed + self.share * abs(value)) * (1 + 2 * self.share)
@@ -81,18 +85,34 @@ class Cosines:
     lost: float | None
 
     @classmethod
-    def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, look: bool = True) -> Cosines:
-        """look: whether to make a first look in bf16 where the processor is quick in it."""
+    def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, look: int = 0) -> Cosines:
+        """look: of how many nearest rows the values will matter, to make a first look in bf16 where that is quicker; 0:
+        none is made."""
         parts = (table[part] if shift is None else table[part].float() - shift for part in blocks(table))
         scale = torch.cat([lengths(part) for part in parts]).reciprocal_()
         here = shift is None and table.device.type == "cpu" and onednn_linear() is not None and table.numel() > 0
-        look = here and look and quick_in_bf16()
-        if not here or 4 * table.numel() > SMALL_BYTES:
-            odd = (scale < 1e-15) | ((scale > 1e15) & (scale < 1 / TINY))  # such numbers may be lost altogether
-            return cls(table, scale, shift, None, _lost(table, scale) if look and not odd.any() else None)
-        unit = table.float() * scale[:, None]
-        lost = _lost(unit, torch.ones_like(scale)) if look else None
-        return cls(table, scale, shift, packed(unit if lost is None else unit.bfloat16()), lost)
+        unit = table.float() * scale[:, None] if here and 4 * table.numel() <= SMALL_BYTES else None
+        if here and look and quick_in_bf16():
+            coarse = cls._in_bf16(table, scale, unit)
+            if coarse is not None and coarse._open(look) <= OPEN * len(table):
+                return coarse
+        return cls(table, scale, shift, None if unit is None else packed(unit), None)
+
+    @classmethod
+    def _in_bf16(cls, table: torch.Tensor, scale: torch.Tensor, unit: torch.Tensor | None) -> Cosines | None:
+        """With a first look; None where numbers of the table may be lost altogether."""
+        if unit is not None:
+            return cls(table, scale, None, packed(unit.bfloat16()), _lost(unit, torch.ones_like(scale)))
+        odd = (scale < 1e-15) | ((scale > 1e15) & (scale < 1 / TINY))
+        return None if odd.any() else cls(table, scale, None, None, _lost(table, scale))
+
+    def _open(self, k: int) -> float:
+        """How many rows may be among the k nearest of a row, by this look; the mean of some rows of the table."""
+        some = self.table[torch.linspace(0, len(self.table) - 1, PROBED).long()]
+        values, slack = self(some)
+        values.nan_to_num_(-torch.inf)
+        least = values.topk(min(k, len(self.table)), dim=1).values[:, -1:]
+        return float((values >= slack.below(slack.below(least))).sum(1).float().mean())
 
     def __call__(self, queries: torch.Tensor) -> tuple[torch.Tensor, Slack]:
         """(b, n) fp32 cosines, and by how much they are off at most. queries: (b, d), of any length, shifted as the
@@ -186,7 +206,7 @@ def exact(table: torch.Tensor, row: int, others: Ids) -> NDArray[np.float64]:
 
 def taken(table: torch.Tensor, rows: Ids, dtype: type[Number]) -> NDArray[Number]:
     """(m, d) some rows of a table; NumPy takes them far faster than torch does."""
-    if table.device.type == "cpu" and table.dtype == torch.float32:
+    if table.device.type == "cpu" and table.dtype == torch.float32 and table.is_contiguous():
         return table.numpy().take(rows, axis=0).astype(dtype, copy=False)
     some = table.index_select(0, torch.from_numpy(rows).to(table.device)).cpu()
     return (some.float() if dtype is np.float32 else some.double()).numpy().astype(dtype, copy=False)
@@ -199,18 +219,21 @@ def _libraries() -> ThreadpoolController:
 
 
 @contextmanager
-def threads_each(count: int) -> Iterator[None]:
-    """While this lasts, each thread that begins has so many of its own for products, by torch, and one by NumPy: more
-    only wait for one another. Where several are inside at once, the first one's count holds for all."""
-    global _INSIDE
+def threads_each(count: int) -> Iterator[Callable[[], None]]:
+    """While this lasts, each thread that begins with what is given here has so many of its own for products, by torch,
+    and one by NumPy: more only wait for one another. (oneDNN's operator takes all cores in a thread where torch has
+    done nothing before.) Where several are inside at once, the first one's count holds for all."""
+    global _INSIDE, _COUNT
     with _LOCK:
         _INSIDE += 1
         if _INSIDE == 1:
+            _COUNT = count
             _RESTORED.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(count)
             _RESTORED.enter_context(_libraries().limit(limits=1, user_api="blas"))
+        begun = partial(torch.set_num_threads, _COUNT)
     try:
-        yield
+        yield begun
     finally:
         with _LOCK:
             _INSIDE -= 1

@@ -67,7 +67,7 @@ class SeedRow:
         index = int(at)
         rows, above = _around(self.rough, self._rough_pair(index), self.slack)
         rows, index = rows[self.rough[rows] > OUTSIDE], index - above
-        if self._again:
+        if self._coarse:
             values = self.cosines.measured(self.row, rows)
             near, above = _around(values, _pair(values, index), self.cosines.slack)
             rows, index = rows[near], index - above
@@ -76,14 +76,14 @@ class SeedRow:
         return round(high + (at - int(at)) * (low - high), DECIMALS)
 
     def _apart(self, values: NDArray[np.float32]) -> bool:
-        """Whether there is no doubt about the order of values, largest first. Twice the slack would do, but for cosines
-        that are rounded to one number."""
+        """Whether there is no doubt about the order of values of fp32, largest first. Twice the slack would do, but for
+        cosines that are rounded to one number."""
         return float((values[:-1] - values[1:]).min(initial=np.inf)) > 3 * self.cosines.slack.fixed
 
     @property
-    def _again(self) -> bool:
-        """Whether rough values are further off than fp32 is."""
-        return self.slack.fixed > self.cosines.slack.fixed
+    def _coarse(self) -> bool:
+        """Whether rough values are further off than those of fp32: by a share of themselves at least."""
+        return self.slack != self.cosines.slack
 
     def _nearer(self, cosine: float) -> int:
         """At least as many as the rows of a larger cosine."""
@@ -91,7 +91,7 @@ class SeedRow:
         return int(np.count_nonzero((self.likely.values if least >= self.likely.bounds[0] else self.rough) > least))
 
     def _candidates(self, free: NDArray[np.bool_], count: int, at: float) -> tuple[Ids, NDArray[np.float32]]:
-        """All free rows that may be among the `count` nearest, and reach the quantile; and their values."""
+        """All free rows that may be among the `count` nearest, and reach the quantile; and their values of fp32."""
         (high, _), rows, values, _ = self.likely
         rows, values = rows[free[rows]], values[free[rows]]
         enough = len(rows) >= count
@@ -101,7 +101,7 @@ class SeedRow:
             rows = rows[free[rows]]
             values = self.rough[rows]
         rows, values = _best(rows, values, count, self.slack)
-        if not self._again:
+        if not self._coarse:
             return rows, values
         return _best(rows, self.cosines.measured(self.row, rows), count, self.cosines.slack)
 

@@ -15,7 +15,6 @@ from milkglass.nearest.cosines import BLOCK_BYTES, Cosines, Slack, blocks, lengt
 from milkglass.nearest.select import HEAP
 from milkglass.nearest.similarities import Metric
 
-FEW = 30  # neighbours; with more, a first look in bf16 leaves so much open that it saves nothing
 BLOCK = 16 << 20  # bytes of cosines at a time: more is taken from the system anew each time, page by page
 
 
@@ -42,8 +41,7 @@ class ExactIndex:
     Attributes:
         table: (n, d), in any dtype, on any device.
         metric: what "nearest" means. A row of zeros has a cosine of 0 with everything.
-        cosines: of the table in fp32; for distances of its rows less their mean, which distances don't see and
-            products do.
+        cosines: of the table; for distances of its rows less their mean, which distances don't see and products do.
         shift: (d,) that mean; zeros for cosines.
         half: (n,) |t|^2 / 2 of these rows; zeros for cosines.
     """
@@ -58,7 +56,7 @@ class ExactIndex:
     def of(cls, table: torch.Tensor, metric: Metric = "cosine", k: int = 1) -> ExactIndex:
         """k: how many neighbours will mostly be asked for; it decides what is faster, and no answer."""
         if metric == "cosine":
-            cosines = Cosines.of(table, look=k <= FEW)
+            cosines = Cosines.of(table, look=k)
             return cls(table, metric, cosines, table.new_zeros(table.shape[1]), torch.zeros_like(cosines.scale))
         shift = _mean(table)
         cosines = Cosines.of(table, shift)

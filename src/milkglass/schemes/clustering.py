@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -55,7 +55,8 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
     free = place >= 0  # by row of the table
     at = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
     clusters: list[Ids] = []
-    for row in _rows(Cosines.of(table, look=len(table) >= MANY), order, free, place, (6 * k, int(at) + 2), 5 * k):
+    cosines = Cosines.of(table, look=k if len(table) >= MANY else 0)
+    for row in _rows(cosines, order, free, place, (6 * k, int(at) + 2), 5 * k):
         free[row.row] = False
         members = row.nearest(free, k - 1, at) if k > 1 else order[:0]
         free[members] = False
@@ -88,8 +89,9 @@ def _rows(
         return seeds
 
     # Rows of long vectors take all threads to make. Others are made by two workers, which also look for likely values
-    workers = 1 if cosines.table.shape[1] >= LONG else min(2, torch.get_num_threads())
-    with threads_each(torch.get_num_threads() // workers), ThreadPoolExecutor(workers) as pool:
+    every = torch.get_num_threads()
+    workers = 1 if cosines.table.shape[1] >= LONG else min(2, every)
+    with threads_each(every // workers) as begin, ThreadPoolExecutor(workers, initializer=begin) as pool:
 
         def begun() -> list[Future[_Wave]]:
             parts = [part for part in np.array_split(following(), workers) if len(part)]
@@ -116,12 +118,12 @@ class _Wave:
         likely: what of each row reaches what is likely to be asked for.
     """
 
-    cosines: Cosines
-    seeds: Ids
-    rough: NDArray[np.float32]
+    cosines: Cosines = field(repr=False)
+    seeds: Ids = field(repr=False)
+    rough: NDArray[np.float32] = field(repr=False)
     slack: Slack
-    place: Ids
-    likely: Reached
+    place: Ids = field(repr=False)
+    likely: Reached = field(repr=False)
 
     @classmethod
     def of(cls, cosines: Cosines, seeds: Ids, place: Ids, counts: tuple[int, int]) -> _Wave:
