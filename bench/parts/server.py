@@ -40,7 +40,7 @@ def measure(quick: bool) -> Iterator[Figure]:
         yield from _encoder(base, key, out, rounds, threads)
         texts = tickets(fine_tuning.BATCH * fine_tuning.EVERY * (1 if quick else 2))
         data = fine_tuning.Data.of(Codec.open(key, base.folder), base.folder, out, Path(scratch), texts)
-        yield _job(data, 1 if quick else 5, threads)
+        yield _job(data, 1 if quick else 9, threads)
         shutil.rmtree(out)
         yield _decoder(Path(scratch), 1 if quick else 10, threads)
 

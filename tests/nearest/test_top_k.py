@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milkglass.nearest import cosines, top_k
-from milkglass.nearest.cosines import Cosines, exact, product, threads_each
+from milkglass.nearest.cosines import Cosines, exact, product
 from milkglass.nearest.similarities import Metric
+from milkglass.nearest.threads import threads_each
 from milkglass.nearest.top_k import ExactIndex
 
 

@@ -43,7 +43,7 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
 
     Raises UsageError where k is not from 1 to n - 1, or a row is not finite.
     """
-    from milkglass.nearest.cosines import threads_each  # imports torch, which listing methods does not need
+    from milkglass.nearest.threads import threads_each  # imports torch, which listing methods does not need
 
     n = len(vectors)
     require_k(k, n - 1, lowest=1)

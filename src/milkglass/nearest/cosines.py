@@ -4,66 +4,28 @@ oneDNN, which torch brings, makes the products; on processors of AMD it is up to
 that `torch.mm` calls. Where the processor has instructions for bf16 (AMX, AVX-512 BF16), a first look is made in it: it
 takes half the time or less, and is off by as much as rows lose when they are rounded, which is measured, and as the
 result does. What it leaves open must be looked at again (`measured`), so it is not made where cosines crowd.
-`threads_each` sets how many threads of torch each worker uses, where several make products side by side.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
 from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
 from milkglass.nearest.onednn import onednn_linear, packed, quick_in_bf16
 from milkglass.nearest.select import Ids
+from milkglass.nearest.slack import ROUNDED, Slack
 
 BLOCK_BYTES = 16 << 20  # of rows in fp32 that are looked at, or converted, at a time
 SMALL_BYTES = 64 << 20  # of a table in fp32 of which a copy is kept, scaled and laid out for oneDNN
 TINY = 1e-30  # the length of a row without direction
 PROBED = 16  # rows of a table whose first look is tried
 OPEN = 1 / 200  # of a table's rows that it may leave open to be worth its while
-ROUNDED = 2.0**-8  # the share of a number that it changes by, at most, when it becomes one of bf16
 
 Number = TypeVar("Number", np.float32, np.float64)
-Value = TypeVar("Value", float, torch.Tensor)
-
-_LOCK = threading.Lock()
-_INSIDE = 0  # how many are in `threads_each` now, in all threads
-_COUNT = 1  # threads of each, as the first of them wants it
-_RESTORED = ExitStack()  # by the last one that leaves
-
-
-@dataclass(frozen=True)
-class Slack:
-    """By how much cosines, or other values, are off at most: v by `fixed + share * |v|`.
-
-    Attributes:
-        fixed: a number, or (b, 1) for rows of values.
-        share: 0, or `ROUNDED` of values that are rounded to bf16.
-    """
-
-    fixed: float | torch.Tensor
-    share: float = 0.0
-
-    def below(self, value: Value) -> Value:
-        """What is larger than a value is found to be larger than this."""
-        return value - self._off(value)
-
-    def above(self, value: Value) -> Value:
-        """What is found to be larger than this is larger than the value."""
-        return value + self._off(value)
-
-    def _off(self, value: Value) -> Value:
-        if not self.share:
-            return self.fixed
-        return (self.fixed + self.share * abs(value)) * (1 + 2 * self.share)
 
 
 @dataclass(frozen=True)
@@ -210,32 +172,3 @@ def taken(table: torch.Tensor, rows: Ids, dtype: type[Number]) -> NDArray[Number
         return table.numpy().take(rows, axis=0).astype(dtype, copy=False)
     some = table.index_select(0, torch.from_numpy(rows).to(table.device)).cpu()
     return (some.float() if dtype is np.float32 else some.double()).numpy().astype(dtype, copy=False)
-
-
-@cache
-def _libraries() -> ThreadpoolController:
-    """Those that bring threads of their own; to look for them takes a hundredth of a second."""
-    return ThreadpoolController()
-
-
-@contextmanager
-def threads_each(count: int) -> Iterator[Callable[[], None]]:
-    """While this lasts, each thread that begins with what is given here has so many of its own for products, by torch,
-    and one by NumPy: more only wait for one another. (oneDNN's operator takes all cores in a thread where torch has
-    done nothing before.) Where several are inside at once, the first one's count holds for all."""
-    global _INSIDE, _COUNT
-    with _LOCK:
-        _INSIDE += 1
-        if _INSIDE == 1:
-            _COUNT = count
-            _RESTORED.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(count)
-            _RESTORED.enter_context(_libraries().limit(limits=1, user_api="blas"))
-        begun = partial(torch.set_num_threads, _COUNT)
-    try:
-        yield begun
-    finally:
-        with _LOCK:
-            _INSIDE -= 1
-            if not _INSIDE:
-                _RESTORED.close()

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.nearest.cosines import BLOCK_BYTES, TINY, Cosines, Slack, blocks, threads_each
+from milkglass.nearest.cosines import BLOCK_BYTES, TINY, Cosines, blocks
 from milkglass.nearest.seed_row import OUTSIDE, SeedRow
 from milkglass.nearest.select import Reached
+from milkglass.nearest.slack import Slack
+from milkglass.nearest.threads import threads_each
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
 
@@ -24,7 +26,7 @@ Leftover = Literal["merge", "paper"]  # what becomes of clusters smaller than k
 
 MANY = 100_000  # rows of a table; of fewer, to look again takes what a first look in bf16 saves
 LONG = 1024  # numbers of a row whose products take much longer than what is done with them
-WAVE, FEWEST, WAVE_BYTES = 192, 32, 256 << 20  # seeds compared at a time, at least, and bytes of their cosines
+WAVE, FEWEST, WAVE_BYTES = 192, 32, 128 << 20  # seeds compared at a time, at least, and bytes of their cosines
 
 
 def unit_rows(table: torch.Tensor, rows: Ids, dtype: torch.dtype = torch.float32) -> torch.Tensor:
