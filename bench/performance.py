@@ -5,9 +5,10 @@
 
 Each part runs in a process of its own. Both sides of a ratio take turns, and a figure is the median over the rounds,
 with the least and the most. Where all parts ran and succeeded, at full size and of a commit's code, the result goes to
-recipes/results/performance.json, and from there to docs/performance.md; to FILE in any case. --quick: small sizes, for
-a look at whether everything works, in some minutes, and nothing is judged: asked values are for the full ones. The exit
-status is 1 where a part failed, whatever the figures are.
+recipes/results/performance.json, and from there to docs/performance.md (what is missing for that is said at the
+beginning); to FILE in any case. --quick: small sizes, for a look at whether everything works, in some minutes, and
+nothing is judged: asked values are for the full ones. The exit status is 1 where a part failed, whatever the figures
+are.
 """
 
 from __future__ import annotations
@@ -79,21 +80,45 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--page", action="store_true", help="measure nothing; fill the page from the result")
     given = parser.parse_args()
+    if given.page and (given.only or given.quick):
+        parser.error("--page fills the page from a whole run's result: leave --only and --quick out")
     if given.page:
-        return page.write(given.json or RESULT)
+        try:
+            page.write(given.json or RESULT)
+        except ValueError as error:
+            parser.error(str(error))
+        return 0
+    if given.json and not given.json.parent.is_dir():
+        parser.error(f"--json: the folder {given.json.parent} does not exist; make it first")
     names = [name for name in NAMES if name in (given.only or NAMES)]
+    kept = not_kept(names, given.quick)
+    if kept:
+        print(f"{RESULT.name} and docs/performance.md will not be written: {kept}", file=sys.stderr)
     result, failed = run(names, given.quick)
     text = json.dumps(result, indent=1) + "\n"
     if given.json:
         given.json.write_text(text, "utf-8")
-    commit = result["made"]["commit"]
-    if len(names) == len(NAMES) and not failed and not given.quick and commit and not commit.endswith("+"):
+        print(f"written to {given.json}")
+    if failed:
+        print(f"failed: {', '.join(failed)}; nothing else is written", file=sys.stderr)
+        return 1
+    if not kept:
         RESULT.write_text(text, "utf-8")
         page.write(RESULT)
         print(f"written to {RESULT} and docs/performance.md")
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    return 0
+
+
+def not_kept(names: list[str], quick: bool) -> str | None:
+    """Why the result of such a run would not stand on the page; None: it will."""
+    if quick:
+        return "sizes are small (--quick), and their figures are not to be compared with the page's"
+    if len(names) < len(NAMES):
+        return "not all parts are measured (--only)"
+    commit = now()["commit"]
+    if not commit or commit.endswith("+"):
+        return "the code is no commit's: commit first, or give --json FILE for the figures alone"
+    return None
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from parts import NAMES
+
 from milkglass.experiments.report.curves import COLOURS
 from milkglass.experiments.report.panels import EDGE, GAP, HIGH, WIDE, Axis, Panel, svg_text
 
@@ -37,14 +39,29 @@ def filled(text: str, result: Mapping[str, Any] | None) -> str:
     return TABLE.sub(block, text)
 
 
-def write(path: Path, docs: Path = DOCS) -> int:
-    """Fill the page and draw the plots of a result; 1 where there is none."""
-    found = json.loads(path.read_text("utf-8")) if path.is_file() else None
+def write(path: Path, docs: Path = DOCS) -> None:
+    """Fill the page and draw the plots of a whole run's result. Raises ValueError, and writes nothing, for another."""
+    found = _whole(path)
     page = docs / PAGE.name
     page.write_text(filled(page.read_text("utf-8"), found), "utf-8")
-    for one in plots(found["curves"]) if found else ():
-        (docs / f"performance-{one[0]}.svg").write_text(one[1], "utf-8")
-    return 0 if found else 1
+    for name, drawing in plots(found["curves"]):
+        (docs / f"performance-{name}.svg").write_text(drawing, "utf-8")
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    hint = "give --json the result of a whole run, or make one: make bench"
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; {hint}")
+    try:
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        missing = [name for name in NAMES if name not in found["parts"]]
+        quick = found["quick"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no result of this program; {hint}") from error
+    if quick or missing:
+        what = "of small sizes (--quick)" if quick else f"without {', '.join(missing)}"
+        raise ValueError(f"{path} is a result {what}; {hint}")
+    return found
 
 
 def plots(curves: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

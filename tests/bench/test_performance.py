@@ -59,8 +59,9 @@ def test_the_page_is_filled_from_a_result(frame: dict[str, ModuleType], result: 
     kinds = [(work, axis) for work in ("obfuscation", "top-k") for axis in "ndk"]
     points = ((5.0, 0.5, 0.25), (10.0, 2.0, 1.0))
     curves = [frame["figure"].Curve(work, axis, points, "fixed").document() for work, axis in kinds]
-    (tmp_path / "result.json").write_text(json.dumps(result | {"curves": curves}), "utf-8")
-    assert frame["page"].write(tmp_path / "result.json", tmp_path) == 0
+    whole = {"quick": False, "parts": dict.fromkeys(frame["page"].NAMES, 1.0), "curves": curves}
+    (tmp_path / "result.json").write_text(json.dumps(result | whole), "utf-8")
+    frame["page"].write(tmp_path / "result.json", tmp_path)
     page = (tmp_path / "performance.md").read_text("utf-8")
     assert all(f"| {name}" in page for name in result["figures"])
     assert result["made"]["commit"] in page and "No result yet" not in page
@@ -70,8 +71,44 @@ def test_the_page_is_filled_from_a_result(frame: dict[str, ModuleType], result: 
     for one in drawn:
         shown = "".join(ElementTree.parse(tmp_path / one).getroot().itertext())
         assert all(f"{axis} (fixed)" in shown for axis in "ndk")
-    again = frame["page"].filled(page, result)
+    again = frame["page"].filled(page, result | whole)
     assert again == page
+
+
+@pytest.mark.parametrize(
+    ("held", "named"),
+    [
+        (None, "does not exist"),
+        ("{", "is no result of this program"),
+        ('{"figures": {}}', "is no result of this program"),
+        ('{"quick": true, "parts": {}}', "of small sizes"),
+        ('{"quick": false, "parts": {"codec": 1}}', "without obfuscate, large"),
+    ],
+)
+def test_what_is_no_whole_result_leaves_the_page(
+    held: str | None, named: str, frame: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    (tmp_path / "performance.md").write_text("as it was", "utf-8")
+    if held is not None:
+        (tmp_path / "result.json").write_text(held, "utf-8")
+    with pytest.raises(ValueError, match=named):
+        frame["page"].write(tmp_path / "result.json", tmp_path)
+    assert (tmp_path / "performance.md").read_text("utf-8") == "as it was"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--page", "--quick"], "leave --only and --quick out"),
+        (["--page", "--json", "none.json"], "none.json does not exist"),
+        (["--quick", "--json", "none/x.json"], "the folder none does not exist"),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_is_measured(words: list[str], named: str, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    call = [sys.executable, str(PROGRAM), *words]
+    done = subprocess.run(call, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert done.returncode == 2 and named in done.stderr and not done.stdout
 
 
 def test_the_page_is_that_of_the_shipped_result(frame: dict[str, ModuleType]) -> None:

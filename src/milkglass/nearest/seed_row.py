@@ -53,8 +53,9 @@ class SeedRow:
         return rows[:reach]
 
     def _reach(self, cosines: NDArray[np.float64], at: float) -> int:
-        """How many of these, exact and largest first, reach the quantile. It is made only where rough values leave one
-        in doubt: by how many are nearer, at least and at most."""
+        """How many of these, exact and largest first, reach the quantile, which is computed only where rough values
+        leave one in doubt: a row that at most int(at) rows exceed reaches it; one that int(at) + 2 exceed, and so both
+        of the values between which the quantile lies, does not."""
         for number in range(len(cosines), 0, -1):
             cosine = float(cosines[number - 1])
             if self._nearer(cosine) <= int(at):
@@ -87,7 +88,7 @@ class SeedRow:
         return self.slack != self.cosines.slack
 
     def _nearer(self, cosine: float) -> int:
-        """At least as many as the rows of a larger cosine."""
+        """At most so many rows have a larger cosine."""
         least = self.slack.below(cosine)
         return int(np.count_nonzero((self.likely.values if least >= self.likely.bounds[0] else self.rough) > least))
 
@@ -142,7 +143,8 @@ def _around(values: NDArray[np.float32], pair: tuple[float, float], slack: Slack
 
 
 def _twice_below(found: float, slack: Slack) -> float:
-    """What is as large as something that is found to have this value is found to be as large as the result."""
+    """If a row's true cosine is at least that of a row whose rough one is `found`, its own rough one is at least this:
+    one slack for each of the two."""
     return float(slack.below(slack.below(found)))
 
 

@@ -17,7 +17,7 @@ Value = TypeVar("Value", float, torch.Tensor)
 
 @dataclass(frozen=True)
 class Slack:
-    """By how much cosines, or other values, are off at most: v by `fixed + share * |v|`.
+    """By how much rough values are off at most: one of v by `fixed + share * |v|`.
 
     Attributes:
         fixed: a number, or (b, 1) for rows of values.
@@ -28,14 +28,15 @@ class Slack:
     share: float = 0.0
 
     def below(self, value: Value) -> Value:
-        """What is larger than a value is found to be larger than this."""
+        """If a true value is larger than `value`, the rough one is larger than this."""
         return value - self._off(value)
 
     def above(self, value: Value) -> Value:
-        """What is found to be larger than this is larger than the value."""
+        """If a rough value is larger than this, the true one is larger than `value`."""
         return value + self._off(value)
 
     def _off(self, value: Value) -> Value:
         if not self.share:
             return self.fixed
+        # The share is of the rough value, which is off from this one in turn
         return (self.fixed + self.share * abs(value)) * (1 + 2 * self.share)

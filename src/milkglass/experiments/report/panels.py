@@ -64,10 +64,10 @@ class Panel:
             f'<path d="M{left} 28V{bottom}H{right}" fill="none" stroke="{GREY}"/>',
             svg_text(left, 18, up, "start"),
             svg_text((left + right) / 2, HIGH - 8, across, "middle"),
-            svg_text(left, bottom + 16, f"{self.x.low:.3g}", "start"),
-            svg_text(right, bottom + 16, f"{self.x.high:.3g}", "end"),
+            svg_text(left, bottom + 16, _label(self.x.low), "start"),
+            svg_text(right, bottom + 16, _label(self.x.high), "end"),
             svg_text(left - 4, bottom, f"{self.y.low:.2g}", "end"),
-            svg_text(left - 4, 36, f"{self.y.high:.3g}", "end"),
+            svg_text(left - 4, 36, _label(self.y.high), "end"),
         ]
 
     def points(self, xs: Sequence[float], ys: Sequence[float], colour: str) -> list[str]:
@@ -80,6 +80,10 @@ class Panel:
         places = [self.point(x, slope * x + intercept) for x in steps]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
         return f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+
+
+def _label(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def svg_page(width: float, high: float, title: str, parts: Iterable[str]) -> str:
