@@ -91,9 +91,9 @@ def main() -> int:
     if given.json and not given.json.parent.is_dir():
         parser.error(f"--json: the folder {given.json.parent} does not exist; make it first")
     names = [name for name in NAMES if name in (given.only or NAMES)]
-    kept = not_kept(names, given.quick)
-    if kept:
-        print(f"{RESULT.name} and docs/performance.md will not be written: {kept}", file=sys.stderr)
+    unwritten = why_unwritten(names, given.quick)
+    if unwritten:
+        print(f"{RESULT.name} and docs/performance.md will not be written: {unwritten}", file=sys.stderr)
     result, failed = run(names, given.quick)
     text = json.dumps(result, indent=1) + "\n"
     if given.json:
@@ -102,14 +102,14 @@ def main() -> int:
     if failed:
         print(f"failed: {', '.join(failed)}; nothing else is written", file=sys.stderr)
         return 1
-    if not kept:
+    if not unwritten:
         RESULT.write_text(text, "utf-8")
         page.write(RESULT)
         print(f"written to {RESULT} and docs/performance.md")
     return 0
 
 
-def not_kept(names: list[str], quick: bool) -> str | None:
+def why_unwritten(names: list[str], quick: bool) -> str | None:
     """Why the result of such a run would not stand on the page; None: it will."""
     if quick:
         return "sizes are small (--quick), and their figures are not to be compared with the page's"

@@ -29,14 +29,9 @@ def line(name: str, one: Mapping[str, Any]) -> str:
     return f"{name}: {ratio}{asked}{verdict}; {sides}"
 
 
-def filled(text: str, result: Mapping[str, Any] | None) -> str:
-    """The page with its blocks made anew. None: there is no result yet."""
-
-    def block(match: re.Match[str]) -> str:
-        body = "No result yet.\n" if result is None else BLOCKS[match[2]](result)
-        return f"{match[1]}{body}{match[3]}"
-
-    return TABLE.sub(block, text)
+def filled(text: str, result: Mapping[str, Any]) -> str:
+    """The page with its blocks made anew."""
+    return TABLE.sub(lambda match: f"{match[1]}{BLOCKS[match[2]](result)}{match[3]}", text)
 
 
 def write(path: Path, docs: Path = DOCS) -> None:

@@ -166,8 +166,18 @@ def test_integers_that_stand_for_pairs_are_in_their_order() -> None:
     special = np.array([0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, np.inf, -np.inf, 3.4e38], np.float32)
     value = rng.permutation(np.concatenate([special, special, rng.normal(size=200).astype(np.float32)]))
     column = rng.integers(2**31 - 1, size=len(value), dtype=np.int32)
-    keys = module._keys(column, value)
+    keys = module._packed(column, value)
     order = np.lexsort((column, -value))
     assert np.array_equal(np.argsort(keys, kind="stable"), order)
-    columns, values = module._pairs(keys)
+    columns, values = module._unpacked(keys)
     assert np.array_equal(columns, column) and np.array_equal(values, value)
+
+
+def test_guesses_are_not_too_high_where_cosines_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guess above the k-th cosine has its row compared with all others again. In bf16 nearly all were."""
+    again = list[int]()
+    original = module._again
+    monkeypatch.setattr(module, "_again", lambda unit, rows, *lists: (again.extend(rows), original(unit, rows, *lists)))
+    crowded = (1 + 0.05 * np.random.default_rng(6).normal(size=(3000, 64))).astype(np.float32)
+    nearest(crowded, 30)
+    assert len(again) < 30

@@ -174,24 +174,24 @@ class _Strip:
         row, column, value = (np.concatenate(parts) for parts in zip(*self.pairs, strict=True))
         counts = np.bincount(row, minlength=len(self.bounds))
         keys = np.full((len(counts), max(self.k, int(counts.max()))), np.iinfo(np.int64).max)
-        keys[np.arange(keys.shape[1]) < counts[:, None]] = _keys(column, value)[np.argsort(row, kind="stable")]
+        keys[np.arange(keys.shape[1]) < counts[:, None]] = _packed(column, value)[np.argsort(row, kind="stable")]
         keys.partition(self.k - 1, axis=1)
-        return *_pairs(np.sort(keys[:, : self.k], axis=1)), counts
+        return *_unpacked(np.sort(keys[:, : self.k], axis=1)), counts
 
 
-def _keys(column: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np.int64]:
+def _packed(column: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np.int64]:
     """Integers in the order of falling values, then of columns: NumPy sorts them several times as fast as it finds the
     order of values."""
-    falling = ~_turned((value + np.float32(0)).view(np.int32))  # -0 is 0
+    falling = ~_ordered_bits((value + np.float32(0)).view(np.int32))  # -0 is 0
     return falling.astype(np.int64) << 32 | column
 
 
-def _pairs(keys: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def _unpacked(keys: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The columns and the values."""
-    return keys.astype(np.int32), _turned(~(keys >> 32).astype(np.int32)).view(np.float32)
+    return keys.astype(np.int32), _ordered_bits(~(keys >> 32).astype(np.int32)).view(np.float32)
 
 
-def _turned(bits: NDArray[np.int32]) -> NDArray[np.int32]:
+def _ordered_bits(bits: NDArray[np.int32]) -> NDArray[np.int32]:
     """The bits of numbers as integers in their order, and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 

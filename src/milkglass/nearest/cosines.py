@@ -23,7 +23,7 @@ BLOCK_BYTES = 16 << 20  # of rows in fp32 that are looked at, or converted, at a
 SMALL_BYTES = 64 << 20  # of a table in fp32 of which a copy is kept, scaled and laid out for oneDNN
 TINY = 1e-30  # the length of a row without direction
 PROBED = 16  # rows of a table whose first look is tried
-OPEN = 1 / 200  # of a table's rows that it may leave open to be worth its while
+UNDECIDED = 1 / 200  # of a table's rows that it may leave open to be worth its while
 
 Number = TypeVar("Number", np.float32, np.float64)
 
@@ -56,7 +56,7 @@ class Cosines:
         unit = table.float() * scale[:, None] if here and 4 * table.numel() <= SMALL_BYTES else None
         if here and look and quick_in_bf16():
             coarse = cls._in_bf16(table, scale, unit)
-            if coarse is not None and coarse._open(look) <= OPEN * len(table):
+            if coarse is not None and coarse._undecided(look) <= UNDECIDED * len(table):
                 return coarse
         return cls(table, scale, shift, None if unit is None else packed(unit), None)
 
@@ -68,7 +68,7 @@ class Cosines:
         odd = (scale < 1e-15) | ((scale > 1e15) & (scale < 1 / TINY))
         return None if odd.any() else cls(table, scale, None, None, _lost(table, scale))
 
-    def _open(self, k: int) -> float:
+    def _undecided(self, k: int) -> float:
         """How many rows may be among the k nearest of a row, by this look; the mean of some rows of the table."""
         some = self.table[torch.linspace(0, len(self.table) - 1, PROBED).long()]
         values, slack = self(some)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.nearest.cosines import Cosines, exact
-from milkglass.nearest.select import Ids, Reaching
+from milkglass.nearest.select import Ids, LikelyRow
 from milkglass.nearest.slack import Slack
 
 DECIMALS = 10  # cosines are compared to ten decimals, so that ties fall to the lower index on every machine
@@ -36,7 +36,7 @@ class SeedRow:
     rough: NDArray[np.float32] = field(repr=False)
     slack: Slack
     place: Ids = field(repr=False)
-    likely: Reaching = field(repr=False)
+    likely: LikelyRow = field(repr=False)
 
     def nearest(self, free: NDArray[np.bool_], count: int, at: float) -> Ids:
         """The `count` nearest free rows, nearest first, of those that reach the quantile at index `at` (from 0, of all
@@ -45,22 +45,26 @@ class SeedRow:
         order = np.argsort(-values)
         rows, values = rows[order], values[order]
         # Where no more rows than int(at) can be nearer than the last one, it reaches the quantile
-        if len(rows) == count and self._apart(values) and self._nearer(self.cosines.slack.below(values[-1])) <= int(at):
+        if (
+            len(rows) == count
+            and self._apart(values)
+            and self._at_most_nearer(self.cosines.slack.below(values[-1])) <= int(at)
+        ):
             return rows
         rows, cosines = self._measured(rows)
         rows, cosines = rows[:count], cosines[:count]
-        reach = self._reach(cosines, at)
+        reach = self._reaching_quantile(cosines, at)
         return rows[:reach]
 
-    def _reach(self, cosines: NDArray[np.float64], at: float) -> int:
+    def _reaching_quantile(self, cosines: NDArray[np.float64], at: float) -> int:
         """How many of these, exact and largest first, reach the quantile, which is computed only where rough values
         leave one in doubt: a row that at most int(at) rows exceed reaches it; one that int(at) + 2 exceed, and so both
         of the values between which the quantile lies, does not."""
         for number in range(len(cosines), 0, -1):
             cosine = float(cosines[number - 1])
-            if self._nearer(cosine) <= int(at):
+            if self._at_most_nearer(cosine) <= int(at):
                 return number
-            if int(np.count_nonzero(self.likely.among > self.slack.above(cosine))) < int(at) + 2:
+            if int(np.count_nonzero(self.likely.low_values > self.slack.above(cosine))) < int(at) + 2:
                 return int(np.count_nonzero(cosines >= self.quantile(at)))
         return 0
 
@@ -87,7 +91,7 @@ class SeedRow:
         """Whether rough values are further off than those of fp32: by a share of themselves at least."""
         return self.slack != self.cosines.slack
 
-    def _nearer(self, cosine: float) -> int:
+    def _at_most_nearer(self, cosine: float) -> int:
         """At most so many rows have a larger cosine."""
         least = self.slack.below(cosine)
         return int(np.count_nonzero((self.likely.values if least >= self.likely.bounds[0] else self.rough) > least))
@@ -109,7 +113,7 @@ class SeedRow:
 
     def _rough_pair(self, index: int) -> tuple[float, float]:
         """The rough values of an index and the next, from 0, largest first."""
-        values = self.likely.among
+        values = self.likely.low_values
         if len(values) < index + 2 or len(values) == len(self.rough):
             values = self.rough[self.rough > OUTSIDE]
         return _pair(values, index)

@@ -17,24 +17,24 @@ Ids = NDArray[np.int64]
 HEAP = 32  # columns
 
 
-class Reaching(NamedTuple):
+class LikelyRow(NamedTuple):
     """What of one row reaches two bounds, the higher one first.
 
     Attributes:
         bounds: values that at least so many of the row's columns reach; -inf where that is too many for heaps of two.
         columns: which reach the higher one, in their order.
         values: what is in them.
-        among: values that reach the lower one, of the whole row where that is -inf.
+        low_values: values that reach the lower one, of the whole row where that is -inf.
     """
 
     bounds: tuple[float, float]
     columns: Ids
     values: NDArray[np.float32]
-    among: NDArray[np.float32]
+    low_values: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Reached:
+class Likely:
     """The same of many rows, of which some are asked for.
 
     Attributes:
@@ -52,7 +52,7 @@ class Reached:
     spans: Ids = field(repr=False)
 
     @classmethod
-    def of(cls, similarity: NDArray[np.float32], few: int, many: int) -> Reached:
+    def of(cls, similarity: NDArray[np.float32], few: int, many: int) -> Likely:
         """By bounds that so few, and so many, columns reach. The work is done here, in few calls."""
         rows, n = similarity.shape
         bounds = _bounds(similarity, (few, max(few, many)))
@@ -60,14 +60,14 @@ class Reached:
         places = np.flatnonzero(similarity >= bounds[:, lower : lower + 1])  # far faster than np.nonzero
         return cls(similarity, bounds, lower, places, np.searchsorted(places, n * np.arange(rows + 1)))
 
-    def __getitem__(self, row: int) -> Reaching:
+    def __getitem__(self, row: int) -> LikelyRow:
         similarity, (high, low) = self.similarity[row], self.bounds[row].tolist()
         columns = self.places[self.spans[row] : self.spans[row + 1]] - row * len(similarity)
         values = similarity.take(columns)
         if not self.lower:
-            return Reaching((high, low), columns, values, similarity)
+            return LikelyRow((high, low), columns, values, similarity)
         above = values >= high
-        return Reaching((high, low), columns[above], values[above], values)
+        return LikelyRow((high, low), columns[above], values[above], values)
 
 
 def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[np.float32]:

@@ -75,7 +75,7 @@ class ExactIndex:
     def _block(self, queries: torch.Tensor, k: int) -> TopK:
         values, slack = self._compared(queries)
         values.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)  # a row without numbers is near nothing
-        query, row = _places(values >= slack.below(slack.below(_kth(values, k)[:, None])))
+        query, row = _places(values >= slack.below(slack.below(_reached_by(values, k)[:, None])))
         counts = torch.bincount(query, minlength=len(queries))
         first = counts.cumsum(0) - counts
         # In order of the rows, which a stable sort keeps among equal values
@@ -120,7 +120,7 @@ def _mean(table: torch.Tensor) -> torch.Tensor:
     return (total / max(count, 1)).float()
 
 
-def _kth(values: torch.Tensor, k: int) -> torch.Tensor:
+def _reached_by(values: torch.Tensor, k: int) -> torch.Tensor:
     """(b,) a value that at least k columns of each row reach, and few more where k is small (select.py)."""
     heaps = values.shape[1] // HEAP
     if k > heaps // 2:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from milkglass.nearest.cosines import BLOCK_BYTES, TINY, Cosines, blocks
 from milkglass.nearest.seed_row import OUTSIDE, SeedRow
-from milkglass.nearest.select import Reached
+from milkglass.nearest.select import Likely
 from milkglass.nearest.slack import Slack
 from milkglass.nearest.threads import threads_each
 from milkglass.progress import Progress
@@ -31,7 +31,8 @@ WAVE, FEWEST, WAVE_BYTES = 192, 32, 128 << 20  # seeds compared at a time, at le
 
 def unit_rows(table: torch.Tensor, rows: Ids, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Rows scaled to length 1, a zero row to zero; arithmetic in `dtype`, not in the checkpoint's."""
-    return torch.nn.functional.normalize(table.index_select(0, torch.from_numpy(rows)).to(dtype), dim=1, eps=1e-30)
+    chosen = table.index_select(0, torch.from_numpy(rows).to(table.device))
+    return torch.nn.functional.normalize(chosen.to(dtype), dim=1, eps=1e-30)
 
 
 def reach(n: int, beta: float) -> int:
@@ -125,14 +126,14 @@ class _Wave:
     rough: NDArray[np.float32] = field(repr=False)
     slack: Slack
     place: Ids = field(repr=False)
-    likely: Reached = field(repr=False)
+    likely: Likely = field(repr=False)
 
     @classmethod
     def of(cls, cosines: Cosines, seeds: Ids, place: Ids, counts: tuple[int, int]) -> _Wave:
         rough, slack = cosines(cosines.table.index_select(0, torch.from_numpy(seeds).to(cosines.table.device)))
         rough[:, torch.from_numpy(np.flatnonzero(place < 0))] = OUTSIDE
         values = rough.cpu().numpy()
-        return cls(cosines, seeds, values, slack, place, Reached.of(values, *counts))
+        return cls(cosines, seeds, values, slack, place, Likely.of(values, *counts))
 
     def free_ones(self, free: NDArray[np.bool_]) -> Iterator[SeedRow]:
         """Of seeds that are free when their turn comes."""
@@ -183,5 +184,5 @@ def _mean_directions(table: torch.Tensor, clusters: list[Ids]) -> NDArray[np.flo
         step = max(1, BLOCK_BYTES // (4 * size * table.shape[1]))
         for part in np.split(equal, range(step, len(equal), step)):
             rows = unit_rows(table, np.concatenate([clusters[c] for c in part]))
-            means[part] = rows.reshape(len(part), size, -1).mean(1).numpy()
+            means[part] = rows.reshape(len(part), size, -1).mean(1).cpu().numpy()
     return means

@@ -36,7 +36,7 @@ def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise
         equal = np.flatnonzero(sizes == size)
         step = max(1, BLOCK_BYTES // (8 * size * table.shape[1]))
         for selected in np.split(equal, range(step, len(equal), step)):
-            z = draws[(ends[selected] - size**2)[:, None] + np.arange(size**2)].reshape(-1, size, size)
+            z = np.stack([draws[ends[c] - size**2 : ends[c]] for c in selected]).reshape(-1, size, size)
             made = _weights(table, np.stack([clusters[c] for c in selected]), epsilon, z)
             for c, block in zip(selected.tolist(), made, strict=True):
                 blocks[c] = block
