@@ -18,7 +18,7 @@ worst of the beam; in fp32, where the processor is quicker in bf16, candidates t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 
 from milkglass.noise.stream import Stream
 from milkglass.parameters import limited, require
+from milkglass.sanitizers.ghost.beam import Candidate, Ids, Sentence
 from milkglass.sanitizers.ghost.bf16 import SEEN, off_by, worth
 from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.states import TOKENS, Encoder, Prefix
 
-Ids = NDArray[np.int64]
 SelectionMethod = Literal["states", "random", "nearest"]
 GROUP = 32  # sentences of one length at a time
 
@@ -99,61 +99,18 @@ def select(
         numbers = np.flatnonzero(lengths == length)
         for at in range(0, len(numbers), GROUP):
             part = numbers[at : at + GROUP].tolist()
-            sentences = [_Sentence(originals[i], starts[i], settings.beams) for i in part]
-            for number, sentence in zip(part, _Group(network, shadows, sentences).run(settings), strict=True):
-                result[number] = sentence.choice()
+            sentences = [Sentence(originals[i], starts[i], settings.beams) for i in part]
+            _Group(network, shadows, sentences).run(settings)
+            for number, one in zip(part, sentences, strict=True):
+                best = one.beam[0]
+                result[number] = Choice(best.ids, best.loss, tuple(one.history), one.settled)
     return [one for one in result if one is not None]
-
-
-class _Sentence:
-    """One sentence on its way. beam: the best sequences and their losses, best first."""
-
-    def __init__(self, original: Ids, start: Ids, beams: int) -> None:
-        self.original, self.width = original, beams
-        self.beam: list[tuple[float, Ids]] = [(math.inf, start.copy())]
-        self.history: list[float] = []
-        self.parents = [0]  # of which sequence of the beam before each one came
-        self.steps, self.changed, self.visited = 0, 0, np.full(len(original), -1)
-        self.settled = False
-
-    def candidates(self, at: int, shadows: Ids) -> list[tuple[float, int, Ids]]:
-        """Each sequence of the beam with each shadow at a place: its loss where it is known, else nan; whom it came
-        of; and the sequence. None twice."""
-        known = {one.tobytes(): loss for loss, one in self.beam}
-        result: dict[bytes, tuple[float, int, Ids]] = {}
-        for parent, (_, one) in enumerate(self.beam):
-            for shadow in shadows:
-                tried = one.copy()
-                tried[at] = shadow
-                name = tried.tobytes()
-                result.setdefault(name, (known.get(name, math.nan), parent, tried))
-        return [*result.values()]
-
-    def take(self, at: int, losses: list[float], pool: list[tuple[float, int, Ids]]) -> None:
-        """The best of the pool are the beam; ties fall to the earlier one."""
-        order = sorted(range(len(pool)), key=lambda i: losses[i])[: self.width]
-        order = [i for i in order if losses[i] < math.inf]
-        before = [one.tobytes() for _, one in self.beam]
-        self.beam = [(losses[i], pool[i][2]) for i in order]
-        self.parents = [pool[i][1] for i in order]
-        self.steps += 1
-        if [one.tobytes() for _, one in self.beam] != before:
-            self.changed = self.steps
-        self.visited[at] = self.steps
-
-    def due(self, at: int) -> bool:
-        """Whether something has changed since this place was visited."""
-        return bool(self.visited[at] < 0 or self.changed > self.visited[at])
-
-    def choice(self) -> Choice:
-        loss, ids = self.beam[0]
-        return Choice(ids, loss, tuple(self.history), self.settled)
 
 
 class _Group:
     """Sentences of one length, place by place at once."""
 
-    def __init__(self, network: Encoder, shadows: Shadows, sentences: list[_Sentence]) -> None:
+    def __init__(self, network: Encoder, shadows: Shadows, sentences: list[Sentence]) -> None:
         self.network, self.shadows, self.sentences = network, shadows, sentences
         originals = np.stack([one.original for one in sentences])
         self.traces = network.traces(torch.from_numpy(originals))
@@ -164,22 +121,18 @@ class _Group:
             with torch.autocast("cpu", torch.bfloat16):
                 self.noise = self._measured(originals, everyone, None, everyone, free)
 
-    def run(self, settings: Selection) -> list[_Sentence]:
-        whole = [(number, one.beam[0][1]) for number, one in enumerate(self.sentences)]
-        for one, loss in zip(self.sentences, self._losses(whole, [math.inf] * len(whole), None, []), strict=True):
-            one.beam = [(loss, one.beam[0][1])]
-            one.history.append(loss)
-        active = [*range(len(self.sentences))]
+    def run(self, settings: Selection) -> None:
+        """Sweeps until each sentence has converged, or as many as are allowed."""
+        self._measure([(number, one.beam[0]) for number, one in enumerate(self.sentences)])
+        for one in self.sentences:
+            one.end_sweep(settings.threshold)
         for _ in range(settings.sweeps):
-            self._sweep(active)
-            for number in active:
-                one = self.sentences[number]
-                one.history.append(one.beam[0][0])
-                one.settled = one.history[-2] - one.history[-1] < settings.threshold
-            active = [number for number in active if not self.sentences[number].settled]
+            active = [number for number, one in enumerate(self.sentences) if not one.settled]
             if not active:
                 break
-        return self.sentences
+            self._sweep(active)
+            for number in active:
+                self.sentences[number].end_sweep(settings.threshold)
 
     def _sweep(self, active: list[int]) -> None:
         stems = _Stems(self, active) if self.network.causal else None
@@ -191,42 +144,40 @@ class _Group:
 
     def _visit(self, at: int, due: list[int], stems: _Stems | None) -> None:
         pools = {n: self.sentences[n].candidates(at, self.shadows.of(int(self.sentences[n].original[at]))) for n in due}
-        rows = [(n, place) for n in due for place, one in enumerate(pools[n]) if math.isnan(one[0])]
-        losses = {n: [one[0] for one in pools[n]] for n in due}
-        bounds = {n: _bound(losses[n], self.sentences[n].width) for n in due}
-        parents = [(n, pools[n][place][1]) for n, place in rows]
-        result = self._losses(
-            [(n, pools[n][place][2]) for n, place in rows], [bounds[n] for n, _ in rows], stems, parents, at
-        )
-        for (n, place), loss in zip(rows, result, strict=True):
-            losses[n][place] = loss
+        self._measure([(n, one) for n in due for one in pools[n] if math.isnan(one.loss)], at, stems)
         for n in due:
-            self.sentences[n].take(at, losses[n], pools[n])
+            self.sentences[n].take(at, pools[n])
         if stems is not None:
             stems.reorder(due)
 
-    def _losses(
-        self, rows: list[tuple[int, Ids]], bounds: list[float], stems: _Stems | None, parents: list[tuple[int, int]],
-        at: int = 0,
-    ) -> list[float]:  # fmt: skip
-        """The loss of each sequence of a sentence, inf beyond its bound; with a look in bf16, inf too where that shows
-        it not to be among the best."""
+    def _measure(self, rows: list[tuple[int, Candidate]], at: int = 0, stems: _Stems | None = None) -> None:
+        """Write the loss of each candidate of a sentence into it, inf beyond what its beam takes; with a look in bf16,
+        inf too where that shows it not to be among the best. stems: the rows differ from place `at` on."""
         if not rows:
-            return []
-        owner, limits = np.array([n for n, _ in rows]), np.array(bounds)
-        stem = None if stems is None else (stems.at(at), [stems.places[one] for one in parents])
-        measured = partial(self._measured, np.stack([one for _, one in rows])[:, at if stem else 0 :], owner, stem)
-        part = np.arange(len(rows))
+            return
+        owner = np.array([n for n, _ in rows])
+        limits = np.array([self.sentences[n].bound for n, _ in rows])
+        stem = None if stems is None else (stems.at(at), [stems.places[n, one.parent] for n, one in rows])
+        ids = np.stack([one.ids for _, one in rows])[:, at if stem else 0 :]
+        measured = partial(self._measured, ids, owner, stem)
+        part, losses = np.arange(len(rows)), np.full(len(rows), math.inf)
         if self.noise is not None and len(rows) > len({*owner.tolist()}):
-            noise, rough = self.noise[owner], np.full(len(rows), math.inf)
-            seen = np.flatnonzero(limits > SEEN * noise)
-            with torch.autocast("cpu", torch.bfloat16):
-                rough[seen] = measured(seen, (limits + off_by(limits, noise))[seen])
-            good = worth(rough, owner, np.array([self.sentences[n].width for n, _ in rows]), noise)
-            part = np.flatnonzero(good | (limits <= SEEN * noise))
-        result = np.full(len(rows), math.inf)
-        result[part] = measured(part, limits[part])
-        return [float(one) for one in result]
+            part = self._look(owner, limits, self.noise[owner], measured)
+        losses[part] = measured(part, limits[part])
+        for (_, one), loss in zip(rows, losses.tolist(), strict=True):
+            one.loss = loss
+
+    def _look(
+        self, owner: Ids, limits: NDArray[np.float64], noise: NDArray[np.float64],
+        measured: Callable[[Ids, NDArray[np.float64]], NDArray[np.float64]],
+    ) -> Ids:  # fmt: skip
+        """The rows that may be among the best, by what they are in bf16."""
+        rough, near = np.full(len(owner), math.inf), limits <= SEEN * noise
+        seen = np.flatnonzero(~near)
+        with torch.autocast("cpu", torch.bfloat16):
+            rough[seen] = measured(seen, (limits + off_by(limits, noise))[seen])
+        widths = np.array([self.sentences[n].width for n in owner.tolist()])
+        return np.flatnonzero(near | worth(rough, owner, widths, noise))
 
     def _measured(
         self, ids: Ids, owner: Ids, stem: tuple[Prefix, list[int]] | None, part: Ids, limits: NDArray[np.float64]
@@ -242,12 +193,6 @@ class _Group:
             losses = self.network.losses(torch.from_numpy(ids)[rows], self.traces, whose, bounds, prefix)
             result.append(losses.numpy())
         return np.concatenate(result)
-
-
-def _bound(losses: list[float], width: int) -> float:
-    """What a candidate must not exceed: the width-th best of the losses that are known."""
-    known = sorted(one for one in losses if not math.isnan(one))
-    return known[width - 1] if len(known) >= width else math.inf
 
 
 class _Stems:
@@ -267,7 +212,7 @@ class _Stems:
         """The beginnings before a place."""
         begin = self.prefix.length
         if begin < place:
-            ids = np.stack([self.group.sentences[n].beam[i][1][begin:place] for n, i in self.places])
+            ids = np.stack([self.group.sentences[n].beam[i].ids[begin:place] for n, i in self.places])
             owner = torch.tensor([n for n, _ in self.places])
             self.prefix = self.group.network.extended(self.prefix, torch.from_numpy(ids), self.group.traces, owner)
         return self.prefix
@@ -277,6 +222,6 @@ class _Stems:
         before = dict(self.places)
         self._number()
         moved = {*visited}
-        rows = [before[n, self.group.sentences[n].parents[i] if n in moved else i] for n, i in self.places]
+        rows = [before[n, self.group.sentences[n].beam[i].parent if n in moved else i] for n, i in self.places]
         if rows != [*range(len(before))]:
             self.prefix = self.prefix.chosen(torch.tensor(rows))
