@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "bench" / "performance.py"
@@ -33,7 +34,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("bench") / "performance.json"
     words = [sys.executable, str(PROGRAM), "--quick", "--only", "codec", "--json", str(out)]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    done = warm.run(words, env=environment)
     assert done.returncode == 0, done.stderr
     assert "speed of encoding" in done.stdout
     return dict(json.loads(out.read_text("utf-8")))
@@ -107,7 +108,7 @@ def test_what_is_no_whole_result_leaves_the_page(
 def test_wrong_words_are_refused_before_anything_is_measured(words: list[str], named: str, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     call = [sys.executable, str(PROGRAM), *words]
-    done = subprocess.run(call, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    done = warm.run(call, env=environment, cwd=tmp_path)
     assert done.returncode == 2 and named in done.stderr and not done.stdout
 
 

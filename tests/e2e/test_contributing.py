@@ -14,6 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests import warm
+
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(python|diff)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Each example by the name that the tests' ids have, and the suites that must run it without being edited.
@@ -98,8 +100,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    program = [sys.executable, *arguments]
-    return subprocess.run(program, cwd=copy, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    return warm.run([sys.executable, *arguments], cwd=copy, env=environment, timeout=600)
 
 
 def test_an_example_is_a_file_of_few_lines_and_two_lines_in_a_catalogue() -> None:
@@ -118,7 +119,9 @@ def test_the_shared_tests_run_on_every_example(copy: Path) -> None:
     )
     names = " or ".join([*SUITES, *(f"({one.split('/')[1]} and ({words}))" for one, words in WHOLE.items())])
     selected = f"({names}) and not 30522"
-    options = ("-q", "-p", "no:cacheprovider", "-o", "addopts=", "--junit-xml", "result.xml", "-k", selected)
+    # pytest and its plugins are there before it begins
+    imported = ("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
+    options = (*imported, "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--junit-xml", "result.xml", "-k", selected)
     done = run(copy, "-m", "pytest", *options, "-m", "not slow", *suites)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     cases = [

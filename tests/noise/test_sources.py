@@ -35,7 +35,6 @@ FILES = {
     "hidden_states/mixing/gelo.py": "weights are drawn, then overwritten",
     "hidden_states/mixing/textmixer.py": "first weights of the server's half",
     "schemes/symbols/learnt.py": "first weights and dropout, seeded by the key's stream, of a network that is dropped",
-    "models/torch_model.py": "first weights of a head, which the server is given",
     "threat/training_step.py": "first weights of a head, which all sites and the server have",
     "federated/seeds.py": "the order of rows, which is not taken as secret; recorded runs are audited by it",
 }

@@ -5,39 +5,25 @@ Batches hold sequences of one length each, so that no padding is needed and no m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
-from milkglass.errors import CorruptCheckpoint
+from milkglass.models import torch_model
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
 
 TOKENS = 2048  # in a batch
-_SHALLOWER = ("num_hidden_layers", "n_layers", "n_layer")
 
 
 def body(model: Model, layers: int | None = None) -> PreTrainedModel:
     """The transformer without a head, fp32, in evaluation mode; with `layers`, only its first ones."""
-    raw = dict(model.config)
-    if layers is not None:
-        raw |= {name: min(layers, int(raw[name])) for name in _SHALLOWER if name in raw}
-        if isinstance(raw.get("layer_types"), list):
-            raw["layer_types"] = raw["layer_types"][:layers]
-    kind = raw.pop("model_type")
-    built = AutoModel.from_config(AutoConfig.for_model(kind, **raw), dtype=torch.float32)
-    expected = built.state_dict()
-    missing, _ = built.load_state_dict(_matching(model.tensors, expected, built.base_model_prefix), strict=False)
-    copies = set(getattr(built, "_tied_weights_keys", None) or ())
-    lost = [name for name in missing if "pooler" not in name and name not in copies]
-    if lost:
-        raise CorruptCheckpoint(f"{len(lost)} tensors are not in the model ({lost[0]})", "give the whole model")
-    return built.eval()
+    built: PreTrainedModel = torch_model.body(model, layers=layers).eval()
+    return built
 
 
 def tied(model: Model) -> bool:
@@ -45,17 +31,6 @@ def tied(model: Model) -> bool:
     raw = dict(model.config)
     kind = raw.pop("model_type")
     return bool(AutoConfig.for_model(kind, **raw).tie_word_embeddings)
-
-
-def _matching(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, Any], prefix: str) -> dict[str, torch.Tensor]:
-    """Checkpoints of a model with a head name its body's tensors with a prefix."""
-    result = {}
-    for name in tensors:
-        short = name.removeprefix(f"{prefix}.") if prefix else name
-        target = name if name in expected else short
-        if target in expected:
-            result[target] = tensors[name].float()
-    return result
 
 
 def batches(sequences: Sequences, tokens: int = TOKENS) -> Iterator[Ids]:

@@ -24,6 +24,7 @@ from milkglass.errors import CorruptCheckpoint, UnsupportedModel
 from milkglass.hidden_states.tokens import PaddedBatch
 from milkglass.models.checkpoint import Checkpoint, read_json, write_json
 from milkglass.models.families import family_of
+from milkglass.models.torch_model import Undrawn
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -134,14 +135,16 @@ class Head(torch.nn.Module):
 
 
 def shell(config: Mapping[str, Any], layers: int, classes: int) -> Any:
-    """A classifier of so many layers with a table of one row or few: the upper half has none."""
+    """A classifier of so many layers with a table of one row or few, since the upper half has none; its weights are
+    whatever the memory held, and are to be overwritten."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     raw = {name: value for name, value in config.items() if name not in ("id2label", "label2id", "architectures")}
     kind = raw.pop("model_type")
     created = AutoConfig.for_model(kind, **raw, num_labels=classes)
     created.num_hidden_layers, created.vocab_size = layers, int(created.pad_token_id or 0) + 1
-    return AutoModelForSequenceClassification.from_config(created, dtype=torch.float32)
+    with Undrawn():
+        return AutoModelForSequenceClassification.from_config(created, dtype=torch.float32)
 
 
 def write(folder: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:

@@ -1,26 +1,42 @@
 """A checkpoint as PyTorch runs it, with a head or without: read tensor by tensor, fp32, and nothing printed.
 
-What the checkpoint lacks, such as a class head, is drawn from torch's generator. Nothing but heads and poolers may be
-missing. What reads a layer's input is found by running it. Out of scope: defences, training.
+Nothing but class heads and poolers may be missing. A class head is drawn from torch's generator; a pooler of a model
+that only computes is 0. What reads a layer's input is found by running it. Out of scope: defences, training.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.view import Model
 
 # One model is built at a time in a process. While transformers loads a model it replaces `PreTrainedModel.tie_weights`
 # by a function that does nothing, for the whole process, and puts back what it found before. Of two loads at once the
 # later one finds the other's replacement and may put that back last: from then on no head is tied in this process, and
 # models answer with weights of their own.
 ONE_LOAD = threading.RLock()
+DRAWING = {"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"}  # tensors' own, and those of torch.nn.init
+DEPTHS = ("num_hidden_layers", "n_layers", "n_layer")
+
+
+class Undrawn(TorchFunctionMode):
+    """While a model is made whose weights are all read afterwards, its memory is not filled with random numbers, which
+    takes longer than reading them. In this thread only. Nothing else may be done inside: no noise is drawn there."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        info = kwargs or {}
+        if getattr(func, "__name__", "") in DRAWING:
+            return args[0] if args else info["tensor"]
+        return func(*args, **info)
 
 
 def classifier(base: Checkpoint, classes: int, attention: str | None = None) -> Any:
@@ -39,37 +55,46 @@ def language_model(base: Checkpoint, attention: str | None = None) -> Any:
     return _built(AutoModelForCausalLM, base, dict(base.config), attention)
 
 
-def body(base: Checkpoint, attention: str | None = None) -> Any:
-    """The whole model without a head. PyTorch's generator is left as it was: a missing pooler is drawn from another.
-    Raises CorruptCheckpoint."""
+def body(base: Checkpoint | Model, attention: str | None = None, layers: int | None = None) -> Any:
+    """The model without a head; with `layers`, only its first ones. Raises CorruptCheckpoint."""
     from transformers import AutoModel
 
-    with torch.random.fork_rng(devices=[]):
-        return _built(AutoModel, base, dict(base.config), attention)
+    raw = dict(base.config)
+    if layers is not None:
+        raw |= {name: min(layers, int(raw[name])) for name in DEPTHS if name in raw}
+        if isinstance(raw.get("layer_types"), list):
+            raw["layer_types"] = raw["layer_types"][:layers]
+    return _built(AutoModel, base, raw, attention)
 
 
-def _built(kind: Any, base: Checkpoint, raw: dict[str, Any], attention: str | None) -> Any:
+def _built(kind: Any, base: Checkpoint | Model, raw: dict[str, Any], attention: str | None) -> Any:
     from transformers import AutoConfig
 
     raw = {name: value for name, value in raw.items() if name != "architectures"}
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     info = {} if attention is None else {"attn_implementation": attention}
+    headers = base.headers if isinstance(base, Model) else base.tensors
+    drawn = kind.__name__.endswith("SequenceClassification")
     with ONE_LOAD:  # another load would take the tying of heads away meanwhile
-        model = kind.from_config(config, dtype=torch.float32, **info)
+        with nullcontext() if drawn else Undrawn():
+            model = kind.from_config(config, dtype=torch.float32, **info)
         expected, prefix = model.state_dict(), model.base_model_prefix  # the model's own memory: nothing is held twice
         filled = set()
-        for name in base.tensors:
+        for name, header in headers.items():
             for target in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
-                if target in expected and base.tensors[name].shape == tuple(expected[target].shape):
+                if target in expected and tuple(header.shape) == tuple(expected[target].shape):
                     expected[target].copy_(base.mapped(name))
                     filled.add(target)
         model.tie_weights()
+        for name in expected.keys() - filled:
+            if "pooler" in name and not drawn:
+                expected[name].zero_()
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
     lost = [n for n in expected if n not in filled | tied and "pooler" not in n]
-    if kind.__name__.endswith("SequenceClassification"):
+    if drawn:
         lost = [n for n in lost if n.startswith(f"{prefix}.")]
     if lost:
-        raise CorruptCheckpoint(f"{len(lost)} tensors are not in the model ({lost[0]})", "fetch the model again")
+        raise CorruptCheckpoint(f"{len(lost)} tensors are not in the model ({lost[0]})", "give the whole model")
     return model
 
 

@@ -69,20 +69,23 @@ class Model:
         return self.tensors[self.table_name].float()
 
     @property
-    def _shape(self) -> tuple[int, ...]:
-        """Of the table, from the file's header where it lies in one."""
-        stored = self.tensors.checkpoint.tensors if isinstance(self.tensors, Stored) else self.tensors
-        return tuple(stored[self.table_name].shape)
+    def headers(self) -> Mapping[str, Any]:
+        """What has the shape of each tensor; where they lie in files, nothing is read."""
+        return self.tensors.checkpoint.tensors if isinstance(self.tensors, Stored) else self.tensors
+
+    def mapped(self, name: str) -> torch.Tensor:
+        """A tensor in its own dtype, as it lies in its file or in memory. It must not be written to."""
+        return self.tensors.checkpoint.mapped(name) if isinstance(self.tensors, Stored) else self.tensors[name]
 
     @property
     def width(self) -> int:
         """d of the table."""
-        return self._shape[1]
+        return int(self.headers[self.table_name].shape[1])
 
     @property
     def size(self) -> int:
         """n of the table."""
-        return self._shape[0]
+        return int(self.headers[self.table_name].shape[0])
 
     @property
     def head(self) -> torch.Tensor | None:

@@ -140,8 +140,7 @@ class CausalReader:
             begin = model.config.get("eos_token_id")
         self.begin = int((begin[0] if isinstance(begin, list) else begin) or 0)
         self.head, self.spelling = public_head(model), spelling
-        with torch.random.fork_rng(devices=[]):  # a model is made with random weights before it gets its own
-            self.model = body(model)
+        self.model = body(model)
 
     @classmethod
     def of(cls, public: Model, name: str, corpus: Sequences) -> CausalReader:
