@@ -25,6 +25,9 @@ from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, call, document, refused
 from tests.client.stub import Stub
+from tests.warm import warm_workers
+
+__all__ = ["warm_workers"]
 
 SICK, PAID = ["fever", "nurse", "father", "eat"], ["invoice", "scan", "appointment", "test"]
 FILLERS = ["the", "of", "my", "on", "please", "it", "not", "and", "since", "a", "about"]

@@ -372,7 +372,7 @@ def test_attackers_know_the_shield(data: Path, tmp_path: Path, monkeypatch: pyte
     made: list[int] = []
     own = grab.Masks
     monkeypatch.setattr(grab, "Masks", lambda texts: made.append(texts) or own(texts))
-    settings = "{ attack = 'grab', starts = 2, permutations = 1, steps = 2, pool = 4, beam = 1, sweeps = 1 }"
+    settings = "{ attack = 'grab', starts = 2, permutations = 1, steps = 2, pool = 2, beam = 1, sweeps = 1 }"
     text = GRADIENTS.replace('attacks = ["free-tokens", "dager", "shadow-max", "shadow-decoding"]\n', "")
     text = text.replace("texts = 4", "texts = 2").replace("ghost = { k = 5, lemma = false, sweeps = 1 }", "")
     text = text.replace("[defences.ghost]", "[defences.drops]\nshield = 'dropout'")

@@ -152,7 +152,7 @@ def train(
 
     how, order = defence.training, root.draws("order")
     trained = [*upper.parameters(), *aids.parameters(), *(lower.parameters() if defence.trains_lower else ())]
-    optimiser = torch.optim.AdamW(trained, lr=how.learning_rate, weight_decay=how.weight_decay)
+    optimiser = torch.optim.AdamW(trained, lr=how.learning_rate, weight_decay=how.weight_decay, fused=True)
     for parameter in lower.parameters():
         parameter.requires_grad_(defence.trains_lower)
     steps = how.epochs * -(-len(encoded) // how.batch_size)

@@ -70,7 +70,7 @@ def train(
         states: (total, d), one for each id of `corpus`.
         clip: the greatest norm of a step's gradient.
     """
-    optimiser = torch.optim.AdamW(inverter.parameters(), lr=settings.learning_rate, weight_decay=0.0)
+    optimiser = torch.optim.AdamW(inverter.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
     groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // settings.batch_size))]
     steps, done = settings.epochs * len(groups), 0
     inverter.train()

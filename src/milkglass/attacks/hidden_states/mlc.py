@@ -91,7 +91,7 @@ class LinearWords(Attack):
         share = torch.from_numpy(present.sum(axis=0) / len(public)).float().clamp(1e-4, 1 - 1e-4)
         with torch.no_grad():
             layer.bias.copy_(torch.log(share / (1 - share)))  # begin at each word's own frequency
-        optimiser = torch.optim.Adam(layer.parameters(), lr=self.learning_rate)
+        optimiser = torch.optim.Adam(layer.parameters(), lr=self.learning_rate, fused=True)
         for epoch in range(self.epochs):
             order = torch.from_numpy(rng.permutation(len(public)))
             for rows in order.split(self.batch_size):

@@ -109,7 +109,7 @@ class ShadowGeneration(Attack):
         self, model: Any, sent: Sequences, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> None:
         corpus = required(knowledge.corpus)
-        until, optimiser = (1 - SHARE) * budget.left(), torch.optim.AdamW(model.parameters(), lr=self.rate)
+        until, optimiser = (1 - SHARE) * budget.left(), torch.optim.AdamW(model.parameters(), lr=self.rate, fused=True)
         groups = list(batches(corpus, TOKENS))
         model.train()
         for epoch in range(self.epochs):

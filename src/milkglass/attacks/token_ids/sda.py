@@ -147,7 +147,7 @@ class SDA(Attack):
         near = np.zeros((len(table), self.candidates), np.int64)
         near[words] = nearest(table[torch.from_numpy(words)], table, self.candidates + 1).numpy()[:, 1:]  # not itself
         near[fixed] = fixed[:, None]
-        optimiser = torch.optim.AdamW(scorer.parameters(), lr=self.learning_rate, weight_decay=0.0)
+        optimiser = torch.optim.AdamW(scorer.parameters(), lr=self.learning_rate, weight_decay=0.0, fused=True)
         left, provided = budget.left(), self.training * budget.left()
         groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // self.batch_size))]
         done = 0

@@ -184,7 +184,8 @@ class SymbolDecoder(Attack):
         self, reader: SymbolReader, symbols: Symbols, corpus: Sequences, budget: Budget, rng: np.random.Generator
     ) -> None:
         """With a rate that falls to zero at the end of the epochs or of the budget, whichever comes first."""
-        optimiser = torch.optim.AdamW([one for one in reader.parameters() if one.requires_grad], lr=self.learning_rate)
+        own = [one for one in reader.parameters() if one.requires_grad]
+        optimiser = torch.optim.AdamW(own, lr=self.learning_rate, fused=True)
         groups, given = list(batches(corpus, self.batch_tokens)), budget.left()
         order = [number for _ in range(self.epochs) for number in rng.permutation(len(groups)).tolist()]
         reader.train()

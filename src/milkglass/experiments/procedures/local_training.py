@@ -63,7 +63,7 @@ def fit(
     """Changes the step's model. The order of the rows and a shield's noise come from the seed."""
     rng, stream = np.random.default_rng(seed), Stream.of_seed(seed)
     parameters = dict(step.module.named_parameters())
-    optimizer = torch.optim.AdamW([parameters[name] for name in step.names], lr=training.learning_rate)
+    optimizer = torch.optim.AdamW([parameters[name] for name in step.names], lr=training.learning_rate, fused=True)
     count = 0
     for epoch in range(training.epochs):
         order = rng.permutation(len(rows))

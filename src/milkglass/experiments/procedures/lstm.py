@@ -142,7 +142,9 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = BiLSTM(rows, classes, training)
-        optimiser = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], training.learning_rate)
+        optimiser = torch.optim.Adam(
+            [p for p in net.parameters() if p.requires_grad], training.learning_rate, fused=True
+        )
         for epoch in range(training.epochs):
             batches = batched(texts.lengths, training.batch_size)
             for step, batch in enumerate(batches):

@@ -140,7 +140,7 @@ class Training:
         first, tokens = epochs // 3, torch.from_numpy(self.clusters.tokens)
         tables = [self.network.moved.weight, self.network.own.weight]
         others = [one for one in self.network.parameters() if all(one is not table for table in tables)]
-        optimiser = torch.optim.AdamW([{"params": tables, "weight_decay": 0.05}, {"params": others}])
+        optimiser = torch.optim.AdamW([{"params": tables, "weight_decay": 0.05}, {"params": others}], fused=True)
         steps, done = -(-len(rows) // BATCH), 0
         for epoch in range(epochs):
             if epoch == first:
