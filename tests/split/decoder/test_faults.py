@@ -129,13 +129,15 @@ def test_without_the_token_there_is_no_stream(served: Served) -> None:
 
 def test_a_client_that_vanishes_leaves_no_session(folder: Path, tmp_path: Path) -> None:
     with serving(folder, tmp_path, resume=0.2) as served:
-        for _ in range(5):
-            made = socket(served)
+        vanished = [socket(served) for _ in range(5)]
+        for made in vanished:
             made.send(first(served))
             made.recv(timeout=60)
             made.socket.close()  # without a word
         assert served.answer(PROMPT, 4)
         assert served.settled()
+        for made in vanished:
+            made.close()  # ends its thread, which would draw pings from `random` while other tests run
 
 
 def test_a_client_that_falls_silent_is_told_so_and_leaves_no_session(folder: Path, tmp_path: Path) -> None:
