@@ -87,7 +87,7 @@ class HiddenStateDefence(Mechanism):
         if about.get("defence") != self.name or about.get("layer") != self.cut(base):
             raise UsageError(f"{server.name} is not a half of {self.name} with these parameters", "see its config.json")
         classes = int(about["classes"])
-        with torch.random.fork_rng(devices=[]):  # weights are drawn, then overwritten
+        with torch.random.fork_rng(devices=[]):  # heads are drawn, then overwritten
             shell = halves.shell(about["model"], halves.layers_of(about["model"]), classes)
             served = self.served(self.upper(shell, base, classes))
             halves.fill(server, served)

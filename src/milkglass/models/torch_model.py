@@ -1,7 +1,7 @@
 """A checkpoint as PyTorch runs it, with a head or without: read tensor by tensor, fp32, and nothing printed.
 
-Nothing but class heads and poolers may be missing. A class head is drawn from torch's generator; a pooler of a model
-that only computes is 0. What reads a layer's input is found by running it. Out of scope: defences, training.
+Nothing but class heads and poolers may be missing. A classifier's are drawn from torch's generator then; a pooler of a
+body is 0. What reads a layer's input is found by running it. Out of scope: defences, training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from milkglass.models.view import Model
 # later one finds the other's replacement and may put that back last: from then on no head is tied in this process, and
 # models answer with weights of their own.
 ONE_LOAD = threading.RLock()
-DRAWING = {"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"}  # tensors' own, and those of torch.nn.init
+DRAWING = {"normal_", "uniform_", "kaiming_uniform_"}  # tensors' own, and torch.nn.init's; its others call these
 DEPTHS = ("num_hidden_layers", "n_layers", "n_layer")
 
 
@@ -81,7 +81,7 @@ def _built(kind: Any, base: Checkpoint | Model, raw: dict[str, Any], attention: 
         expected, prefix = model.state_dict(), model.base_model_prefix  # the model's own memory: nothing is held twice
         filled = set()
         for name, header in headers.items():
-            for target in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
+            for target in {name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")}:
                 if target in expected and tuple(header.shape) == tuple(expected[target].shape):
                     expected[target].copy_(base.mapped(name))
                     filled.add(target)

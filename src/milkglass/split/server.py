@@ -79,7 +79,7 @@ class ServerHalf:
 def _served(folder: Path, defence: HiddenStateDefence, config: dict[str, Any], classes: int) -> torch.nn.Module:
     """What the method leaves to the server, filled from the folder."""
     cut = Checkpoint(folder, config, None, {})  # a method asks it how many layers there are, and nothing else
-    with torch.random.fork_rng(devices=[]):  # weights are drawn, then overwritten
+    with torch.random.fork_rng(devices=[]):  # a head is drawn, then overwritten
         served = defence.served(defence.upper(halves.shell(config, halves.layers_of(config), classes), cut, classes))
         halves.fill(folder, served)
     return served

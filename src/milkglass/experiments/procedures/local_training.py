@@ -72,7 +72,7 @@ def fit(
             seen = share(step, ids, mask, targets, shield, count, stream)
             optimizer.zero_grad(set_to_none=True)
             for name, gradient in seen.tensors.items():
-                parameters[name].grad = gradient
+                parameters[name].grad = gradient.contiguous()  # a fused step reads it in the order of its memory
             optimizer.step()
             count += 1
         progress(f"epoch {epoch + 1} of {training.epochs}")

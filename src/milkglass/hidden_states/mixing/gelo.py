@@ -127,8 +127,7 @@ class OffloadingClient(EncoderClient):
         """The layers above the cut, and their first matrices, which take what is received."""
         if self._upper is None:
             config, classes = halves.plain(self.base.config), int(self.kept["classes"])
-            with torch.random.fork_rng(devices=[]):  # weights are drawn, then overwritten
-                upper = Upper(halves.shell(config, halves.layers_of(config), classes), self.defence.cut(self.base))
+            upper = Upper(halves.shell(config, halves.layers_of(config), classes), self.defence.cut(self.base))
             upper.load_state_dict({name: one for name, one in self.kept.items() if name != "classes"})
             layer = halves.first_layer(upper.eval())
             names = {id(one): name for name, one in layer.named_modules()}

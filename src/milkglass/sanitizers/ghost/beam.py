@@ -21,8 +21,8 @@ class Candidate:
 
     Attributes:
         ids: (t,).
-        parent: which sequence of the beam before it was made of.
-        loss: nan until it is measured, inf where it is known not to be among the best.
+        parent: the place, in the beam before, of the sequence that it was made from.
+        loss: nan until it is measured, inf where it is known not to be among the best; a start has inf.
     """
 
     ids: Ids
@@ -75,7 +75,8 @@ class Sentence:
 
     @property
     def bound(self) -> float:
-        """What a candidate must not exceed to be among the best."""
+        """What a candidate must not exceed to be among the best. The beam's sequences are among the candidates of every
+        place, since each of their tokens is one of its shadows."""
         return self.beam[-1].loss if len(self.beam) == self.width else math.inf
 
     def end_sweep(self, threshold: float) -> None:

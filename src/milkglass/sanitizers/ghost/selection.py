@@ -92,7 +92,7 @@ def nearest(original: Ids, shadows: Shadows) -> Ids:
 def select(
     network: Encoder, shadows: Shadows, originals: Sequence[Ids], starts: Sequence[Ids], settings: Selection
 ) -> list[Choice]:
-    """The choice for each sentence (t,), one token at least, from its start (t,), by hidden states."""
+    """The choice for each sentence (t,), one token at least, from its start (t,) of shadows, by hidden states."""
     result: list[Choice | None] = [None] * len(originals)
     lengths = np.array([len(one) for one in originals], np.int64)
     for length in np.unique(lengths):
