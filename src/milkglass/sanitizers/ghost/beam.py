@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+from milkglass.sequences import Ids
 
 
 @dataclass(eq=False)
@@ -35,6 +34,7 @@ class Sentence:
 
     Attributes:
         original: (t,) its own tokens.
+        width: how many sequences the beam may have.
         beam: the best sequences, best first.
         history: the best loss at the start and after each sweep.
         settled: whether it has converged.

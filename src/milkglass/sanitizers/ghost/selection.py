@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 
 from milkglass.noise.stream import Stream
 from milkglass.parameters import limited, require
-from milkglass.sanitizers.ghost.beam import Candidate, Ids, Sentence
+from milkglass.sanitizers.ghost.beam import Candidate, Sentence
 from milkglass.sanitizers.ghost.bf16 import SEEN, off_by, worth
 from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.states import TOKENS, Encoder, Prefix
+from milkglass.sequences import Ids
 
 SelectionMethod = Literal["states", "random", "nearest"]
 GROUP = 32  # sentences of one length at a time
