@@ -50,8 +50,10 @@ class Cosines:
     def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, look: int = 0) -> Cosines:
         """look: of how many nearest rows the values will matter, to make a first look in bf16 where that is quicker; 0:
         none is made."""
-        parts = (table[part] if shift is None else table[part].float() - shift for part in blocks(table))
-        scale = torch.cat([lengths(part) for part in parts]).reciprocal_()
+        scale = torch.empty(len(table), device=table.device)
+        for part in blocks(table):  # into one piece: small tensors kept between the blocks would hold their memory
+            scale[part] = lengths(table[part] if shift is None else table[part].float() - shift)
+        scale.reciprocal_()
         here = shift is None and table.device.type == "cpu" and onednn_linear() is not None and table.numel() > 0
         unit = table.float() * scale[:, None] if here and 4 * table.numel() <= SMALL_BYTES else None
         if here and look and quick_in_bf16():

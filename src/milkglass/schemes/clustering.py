@@ -43,8 +43,10 @@ def reach(n: int, beta: float) -> int:
 
 def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
     """Rows with no direction, hence no cosine (padding rows, in most models)."""
-    parts = [(table[part] != 0).any(dim=1).logical_not() for part in blocks(table)]
-    return torch.cat(parts).numpy()
+    result = torch.empty(len(table), dtype=torch.bool)
+    for part in blocks(table):
+        result[part] = (table[part] == 0).all(dim=1)
+    return result.numpy()
 
 
 def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress: Progress | None = None) -> list[Ids]:

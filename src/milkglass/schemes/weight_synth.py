@@ -28,19 +28,21 @@ def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise
     size are done together. Noisy scores are rounded to STEP. No guarantee rests on this noise: see (4) in
     `paper.deviations`.
     """
-    sizes = np.array([len(cluster) for cluster in clusters])
+    sizes = np.array([len(cluster) for cluster in clusters], np.int64)
     ends = np.cumsum(sizes**2)
     draws = noise(int(ends[-1])) if len(clusters) else np.empty(0)
-    blocks: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(clusters)
+    # In one piece: small arrays that were kept between the blocks of rows would hold these, up to 2 GB of them
+    weights = np.empty(len(draws), np.float32)
     for size in np.unique(sizes).tolist():
         equal = np.flatnonzero(sizes == size)
         step = max(1, BLOCK_BYTES // (8 * size * table.shape[1]))
         for selected in np.split(equal, range(step, len(equal), step)):
-            z = np.stack([draws[ends[c] - size**2 : ends[c]] for c in selected]).reshape(-1, size, size)
+            places = (ends[selected] - size**2)[:, None] + np.arange(size**2)
+            z = draws[places].reshape(-1, size, size)
             made = _weights(table, np.stack([clusters[c] for c in selected]), epsilon, z)
-            for c, block in zip(selected.tolist(), made, strict=True):
-                blocks[c] = block
-    return blocks
+            weights[places] = made.reshape(len(selected), -1)
+    spans = zip((ends - sizes**2).tolist(), ends.tolist(), sizes.tolist(), strict=True)
+    return [weights[begin:end].reshape(size, size) for begin, end, size in spans]
 
 
 def _weights(table: torch.Tensor, members: Ids, epsilon: float, z: NDArray[np.float64]) -> NDArray[np.float32]:
