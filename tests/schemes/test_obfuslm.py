@@ -159,6 +159,7 @@ def test_how_often_the_own_weight_is_the_largest_on_a_real_table(
     table, clusters = real_clusters
     rng = np.random.default_rng(0)
     blocks = weight_synth(table, clusters, epsilon, lambda count: rng.laplace(size=count))
+    assert {id(block.base) for block in blocks} == {id(blocks[0].base)}, "arrays of their own would split the memory"
     own = np.concatenate([block.argmax(1) == np.arange(len(block)) for block in blocks])
     assert own.mean() == pytest.approx(expected, abs=0.02)
 
