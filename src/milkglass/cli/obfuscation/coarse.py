@@ -72,11 +72,13 @@ class CoarseFiles:
         """Raises CodecError for rows that cannot be read, UsageError for rows without labels: before a model is read.
         named: whether the user named the scheme, which then may do without labels."""
         if self.data is not None:
-            summary = self.columns.training(self.data, "regression" if self.regression else None)[1]
+            file, summary = self.columns.training(self.data, "regression" if self.regression else None)
             if summary.kind == "text" and not named:
+                from milkglass.client.data.dataset import unlabelled
+
                 raise UsageError(
                     f"{self.data.name} has no labels, by which symbols are found",
-                    "name their column with --label-column; --scheme coarse goes by the meaning of tokens alone",
+                    f"{unlabelled(file, summary).hint}; --scheme coarse goes by the meaning of tokens alone",
                 )
         self.columns.others(self.public)
 
