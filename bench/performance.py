@@ -88,6 +88,8 @@ def main() -> int:
         except ValueError as error:
             parser.error(str(error))
         return 0
+    if given.json and given.json.is_dir():
+        parser.error(f"--json: {given.json} is a folder; name a file in it")
     if given.json and not given.json.parent.is_dir():
         parser.error(f"--json: the folder {given.json.parent} does not exist; make it first")
     names = [name for name in NAMES if name in (given.only or NAMES)]

@@ -9,14 +9,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from milkglass.system import cores
 
+FAST = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512_f", "avx2")  # instructions that decide speed
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")  # what the work is done with
 
 
 def described() -> dict[str, Any]:
     return {
         "machine": f"{platform.machine()}, {processor()}",
+        "instructions": [name for name in FAST if getattr(torch.cpu, "get_capabilities", dict)().get(name)],
         "cores": cores(),
         "memory GB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "waiting threads": os.environ.get("OMP_WAIT_POLICY", "the library's choice").lower(),

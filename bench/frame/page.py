@@ -79,7 +79,8 @@ def machine(result: Mapping[str, Any]) -> str:
     made, versions = result["made"], ", ".join(f"{name} {one}" for name, one in result["versions"].items())
     size = " Small sizes (`--quick`): asked values are for the full ones." if result["quick"] else ""
     return (
-        f"Measured on {made['date']} by commit {made['commit']}: {result['machine']}, {result['cores']} cores, "
+        f"Measured on {made['date']} by commit {made['commit']}: {result['machine']} "
+        f"({', '.join(result['instructions'])}), {result['cores']} cores, "
         f"{result['memory GB']} GB; load of the machine before and after {result['load'][0]} and {result['load'][1]}; "
         f"{versions}; the whole run took {result['seconds'] / 60:.0f} min.{size}\n"
     )

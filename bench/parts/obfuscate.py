@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.models.resolve import resolve
-from milkglass.nearest.onednn import onednn_linear
+from milkglass.nearest.onednn import onednn_linear, packed
 from milkglass.schemes.obfuslm import ObfusLM
 
 K, BETA, EPSILON = 10, 0.99, 0.1
@@ -74,11 +74,11 @@ def bare_products(table: torch.Tensor, rows: int) -> Iterator[tuple[str, Callabl
             torch.mm(block, turned, out=out[: len(block)])
 
     yield "torch.mm", by_torch
-    linear = onednn_linear()
+    linear, laid_out = onednn_linear(), packed(table)  # once, as ours does
 
     def by_onednn() -> None:
         for block in blocks:
-            linear(block, table, None)  # type: ignore[misc]
+            linear(block, laid_out, None)  # type: ignore[misc]
 
     if linear is not None:
         yield "oneDNN", by_onednn

@@ -62,7 +62,7 @@ def _encoder(base: Checkpoint, key: Key, out: Path, rounds: int, threads: int) -
 
     ours, other = interleaved(forward(scrambled, sent), forward(plain, ids), rounds)
     yield Figure("forward on scrambled weights", ours, other, PLAIN, "about", 1.0, threads=threads, note=note)
-    ours, other = interleaved(_step(out, sent), _step(base.folder, ids), rounds)
+    ours, other = interleaved(_step(out, sent), _step(base.folder, ids), 2 * rounds)
     yield Figure("training step on scrambled weights", ours, other, PLAIN, "about", 1.0, threads=threads, note=note)
 
 

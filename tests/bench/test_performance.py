@@ -103,6 +103,7 @@ def test_what_is_no_whole_result_leaves_the_page(
         (["--page", "--quick"], "leave --only and --quick out"),
         (["--page", "--json", "none.json"], "none.json does not exist"),
         (["--quick", "--json", "none/x.json"], "the folder none does not exist"),
+        (["--quick", "--json", "."], ". is a folder; name a file in it"),
     ],
 )
 def test_wrong_words_are_refused_before_anything_is_measured(words: list[str], named: str, tmp_path: Path) -> None:

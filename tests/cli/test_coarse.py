@@ -301,7 +301,9 @@ def test_refusals_come_before_long_work(made: Path, tmp_path: Path) -> None:
     refused(call(*new, "--scheme", "obfuslm", *data), 2, "go with --scheme coarse")
     refused(call(*new, "--symbols", "9"), 2, "obfuslm has no parameter 'symbols'")
     unlabelled = written(tmp_path / "texts.jsonl", [{"text": one["text"]} for one in rows(1, 50)])
-    refused(call(*new, "--data", unlabelled), 2, "the columns there are: text; --label-column names the column of labels")
+    refused(
+        call(*new, "--data", unlabelled), 2, "the columns there are: text; --label-column names the column of labels"
+    )
     lines = tmp_path / "lines.txt"
     lines.write_text("one text\nanother text\n")
     refused(call(*new, "--data", lines), 2, 'give rows with a "text" and a "label"; --scheme coarse')

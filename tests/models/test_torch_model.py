@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM
 
+from milkglass.attacks.embeddings.known_weight import overlaid
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import Undrawn, body, classifier, language_model
@@ -65,6 +66,20 @@ def test_its_first_layers_alone(name: str, tmp_path: Path) -> None:
     with torch.inference_mode():
         layers = [len(model(ids, output_hidden_states=True).hidden_states) for model in (whole, one)]
     assert layers[0] > layers[1] == 2
+
+
+def test_changed_tensors_lie_over_those_of_a_file_of_which_only_what_is_needed_is_read(tmp_path: Path) -> None:
+    """Older checkpoints hold the positions of tokens, 0, 1, 2 ..., as integers, which nothing reads."""
+    folder = tiny.save("bert", tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"bert.embeddings.position_ids": torch.arange(9)}, folder / "model.safetensors")
+    name = "bert.embeddings.word_embeddings.weight"
+    base = Model.open(folder)
+    changed = Model(overlaid(base.tensors, {name: tensors[name] + 1}), base.config)
+    found, expected = body(changed), body(base)
+    assert torch.equal(found.embeddings.word_embeddings.weight, expected.embeddings.word_embeddings.weight + 1)
+    assert torch.equal(found.encoder.layer[0].output.dense.weight, expected.encoder.layer[0].output.dense.weight)
+    assert (changed.size, changed.width) == (base.size, base.width)
 
 
 def test_a_model_that_lacks_weights_is_refused(tmp_path: Path) -> None:

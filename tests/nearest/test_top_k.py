@@ -149,6 +149,26 @@ def test_some_cosines_are_measured_again_in_fp32(kind: torch.dtype, monkeypatch:
     assert one.measured(5, others).dtype == np.float32
 
 
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
+def test_cosines_do_not_follow_torchs_default_dtype(
+    kind: torch.dtype, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that loads a model may have set another one."""
+    if not small:
+        monkeypatch.setattr(cosines, "SMALL_BYTES", 0)
+        monkeypatch.setattr(cosines, "BLOCK_BYTES", 64 * 4 * 7)
+    table = torch.randn(300, 64, generator=torch.Generator().manual_seed(0))
+    expected = torch.nn.functional.cosine_similarity(table[:5].double()[:, None], table.double(), dim=2)
+    torch.set_default_dtype(kind)
+    try:
+        values, slack = Cosines.of(table)(table[:5])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert values.dtype == torch.float32
+    assert float((values - expected).abs().max()) <= slack.fixed
+
+
 def test_a_product_is_that_of_torch() -> None:
     """Whichever library makes it, and for parts of a tensor too."""
     rows, others = torch.randn(70, 96, generator=torch.Generator().manual_seed(0)), rows_of(300, 96, 4)

@@ -127,8 +127,13 @@ def test_parameters_out_of_range_are_named(parameters: dict[str, object], named:
 
 
 def test_too_few_candidates_is_refused_before_any_work() -> None:
-    with pytest.raises(UsageError, match=r"500 tokens at beta = 0.99 leave 5 candidates for clusters of 10"):
+    with pytest.raises(UsageError, match=r"500 tokens at beta = 0.99 leave 5 candidates for clusters of 10") as caught:
         ObfusLM().cluster(torch.randn(500, 8), np.arange(500))
+    assert caught.value.hint == "take --k 5 or less, or a beta of 0.981 or less (--set beta=0.981)"
+    ObfusLM(beta=0.981).require_candidates(500)
+    with pytest.raises(UsageError) as caught:
+        ObfusLM(k=501, beta=0).require_candidates(500)
+    assert caught.value.hint == "take --k 500 or less", "no beta leaves more than there are"
 
 
 def test_a_half_precision_table_stays_so() -> None:
@@ -159,7 +164,8 @@ def test_how_often_the_own_weight_is_the_largest_on_a_real_table(
     table, clusters = real_clusters
     rng = np.random.default_rng(0)
     blocks = weight_synth(table, clusters, epsilon, lambda count: rng.laplace(size=count))
-    assert {id(block.base) for block in blocks} == {id(blocks[0].base)}, "arrays of their own would split the memory"
+    whole = blocks[0].base  # arrays of their own would split the memory
+    assert whole is not None and all(block.base is whole for block in blocks)
     own = np.concatenate([block.argmax(1) == np.arange(len(block)) for block in blocks])
     assert own.mean() == pytest.approx(expected, abs=0.02)
 

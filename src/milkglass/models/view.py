@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -31,6 +32,18 @@ class Stored(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self.checkpoint.tensors)
+
+
+def _headers(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(tensors, ChainMap):  # tensors of which some were changed (known_weight.overlaid)
+        return ChainMap(*(cast("dict[str, Any]", _headers(one)) for one in tensors.maps))
+    return tensors.checkpoint.tensors if isinstance(tensors, Stored) else tensors
+
+
+def _mapped(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    if isinstance(tensors, ChainMap):
+        return _mapped(next(one for one in tensors.maps if name in one), name)
+    return tensors.checkpoint.mapped(name) if isinstance(tensors, Stored) else tensors[name]
 
 
 @dataclass(frozen=True)
@@ -71,11 +84,11 @@ class Model:
     @property
     def headers(self) -> Mapping[str, Any]:
         """What has the shape of each tensor; where they lie in files, nothing is read."""
-        return self.tensors.checkpoint.tensors if isinstance(self.tensors, Stored) else self.tensors
+        return _headers(self.tensors)
 
     def mapped(self, name: str) -> torch.Tensor:
         """A tensor in its own dtype, as it lies in its file or in memory. It must not be written to."""
-        return self.tensors.checkpoint.mapped(name) if isinstance(self.tensors, Stored) else self.tensors[name]
+        return _mapped(self.tensors, name)
 
     @property
     def width(self) -> int:

@@ -50,7 +50,7 @@ class Cosines:
     def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, look: int = 0) -> Cosines:
         """look: of how many nearest rows the values will matter, to make a first look in bf16 where that is quicker; 0:
         none is made."""
-        scale = torch.empty(len(table), device=table.device)
+        scale = torch.empty(len(table), dtype=torch.float32, device=table.device)
         for part in blocks(table):  # into one piece: small tensors kept between the blocks would hold their memory
             scale[part] = lengths(table[part] if shift is None else table[part].float() - shift)
         scale.reciprocal_()
@@ -108,7 +108,7 @@ class Cosines:
         if direct and len(parts) == 1:
             return product(rows, self.table).float()
         n, d = self.table.shape
-        result = torch.empty(len(rows), n, device=self.table.device)
+        result = torch.empty(len(rows), n, dtype=torch.float32, device=self.table.device)
         # Memory that is taken anew for each part would cost more than the conversion
         held = torch.empty(0 if direct else parts[0].stop, d, dtype=rows.dtype, device=self.table.device)
         for part in parts:

@@ -43,7 +43,7 @@ def reach(n: int, beta: float) -> int:
 
 def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
     """Rows with no direction, hence no cosine (padding rows, in most models)."""
-    result = torch.empty(len(table), dtype=torch.bool)
+    result = torch.empty(len(table), dtype=torch.bool, device="cpu")
     for part in blocks(table):
         result[part] = (table[part] == 0).all(dim=1)
     return result.numpy()

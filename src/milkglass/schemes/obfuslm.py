@@ -151,9 +151,11 @@ class ObfusLM(Scheme):
         """Raises UsageError where so few tokens take part that no cluster can have k."""
         allowed = reach(tokens, self.beta)
         if self.bands is None and allowed < self.k:
+            fits = np.floor(1000 * (tokens - self.k) / max(1, tokens - 1)) / 1000  # a beta, where any does
+            lower = f", or a beta of {fits:g} or less (--set beta={fits:g})" if fits >= 0 else ""
             raise UsageError(
                 f"{tokens} tokens at beta = {self.beta} leave {allowed} candidates for clusters of {self.k}",
-                f"take --k {allowed} or less, or a lower beta (--set beta=0.9)",
+                f"take --k {allowed} or less{lower}",
             )
 
 
