@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, summed
 from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment
@@ -45,8 +46,7 @@ class Message:
 
     Attributes:
         slot, neighbour, strength: by hit, the slot, the cell of the neighbour, and its strength.
-        cell, edges, base, floor: by slot, see `evidence`.
-        weight: what the distance counts.
+        cell, counted, base, floor: by slot, see `evidence`.
     """
 
     def __init__(
@@ -59,21 +59,32 @@ class Message:
         ratios: Ratios | None,
         weight: float,
     ) -> None:
-        other, self.weight = 1 - side, weight
+        other = 1 - side
         self.slot, self.neighbour = join.hit_slot[side], join.hit_cell[other]
         self.strength = join.hit_count / (alpha * public.share[blocks.member[self.neighbour]])
-        self.cell, self.edges = join.slot_cell[side], join.count[join.slot_edge[side]]
-        self.base = alpha / (public.counts[blocks.member[self.cell]] + alpha)
-        self.floor: Floats | float = 1.0
+        self.cell, self.counted = join.slot_cell[side], join.count[join.slot_edge[side]]
+        self.counted *= weight
+        self.base = public.counts[blocks.member[self.cell]]
+        self.base += alpha
+        np.divide(alpha, self.base, out=self.base)
+        self.floor: NDArray[np.float32] | float = 1.0
         if ratios is not None:
             next_to = blocks.group[join.ends[other]][join.slot_edge[side]]
             self.floor = ratios.at(blocks.member[self.cell], next_to)
 
     def evidence(self, belief: Floats, doubt: float) -> Floats:
-        """(cells,) sum over neighbours of count * log(rho + (1 - rho) P(neighbour | reading) / P(neighbour))."""
-        received = summed(self.slot, belief[self.neighbour] * self.strength, len(self.cell))
-        ratio = self.base * (self.floor + received)
-        return summed(self.cell, self.weight * self.edges * np.log(doubt + (1 - doubt) * ratio), len(belief))
+        """(cells,) sum over neighbours of count * log(rho + (1 - rho) P(neighbour | reading) / P(neighbour)).
+
+        In place: a long text has ten million slots, and to take memory for each step costs more than the step.
+        """
+        part = summed(self.slot, belief[self.neighbour] * self.strength, len(self.cell))
+        part += self.floor
+        part *= self.base
+        part *= 1 - doubt
+        part += doubt
+        np.log(part, out=part)
+        part *= self.counted
+        return summed(self.cell, part, len(belief))
 
 
 def messages_of(

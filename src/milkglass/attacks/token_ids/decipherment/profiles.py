@@ -107,9 +107,9 @@ class Ratios:
     values: NDArray[np.float32]
     classes: Ids
 
-    def at(self, members: Ids, groups: Ids) -> Floats:
+    def at(self, members: Ids, groups: Ids) -> NDArray[np.float32]:
         """For each member next to something of a group."""
-        return self.values[members, self.classes[groups]].astype(np.float64)
+        return self.values[members, self.classes[groups]]
 
 
 def _counted(bigrams: Bigrams, side: int, blocks: BlockAssignment, classes: Ids, size: int) -> Floats:
