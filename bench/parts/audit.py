@@ -21,7 +21,7 @@ from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Tokens, Transcript, Weights
 
 COUNTS, SHORTEST, LONGEST = [12_500, 25_000, 50_000], 8, 28  # sentences, and tokens of one
-ASKED = 1.25  # 1 is a cost that grows as its text does; the rest is for the clock. One that grows as n log n has 1.07
+ASKED = 1.25  # 1 is a cost that grows as its text does; the rest is for the clock. One of n log n has 1.05
 FOLLOWING = 64  # tokens that one token is mostly followed by
 
 

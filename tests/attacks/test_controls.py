@@ -24,12 +24,12 @@ from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.attacks.embeddings.ednn import EDNN
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
-from milkglass.attacks.embeddings.known_weight import KnownWeight, overlaid
+from milkglass.attacks.embeddings.known_weight import KnownWeight
 from milkglass.attacks.hidden_states.invbert import InvBert
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.metrics.recovery import Recovery
 from milkglass.models.resolve import resolve
-from milkglass.models.view import Model
+from milkglass.models.view import Model, overlaid
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.sequences import Ids, Sequences

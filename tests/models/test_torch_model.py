@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM
 
-from milkglass.attacks.embeddings.known_weight import overlaid
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import Undrawn, body, classifier, language_model
-from milkglass.models.view import Model
+from milkglass.models.view import Model, overlaid
 from tests import tiny
 
 NAMES = ("bert", "roberta", "distilbert", "gpt2", "llama-tied", "llama-untied", "gemma3")

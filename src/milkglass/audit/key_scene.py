@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from milkglass.attacks.embeddings.known_weight import overlaid
 from milkglass.audit.decontaminate import without_private
 from milkglass.audit.scene import ALIKE, KNOWN, LEAST, OTHER, Adversary, Scene, require_enough, require_texts
 from milkglass.client.codec.aliases import responses_of
@@ -27,7 +26,7 @@ from milkglass.client.obfuscate.scramble import replacements, scrambled_configs
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
-from milkglass.models.view import Model, Stored
+from milkglass.models.view import Model, Stored, overlaid
 from milkglass.progress import Stage, no_stage
 from milkglass.schemes.mixture import Promise
 from milkglass.schemes.scheme import Scheme

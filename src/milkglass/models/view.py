@@ -34,8 +34,13 @@ class Stored(Mapping[str, torch.Tensor]):
         return len(self.checkpoint.tensors)
 
 
+def overlaid(base: Mapping[str, torch.Tensor], changed: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Tensors of a model, but for those that were changed; none is read before it is asked for."""
+    return ChainMap(cast("dict[str, torch.Tensor]", changed), cast("dict[str, torch.Tensor]", base))
+
+
 def _headers(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(tensors, ChainMap):  # tensors of which some were changed (known_weight.overlaid)
+    if isinstance(tensors, ChainMap):  # `overlaid`
         return ChainMap(*(cast("dict[str, Any]", _headers(one)) for one in tensors.maps))
     return tensors.checkpoint.tensors if isinstance(tensors, Stored) else tensors
 

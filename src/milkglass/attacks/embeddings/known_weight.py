@@ -21,10 +21,8 @@ public ones (fine-tuned at most), and where no matrix is a public one multiplied
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import cast
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -37,7 +35,7 @@ from milkglass.attacks.embeddings.knn_plus import KNNPlus
 from milkglass.attacks.embeddings.layer_fit import Estimate, find
 from milkglass.errors import UsageError
 from milkglass.models.families import family_of
-from milkglass.models.view import Model
+from milkglass.models.view import Model, overlaid
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Cost, Preprocessor, why_not
 from milkglass.threat.budget import Budget
@@ -106,11 +104,6 @@ def _tables(public: Model, seen: Model) -> Iterator[tuple[Tensor, str, Tensor]]:
         if any(name == end or name.endswith("." + end) for end in (*family.table, *family.heads)):
             known = public.tensors.get(name, public.table)
             yield known.float(), name, seen.tensors[name].float()
-
-
-def overlaid(base: Mapping[str, Tensor], changed: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Tensors of a model, but for those that were changed; none is read before it is asked for."""
-    return ChainMap(cast("dict[str, Tensor]", changed), cast("dict[str, Tensor]", base))
 
 
 @dataclass(frozen=True)
