@@ -149,6 +149,24 @@ def test_a_table_is_classified_row_by_row(stub: Stub, encoder: Owner, tmp_path: 
     bare = call("classify", "mine", "--in", tmp_path / "bare.csv", "--key", encoder.path)
     assert bare.stdout == "LABEL_1\t0.750\t2\nLABEL_1\t0.750\t4\n", "the line of each row"
     refused(call("classify", "mine", "a", "--id-column", "id", "--key", encoder.path), 2, "the texts have no columns")
+    (tmp_path / "gaps.jsonl").write_text('{"text": "an arm"}\n{"text": null}\n{"text": "NaN"}\n', "utf-8")
+    run = ("classify", "mine", "--in", tmp_path / "gaps.jsonl", "--key", encoder.path, "--text-column", "text")
+    refused(call(*run), 5, "line 2 of gaps.jsonl has an empty text")
+    done = call(*run, "--skip-empty")
+    assert done.stdout == "LABEL_1\t0.750\t1\nLABEL_1\t0.750\t3\n", done.stderr
+    assert "1 row with an empty field of gaps.jsonl skipped" in done.stderr
+
+
+def test_rows_without_labels_are_no_training_rows_of_an_encoder(encoder: Owner, tmp_path: Path) -> None:
+    """One-hot `labels` are a column that is not looked for: without a label the rows would be a generator's."""
+    path = tmp_path / "onehot.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "labels": [1, 0]}) + "\n" for text in tiny.TEXTS), "utf-8")
+    run = ("encode", "--in", path, "--out", tmp_path / "rows.parquet", "--key", encoder.path)
+    for more in ((), ("--task", "causal-lm"), ("--layout", "jsonl")):
+        result = call(*run, *more)
+        refused(result, 5, "onehot.jsonl has no labels: its rows are texts alone, and the model is an encoder")
+        assert "the columns there are: text, labels; --label-column" in result.stderr
+    assert not (tmp_path / "rows.parquet").exists()
 
 
 def test_a_byte_order_mark_is_no_text(encoder: Owner, tmp_path: Path) -> None:

@@ -117,14 +117,16 @@ def test_labels(value: Any, label: str, tmp_path: Path) -> None:
     ("row", "error", "message"),
     [
         ({"t": SECRET, "l": 2.5}, CodecError, "line 2 of mine.jsonl has a l that is neither a name nor a whole number"),
-        ({"t": SECRET, "l": 2.0}, CodecError, "line 2 of mine.jsonl has a l that is neither a name nor a whole number"),
-        ({"t": SECRET, "l": None}, CodecError, "line 2 of mine.jsonl has a l that is neither a name"),
+        ({"t": SECRET, "l": None}, EmptyText, "line 2 of mine.jsonl has an empty l"),
+        ({"t": SECRET, "l": float("nan")}, EmptyText, "line 2 of mine.jsonl has an empty l"),
+        ({"t": None, "l": SECRET}, EmptyText, "line 2 of mine.jsonl has an empty t"),
+        ({"t": float("nan"), "l": SECRET}, EmptyText, "line 2 of mine.jsonl has an empty t"),
         ({"t": SECRET, "l": [SECRET]}, CodecError, "line 2 of mine.jsonl has a l that is neither a name"),
         ({"t": SECRET, "l": " "}, EmptyText, "line 2 of mine.jsonl has an empty l"),
         ({"t": " ", "l": SECRET}, EmptyText, "line 2 of mine.jsonl has an empty t"),
         ({"t": 7, "l": SECRET}, CodecError, "line 2 of mine.jsonl has a t that is not a string"),
-        ({"l": SECRET}, CodecError, "line 2 of mine.jsonl has no t"),
-        ({"t": SECRET}, CodecError, "line 2 of mine.jsonl has no l"),
+        ({"l": SECRET}, EmptyText, "line 2 of mine.jsonl has no t"),
+        ({"t": SECRET}, EmptyText, "line 2 of mine.jsonl has no l"),
     ],
 )
 def test_rows_that_cannot_be(row: dict[str, Any], error: type[CodecError], message: str, tmp_path: Path) -> None:
@@ -217,3 +219,137 @@ def test_columns_that_make_no_sense(tmp_path: Path) -> None:
     with pytest.raises(CodecError, match="has a asks and no label") as caught:
         summarise(DataFile(path, "body", pair="asks"))
     assert caught.value.hint.endswith("--label-column names the column of labels")
+
+
+# --- cells that hold nothing, and numbers as labels: one rule for all kinds -------------------------------------------
+def cell_of(suffix: str, value: Any) -> Any:
+    """A value as pandas writes it to such a file."""
+    if suffix in (".csv", ".tsv"):
+        return "" if value is None or value != value else str(value)
+    return value
+
+
+def as_written(folder: Path, suffix: str, rows: list[dict[str, Any]]) -> Path:
+    if suffix == ".parquet":
+        labels = [row["label"] for row in rows]
+        numbers = all(one is None or isinstance(one, float) for one in labels)
+        columns = {
+            "text": pa.array([row["text"] for row in rows], pa.string(), from_pandas=True),
+            "label": pa.array(labels, pa.float64() if numbers else pa.string(), from_pandas=False),
+        }
+        pq.write_table(pa.table(columns), folder / "mine.parquet")
+        return folder / "mine.parquet"
+    return write(folder, suffix, [{name: cell_of(suffix, one) for name, one in row.items()} for row in rows])
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("column", ["text", "label"])
+@pytest.mark.parametrize("nothing", [None, float("nan"), " "])
+def test_a_cell_that_holds_nothing_is_refused_or_left_out(
+    nothing: Any, column: str, suffix: str, tmp_path: Path
+) -> None:
+    rows = [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(6)]
+    if suffix == ".parquet" and isinstance(nothing, float):
+        nothing = None  # a column of texts has no NaN there
+    rows[3] = {**rows[3], column: nothing}
+    path = as_written(tmp_path, suffix, rows)
+    with pytest.raises(EmptyText, match=f"has an empty {column}") as caught:
+        summarise(path)
+    assert " 5 of" in caught.value.message if suffix in (".csv", ".tsv") else " 4 of" in caught.value.message
+    assert caught.value.hint == "fill it, or leave out all such rows with --skip-empty"
+    found = summarise(DataFile(path, skip_empty=True))
+    assert (found.rows, found.empty, found.labels) == (5, 1, ("a", "b"))
+    assert [one.text for one in read_examples(DataFile(path, skip_empty=True))] == [
+        row["text"] for n, row in enumerate(rows) if n != 3
+    ]
+    if column == "text":
+        skipped = list[int]()
+        assert len(list(read_texts(DataFile(path, skip_empty=True), empty=skipped.append))) == 5
+        assert skipped == [1]
+        with pytest.raises(EmptyText, match="has an empty text"):
+            list(read_texts(path))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_words_for_nothing_stay_text(suffix: str, tmp_path: Path) -> None:
+    words = ["NaN", "nan", "None", "null", "N/A"]
+    path = as_written(tmp_path, suffix, [{"text": word, "label": word} for word in words])
+    assert [(one.text, one.label) for one in read_examples(path)] == [(word, word) for word in words]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_whole_numbers_written_as_floats_are_whole_numbers(suffix: str, tmp_path: Path) -> None:
+    labels = [1.0, 0.0, 2.0, -1.0, 10.0]
+    path = as_written(tmp_path, suffix, [{"text": "x", "label": one} for one in labels])
+    assert [one.label for one in read_examples(path)] == ["1", "0", "2", "-1", "10"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("nothing", [None, float("nan")])
+def test_a_gap_among_numbers_is_a_missing_label(nothing: Any, suffix: str, tmp_path: Path) -> None:
+    path = as_written(tmp_path, suffix, [{"text": "x", "label": one} for one in (1.0, nothing, 0.0)])
+    with pytest.raises(EmptyText, match="has an empty label"):
+        summarise(path)
+    found = summarise(DataFile(path, skip_empty=True))
+    assert (found.labels, found.rows, found.empty) == (("0", "1"), 2, 1)
+    scored = summarise(DataFile(path, skip_empty=True), scores=True)
+    assert (scored.rows, scored.empty) == (2, 1)
+    with pytest.raises(EmptyText, match="has an empty label"):
+        summarise(path, scores=True)
+
+
+@pytest.mark.parametrize(
+    ("cells", "read"),
+    [
+        (["1.0", "0", "2."], ["1", "0", "2"]),  # some written as floats, some not
+        (["1.0", "1.1", "2.0"], ["1.0", "1.1", "2.0"]),  # versions, say: names
+        (["1.0", "none of it"], ["1.0", "none of it"]),
+        (["1.000e+00", "0.000e+00"], ["1", "0"]),  # as numpy.savetxt writes them
+        (["12e4", "1"], ["12e4", "1"]),
+        (["007", "1.0"], ["007", "1"]),
+        (["1.0e300", "1.0"], ["1.0e300", "1.0"]),  # a float of that size names no whole number
+    ],
+)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_texts_that_are_numbers(suffix: str, cells: list[str], read: list[str], tmp_path: Path) -> None:
+    path = write(tmp_path, suffix, [{"text": "x", "label": one} for one in cells])
+    assert [one.label for one in read_examples(path)] == read
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_words_for_nothing_among_numbers_are_missing_labels(suffix: str, tmp_path: Path) -> None:
+    path = write(tmp_path, suffix, [{"text": "x", "label": one} for one in ("1.0", "nan", "0.0")])
+    with pytest.raises(EmptyText, match="has an empty label"):
+        summarise(path)
+    assert summarise(DataFile(path, skip_empty=True)).labels == ("0", "1")
+    assert summarise(DataFile(path, skip_empty=True), scores=True).rows == 2
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_a_row_that_lacks_a_column_of_the_others(suffix: str, tmp_path: Path) -> None:
+    rows = [{"label": "a", "text": "x"}, {"text": "y"}, {"label": "b"}, {"text": "z", "label": "b"}]
+    path = write(tmp_path, suffix, rows)
+    with pytest.raises(EmptyText, match="has no label") as caught:
+        summarise(path)
+    assert caught.value.hint == (
+        "give it one (the columns there are: text), or leave out all such rows with --skip-empty"
+    )
+    assert [one.text for one in read_examples(DataFile(path, skip_empty=True))] == ["x", "z"]
+
+
+def test_nothing_is_left_by_skipping(tmp_path: Path) -> None:
+    path = write(tmp_path, ".csv", [{"text": "", "label": "a"}] * 2)
+    with pytest.raises(EmptyText, match="has no rows but those that --skip-empty leaves out: line 3 of mine"):
+        summarise(DataFile(path, skip_empty=True))
+
+
+def test_ids_of_a_column_with_gaps(tmp_path: Path) -> None:
+    path = write(tmp_path, ".parquet", [{"id": 7.0, "text": "a"}, {"id": None, "text": "b"}])
+    assert [one.mark for one in read_texts(path)] == ["7", ""]
+
+
+@pytest.mark.parametrize("nothing", [None, float("nan"), ""])
+def test_an_instruction_without_input(nothing: Any, tmp_path: Path) -> None:
+    row = {"instruction": "Say hi.", "input": nothing, "output": "Hi."}
+    (one,) = read_examples(write(tmp_path, ".jsonl", [row]))
+    assert one.messages[0]["content"] == "Say hi."

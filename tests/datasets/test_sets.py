@@ -99,7 +99,12 @@ def test_what_is_exported_reads_back(
     assert out.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
     if score:  # what would otherwise be trained as hundreds of classes
-        with pytest.raises(CodecError, match="line 1 of out.jsonl has a label that is neither a name"):
+        again = list(read_examples(out, scores=True))
+        assert [float(a.label or "nan") for a in again] == [float(b.label or "nan") for b in before]
+        if all(float(b.label or "nan").is_integer() for b in before):
+            assert [a.label for a in read_examples(out)] == [f"{float(b.label or 'nan'):.0f}" for b in before]
+            return
+        with pytest.raises(CodecError, match="of out.jsonl has a label that is neither a name"):
             list(read_examples(out))
         return
     again = list(read_examples(out))
@@ -135,7 +140,7 @@ def broken(name: str, split: str, folder: Path) -> CodecError:
          "line 3 of train.tsv has 3 cells, and there are 2 columns", "tabs"),
         ("sst2", "train.tsv", f"sentence\tlabel\nok\t{SECRET}\n",
          "line 2 of train.tsv has a label that the data set does not have", "it has: 0, 1"),
-        ("sst2", "train.tsv", "sentence\tlabel\n \t1\n", "line 2 of train.tsv has an empty sentence", "leave"),
+        ("sst2", "train.tsv", "sentence\tlabel\n \t1\n", "line 2 of train.tsv has an empty sentence", "fill"),
         ("sst2", "train.tsv", "sentence\tlabel\n", "train.tsv has no rows", "at least one"),
         ("sst2", "train.tsv", "", "train.tsv is empty", "at least one"),
         ("cola", "train.tsv", f"gj04\t1\t{SECRET}\n", "line 1 of train.tsv has 3 cells, and there are 4", "tabs"),

@@ -359,3 +359,11 @@ def test_tables_and_lists_as_people_have_them(mark: str, tmp_path: Path) -> None
     (tmp_path / "in.parquet").write_bytes(b"PAR1")
     with pytest.raises(UsageError, match="Parquet, which is not sanitized"):
         shape_of(tmp_path / "in.parquet")
+
+
+@pytest.mark.parametrize("nothing", ["null", "NaN"])
+def test_an_empty_field_of_json_stays_as_the_empty_cell_of_a_table_does(nothing: str, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(f'{{"text": "apple 17"}}\n{{"text": {nothing}, "label": 1}}\n')
+    run(source, out)
+    assert out.read_text().splitlines()[1] == f'{{"text": {nothing}, "label": 1}}'

@@ -161,10 +161,11 @@ def _training_rows(
     model: str | None, as_json: bool, layout: Layout | None,
 ) -> None:  # fmt: skip
     from milkglass.client.data.layouts import write_layout
-    from milkglass.client.data.training_rows import numbers_of
+    from milkglass.client.data.training_rows import numbers_of, require_generator
     from milkglass.client.session import codec_of
     from milkglass.client.training_request import write_rows
 
+    require_generator(source, train, unlocked.key.info.kind)
     codec = codec_of(unlocked, model)
     numbers = numbers_of(unlocked.key, train)
     unlocked = unlocked.remember(numbers)

@@ -26,7 +26,7 @@ from milkglass.client.label_scale import Scale
 from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.client.remote.responses import require_key
 from milkglass.client.results import Answer, Classified, Conversation, Job
-from milkglass.errors import CodecError, EmptyText, UnsupportedModel, UsageError
+from milkglass.errors import EmptyText, UnsupportedModel, UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage
 
 if TYPE_CHECKING:
@@ -274,16 +274,13 @@ class Session(AbstractContextManager["Session"]):
             CodecError: rows that cannot be read, or that do not fit the model.
             UsageError: a hyperparameter that the server would refuse; too few rows to hold some out.
         """
-        from milkglass.client.data.dataset import unlabelled
+        from milkglass.client.data.training_rows import require_generator
         from milkglass.client.training_request import TrainingRequest, require_hyperparameters
 
         require_hyperparameters(hyperparameters, str)  # before a file is read
         about = (data, validation, task, hold_out, hyperparameters, self._notice)
         asked = TrainingRequest.of(self.unlocked.key, self.codec.limit, *about)
-        kind = self.describe(model).get("kind")
-        if asked.train.task == "causal-lm" and kind == "encoder":
-            error = unlabelled(asked.source, asked.train)
-            raise CodecError(f"{error.message}, and the model is an encoder, which classifies", error.hint)
+        require_generator(asked.source, asked.train, self.describe(model).get("kind"))
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
             written, left_out = asked.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
             self._notice(asked.announced(left_out))

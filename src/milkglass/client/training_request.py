@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from milkglass.client.data.data_file import DataFile, Source
 from milkglass.client.data.dataset import Summary
-from milkglass.client.data.training_rows import Numbers, WrittenParquet, checked, numbers_of, write_parquet
+from milkglass.client.data.training_rows import (
+    Numbers,
+    WrittenParquet,
+    checked,
+    numbers_of,
+    require_generator,
+    write_parquet,
+)
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.training_defaults import (
     LEAST_HELD_OUT,
@@ -79,6 +86,7 @@ class TrainingRequest:
         """
         source = DataFile.of(data)
         train = checked(source, task)
+        require_generator(source, train, key.info.kind)
         parts: tuple[TrainingPart, ...] = (TrainingPart(source, train.rows),)
         if validation is not None:
             other = DataFile.of(validation)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from milkglass.client.data.dataset import Example
 from milkglass.errors import CodecError, EmptyText
-from milkglass.rows.place import Place, Row, text_of
+from milkglass.rows.place import Place, Row, missing, text_of
 
 Task = Literal["classification", "regression", "chat", "prompts", "text"]
 # None: a row that the published files are known to hold and nobody can use.
@@ -162,10 +162,8 @@ class QuestionAnswer:
         if self.flawed and isinstance(row.get(self.answer), str) and not row[self.answer].strip():
             return None
         requested = self.before + text_of(place, row, self.question)
-        more = row.get(self.extra) if self.extra else None
-        if more is not None and not isinstance(more, str):
-            raise CodecError(f"{place} has a {self.extra} that is not a string", "give a string")
-        requested = f"{requested}\n\n{more}" if more and more.strip() else requested
+        if self.extra and not missing(row.get(self.extra)):
+            requested = f"{requested}\n\n{text_of(place, row, self.extra)}"
         answer = {"role": "assistant", "content": text_of(place, row, self.answer)}
         return Example(place.number, "chat", messages=({"role": "user", "content": requested}, answer))
 

@@ -9,9 +9,11 @@ hurts", may be text. Of those only the single words that look like names are sho
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from milkglass.errors import CodecError, EmptyText
@@ -104,13 +106,20 @@ def _shown(name: str) -> str:
     return line if len(line) <= WIDEST else f"{line[:WIDEST]}..."
 
 
+def missing(cell: Any) -> bool:
+    """Whether a cell holds nothing: null, NaN as a number, or no more than blanks. The text "nan" is a text."""
+    if isinstance(cell, str):
+        return not cell.strip()
+    return cell is None or (isinstance(cell, float | Decimal) and math.isnan(cell))
+
+
 def text_of(place: Place, row: Row, column: str) -> str:
     """A cell that must hold text. Raises CodecError, EmptyText."""
     if column not in row:
         raise CodecError(f"{place} has no {column}", columns_there(list(row), (column,)))
     value = row[column]
+    if missing(value):
+        raise EmptyText(f"{place} has an empty {column}", "fill it")
     if not isinstance(value, str):
         raise CodecError(f"{place} has a {column} that is not a string", "give a string")
-    if not value.strip():
-        raise EmptyText(f"{place} has an empty {column}", "leave the row out")
     return value

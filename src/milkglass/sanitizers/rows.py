@@ -18,7 +18,7 @@ from typing import Any, Literal
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.rows.delimiter import delimiter_of, quotes_are_text
 from milkglass.rows.encoding import not_utf8
-from milkglass.rows.place import Place, columns_there
+from milkglass.rows.place import Place, columns_there, missing
 from milkglass.rows.tables import is_json_list, json_list
 
 Kind = Literal["lines", "json", "csv", "tsv"]
@@ -115,6 +115,7 @@ class FileShape:
 
     def _fields(self, where: str, row: dict[str, Any], left: set[str]) -> list[Slot]:
         result: list[Slot] = []
+        empty = False
         for name, value in row.items():
             if name == "messages":
                 result += _messages(where, value, left, self.roles)
@@ -122,9 +123,11 @@ class FileShape:
                 left.add(name)
             elif isinstance(value, str):
                 result.append((row, name))
-            elif value is not None:
+            elif missing(value):
+                empty = True  # as the empty cell of a table, which stays as it is
+            else:
                 raise CodecError(f"{where} has a text field that is not a string", "give strings")
-        if not result:
+        if not result and not empty:
             raise CodecError(f"{where} has no text", "name its field with --text-column")
         return result
 

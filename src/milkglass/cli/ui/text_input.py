@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milkglass.cli.ui.columns import ColumnOptions
+from milkglass.cli.ui.columns import ColumnOptions, say_skipped
 from milkglass.cli.ui.options import require_file
 from milkglass.errors import CodecError, EmptyText, UsageError, naming
 from milkglass.rows.encoding import lines
+from milkglass.rows.place import missing
 from milkglass.rows.tables import is_json_list
 
 if TYPE_CHECKING:
@@ -55,10 +56,10 @@ def row_of(name: str, line: str) -> InputRow:
         return InputRow(name, text)
     if "messages" in result:
         return InputRow(name, messages=_turns(name, result["messages"]))
-    pair = result.get("text_pair")
-    if not isinstance(result["text"], str) or not isinstance(pair, str | None):
+    first, pair = result["text"], result.get("text_pair")
+    if not all(isinstance(one, str) or missing(one) for one in (first, pair)):
         raise CodecError(f"{name} has a text or a text_pair that is not a string", 'write {"text": "..."}')
-    return InputRow(name, result["text"], pair)
+    return InputRow(name, first if isinstance(first, str) else "", pair if isinstance(pair, str) else None)
 
 
 def arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[InputRow]:
@@ -106,7 +107,9 @@ def _rows_of(source: Path, columns: ColumnOptions, id_column: str | None) -> lis
     from milkglass.client.data.dataset import read_texts
 
     file = columns.file(source)
-    rows = read_texts(file, identifier=id_column)
+    blank, empty = list[int](), list[int]()
+    rows = list(read_texts(file, blank.append, id_column, empty.append))
+    say_skipped(file.name, len(blank), len(empty))
     return [InputRow(str(one.place(file)), one.text, one.pair, mark=one.mark or str(one.line)) for one in rows]
 
 

@@ -100,9 +100,9 @@ class DataFile:
         return text_lines(self.path, blank) if self.kind == ".txt" else json_rows(self.path, blank)
 
     # --- columns of a row ---------------------------------------------------------------------------------------------
-    def text_column(self, place: Place, row: Row) -> str:
-        """Raises CodecError where a row has no column of texts."""
-        result = self.text or found(row, TEXTS)
+    def text_column(self, place: Place, row: Row, header: Collection[str] = ()) -> str:
+        """header: columns of other rows. Raises CodecError where there is no column of texts."""
+        result = self.text or found(row, TEXTS) or found(header, TEXTS)
         if result is None:
             raise CodecError(
                 f"{place} has no text",
@@ -110,7 +110,7 @@ class DataFile:
             )
         return result
 
-    def label_column(self, row: Row) -> str | None:
+    def label_column(self, row: Collection[str]) -> str | None:
         return self.label or found(row, LABELS, self.named)
 
     def pair_column(self, row: Row) -> str | None:
@@ -133,6 +133,6 @@ class DataFile:
 Source = Path | DataFile
 
 
-def found(row: Row, names: Collection[str], but: Collection[str] = ()) -> str | None:
+def found(row: Collection[str], names: Collection[str], but: Collection[str] = ()) -> str | None:
     """The first of these columns that a row has."""
     return next((name for name in names if name in row and name not in but), None)

@@ -14,16 +14,19 @@ the labels are numbers, 2.5 or "2.5"; the server sees them standardised (label_s
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from milkglass.client.codec.conversation import Message
-from milkglass.client.data.data_file import DataFile, Source
-from milkglass.client.label_scale import Scale, score_of
+from milkglass.client.data.data_file import JSON, DataFile, Source
+from milkglass.client.data.label_cells import LabelCells
+from milkglass.client.label_scale import Scale
 from milkglass.errors import CodecError, EmptyText
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.place import Place, Row, columns_there, text_of
+from milkglass.rows.place import Place, Row, columns_there, missing, text_of
 
 Kind = Literal["labelled", "chat", "text"]
 ID = "id"  # a column by which a table's rows are named
@@ -85,12 +88,13 @@ def read_examples(
     rows, UsageError for a file of another kind."""
     file = DataFile.of(source)
     first: Example | None = None
+    skipped: EmptyText | None = None
+    header, cells = _survey(file, scores)
     for place, row in file.rows(blank):
         try:
-            example = _example(file, place, row, scores)
+            example = _example(file, place, row, header, cells)
         except EmptyText as error:
-            if not file.skip_empty:
-                raise EmptyText(error.message, "fill it, or leave out all such rows with --skip-empty") from None
+            skipped = _skipped(file, error)
             empty(1)
             continue
         first = first or example
@@ -100,21 +104,64 @@ def read_examples(
             )
         yield example
     if first is None:
-        raise EmptyText(f"{file.name} has no rows", "give at least one")
+        raise _no_rows(file, skipped)
 
 
-def read_texts(source: Source, blank: Progress = no_progress, identifier: str | None = None) -> Iterator[Example]:
+def read_texts(
+    source: Source, blank: Progress = no_progress, identifier: str | None = None, empty: Progress = no_progress
+) -> Iterator[Example]:
     """The texts alone, and second texts: labels are not looked at. identifier: the column of their ids; None: `id`,
-    where there is one. Errors as of `read_examples`."""
-    file, empty = DataFile.of(source), True
+    where there is one. `empty` and errors as of `read_examples`."""
+    file = DataFile.of(source)
+    rows, skipped = 0, None
+    header = _survey(file, scores=False)[0]
     for place, row in file.rows(blank):
-        empty = False
         column = file.pair_column(row)
-        pair = None if column is None else text_of(place, row, column)
-        text = text_of(place, row, file.text_column(place, row))
+        try:
+            text = _text(file, place, row, header)
+            pair = None if column is None else text_of(place, row, column)
+        except EmptyText as error:
+            skipped = _skipped(file, error)
+            empty(1)
+            continue
+        rows += 1
         yield Example(place.number, "text", text, pair, noun=place.noun, mark=_mark(place, row, identifier))
-    if empty:
-        raise EmptyText(f"{file.name} has no rows", "give at least one")
+    if not rows:
+        raise _no_rows(file, skipped)
+
+
+def _skipped(file: DataFile, error: EmptyText) -> EmptyText:
+    """The error of a row that the file's `skip_empty` leaves out. Raises it where there is no such wish."""
+    if not file.skip_empty:
+        raise EmptyText(error.message, f"{error.hint}, or leave out all such rows with --skip-empty") from None
+    return error
+
+
+def _no_rows(file: DataFile, skipped: EmptyText | None) -> EmptyText:
+    if skipped is None:
+        return EmptyText(f"{file.name} has no rows", "give at least one")
+    return EmptyText(f"{file.name} has no rows but those that --skip-empty leaves out: {skipped.message}", "fill some")
+
+
+def _survey(file: DataFile, scores: bool) -> tuple[tuple[str, ...], LabelCells]:
+    """All columns that the rows have, and how the cells of labels are read. A row that cannot be read ends it: who
+    reads the rows reports it."""
+    names: dict[str, None] = {}
+
+    def cells() -> Iterator[Any]:
+        with suppress(CodecError):
+            for _, row in file.rows():
+                names.update(dict.fromkeys(row))
+                column = file.label_column(names)
+                if file.kind not in JSON and (column is None or scores):
+                    return  # all rows have the same columns
+                yield None if column is None else row.get(column)
+
+    every = cells()
+    found = LabelCells.of(every)
+    if file.kind in JSON:
+        deque(every, maxlen=0)  # each row may have columns of its own
+    return tuple(names), LabelCells(scores=True) if scores else found
 
 
 def summarise(source: Source, scores: bool = False) -> Summary:
@@ -187,40 +234,38 @@ def number_labels(names: Sequence[str], known: Mapping[str, int] | None) -> dict
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
-def _example(file: DataFile, place: Place, row: Row, scores: bool) -> Example:
+def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cells: LabelCells) -> Example:
+    """header: the columns of the whole file. Of those, a row that lacks one has an empty cell there."""
     if file.text is None and ("messages" in row or "instruction" in row):
         return Example(place.number, "chat", messages=_conversation(place, row), noun=place.noun)
-    text = text_of(place, row, file.text_column(place, row))
-    columns = file.pair_column(row), file.label_column(row)
-    pair = None if columns[0] is None else text_of(place, row, columns[0])
-    if columns[1] is None:
+    text = _text(file, place, row, header)
+    pairs, labels = file.pair_column(row), file.label_column(header)
+    pair = None if pairs is None else text_of(place, row, pairs)
+    if labels is None:
         if pair is not None:
             raise CodecError(
-                f"{place} has a {columns[0]} and no label",
+                f"{place} has a {pairs} and no label",
                 f"{columns_there(list(row), file.named)}; --label-column names the column of labels",
             )
         return Example(place.number, "text", text, noun=place.noun)
-    return Example(place.number, "labelled", text, pair, _label(place, row, columns[1], scores), noun=place.noun)
+    if labels not in header:
+        raise CodecError(f"{place} has no {labels}", columns_there(list(row), (labels,)))
+    if labels not in row:
+        raise _lacking(file, place, row, labels)
+    return Example(place.number, "labelled", text, pair, cells.read(place, labels, row[labels]), noun=place.noun)
 
 
-def _label(place: Place, row: Row, column: str, scores: bool) -> str:
-    """A name, a whole number, or true or false; of a regression any finite number."""
-    if column not in row:
-        raise CodecError(f"{place} has no {column}", columns_there(list(row), (column,)))
-    value: Any = row[column]
-    if scores:
-        return repr(score_of(str(place), value))
-    if isinstance(value, float) and value.is_integer() and place.noun == "row":
-        value = int(value)  # a Parquet column of whole numbers with gaps is one of floats
-    if isinstance(value, float) or not isinstance(value, str | int):
-        raise CodecError(
-            f"{place} has a {column} that is neither a name nor a whole number",
-            "give a name such as billing; for numbers of a regression say `--task regression`",
-        )
-    result = str(value).lower() if isinstance(value, bool) else str(value).strip()
-    if not result:
-        raise EmptyText(f"{place} has an empty {column}", "leave the row out")
-    return result
+def _text(file: DataFile, place: Place, row: Row, header: Sequence[str]) -> str:
+    """Raises EmptyText for a row that lacks a column that others have, or has an empty cell there."""
+    column = file.text_column(place, row, header)
+    if column not in row and column in header:
+        raise _lacking(file, place, row, column)
+    return text_of(place, row, column)
+
+
+def _lacking(file: DataFile, place: Place, row: Row, column: str) -> EmptyText:
+    hint = f"give it one ({columns_there(list(row), (column, *file.named))})"
+    return EmptyText(f"{place} has no {column}", hint)
 
 
 def _mark(place: Place, row: Row, identifier: str | None) -> str:
@@ -228,6 +273,7 @@ def _mark(place: Place, row: Row, identifier: str | None) -> str:
     if identifier is not None and identifier not in row:
         raise CodecError(f"{place} has no {identifier}", f"{columns_there(list(row), (identifier,))}; see --id-column")
     value = row.get(identifier or ID)
+    value = int(value) if isinstance(value, float) and value.is_integer() else value
     if not isinstance(value, bool) and isinstance(value, str | int):
         return " ".join(str(value).split())
     if identifier is None:
@@ -239,7 +285,7 @@ def _conversation(place: Place, row: Row) -> tuple[Message, ...]:
     if "messages" in row:
         return _messages(place, row["messages"])
     requested, answer = text_of(place, row, "instruction"), text_of(place, row, "output")
-    extra = text_of(place, row, "input") if row.get("input") else ""
+    extra = "" if missing(row.get("input")) else text_of(place, row, "input")
     user = {"role": "user", "content": f"{requested}\n\n{extra}" if extra else requested}
     return user, {"role": "assistant", "content": answer}
 

@@ -63,6 +63,13 @@ def checked(source: Source, task: str | None) -> Summary:
     return result
 
 
+def require_generator(source: Source, train: Summary, kind: object) -> None:
+    """kind: of the model. Raises CodecError for rows without labels where the model is an encoder."""
+    if train.task == "causal-lm" and kind == "encoder":
+        error = unlabelled(source, train)
+        raise CodecError(f"{error.message}, and the model is an encoder, which classifies", error.hint)
+
+
 def numbers_of(key: Key, train: Summary) -> Numbers:
     """How the labels are sent. Label names and a scale that the key knows stay unchanged, so that a second
     fine-tune reads like the first; a scale only where it suits the data. Raises UsageError for rows of which nothing

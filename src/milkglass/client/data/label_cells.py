@@ -1,0 +1,89 @@
+"""A cell of labels as the label's name: one rule for CSV, TSV, JSON Lines, JSON lists and Parquet.
+
+A number is a name where it is whole: 3 and 3.0 are "3". A text is a name as it stands, except in a column in which each
+text is a whole number, such as pandas writes a column of whole numbers with gaps: there "3.0" is "3" too, and "nan" or
+"None" is no name but a missing label.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from milkglass.client.label_scale import score_of
+from milkglass.errors import CodecError, EmptyText
+from milkglass.rows.place import Place, missing
+
+GAPS = frozenset({"nan", "none", "null", "na", "n/a", "<na>", "nat"})  # as text, where numbers are expected
+EXACT = 1 << 53  # above it a float names no whole number
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_FLOAT = re.compile(r"[+-]?[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?")
+
+
+@dataclass(frozen=True)
+class LabelCells:
+    """How the cells of one column of labels are read.
+
+    Attributes:
+        numbers: whether each of them is a whole number, or missing.
+        scores: whether they are the numbers of a regression.
+    """
+
+    numbers: bool = False
+    scores: bool = False
+
+    @classmethod
+    def of(cls, cells: Iterable[Any]) -> LabelCells:
+        """By all cells of the column."""
+        some = False
+        for cell in cells:
+            if missing(cell) or _is_gap(cell):
+                continue
+            if isinstance(cell, bool) or (_whole(cell) is None and not _is_digits(cell)):
+                return cls()
+            some = True
+        return cls(numbers=some)
+
+    def read(self, place: Place, column: str, cell: Any) -> str:
+        """The label's name, or for a regression its score as text. Raises EmptyText for a missing one, CodecError for
+        what can be no label."""
+        if missing(cell) or ((self.numbers or self.scores) and _is_gap(cell)):
+            raise EmptyText(f"{place} has an empty {column}", "fill it")
+        if self.scores:
+            return repr(score_of(str(place), cell))
+        if isinstance(cell, bool):
+            return str(cell).lower()
+        whole = _whole(cell)
+        if isinstance(cell, str):
+            return cell.strip() if whole is None or not self.numbers else str(whole)
+        if isinstance(cell, int):
+            return str(cell)
+        if whole is None:
+            raise CodecError(
+                f"{place} has a {column} that is neither a name nor a whole number",
+                "give a name such as billing; for numbers of a regression say `--task regression`",
+            )
+        return str(whole)
+
+
+def _whole(cell: Any) -> int | None:
+    """The whole number that a float, or a text that is written as one, stands for."""
+    if isinstance(cell, str) and _FLOAT.fullmatch(cell.strip()):
+        cell = float(cell)
+    if isinstance(cell, Decimal) and cell.is_finite():
+        cell = float(cell)
+    if not isinstance(cell, float) or not math.isfinite(cell) or abs(cell) >= EXACT or not cell.is_integer():
+        return None
+    return int(cell)
+
+
+def _is_digits(cell: Any) -> bool:
+    return isinstance(cell, int) or (isinstance(cell, str) and _WHOLE.fullmatch(cell.strip()) is not None)
+
+
+def _is_gap(cell: Any) -> bool:
+    return isinstance(cell, str) and cell.strip().casefold() in GAPS
