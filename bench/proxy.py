@@ -67,11 +67,11 @@ def proxy(listener: socket.socket, url: str, key: bytes) -> None:
     from milkglass.engines.vllm import VLLM
     from milkglass.proxy.backend import connected
     from milkglass.proxy.backends import Backends
-    from milkglass.proxy.run import Door, serve
+    from milkglass.proxy.run import LIMITS, Door, serve
 
     async def main() -> None:
         backend, _ = await connected(_codec(key), Upstream(VLLM(), url))
-        await serve(Backends([backend]), listener, Door())
+        await serve(Backends([backend]), listener, Door(), LIMITS)
 
     asyncio.run(main())
 
@@ -138,12 +138,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    from milkglass.proxy.run import listen
+    from milkglass.proxy.run import LIMITS, Door
+    from milkglass.server.connections.process import listen
 
     root = bytes(32)
     codec = _codec(root)
     ids = codec.encode([WORDS]).ids[0].tolist()
-    listeners = [listen("127.0.0.1", 0) for _ in range(2)]
+    listeners = [listen(Door(), LIMITS) for _ in range(2)]
+    for one in listeners:
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     ports = [one.getsockname()[1] for one in listeners]
     work = [
         multiprocessing.Process(target=engine, args=(listeners[0], ids), daemon=True),

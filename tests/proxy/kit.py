@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
@@ -23,9 +21,11 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
 from milkglass.proxy.backends import Backends
-from milkglass.proxy.run import Page, listen
+from milkglass.proxy.run import LIMITS, Door, Page
 from milkglass.schemes.covariant.permuted import Permuted
 from milkglass.schemes.scheme import Scheme
+from milkglass.server.connections.process import WebServer, listen
+from milkglass.server.settings import Limits
 from tests import tiny
 from tests.e2e.proxy import Tap
 from tests.engines.kit import Script, Wire, wire
@@ -82,9 +82,12 @@ class Endpoint:
 
 
 @contextmanager
-def proxying(codec: Codec, upstream: Callable[[], Upstream], page: Page | None = None, **more: Any) -> Iterator[str]:
-    """The proxy's address. page: beside OpenAI's addresses. more: of `create_app`."""
-    listener = listen("127.0.0.1", 0)
+def proxying(
+    codec: Codec, upstream: Callable[[], Upstream], page: Page | None = None, limits: Limits = LIMITS, **more: Any
+) -> Iterator[str]:
+    """The proxy's address. page: beside OpenAI's addresses. limits: of connections. more: of `create_app`."""
+    door = Door(connections=limits)
+    listener = listen(door, limits)
     state: dict[str, Any] = {}
 
     async def main() -> None:
@@ -95,8 +98,8 @@ def proxying(codec: Codec, upstream: Callable[[], Upstream], page: Page | None =
             await behind.close()
             raise
         async with nullcontext() if page is None else page.running(backend) as routes:
-            app = create_app(Backends([backend]), page=routes, **more)
-            state["server"] = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none"))
+            app = create_app(Backends([backend]), page=routes, limits=limits, **more)
+            state["server"] = WebServer(app, door, limits)
             await state["server"].serve(sockets=[listener])
 
     def work() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
 from milkglass.proxy.backends import Backends
 from milkglass.proxy.counting import UsageCount
+from milkglass.server.settings import Limits
 from tests.engines.kit import HEAD, Wire, event
-from tests.proxy.kit import Scrambled, listing
+from tests.proxy.kit import Scrambled, behind_our_server, listing
 from tests.proxy.test_hostile import asked, writing
 
 
@@ -55,8 +57,58 @@ def test_a_body_without_a_length_is_counted_as_it_comes(
     if path == "/v1/nothing":
         assert answer.status_code == 404  # and nothing of it was read
         return
-    assert answer.status_code == 413 and "at most 100000 bytes" in answer.json()["error"]["message"]
+    assert answer.status_code == 413 and "is larger than 100000 bytes" in answer.json()["error"]["message"]
     assert sent < 110_000
+
+
+def test_the_bodies_of_all_requests_have_one_bound(model: Scrambled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What finds no room is told to wait, and is answered when it is sent again."""
+    monkeypatch.setattr(door, "MAX_HELD", 100_000)
+    go = asyncio.Event()
+    arrived: set[int] = set()
+
+    async def body(number: int) -> AsyncIterator[bytes]:
+        yield b'{"model": "' + b"x" * 60_000
+        arrived.add(number)
+        await go.wait()
+        yield b'"}'
+
+    async def work(client: httpx2.AsyncClient, server: Wire) -> list[httpx2.Response]:
+        headers = {"Content-Type": "application/json"}
+        calls = [
+            asyncio.create_task(client.post("/v1/chat/completions", content=body(number), headers=headers))
+            for number in range(6)
+        ]
+        while len(arrived) < 6:
+            await asyncio.sleep(0.01)
+        go.set()
+        answers = await asyncio.gather(*calls)
+        return [*answers, await client.post("/v1/chat/completions", content=body(7), headers=headers)]
+
+    *at_once, alone = asked(model, writing(model, "never"), work)
+    refused = [one for one in at_once if one.status_code == 503]
+    assert len(refused) == 5 and [one.status_code for one in at_once if one not in refused] == [400]
+    for one in refused:
+        assert one.headers["retry-after"] and "memory" in one.json()["error"]["message"]
+    assert alone.status_code == 400, "it has room, and no messages"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{",
+    ],
+    ids=["head", "body"],
+)
+def test_half_a_request_is_cut(model: Scrambled, tmp_path: Path, sent: bytes) -> None:
+    limits = Limits(head=0.5, window=0.5, tick=0.1)
+    with (
+        behind_our_server(model, tmp_path / "home", limits=limits) as endpoint,
+        socket.create_connection(("127.0.0.1", int(endpoint.url.rpartition(":")[2])), 60) as one,
+    ):
+        one.sendall(sent)
+        assert one.recv(1) == b""
 
 
 def test_an_answer_that_no_one_reads_ends_at_the_engine(model: Scrambled, monkeypatch: pytest.MonkeyPatch) -> None:

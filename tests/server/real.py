@@ -20,6 +20,7 @@ import httpx2
 
 from milkglass.server.app import create_app
 from milkglass.server.connections.process import WebServer as WebServer
+from milkglass.server.connections.process import url_of
 from tests import warm
 from tests.server.kit import TOKEN, settings, until
 
@@ -62,7 +63,7 @@ class Server:
         self._socket = socket.create_server(("127.0.0.1", 0))
         if self.send_buffer:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer)
-        self.url = f"{chosen.scheme}://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.url = url_of(self._socket, chosen)
         self._uvicorn = WebServer(self.app, chosen, chosen.connections)
         self._thread = threading.Thread(target=self._uvicorn.run, kwargs={"sockets": [self._socket]})
         self._thread.start()

@@ -27,6 +27,7 @@ from milkglass.proxy.guard import LocalGuard
 from milkglass.server.connections.logs import place_of
 from milkglass.server.http.streaming import GONE, EventStream, disconnect, event, first
 from milkglass.server.http.strict_json import StrictRoute
+from milkglass.server.settings import Limits
 
 log = logging.getLogger("milkglass.proxy")
 B = TypeVar("B", bound=BaseModel)
@@ -53,8 +54,11 @@ class PageRoutes:
     token: str = field(repr=False)
 
 
-def create_app(backends: Backends, token: str | None = None, page: PageRoutes | None = None) -> FastAPI:
-    """token: that applications must give as their API key; None: any is taken, from this machine alone."""
+def create_app(
+    backends: Backends, token: str | None = None, page: PageRoutes | None = None, limits: Limits | None = None
+) -> FastAPI:
+    """token: that applications must give as their API key; None: any is taken, from this machine alone. limits: of how
+    long a request's body may take."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -67,7 +71,7 @@ def create_app(backends: Backends, token: str | None = None, page: PageRoutes | 
     if page is not None:
         app.include_router(page.router)
     refusals.install(app)
-    app.add_middleware(LocalGuard, token=token, further=None if page is None else page.token)
+    app.add_middleware(LocalGuard, token=token, further=None if page is None else page.token, limits=limits or Limits())
     return app
 
 

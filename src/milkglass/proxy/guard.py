@@ -14,14 +14,17 @@ import re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from milkglass.engines.turns import REQUEST
-from milkglass.errors import MilkglassError, TooLarge, Unauthorized
+from milkglass.errors import MilkglassError, Unauthorized
 from milkglass.proxy import refusals
 from milkglass.server.connections.logs import place_of
 from milkglass.server.http import errors
+from milkglass.server.http.bodies import BodyMemory, BodyRule, CountedBody, too_large
+from milkglass.server.settings import Limits
 from milkglass.system import is_loopback
 
 log = logging.getLogger("milkglass.proxy")
 MAX_BODY = 64 << 20  # bytes of a request
+MAX_HELD = 3 * MAX_BODY  # bytes of all requests that are arriving or not answered yet
 READER = 600.0  # seconds that a part of an answer waits to be taken: its connection to the engine waits with it
 OPENING = "/monitor/open"  # of a page, which gives its key here for a code
 OPEN = frozenset({"/", "/health", OPENING})
@@ -31,10 +34,11 @@ HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
 class LocalGuard:
     """Lets in this machine's own programs, or anyone with the token; never a page of another site."""
 
-    def __init__(self, app: ASGIApp, token: str | None, further: str | None = None) -> None:
-        """token: None: none is needed. further: another one that does as well."""
+    def __init__(self, app: ASGIApp, token: str | None, further: str | None, limits: Limits) -> None:
+        """token: None: none is needed. further: another one that does as well. limits: of how long a body may take."""
         known = [] if token is None else [token, *([] if further is None else [further])]
         self._app, self._expected = app, [f"Bearer {one}".encode() for one in known]
+        self._limits, self._memory = limits, BodyMemory(MAX_HELD)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,30 +56,23 @@ class LocalGuard:
             except TimeoutError:
                 raise _Unread from None
 
-        size = 0
-
-        async def counted() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > MAX_BODY:
-                raise errors.Refused(_too_large(f"more than {MAX_BODY}"))
-            return message
-
-        refusal = self._refusal(scope["path"], dict(scope["headers"]))
+        headers = dict(scope["headers"])
+        claimed = headers.get(b"content-length", b"0")
+        size = int(claimed[:20]) if claimed.isdigit() else 0
+        body = CountedBody(receive, BodyRule(MAX_BODY), self._memory, self._limits, size)
+        refusal = too_large(MAX_BODY) if size > MAX_BODY else self._refusal(scope["path"], headers)
         try:
-            await (self._app if refusal is None else refusals.respond(refusal))(scope, counted, answer)
+            await (self._app if refusal is None else refusals.respond(refusal))(scope, body, answer)
         except _Unread:
             log.warning("an answer was not read for %g s, and was ended", READER)
         except Exception as error:  # noqa: BLE001  (its message may quote a text)
             log.error("internal error: %s", place_of(error))
             if not begun:
                 await errors.internal()(scope, receive, send)
+        finally:
+            body.release()
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MilkglassError | None:
-        size = headers.get(b"content-length", b"0")
-        if not size.isdigit() or int(size[:20]) > MAX_BODY:
-            return _too_large(str(int(size[:20])) if size.isdigit() else "an unreadable number of")
         if self._expected:
             given = headers.get(b"authorization", b"")
             if path in OPEN or any(hmac.compare_digest(given, one) for one in self._expected):
@@ -91,7 +88,3 @@ class LocalGuard:
 
 class _Unread(Exception):
     """Whoever asked takes nothing of the answer."""
-
-
-def _too_large(count: str) -> TooLarge:
-    return TooLarge(f"the request has {count} bytes, at most {MAX_BODY} bytes are taken", "send less at once")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -13,20 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-import uvicorn
-
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import UnlockedKey
 from milkglass.engines.upstream import Upstream
-from milkglass.errors import UsageError
 from milkglass.progress import Log
 from milkglass.proxy.app import PageRoutes, create_app
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.backends import Backends, all_connected
 from milkglass.proxy.counting import UsageCount
 from milkglass.proxy.observe import Observer, Several
+from milkglass.server.connections import logs
+from milkglass.server.connections.process import WebServer, allowed, listen, url_of
+from milkglass.server.settings import Limits
 
-DRAIN = 5  # seconds that open requests get when it stops
+LIMITS = Limits(total=2048, per_address=1024, backlog=1024)  # one program may ask a thousand things at a time
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,17 @@ class Door:
         host: the address to listen on.
         port: 0: any free one.
         token: that they give as their API key; None: any is taken, from this machine alone.
-        certificate: of TLS, as PEM; None: plain HTTP.
+        tls_certificate: as PEM; None: plain HTTP.
         tls_key: the certificate's.
+        connections: their limits.
     """
 
     host: str = "127.0.0.1"
     port: int = 0
     token: str | None = field(default=None, repr=False)
-    certificate: Path | None = None
+    tls_certificate: Path | None = None
     tls_key: Path | None = None
+    connections: Limits = LIMITS
 
 
 class Page(Protocol):
@@ -81,7 +82,9 @@ def run(
     Raises:
         UsageError: the address cannot be had. See `all_connected` for the rest.
     """
-    listener = listen(door.host, door.port)
+    logs.configure(logging.WARNING)
+    limits = allowed(door)
+    listener = listen(door, limits)
     counters = [UsageCount(unlocked, notice) for unlocked, _ in keys]
 
     async def work() -> None:
@@ -99,7 +102,7 @@ def run(
             for counter in counters:
                 await running.enter_async_context(counter.running())
             routes = None if page is None else await running.enter_async_context(page.running(backends.each[0]))
-            await serve(backends, listener, door, lambda url: ready(url, names), routes)
+            await serve(backends, listener, door, limits, lambda url: ready(url, names), routes)
 
     try:
         asyncio.run(work())
@@ -111,38 +114,12 @@ async def serve(
     backends: Backends,
     listener: socket.socket,
     door: Door,
+    limits: Limits,
     ready: Callable[[str], None] = lambda url: None,
     page: PageRoutes | None = None,
 ) -> None:
     """Until SIGINT or SIGTERM. ready: called with the address once connections are accepted."""
-    logging.getLogger("uvicorn.error").disabled = True  # its messages may quote a request
-    config = uvicorn.Config(
-        create_app(backends, door.token, page), log_config=None, access_log=False, server_header=False, ws="none",
-        timeout_graceful_shutdown=DRAIN, ssl_certfile=door.certificate,
-        ssl_keyfile=str(door.tls_key) if door.tls_key else None,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
+    app, url = create_app(backends, door.token, page, limits), url_of(listener, door)
     gc.collect()
     gc.freeze()  # what the libraries made is not looked through again and again while answers are on their way
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    while not (server.started or serving.done()):
-        await asyncio.sleep(0.01)
-    if server.started:
-        ready(f"{'https' if door.certificate else 'http'}://{shown}:{port}")
-    await serving
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listener whose connections send at once: asyncio does not see that they are TCP's, and a token would wait 40 ms
-    for the reader's acknowledgement of the one before. Raises UsageError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=1024)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else "no such address"
-        hint = "choose another port; 0 is any"
-        raise UsageError(f"cannot listen on {host} port {port}: {why.lower()}", hint) from error
+    await WebServer(app, door, limits, on_ready=lambda: ready(url)).serve(sockets=[listener])

@@ -124,10 +124,6 @@ class ServerSettings:
         if self.token is not None and (len(self.token) < 16 or not self.token.isascii() or " " in self.token):
             raise UsageError("the token is too short or not plain ASCII", "16 characters at least, no spaces")
 
-    @property
-    def scheme(self) -> str:
-        return "https" if self.tls_certificate else "http"
-
 
 _POSITIVE = (
     "max_body", "max_json", "max_held", "chunk_bytes", "max_upload", "max_uploads",

@@ -16,7 +16,7 @@ from milkglass.client.remote.connection import RetryPolicy
 from milkglass.enclave.budget import RowPolicy
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
-from milkglass.server.connections.process import WebServer, _listen
+from milkglass.server.connections.process import WebServer, listen
 from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split.decoder import app
 from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
@@ -79,7 +79,7 @@ def serving(
     made = opened(checkpoint, "tiny", policy or RowPolicy(), sessions, resume)
     gate = Gate(made.package, unattested=unattested)
     settings = ServerSettings(home, port=0, token=TOKEN)
-    listener = _listen(settings, 64)
+    listener = listen(settings, settings.connections)
     if send_buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     limit = app.largest_message(made.sessions.info)

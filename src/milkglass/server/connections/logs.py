@@ -81,12 +81,13 @@ def _shorten(record: logging.LogRecord, dropped: int) -> None:
     record.args = None
 
 
-def configure() -> None:
-    """Log to stderr, for a server of any kind. Does nothing where logging is configured already."""
+def configure(level: int = logging.INFO) -> None:
+    """Log to stderr, for a server of any kind. Does nothing where logging is configured already. level: the least that
+    is logged."""
     if logging.getLogger().handlers:
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handler.addFilter(Throttle())
     logging.getLogger().addHandler(handler)
-    logging.getLogger().setLevel(logging.INFO)
+    logging.getLogger().setLevel(level)

@@ -1,4 +1,5 @@
-"""A web server as a process: it listens, keeps to its limits of connections, and logs. Shared by both servers."""
+"""A web server as a process: it listens, keeps to its limits of connections, and logs. Every command that listens uses
+it: `serve`, `split serve`, `proxy` and `ui`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import resource
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from fastapi import FastAPI
@@ -17,7 +20,7 @@ from milkglass.errors import UsageError
 from milkglass.server.connections import logs
 from milkglass.server.connections.acceptor import Acceptor
 from milkglass.server.connections.connection import ServerConnection
-from milkglass.server.settings import Limits, ServerSettings
+from milkglass.server.settings import Limits
 from milkglass.system import is_loopback
 
 log = logging.getLogger("milkglass.server")
@@ -27,12 +30,34 @@ OPEN_FILES = 65_536  # wanted; a system that allows fewer gets fewer connections
 FAILED = 3  # exit code where the application does not start
 
 
+class Listening(Protocol):
+    """Where a server listens, and how.
+
+    Attributes:
+        host: the address.
+        port: 0: any free one.
+        tls_certificate: as PEM; None: plain HTTP.
+        tls_key: the certificate's.
+        connections: their limits, as far as this process may open files.
+    """
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def tls_certificate(self) -> Path | None: ...
+    @property
+    def tls_key(self) -> Path | None: ...
+    @property
+    def connections(self) -> Limits: ...
+
+
 class WebServer(uvicorn.Server):
     """uvicorn's server, with connections of our own. `on_ready` is called when connections are accepted, `on_stop`
     as soon as it is asked to stop.
 
     Attributes:
-        ready: the line printed when connections are accepted.
         limits: of connections.
         largest_message: bytes of a WebSocket's message; 0: no WebSockets.
     """
@@ -40,9 +65,8 @@ class WebServer(uvicorn.Server):
     def __init__(
         self,
         app: FastAPI,
-        settings: ServerSettings,
+        settings: Listening,
         limits: Limits,
-        ready: str = "",
         on_stop: Callable[[], None] = lambda: None,
         largest_message: int = 0,
         on_ready: Callable[[], None] = lambda: None,
@@ -62,7 +86,7 @@ class WebServer(uvicorn.Server):
                 ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,
             )
         )
-        self.ready, self.limits, self._on_stop, self._on_ready = ready, limits, on_stop, on_ready
+        self.limits, self._on_stop, self._on_ready = limits, on_stop, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """`sockets`: one that listens already."""
@@ -75,8 +99,6 @@ class WebServer(uvicorn.Server):
         self.servers = [acceptor]  # type: ignore[list-item]  # of asyncio's servers, uvicorn calls close and wait_closed
         self.started = True
         self._on_ready()
-        if self.ready:
-            print(self.ready, flush=True)
 
     def _connection(self, on_lost: Callable[[], None]) -> ServerConnection:
         return ServerConnection(self.config, self.server_state, self.lifespan.state, self.limits, on_lost)
@@ -110,24 +132,25 @@ def prepare() -> None:
 
 def run(
     app: FastAPI,
-    settings: ServerSettings,
+    settings: Listening,
     command: str,
     on_stop: Callable[[], None] = lambda: None,
     largest_message: int = 0,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Until SIGINT or SIGTERM. command: who says on stdout where it listens, when it does. Of the settings the address,
-    the certificate and the limits of connections count. Raises UsageError when the address cannot be had."""
-    limits = settings.connections.within(raise_open_files())
-    listener = _listen(settings, limits.backlog)
-    host, port = listener.getsockname()[:2]
-    if not is_loopback(host) and settings.tls_certificate is None:
-        log.warning("listening on %s without TLS: the token can be read on the way", host)
-    if limits.total < settings.connections.total:
-        log.warning("the limit of open files (ulimit -n) allows %d connections at a time", limits.total)
-    shown = f"[{host}]" if ":" in host else host
-    ready = f"{command}: listening on {settings.scheme}://{shown}:{port}"
-    server = WebServer(app, settings, limits, ready, on_stop, largest_message, on_ready)
+    """Until SIGINT or SIGTERM. command: who says on stdout where it listens, when it does. Raises UsageError when the
+    address cannot be had."""
+    limits = allowed(settings)
+    listener = listen(settings, limits)
+    if not is_loopback(settings.host) and settings.tls_certificate is None:
+        log.warning("listening on %s without TLS: the token can be read on the way", settings.host)
+    url = url_of(listener, settings)
+
+    def ready() -> None:
+        on_ready()
+        print(f"{command}: listening on {url}", flush=True)
+
+    server = WebServer(app, settings, limits, on_stop, largest_message, ready)
     try:
         server.run(sockets=[listener])
     except KeyboardInterrupt:
@@ -136,12 +159,27 @@ def run(
         listener.close()
 
 
-def _listen(settings: ServerSettings, backlog: int) -> socket.socket:
+def allowed(settings: Listening) -> Limits:
+    """The limits of connections, as far as this process may open files; how many it may is raised first."""
+    limits = settings.connections.within(raise_open_files())
+    if limits.total < settings.connections.total:
+        log.warning("the limit of open files (ulimit -n) allows %d connections at a time", limits.total)
+    return limits
+
+
+def listen(settings: Listening, limits: Limits) -> socket.socket:
+    """The only place where this package binds an address. Raises UsageError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=backlog)
+        return socket.create_server((settings.host, settings.port), family=family, backlog=limits.backlog)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else "no such address"
         raise UsageError(
             f"cannot listen on {settings.host} port {settings.port}: {why.lower()}", "choose another port; 0 is any"
         ) from error
+
+
+def url_of(listener: socket.socket, settings: Listening) -> str:
+    """Where the server listens."""
+    host, port = listener.getsockname()[:2]
+    return f"{'https' if settings.tls_certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
