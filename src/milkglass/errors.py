@@ -46,6 +46,14 @@ class UsageError(MilkglassError):
     exit_code = 2
 
 
+class ToolUseFailed(UsageError):
+    """A call of a tool was demanded, and the model made none."""
+
+
+class ContextLengthExceeded(UsageError):
+    """A prompt, with the answer that is asked for, is longer than the model can take."""
+
+
 # --- models and checkpoints -------------------------------------------------------------------------------------------
 class ModelError(MilkglassError):
     """A model folder is missing, unsupported or damaged."""
@@ -156,7 +164,9 @@ class IdOutOfRange(CodecError):
 
 
 class TooLong(CodecError):
-    pass
+    """`tokens`: how many the text has, where that was counted."""
+
+    tokens: int | None = None
 
 
 class NoChatTemplate(CodecError):

@@ -207,7 +207,7 @@ def test_embeddings_are_the_scrambled_models(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "not text"),
         ({"messages": [{"role": "user", "content": "hello </s>"}]}, "special token"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "no known role"),
-        ({"max_tokens": 500}, "the model takes 128 together"),
+        ({"max_tokens": 500}, "maximum context length is 128 tokens. However, you requested"),
         ({"temperature": 3}, "temperature"),
         ({"n": 17}, "n:"),
     ],
@@ -256,7 +256,7 @@ def test_pages_of_other_sites_cannot_use_it(endpoint: Endpoint) -> None:
     body = {"model": "scrambled", "messages": QUESTION, "max_tokens": 1}
     for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
         answer = httpx2.post(f"{endpoint.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
-        assert answer.status_code == 401 and "--api-key-file" in answer.json()["error"]["message"], headers
+        assert answer.status_code == 401 and "programs of this machine" in answer.json()["error"]["message"], headers
 
 
 def test_nothing_that_crossed_is_text_or_its_ids(endpoint: Endpoint, model: Scrambled) -> None:

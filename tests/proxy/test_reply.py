@@ -13,25 +13,26 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.key.generate import tokenizer_digest
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
-from milkglass.engines.engine import IdsChunk, IdsRequest
+from milkglass.engines.engine import Finish, IdsChunk, IdsRequest
+from milkglass.errors import ToolUseFailed
 from milkglass.models.resolve import resolve
 from milkglass.proxy.observe import unheard
 from milkglass.proxy.reply import Piece, Question, Reply
-from milkglass.proxy.text.sections import tool_format
+from milkglass.proxy.text.calls import HERMES, LLAMA
 
-HERMES, LLAMA = tool_format("<tool_call>"), tool_format('"parameters": ')
+TOOLS = {"f": frozenset[str](), "g": frozenset[str]()}
 
 
 class Scripted:
     """An engine that answers these ids, a few at a time."""
 
-    def __init__(self, ids: list[int], size: int) -> None:
-        self._ids, self._size = ids, size
+    def __init__(self, ids: list[int], size: int, end: Finish) -> None:
+        self._ids, self._size, self._end = ids, size, end
 
     async def generate(self, model: str, request: IdsRequest) -> AsyncGenerator[IdsChunk, None]:
         for at in range(0, len(self._ids), self._size):
             yield IdsChunk(self._ids[at : at + self._size])
-        yield IdsChunk(finish="stop")
+        yield IdsChunk(finish=self._end)
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +43,10 @@ def codec() -> Codec:
     return Codec.open(Key.new("sha256:test", size, (), info), folder)
 
 
-def read(codec: Codec, text: str, size: int, **more: Any) -> tuple[list[Piece], str]:
+def read(codec: Codec, text: str, size: int, end: Finish = "stop", **more: Any) -> tuple[list[Piece], str]:
     ids = codec.sigma[codec.tokenizer(text, add_special_tokens=False)["input_ids"]].tolist()
-    question = Question("m", IdsRequest([1], 500), tools=frozenset({"f", "g"}), **more)
-    reply = Reply(codec, Scripted(ids, size), question, unheard)  # type: ignore[arg-type]
+    question = Question("m", IdsRequest([1], 500), tools=TOOLS, **more)
+    reply = Reply(codec, Scripted(ids, size, end), question, unheard)  # type: ignore[arg-type]
 
     async def run() -> list[Piece]:
         return [one async for one in reply.pieces()]
@@ -82,3 +83,21 @@ def test_what_is_not_a_call_stays_text(codec: Codec) -> None:
     unknown = '<tool_call>{"name": "h", "arguments": {}}</tool_call>'
     pieces, finish = read(codec, unknown, 3, format=HERMES)
     assert summary(pieces) == ([], unknown) and finish == "stop"
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_an_answer_without_the_call_that_was_demanded_is_an_error(codec: Codec, size: int) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    pieces, finish = read(
+        codec,
+        call.removeprefix('<tool_call>\n{"name": "'),
+        size,
+        format=HERMES,
+        demanded=True,
+        begun='<tool_call>\n{"name": "',
+    )
+    assert summary(pieces) == (["f"], "") and finish == "tool_calls"
+    for text in ("I will not.", call.replace('"f"', '"h"'), ""):
+        with pytest.raises(ToolUseFailed, match="tool_choice demands a call"):
+            read(codec, text, size, format=HERMES, demanded=True)
+    assert read(codec, "I will", size, format=HERMES, demanded=True, end="length")[1] == "length"

@@ -16,15 +16,15 @@ from milkglass.client.remote.responses import is_number, is_whole, rows
 from milkglass.engines.engine import Call, Finish, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader
 from milkglass.errors import RefusedThere, RemoteError, Unauthorized
 
-HINT = "is --engine the right one?"
+HINT = "is it an engine of the kind that was named?"
 MAX_ID = 1 << 31
 EMPTY_EVENTS = 1000  # events of an answer without an id, in all: engines report how far a prompt was read
 KIND = re.compile("[A-Za-z_]{1,40}")  # of an error, in an engine's words: without digits it names no id
 STATUS_HINTS = {
     400: "the engine takes no such prompt or option: is the prompt too long, are the ids this model's?",
-    401: "give the engine's key, as --token-file or as token; that of `milkglass serve` is in its home folder",
+    401: "give the engine's key as the token; that of Milkglass's own server is in its home folder",
     403: "give the engine's key as the token; vLLM also answers 403 unless it is started with --tokens-only",
-    404: "is a model of this name served there, and is --engine the right one?",
+    404: "is a model of this name served there, by an engine of the kind that was named?",
     413: "the prompt is too long for this engine",
     429: "the engine is busy: try again",
     503: "the engine is busy, or still loading the model: try again",

@@ -6,7 +6,8 @@ Questions are made here, and refused here: before anything is sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,10 +16,18 @@ from milkglass.client.codec.conversation import Message
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import IdsRequest, ServedModel
 from milkglass.engines.upstream import Upstream
-from milkglass.errors import KeyForOtherModel, ModelNotFound, TooLong, UnsupportedModel, UsageError
+from milkglass.errors import (
+    ContextLengthExceeded,
+    KeyForOtherModel,
+    ModelNotFound,
+    TooLong,
+    UnsupportedModel,
+    UsageError,
+)
 from milkglass.proxy.observe import Observer, Quiet
 from milkglass.proxy.reply import Question, Reply
-from milkglass.proxy.text.sections import begins_reasoning, reasons, tool_format
+from milkglass.proxy.text.calls import requirements, tool_format
+from milkglass.proxy.text.sections import begins_reasoning, reasons
 from milkglass.proxy.text.tokens import TokenNames
 
 EMBEDDED = 64  # rows of one question to the engine
@@ -73,38 +82,48 @@ class Backend:
         if tools and form is None:
             raise UsageError("the model's chat template shows no way to call tools", "leave tools out")
         if choice is not None and form is not None:
-            if not form.begun:
-                raise UsageError("tool_choice cannot be enforced for this model", "leave it out, or give auto")
-            begun = form.begun.format(name=choice) if choice else form.begun.partition("{name}")[0].replace("{{", "{")
+            begun = form.begin(choice)
         self._require_decoder(name)
         self._require_short(sum(len(str(one.get("content", ""))) for one in messages))
-        ids = self.codec.encode_chat(messages, tools=tools, begun=begun)
+        with self._counting("messages"):
+            ids = self.codec.encode_chat(messages, tools=tools, begun=begun)
         thinks = reasons(template) and not begun
         inside = thinks and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
-        question = self._question(name, ids.tolist(), **options)
-        names = frozenset(one["function"]["name"] for one in tools)
-        kind = "reasoning" if inside else "content"
-        return replace(question, format=form, tools=names, reasons=thinks, kind=kind, begun=begun, single=single)  # type: ignore[arg-type]
+        question = self._question(name, ids.tolist(), "messages", **options)
+        callable_ = requirements([one for one in tools if not choice or one["function"]["name"] == choice])
+        return replace(
+            question, format=form, tools=callable_, demanded=choice is not None, reasons=thinks,
+            kind="reasoning" if inside else "content", begun=begun, single=single,
+        )  # fmt: skip
 
     def completion(self, name: str, prompt: str | Sequence[int], **options: Any) -> Question:
         """A text to go on from, or the tokenizer's own ids of one. Raises CodecError, UsageError."""
         self._require_decoder(name)
         if isinstance(prompt, str):
-            self._require_short(len(prompt))
-            return self._question(name, self.codec.encode([prompt]).ids[0].tolist(), **options)
-        return self._question(name, self.scrambled(prompt), **options)
+            self._require_short(len(prompt), "prompt")
+            with self._counting("prompt"):
+                ids = self.codec.encode([prompt]).ids[0].tolist()
+            return self._question(name, ids, "prompt", **options)
+        return self._question(name, self.scrambled(prompt), "prompt", **options)
 
     def _require_decoder(self, name: str) -> None:
         model = self.model(name)
         if model.kind == "encoder":
             raise UnsupportedModel(f"{model.name} is an encoder: it cannot generate", "ask /v1/embeddings of it")
 
-    def _require_short(self, letters: int) -> None:
-        """Raises TooLong for a text that no tokenizer makes short enough: it would be minutes in the tokenizer."""
+    def _require_short(self, letters: int, what: str = "messages") -> None:
+        """Raises ContextLengthExceeded for a text that no tokenizer makes short enough: it would be minutes in the
+        tokenizer."""
         if letters > LETTERS * self.codec.limit:
-            raise TooLong(
-                f"the prompt has {letters:,} letters; the model takes {self.codec.limit} tokens", "shorten it"
-            )
+            raise exceeded(self.codec.limit, what, None)
+
+    @contextmanager
+    def _counting(self, what: str) -> Iterator[None]:
+        """What the codec finds too long is said in OpenAI's words. what: "messages", "prompt" or "input"."""
+        try:
+            yield
+        except TooLong as error:
+            raise exceeded(self.codec.limit, what, error.tokens) from None
 
     def scrambled(self, ids: Sequence[int]) -> list[int]:
         """Of the tokenizer's own ids. Raises UsageError for ids that it does not have."""
@@ -119,23 +138,22 @@ class Backend:
         self,
         name: str,
         ids: list[int],
+        what: str,
         most: int | None,
         stops: Sequence[str] = (),
         logprobs: int | None = None,
         logit_bias: Mapping[int, float] | None = None,
         **drawing: Any,
     ) -> Question:
-        """most: tokens of the answer; None: as many as fit. drawing: fields of IdsRequest."""
+        """what: the field that the ids are of. most: tokens of the answer; None: as many as fit. drawing: fields of
+        IdsRequest."""
         model = self.model(name)
         length = min(self.codec.limit, model.length or self.codec.limit)
         left = length - len(ids)
         if left < 1 or (most or 1) > left:
-            raise TooLong(
-                f"the prompt has {len(ids)} tokens and {most or 1} are asked for; the model takes {length} together",
-                "shorten the messages, or lower max_tokens",
-            )
+            raise exceeded(length, what, len(ids), most or 1)
         biases = TokenNames(self.codec).biases(logit_bias or {})
-        tokens = most or min(left, DEFAULT_TOKENS)
+        tokens = min(left, DEFAULT_TOKENS) if most is None else most
         request = IdsRequest(
             ids, tokens, stop_ids=self.codec.stop_ids.tolist(), logprobs=logprobs, logit_bias=biases, **drawing
         )
@@ -154,6 +172,11 @@ class Backend:
             result.append(Reply(self.codec, self.upstream, one, received, index))
         return result
 
+    def encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        """Rows of scrambled ids. Raises CodecError, ContextLengthExceeded."""
+        with self._counting("input"):
+            return [row.tolist() for row in self.codec.encode(texts).ids]
+
     async def embeddings(self, name: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         model = self.model(name)
         if model.kind == "decoder":
@@ -165,6 +188,24 @@ class Backend:
                 self.observer.sent(row)
             vectors += await self.upstream.embed(model.name, some)
         return vectors
+
+
+def exceeded(limit: int, what: str, tokens: int | None, asked: int | None = None) -> ContextLengthExceeded:
+    """In OpenAI's words, which agents look for before they shorten a conversation.
+
+    Args:
+        what: the field that is too long.
+        tokens: that it has; None: more than the limit, by its letters.
+        asked: tokens of the answer.
+    """
+    count = f"more than {limit}" if tokens is None else str(tokens)
+    if asked is None or tokens is None:
+        fault, help_ = f"your {what} resulted in {count} tokens", f"reduce the length of the {what}"
+    else:
+        fault = f"you requested {tokens + asked} tokens ({tokens} in the {what}, {asked} in the completion)"
+        help_ = f"reduce the length of the {what} or completion"
+    message = f"This model's maximum context length is {limit} tokens. However, {fault}. Please {help_}."
+    return ContextLengthExceeded(message, param=what)
 
 
 async def connected(

@@ -5,6 +5,7 @@ They go to the owner's own program on this machine, so that a field's name may b
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -65,8 +66,15 @@ def gateway(error: MilkglassError) -> MilkglassError:
     return error
 
 
+# Words of a hint that are for whoever starts the proxy: an application has no command line
+OPTIONS = re.compile(r"--[a-z]|`milkglass |\bin Python\b")
+OTHERWISE = "the person who runs this proxy can mend it"
+
+
 def _joined(document: dict[str, Any]) -> dict[str, Any]:
     told = document["error"]
+    parts = [part for part in told["hint"].split("; ") if not OPTIONS.search(part)]
+    told["hint"] = "; ".join(parts) or (OTHERWISE if told["hint"] else "")
     told["message"] = "; ".join(part for part in (told["message"], told["hint"]) if part)
     return document
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Literal
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.engines.engine import IdsChunk, IdsRequest
 from milkglass.engines.upstream import Upstream
-from milkglass.errors import CodecError, RemoteError
+from milkglass.errors import CodecError, RemoteError, ToolUseFailed
 from milkglass.proxy.observe import Received
-from milkglass.proxy.text.sections import Kind, Sections, ToolCall, ToolFormat, calls_in
+from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools
+from milkglass.proxy.text.sections import NO_TOOLS, Kind, Part, Sections
 from milkglass.proxy.text.stops import StopStrings
 from milkglass.proxy.text.tokens import NamedLogprob, TokenNames
 
@@ -46,7 +48,8 @@ class Question:
         request: what is asked there.
         stops: strings that end the text.
         format: how the model writes calls, where tools were given.
-        tools: their names.
+        tools: that the model may call.
+        demanded: whether it has to call one.
         reasons: whether the model marks its reasoning.
         kind: of the text that comes first.
         begun: the beginning of the answer, which the engine goes on from.
@@ -57,9 +60,10 @@ class Question:
     request: IdsRequest
     stops: Sequence[str] = ()
     format: ToolFormat | None = None
-    tools: frozenset[str] = frozenset()
+    tools: Tools = field(default_factory=lambda: NO_TOOLS)
+    demanded: bool = False
     reasons: bool = False
-    kind: Kind = "content"
+    kind: Literal["content", "reasoning"] = "content"
     begun: str = ""
     single: bool = False
 
@@ -83,14 +87,14 @@ class Reply:
     tokens: int = 0
     finish: str = "stop"
     _called: bool = False
-    _said: bool = False  # since the last call
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Raises RemoteError for an engine that fails."""
+        """Raises RemoteError for an engine that fails, ToolUseFailed for an answer that is no call though one was
+        demanded."""
         question = self.question
-        decoder = self.codec.stream(question.format.shown if question.format else ())
+        decoder = self.codec.stream(question.format.special if question.format else ())
         stops = StopStrings(question.stops)
-        sections = Sections(question.format, question.reasons, question.kind)
+        sections = Sections(question.format, question.tools, question.reasons, question.kind)
         names, pending = TokenNames(self.codec), list[Logprobs]()
         for one in self._read(sections.push(question.begun)):
             yield one
@@ -110,6 +114,11 @@ class Reply:
             yield one
         if pending:
             yield Piece(sections.kind, logprobs=tuple(pending))
+        if self.finish == "stop" and question.demanded and not self._called:
+            raise ToolUseFailed(
+                "tool_choice demands a call, and the model's answer is none of the tools of this request",
+                "ask again, describe the tools in more words, or let tool_choice be auto",
+            )
         self.finish = "tool_calls" if self._called and self.finish == "stop" else self.finish
 
     async def _chunks(self) -> AsyncGenerator[IdsChunk, None]:
@@ -137,32 +146,16 @@ class Reply:
                 f"the engine's answer cannot be read: {error.message}", "is it the key's model?"
             ) from None
 
-    def _read(self, parts: Iterator[tuple[Kind, str]], pending: list[Logprobs] | None = None) -> Iterator[Piece]:
-        for kind, text in parts:
-            for piece in self._pieces(kind, text):
+    def _read(self, parts: Iterable[Part], pending: list[Logprobs] | None = None) -> Iterator[Piece]:
+        for part in parts:
+            calls = part.calls
+            if calls and self.question.single:
+                calls = [] if self._called else calls[:1]
+            self._called = self._called or bool(part.calls)
+            if part.text or calls:
+                yield Piece(part.kind, part.text, calls, tuple(pending or ()))
                 if pending:
-                    piece = replace(piece, logprobs=tuple(pending))
                     pending.clear()
-                yield piece
-
-    def _pieces(self, kind: Kind, text: str) -> Iterator[Piece]:
-        """White space after a call is the model's layout, not an answer."""
-        form = self.question.format
-        found = calls_in(text, form, self.question.tools) if kind == "call" and form else None
-        if found is None:
-            shown = text.lstrip() if self._called and kind == "content" and not self._said else text
-            if shown:
-                self._said = True
-                yield Piece("content" if kind == "call" else kind, shown)
-            return
-        calls, rest = found
-        self._said, first = False, not self._called
-        self._called = True
-        if not self.question.single or first:
-            yield Piece("call", calls=calls[:1] if self.question.single else calls)
-        if rest:
-            self._said = True
-            yield Piece("content", rest)
 
 
 # --- several answers at once ------------------------------------------------------------------------------------------

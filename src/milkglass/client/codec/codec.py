@@ -258,7 +258,9 @@ class Codec:
         if (lengths > limit).any():
             first = int((lengths > limit).argmax())
             fault = f"is {lengths[first]} tokens long, at most {limit} fit"
-            raise TooLong.of(first, fault, "shorten it, or have it cut: --truncate (in Python: truncate=True)")
+            error = TooLong.of(first, fault, "shorten it, or have it cut: --truncate (in Python: truncate=True)")
+            error.tokens = int(lengths[first])
+            raise error
 
     def _scrambled(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
         ends = [0, *accumulate(map(len, lists))]

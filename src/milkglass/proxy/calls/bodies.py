@@ -6,7 +6,7 @@ what `sampling` names, so that no field crosses by oversight.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -24,49 +24,64 @@ IGNORED = (
     "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store",
     "verbosity", "include", "max_tool_calls",
 )  # fmt: skip
-# What would tell the engine the tokens' texts, or has no meaning for text. None and false are "not asked for".
-PRIVATE = {
-    "response_format": "constrained decoding needs the texts of tokens at the engine, which must not have them",
-    "structured_outputs": "constrained decoding needs the texts of tokens at the engine, which must not have them",
-    "guided_json": "constrained decoding needs the texts of tokens at the engine, which must not have them",
-    "audio": "only text is scrambled",
-    "prediction": "a predicted answer would have to cross the wire",
-    "web_search_options": "nothing but the engine is asked",
-    "functions": "use `tools`",
-    "function_call": "use `tool_choice`",
-    "echo": "an answer does not repeat its prompt",
-    "suffix": "models behind a key continue a text, they do not fill gaps",
-    "previous_response_id": "no conversation is kept: send the whole of it",
-    "conversation": "no conversation is kept: send the whole of it",
-    "reasoning_effort": "the model's chat template alone decides how it reasons",
-    "reasoning": "the model's chat template alone decides how it reasons",
-    "chat_template_kwargs": "the model's chat template is rendered with messages and tools alone",
-    "background": "no answer is kept: read it as it comes",
-    "prompt_template": "templates are kept by a service that is not asked",
+CONSTRAINED = "constrained decoding needs the texts of tokens at the engine, which must not have them"
+# What would tell the engine the tokens' texts, or has no meaning for text: why, and the values that ask for nothing.
+PRIVATE: Mapping[str, tuple[str, Sequence[Any]]] = {
+    "response_format": (CONSTRAINED, ("", {}, {"type": "text"})),
+    "structured_outputs": (CONSTRAINED, ({},)),
+    "guided_json": (CONSTRAINED, ("",)),
+    "audio": ("only text is scrambled", ()),
+    "modalities": ("only text is scrambled", ([], ["text"])),
+    "prediction": ("a predicted answer would have to cross the wire", ()),
+    "web_search_options": ("nothing but the engine is asked", ()),
+    "functions": ("use `tools`", ([],)),
+    "function_call": ("use `tool_choice`", ("none", "auto")),
+    "echo": ("an answer does not repeat its prompt", (False,)),
+    "suffix": ("models behind a key continue a text, they do not fill gaps", ("",)),
+    "previous_response_id": ("no conversation is kept: send the whole of it", ("",)),
+    "conversation": ("no conversation is kept: send the whole of it", ("",)),
+    "reasoning_effort": ("the model's chat template alone decides how it reasons", ("",)),
+    "reasoning": ("the model's chat template alone decides how it reasons", ({},)),
+    "chat_template_kwargs": ("the model's chat template is rendered with messages and tools alone", ({},)),
+    "background": ("no answer is kept: read it as it comes", (False,)),
+    "prompt_template": ("templates are kept by a service that is not asked", ()),
 }
+# Values by which clients say "not given", beside null
+UNSET: Mapping[str, Sequence[Any]] = {
+    "max_tokens": (-1,),
+    "max_completion_tokens": (-1,),
+    "max_output_tokens": (-1,),
+    "seed": (-1,),
+    "stop": ("",),
+    "truncation": ("auto",),
+    "tool_choice": ("",),
+    "logprobs": (False,),
+    "stream_options": ({},),
+}
+
+
+def _is_one_of(value: Any, several: Sequence[Any]) -> bool:
+    """True is not 1 here, nor is False 0."""
+    return any(type(value) is type(one) and value == one for one in several)
 
 
 def _known(value: Any) -> Any:
     """Take out what changes nothing, and name what cannot be had."""
     if not isinstance(value, dict):
         return value
-    if "message.output_text.logprobs" in (value.get("include") or ()):
+    included = value.get("include")
+    if included is not None and not (isinstance(included, list) and all(isinstance(one, str) for one in included)):
+        raise PydanticCustomError("not_names", "`include` is a list of names")
+    if "message.output_text.logprobs" in (included or ()):
         value = {"top_logprobs": 0, **value}
     kept = {name: one for name, one in value.items() if name not in IGNORED and one is not None}
-    format_ = kept.get("response_format")
-    if isinstance(format_, dict) and format_.get("type") == "text":
-        del kept["response_format"]
-    if kept.get("modalities") == ["text"]:
-        del kept["modalities"]
-    for name, why in PRIVATE.items():
-        if not _nothing(kept.pop(name, None)):
+    kept |= {name: None for name, one in kept.items() if _is_one_of(one, UNSET.get(name, ()))}
+    for name, (why, nothing) in PRIVATE.items():
+        if name in kept and not _is_one_of(kept.pop(name), nothing):
             raise PydanticCustomError("not_private", f"`{name}` is not offered: {why}")
+    if isinstance(kept.get("stop"), list):
+        kept["stop"] = [one for one in kept["stop"] if not _is_one_of(one, ("", None))]
     return kept
-
-
-def _nothing(value: Any) -> bool:
-    """Whether a field asks for nothing: it is empty, or holds empty fields alone."""
-    return not value or (isinstance(value, dict) and not any(value.values()))
 
 
 class StreamSettings(RequestBody):
@@ -127,13 +142,13 @@ class ChatBody(Generating):
 
     @model_validator(mode="after")
     def _both(self) -> ChatBody:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("incomplete", "`top_logprobs` wants `logprobs` to be true")
         return self
 
     @property
     def most(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 class CompletionBody(Generating):
@@ -168,7 +183,7 @@ class ResponseBody(Generating):
 
     @model_validator(mode="after")
     def _plain_text(self) -> ResponseBody:
-        form = (self.text or {}).get("format") or {"type": "text"}
-        if not isinstance(form, Mapping) or form.get("type") != "text":
-            raise PydanticCustomError("not_private", f"`text.format` is not offered: {PRIVATE['response_format']}")
+        form = (self.text or {}).get("format")
+        if form is not None and not (isinstance(form, Mapping) and form.get("type") == "text"):
+            raise PydanticCustomError("not_private", f"`text.format` is not offered: {CONSTRAINED}")
         return self

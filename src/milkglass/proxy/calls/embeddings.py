@@ -23,7 +23,7 @@ async def embedded(backend: Backend, body: EmbeddingBody) -> dict[str, Any]:
             "embeddings are made of texts: ids, as some clients send them, are another tokenizer's",
             "send texts; in LangChain with check_embedding_ctx_length=False",
         )
-    rows = [row.tolist() for row in backend.codec.encode([str(one) for one in texts]).ids]
+    rows = backend.encoded([str(one) for one in texts])
     vectors = await backend.embeddings(body.model, rows)
     read = sum(map(len, rows))
     return {

@@ -13,8 +13,8 @@ from milkglass.proxy.backend import Backend
 from milkglass.proxy.calls.bodies import ResponseBody
 from milkglass.proxy.calls.chat import listed
 from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered
+from milkglass.proxy.text.calls import ToolCall
 from milkglass.proxy.text.messages import chosen, templated, tools_of
-from milkglass.proxy.text.sections import ToolCall
 from milkglass.server.storage.store import new_id
 
 MADE_BY_MODELS = ("reasoning",)  # items of earlier answers that templates do not take
@@ -59,7 +59,7 @@ class ResponseAnswer:
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
         names = frozenset(one["function"]["name"] for one in tools)
         question = backend.chat(
-            body.model, templated(messages_of(body)), tools, chosen(body.tool_choice, names) if tools else None,
+            body.model, templated(messages_of(body)), tools, chosen(body.tool_choice, names),
             most=body.max_output_tokens, logit_bias=body.logit_bias, logprobs=body.logprobs,
             single=body.parallel_tool_calls is False, **body.drawing(),
         )  # fmt: skip

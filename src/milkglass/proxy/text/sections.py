@@ -1,160 +1,215 @@
-"""What a model marks in its text: reasoning, and tool calls. Found in pieces of text, as they come.
+"""What an answer consists of: reasoning, calls of tools, and what is said. Found in pieces of text, as they come.
 
-Models write `<think>...</think>` before an answer, and tool calls between marks of their own; a chat template
-shows which marks a model was trained with.
+Models write `<think>...</think>` before an answer, and calls of tools as calls.py describes. The parts of an answer do
+not depend on the pieces in which it came.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cached_property
+from typing import Literal
 
+import regex
+
+from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools, calls_in
+from milkglass.proxy.text.json_span import JsonSpan
 from milkglass.proxy.text.stops import unfinished
 
 Kind = Literal["content", "reasoning", "call"]
 THINK, THOUGHT = "<think>", "</think>"
-DECODER = json.JSONDecoder()
 BETWEEN = " \t\r\n;,"  # what models write between two calls
+FENCE = "```"
+OBJECT = regex.compile(r'\{\s{0,64}+"')  # the beginning of JSON that may be no call
+NO_TOOLS: Tools = {}
 
 
 @dataclass(frozen=True)
-class ToolFormat:
-    """How a model writes calls.
+class Part:
+    """What became certain of an answer: text of one kind, or calls."""
 
-    Attributes:
-        marks: of which a chat template has one if its model calls so.
-        openings: one of them is before a call; one that begins with a brace is a part of it.
-        closing: after it; "" where calls end with the answer.
-        arguments: the field that has them.
-        shown: special tokens that must stay in the text.
-        begun: the beginning of an answer that calls the tool {name}, where one can be made.
-    """
-
-    marks: tuple[str, ...]
-    openings: tuple[str, ...]
-    closing: str
-    arguments: str = "arguments"
-    shown: tuple[str, ...] = ()
-    begun: str = ""
+    kind: Kind
+    text: str = ""
+    calls: Sequence[ToolCall] = ()
 
 
-TAG = "<|python_tag|>"  # Llama's, before calls of its built-in tools and sometimes of others
-BARE = ('{"name":', '{"type": "function", "name":')
-FORMATS = (
-    ToolFormat(
-        ("<tool_call>",), ("<tool_call>",), "</tool_call>", begun='<tool_call>\n{{"name": "{name}", "arguments": '
-    ),
-    ToolFormat(("[TOOL_CALLS]",), ("[TOOL_CALLS]",), "", shown=("[TOOL_CALLS]",)),
-    ToolFormat((TAG, '"parameters": '), (TAG, *BARE), "", "parameters", (TAG,), '{{"name": "{name}", "parameters": '),
-)
+NOTHING = Part("content")
 
 
-def tool_format(template: str) -> ToolFormat | None:
-    """That of a chat template; None: it shows none that is known here."""
-    return next((one for one in FORMATS if any(mark in template for mark in one.marks)), None)
+@dataclass
+class _Json:
+    """A JSON value that may be a call. begin: where it begins in the text. marked: whether a mark was before it. name:
+    of the tool, where that was before it. fences: of code that are open."""
+
+    span: JsonSpan
+    begin: int = 0
+    marked: bool = True
+    name: str | None = None
+    fences: int = 0
 
 
 @dataclass
 class Sections:
-    """Text as it comes, in parts of one kind each. What may be the beginning of a mark is held back.
+    """Text as it comes, in parts of one kind each. What may be the beginning of a mark or of a call is held back.
+
+    White space around calls is the model's layout, and is left out; so are fences of code round a call.
 
     Attributes:
         format: of calls; None where no tools were given.
+        tools: that may be called.
         reasons: whether reasoning is marked.
         kind: of the text that comes next.
+        called: whether a call was found.
     """
 
     format: ToolFormat | None = None
+    tools: Tools = field(default_factory=lambda: NO_TOOLS)
     reasons: bool = False
-    kind: Kind = "content"
+    kind: Literal["content", "reasoning"] = "content"
+    called: bool = False
     _held: str = field(default="", repr=False)
+    _white: str = ""  # before anything that was said
+    _said: bool = False  # something, since the beginning or the last call
     _begun: bool = False  # the answer itself: a mark of reasoning in it is text
+    _json: _Json | None = None
+    _text: JsonSpan | None = None  # JSON that is no call: no call begins inside of it
+    _after: _Json | None = None  # the call that was just found
+    _open: bool = False  # the marks of its section are not closed
 
-    def push(self, text: str) -> Iterator[tuple[Kind, str]]:
-        """(kind, text) of what became certain. A call comes whole, at its end."""
+    def push(self, text: str) -> Iterator[Part]:
+        """What became certain."""
         self._held += text
-        while step := self._step():
-            kind, fresh = step
-            if fresh:
-                self._begun = self._begun or (kind == "content" and not fresh.isspace())
-                yield kind, fresh
+        yield from self._steps(final=False)
 
-    def flush(self) -> Iterator[tuple[Kind, str]]:
+    def flush(self) -> Iterator[Part]:
         """What was held back, at the end."""
-        if self._held:
-            yield self.kind, self._held
-        self._held = ""
+        yield from self._steps(final=True)
+        if self._white and not self.called:
+            yield Part("content", self._white)
+        self._white = ""
 
-    def _marks(self) -> dict[str, Kind]:
-        """Marks that may come now, and the kind of text that follows each."""
+    def _steps(self, final: bool) -> Iterator[Part]:
+        while self._held and (part := self._step(final)) is not None:
+            if part.text or part.calls:
+                yield part
+
+    def _step(self, final: bool) -> Part | None:
+        """None: more text is needed."""
         if self.kind == "reasoning":
-            return {THOUGHT: "content"}
-        if self.kind == "call":
-            return {self.format.closing: "content"} if self.format and self.format.closing else {}
-        opened: dict[str, Kind] = {THINK: "reasoning"} if self.reasons and not self._begun else {}
-        calls = self.format.openings if self.format else ()
-        return opened | dict.fromkeys(calls, "call")
+            return self._reasoning(final)
+        if self._after is not None:
+            return self._gap(self._after, final)
+        if self._json is not None:
+            return self._call(self._json, final)
+        if self._text is not None:
+            return self._other_json(self._text, final)
+        return self._content(final)
 
-    def _step(self) -> tuple[Kind, str] | None:
-        marks, before = self._marks(), self.kind
-        places = {mark: at for mark in marks if (at := self._held.find(mark)) >= 0}
-        if THINK in places and before == "content" and self._held[: places[THINK]].strip():
-            del places[THINK]
-        if places:
-            mark = min(places, key=places.__getitem__)
-            fresh = self._held[: places[mark]]
-            self.kind = marks[mark]
-            # A call keeps its marks: it is shown as it was written where it cannot be read.
-            fresh += mark if before == "call" else ""
-            self._held = (mark if self.kind == "call" else "") + self._held[places[mark] + len(mark) :]
-            return before, fresh
-        if before == "call":  # whole, or at the end
-            return None
-        cut = len(self._held) - max((unfinished(self._held, mark) for mark in marks), default=0)
+    # --- reasoning ----------------------------------------------------------------------------------------------------
+    def _reasoning(self, final: bool) -> Part | None:
+        at = self._held.find(THOUGHT)
+        if at >= 0:
+            fresh, self._held = self._held[:at], self._held[at + len(THOUGHT) :]
+            self.kind = "content"
+            return Part("reasoning", fresh)
+        cut = len(self._held) - (0 if final else unfinished(self._held, THOUGHT))
         fresh, self._held = self._held[:cut], self._held[cut:]
-        return (before, fresh) if fresh else None
+        return Part("reasoning", fresh) if fresh else None
 
+    # --- content ------------------------------------------------------------------------------------------------------
+    @cached_property
+    def _head(self) -> regex.Pattern[str]:
+        assert self.format is not None
+        return self.format.head(self.tools)
 
-@dataclass(frozen=True)
-class ToolCall:
-    """A call that a model wrote. arguments: JSON, as text."""
+    def _content(self, final: bool) -> Part | None:
+        if self.reasons and not self._begun:
+            lead = self._held.lstrip()
+            if lead.startswith(THINK):
+                self._held, self._white, self.kind = lead[len(THINK) :], "", "reasoning"
+                return NOTHING
+            if not final and THINK.startswith(lead):
+                return None
+        if self.format is None:
+            return self._shown(len(self._held))
+        head = self._head.search(self._held, partial=not final)
+        other = OBJECT.search(self._held, partial=not final) if self.format.bare else None
+        if other is not None and not other.partial and (head is None or other.start() < head.start()):
+            if other.start() == 0:
+                self._text = JsonSpan(lines=False)
+                return NOTHING
+            return self._shown(other.start())
+        if head is None:
+            return self._shown(len(self._held))
+        if head.start() > 0:
+            return self._shown(head.start())
+        if head.partial:
+            return None
+        before = self._held[: head.end()]
+        name = head.groupdict().get("name")
+        marked = head["mark"] is not None
+        self._json = _Json(JsonSpan(head.end()), head.end(), marked, name, before.count(FENCE))
+        return NOTHING
 
-    name: str
-    arguments: str
-    id: str = field(default_factory=lambda: "call_" + secrets.token_hex(12))
+    def _shown(self, size: int) -> Part:
+        """So much of what is held is said. White space is held back until something else is, where calls may come."""
+        fresh, self._held = self._held[:size], self._held[size:]
+        if self.format is not None and not self._said:
+            fresh, self._white = self._white + fresh, ""
+            if fresh.isspace():
+                self._white = fresh
+                return NOTHING
+        if fresh and not fresh.isspace():
+            self._said = self._begun = True
+        return Part("content", fresh)
 
-    def document(self) -> dict[str, Any]:
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+    def _other_json(self, span: JsonSpan, final: bool) -> Part | None:
+        end = span.end(self._held)
+        if end is not None or span.broken or final:
+            self._text = None
+            return self._shown(end or span.at)
+        if not span.at:
+            return None
+        size, span.at = span.at, 0
+        return self._shown(size)
 
+    # --- calls --------------------------------------------------------------------------------------------------------
+    def _call(self, json: _Json, final: bool) -> Part | None:
+        end = json.span.end(self._held)
+        if end is None and not json.span.broken and not final:
+            return None
+        self._json = None
+        if end is None:  # it is no JSON, or it is cut off
+            return self._shown((json.begin or 1) if json.marked or json.span.broken else len(self._held))
+        calls = calls_in(self._held[json.begin : end], self.tools, json.name, not json.marked)
+        if calls is None:
+            return self._shown(end)
+        self._held = self._held[end:]
+        self._white, self._said, self._begun, self.called = "", False, True, True
+        self._after, self._open = json, True
+        return Part("call", calls=calls)
 
-def calls_in(text: str, form: ToolFormat, names: Collection[str]) -> tuple[list[ToolCall], str] | None:
-    """The calls that the text of a section "call", with its marks, has, and what it says after them. None: it cannot be
-    read, or is of a tool that is not among `names`."""
-    opening = next((one for one in form.openings if text.startswith(one) and not one.startswith("{")), "")
-    rest = text.removeprefix(opening).removesuffix(form.closing).lstrip()
-    found: list[ToolCall] = []
-    while rest.startswith(("{", "[")):
-        try:
-            read, end = DECODER.raw_decode(rest)
-        except (ValueError, RecursionError):
-            break
-        calls = [_call(one, form, names) for one in (read if isinstance(read, list) else [read])]
-        if not calls or None in calls:
-            break
-        found += [one for one in calls if one is not None]
-        rest = rest[end:].lstrip(BETWEEN)
-    return (found, rest) if found else None
-
-
-def _call(one: Any, form: ToolFormat, names: Collection[str]) -> ToolCall | None:
-    arguments = one.get(form.arguments, one.get("arguments")) if isinstance(one, dict) else None
-    if not isinstance(arguments, dict) or one.get("name") not in names:
-        return None
-    return ToolCall(one["name"], json.dumps(arguments, ensure_ascii=False))
+    def _gap(self, json: _Json, final: bool) -> Part | None:
+        """After a call: layout, closing marks, and in the same section the next call."""
+        assert self.format is not None
+        self._held = self._held.lstrip(BETWEEN if self._open else None)
+        closings = ([self.format.closing] if self.format.closing else []) + ([FENCE] if json.fences else [])
+        for mark in closings:
+            if self._held.startswith(mark):
+                self._held = self._held[len(mark) :]
+                json.fences -= mark == FENCE
+                self._open = self._open and mark == FENCE
+                return NOTHING
+        if any(mark.startswith(self._held) for mark in closings) or not self._held:
+            if final:
+                self._held = ""
+            return None
+        self._after = None
+        if self._open and self._held[0] == "{":
+            self._json = _Json(JsonSpan(), 0, json.marked, None, json.fences)
+        return NOTHING
 
 
 def reasons(template: str) -> bool:

@@ -1,0 +1,165 @@
+"""Calls of tools as models write them: what comes before one, and its JSON.
+
+A call is a JSON object that names a tool of the request. The marks before it only tell where it may begin.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import regex
+
+Tools = Mapping[str, frozenset[str]]  # a tool's name: what it requires
+ARGUMENTS = ("arguments", "parameters")
+FENCE = r"(?:```[\w-]{0,20}\s{0,64}+)?"  # of code, which some models put round a call
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a model writes calls.
+
+    Attributes:
+        shown_by: a chat template has one of these if its model calls so.
+        mark: before calls.
+        closing: after them; "" where there is none.
+        bare: whether the mark may be left out.
+        named: whether a tool's name may stand between the mark and its arguments.
+        special: tokens of the tokenizer that must stay in the text.
+        begun: the beginning of an answer that calls the tool {name}.
+    """
+
+    shown_by: tuple[str, ...]
+    mark: str
+    closing: str = ""
+    bare: bool = False
+    named: bool = False
+    special: tuple[str, ...] = ()
+    begun: str = ""
+
+    def head(self, tools: Tools) -> regex.Pattern[str]:
+        """What comes before the JSON of a call; its groups are `mark`, where it has one, and `name`."""
+        after = r"(?=[\[{])"
+        if self.named:
+            name = r"(?P<name>[\w.\-]{1,128})\s{0,64}+(?:\[CALL_ID\][\w\-]{1,128})?(?:\[ARGS\])?\s{0,64}+(?=\{)"
+            after = f"(?:{after}|{name})"
+        marked = (
+            rf"(?P<mark>{regex.escape(self.mark)})\s{{0,64}}+(?:{regex.escape(self.mark)}\s{{0,64}}+)*{FENCE}{after}"
+        )
+        return regex.compile(FENCE + (f"(?:{marked}|{_bare(tools)})" if self.bare else marked))
+
+    def begin(self, name: str) -> str:
+        """The beginning of an answer that calls this tool; of any tool for ""."""
+        return self.begun.format(name=name) if name else self.begun.partition("{name}")[0].replace("{{", "{")
+
+
+def _bare(tools: Tools) -> str:
+    """The beginning of an object, or of a list of them, that may be a call without a mark."""
+    names = "|".join(map(regex.escape, tools))
+    plain = all(name.isascii() and name.isprintable() for name in tools)  # others may be written with escapes
+    value = rf'"(?:{names})"' if plain else '"'
+    other = "|".join(("type", "function", "id", *ARGUMENTS))
+    return rf'(?=(?:\[\s{{0,64}}+)?\{{\s{{0,64}}+"(?:name"\s{{0,64}}+:\s{{0,64}}+{value}|(?:{other})"))'
+
+
+HERMES = ToolFormat(
+    ("<tool_call>",), "<tool_call>", "</tool_call>", begun='<tool_call>\n{{"name": "{name}", "arguments": '
+)
+SPECIAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+NAMED = ToolFormat(("[ARGS]",), "[TOOL_CALLS]", named=True, special=SPECIAL, begun="[TOOL_CALLS]{name}[ARGS]")
+MISTRAL = ToolFormat(
+    ("[TOOL_CALLS]",), "[TOOL_CALLS]", named=True, special=SPECIAL,
+    begun='[TOOL_CALLS] [{{"name": "{name}", "arguments": ',
+)  # fmt: skip
+TAG = "<|python_tag|>"  # Llama's, before calls of its built-in tools and sometimes of others
+LLAMA = ToolFormat(
+    (TAG, '"parameters": '), TAG, bare=True, special=(TAG,), begun='{{"name": "{name}", "parameters": '
+)  # fmt: skip
+FORMATS = (HERMES, NAMED, MISTRAL, LLAMA)
+
+
+def tool_format(template: str) -> ToolFormat | None:
+    """That of a chat template; None: it shows none that is known here."""
+    return next((one for one in FORMATS if any(mark in template for mark in one.shown_by)), None)
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that a model wrote. arguments: JSON, as text."""
+
+    name: str
+    arguments: str
+    id: str = field(default_factory=lambda: "call_" + secrets.token_hex(12))
+
+    def document(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+DECODER = json.JSONDecoder(strict=False, parse_constant=_no_number)  # models write line feeds inside strings
+
+
+def calls_in(text: str, tools: Tools, name: str | None = None, bare: bool = False) -> list[ToolCall] | None:
+    """The calls that a JSON object or list says; None: it says none, or is of a tool that is not among `tools`.
+
+    Args:
+        name: of the tool, where the object is its arguments alone.
+        bare: whether no mark was before it, so that an object with a description is the description of a tool.
+    """
+    try:
+        read, _ = DECODER.raw_decode(text)
+        if name is not None:
+            calls = [_made(name, read, tools)]
+        else:
+            calls = [_call(one, tools, bare) for one in (read if isinstance(read, list) else [read])]
+    except (ValueError, RecursionError):
+        return None
+    found = [one for one in calls if one is not None]
+    return found if found and len(found) == len(calls) else None
+
+
+def _call(one: Any, tools: Tools, bare: bool) -> ToolCall | None:
+    inner = one.get("function", one) if isinstance(one, dict) else None
+    if isinstance(inner, str) and isinstance(one, dict):  # {"function": NAME, "arguments": ...}
+        inner = {"name": inner, **one}
+    if not isinstance(inner, dict) or (bare and "description" in inner):
+        return None
+    given = next((inner[key] for key in ARGUMENTS if inner.get(key) is not None), None)
+    return _made(inner.get("name"), given, tools)
+
+
+def _made(name: Any, given: Any, tools: Tools) -> ToolCall | None:
+    """Raises ValueError, RecursionError."""
+    if not isinstance(name, str) or name not in tools:
+        return None
+    if isinstance(given, str):
+        given = DECODER.decode(given) if given.strip() else None
+    if given is None and not tools[name]:
+        given = {}
+    return ToolCall(name, _written(given)) if isinstance(given, dict) else None
+
+
+def _written(arguments: Mapping[str, Any]) -> str:
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
+        return json.dumps(arguments, allow_nan=False)
+    return text
+
+
+def requirements(tools: Sequence[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
+    """Of tools in OpenAI's shape: what each requires by its schema."""
+    found = {}
+    for one in tools:
+        schema = one["function"].get("parameters")
+        required = schema.get("required") if isinstance(schema, Mapping) else None
+        names = required if isinstance(required, list) else []
+        found[one["function"]["name"]] = frozenset(one for one in names if isinstance(one, str))
+    return found
