@@ -209,7 +209,7 @@ def test_a_length_limit_names_the_line_and_both_ways_out(stub: Stub, decoder: Ow
     refused(result, 5, "1 of the 3 rows of rows.jsonl has no answer within 24 tokens: line 2")
     talk = [{"role": "user", "content": "the nurse called about the results"},
             {"role": "assistant", "content": "we will call"}]  # fmt: skip
-    ids, labels = decoder.codec.encode_example(talk)
+    [ids], [labels] = (done := decoder.codec.encode_examples([talk])).ids, done.labels
     before = int((labels != -100).argmax())
     assert f"--max-length to more than {before} to use them all, or leave them out with --skip-long" in result.stderr
     assert "--skip-long" in result.stderr and len(ids) > before
@@ -222,7 +222,6 @@ def test_a_length_limit_names_the_line_and_both_ways_out(stub: Stub, decoder: Ow
         (("encode",), "one\n\ntwo\n", "line 2 of stdin is empty"),
         (("encode",), "x\n" * 1500 + "\n", "line 1501 of stdin is empty"),
         (("encode", "a", ""), None, "text 2 is empty"),
-        (("encode", "--chat"), "a\nb </s>\n", "line 2 of stdin holds the text of a special token"),
         (("encode", "--max-length", "3"), "a\nthe nurse called\n", "line 2 of stdin is "),
         (("classify", "mine"), "\n", "line 1 of stdin is blank"),
         (("classify", "mine"), "a\n \n", "line 2 of stdin is blank"),

@@ -133,7 +133,7 @@ def test_a_smaller_epsilon_and_p_change_what_is_replaced(enclave: Enclave) -> No
     with pytest.raises(TooLong, match="at most 3 fit"):
         enclave.text(text, "", 3, PLAIN)
     with pytest.raises(CodecError):
-        enclave.chat([{"role": "user", "content": "x </s> y"}], 100, PLAIN)
+        enclave.chat([{"role": "us</s>er", "content": "x y"}], 100, PLAIN)
 
 
 def test_the_table_cannot_be_read_faster_than_the_provider_allows(served: Served, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_every_layout_has_the_same_rows(made: Path) -> None:
     codec = Codec.open(read_key(made / "k.mgkey", PASSPHRASE), made / "plain")
     asked, answer = TURNS[0]
     turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-    ids, labels = codec.encode_example(turns)
+    [ids], [labels] = (done := codec.encode_examples([turns])).ids, done.labels
     assert first[0] == {
         "input_ids": ids.tolist(), "attention_mask": [1] * len(ids), "labels": labels.tolist()
     }  # fmt: skip

@@ -68,7 +68,7 @@ def greedy(plain: Any, ids: list[int], count: int) -> list[int]:
 
 def prompt_ids(model: Scrambled, messages: list[dict[str, str]]) -> list[int]:
     tokenizer = AutoTokenizer.from_pretrained(model.plain)
-    return list(tokenizer(render(tokenizer, messages, True), add_special_tokens=False)["input_ids"])
+    return list(tokenizer(render(tokenizer, messages, True).text, add_special_tokens=False)["input_ids"])
 
 
 def test_greedy_text_is_the_plain_models(client: openai.OpenAI, model: Scrambled, plain: Any) -> None:
@@ -205,7 +205,6 @@ def test_embeddings_are_the_scrambled_models(tmp_path: Path) -> None:
         ),
         ({"extra_body": {"audio": {"voice": "x"}}}, "only text is scrambled"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "not text"),
-        ({"messages": [{"role": "user", "content": "hello </s>"}]}, "special token"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "no known role"),
         ({"max_tokens": 500}, "maximum context length is 128 tokens. However, you requested"),
         ({"temperature": 3}, "temperature"),

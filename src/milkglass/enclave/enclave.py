@@ -20,13 +20,14 @@ from typing import Any
 
 from milkglass import errors
 from milkglass.client.codec.conversation import Message
-from milkglass.enclave import gramine, messages
+from milkglass.enclave import gramine, messages, prompt
 from milkglass.enclave.attestation import release
 from milkglass.enclave.attestation.attest import ATTESTED, ATTESTED_BY_QUOTE, KINDS, NOT_ATTESTED
 from milkglass.enclave.attestation.quote import INTEL, Trust, verify
 from milkglass.enclave.lists import RnmSettings
 from milkglass.enclave.program import INNER
 from milkglass.errors import EnclaveError, UsageError
+from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Progress, Stage, no_progress, no_stage
 
 PROGRAM = "milkglass.enclave.program"
@@ -61,6 +62,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         attested: whether a quote proved it, since the start.
         holds: what the process gave up, in words.
         keep: writes a state, as `state` gives it, before rows leave that it accounts for.
+        tokenizer: the folder of the provider's tokenizer, whose chat template `chat` renders.
         about: of the table, after `open`: width, rows, dtype, table (SHA-256), per_hour, burst, hours,
             and by_byte, how its tokenizer writes a character that has no token.
     """
@@ -70,6 +72,8 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         require_kind(kind)
         self.kind, self.about = kind, dict[str, Any]()
         self.keep: Callable[[bytes], None] = _dropped
+        self.tokenizer: Path | None = None
+        self._template: Any = None
         self._stage: Stage = no_stage
         self._turn = threading.Lock()  # of a call: its request, its answer, and the charge that may come between
         command, environment = _command(kind, folder)
@@ -151,15 +155,27 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         return self._call("state", b"")[1]
 
     def text(self, text: str, instruction: str, limit: int, settings: RnmSettings) -> SanitizedPrompt:
-        value, vectors = self._call("text", text.encode(), instruction=instruction, limit=limit, **asdict(settings))
-        return SanitizedPrompt(vectors, **value)
+        """instruction: is not sanitized, and stands before the text. Raises CodecError, EnclaveError."""
+        return self._sanitized(prompt.of_text(text, instruction), True, limit, settings)
 
     def chat(
         self, conversation: Sequence[Message], limit: int, settings: RnmSettings, instruction: str = ""
     ) -> SanitizedPrompt:
-        """instruction: is not sanitized where a message of the user's begins with it."""
-        content = json.dumps(list(conversation)).encode()
-        value, vectors = self._call("chat", content, instruction=instruction, limit=limit, **asdict(settings))
+        """instruction: is not sanitized where a message of the user's begins with it. Raises CodecError, EnclaveError.
+
+        The provider's template is rendered here, in a process of its own that sees no text (prompt.py).
+        """
+        if self._template is None:
+            if self.tokenizer is None:
+                raise EnclaveError("this enclave was opened without its tokenizer's folder", "open it from its folder")
+            self._template = load_tokenizer(self.tokenizer, provider=True)
+        return self._sanitized(prompt.of_chat(self._template, conversation, instruction), False, limit, settings)
+
+    def _sanitized(
+        self, pieces: Sequence[prompt.PromptPiece], special: bool, limit: int, settings: RnmSettings
+    ) -> SanitizedPrompt:
+        content = json.dumps(prompt.to_json(pieces)).encode()
+        value, vectors = self._call("prompt", content, special=special, limit=limit, **asdict(settings))
         return SanitizedPrompt(vectors, **value)
 
     def rows(self, ids: Sequence[int]) -> bytes:

@@ -126,7 +126,7 @@ def build(
         files.private_dir(place / TOKENIZER)
         for name, text in tokenizer.items():
             files.write(place / TOKENIZER / name, text)
-        counts = token_counts_of(load_tokenizer(place / TOKENIZER), about.rows, corpus, stage)
+        counts = token_counts_of(load_tokenizer(place / TOKENIZER, provider=True), about.rows, corpus, stage)
         files.write(place / COUNTS, json.dumps(counts.tolist()))
         files.write_json(place / NAME, {"milkglass_enclave": VERSION, **asdict(about)})
     return about, enclave
@@ -175,6 +175,7 @@ def opened(folder: Path) -> Iterator[Enclave]:
         sealed, secret = (folder / SEALED).read_bytes(), (folder / SECRET).read_bytes()
         tokenizer = folder.absolute() / TOKENIZER if about.kind == "process" else Path(gramine.TOKENIZER)
         enclave.open(sealed, secret, state, tokenizer, counts)
+        enclave.tokenizer = folder / TOKENIZER
         enclave.keep = lambda sealed: files.write(folder / STATE, sealed)
         try:
             yield enclave

@@ -57,7 +57,7 @@ class Inside:
         name = request.pop("call")
         calls: dict[str, Callable[..., Reply]] = {
             "hello": self._hello, "challenge": self._challenge, "release": self._release, "open": self._unsealed,
-            "text": self._text, "chat": self._chat, "rows": self._rows, "decode": self._decode, "state": self._state,
+            "prompt": self._prompt, "rows": self._rows, "decode": self._decode, "state": self._state,
         }  # fmt: skip
         if name not in calls:
             raise EnclaveError(f"the enclave has no call {name!r}", f"calls: {', '.join(calls)}")
@@ -104,7 +104,7 @@ class Inside:
             raise EnclaveError("the tokenizer is not the one that the provider released", "build the enclave again")
         self._sealed_table = hashlib.sha256(content).hexdigest()
         level, root = self._restored(state)
-        known, rows = load_tokenizer(Path(tokenizer)), len(package.rows)
+        known, rows = load_tokenizer(Path(tokenizer), provider=True), len(package.rows)
         if not np.array_equal(special_rows(known, rows), package.special):
             raise EnclaveError(
                 "the provider's package calls other tokens special than its tokenizer does, and special tokens are not "
@@ -148,12 +148,10 @@ class Inside:
             raise EnclaveError("the enclave holds no table yet", "open it first")
         return self._open
 
-    def _text(self, content: bytes, instruction: str, limit: int, **settings: Any) -> Reply:
-        tokens = prompt.of_text(self._table.tokenizer, content.decode(), instruction, limit)
-        return self._table.sanitized(tokens, RnmSettings(**settings))
-
-    def _chat(self, content: bytes, instruction: str, limit: int, **settings: Any) -> Reply:
-        tokens = prompt.of_chat(self._table.tokenizer, json.loads(content), limit, instruction)
+    def _prompt(self, content: bytes, special: bool, limit: int, **settings: Any) -> Reply:
+        """content: the pieces, as `prompt.to_json` writes them. special: whether special tokens go around them."""
+        pieces = prompt.from_json(json.loads(content))
+        tokens = prompt.tokens(self._table.tokenizer, pieces, limit, special)
         return self._table.sanitized(tokens, RnmSettings(**settings))
 
     def _rows(self, content: bytes, ids: list[int]) -> Reply:

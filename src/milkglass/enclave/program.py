@@ -44,7 +44,9 @@ def serve(inside: Inside, reading: IO[bytes], writing: IO[bytes]) -> None:
             value, content = inside.answer(*message)
         except MilkglassError as error:
             value, content = {"error": [error.message, error.hint, type(error).__name__]}, b""
-        except Exception as error:  # noqa: BLE001  (its own words may quote text)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  (its own words may quote text; tokenizers panics with no Exception)
             words = f"the enclave failed on this request ({type(error).__name__})"
             value, content = {"error": [words, "", "EnclaveError"]}, b""
         messages.write(writing, value, content)

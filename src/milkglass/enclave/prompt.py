@@ -1,24 +1,46 @@
-"""A prompt's tokens, and which of them the user wrote: these are sanitized, the instruction and the template are not.
+"""A prompt in pieces, which of them the user wrote, and its tokens: the user's are sanitized, the others are not.
 
-A token that shares a character with the user's text counts as the user's. Where the user's text stands in a rendered
-conversation is not searched for: a word of the user's may be one of the template's.
+The template and the tokenizer are the provider's, and the provider must not read the user's text. So neither decides
+what is private:
+
+- The template never sees a text. It renders marks in the messages' place, and the texts are put into the marks' place.
+- Each piece is tokenized apart, so that no rule of the tokenizer can write into the template's tokens what the user's
+  text holds. The tokenizer's parts are on a list (models/tokenizer_parts.py), and the tokens of the user's pieces must
+  read as the user's text.
+
+The host renders and divides; the enclave tokenizes (inside.py).
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.codec.conversation import Message, render, require_ordinary, require_text
-from milkglass.errors import CodecError, EmptyText, TooLong
+from milkglass.client.codec.conversation import Message, require_messages, require_text
+from milkglass.errors import CodecError, EmptyText, EnclaveError, TooLong
+from milkglass.models import chat_template
+from milkglass.models.pieces import TextPiece, special_around, tokenize
 
-Span = tuple[int, int]
+SPACES = "\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009"  # white space that no template strips alone
+
+ROLE = re.compile(r"[a-zA-Z_-]{1,32}")
+
+
+@dataclass(frozen=True)
+class PromptPiece(TextPiece):
+    """A part of a prompt.
+
+    Attributes:
+        private: Whether it is the user's, and is sanitized.
+    """
+
+    private: bool
 
 
 @dataclass(frozen=True)
@@ -47,66 +69,218 @@ class PromptTokens:
         return ids
 
 
-def of_text(tokenizer: Any, text: str, instruction: str, limit: int) -> PromptTokens:
+def of_text(text: str, instruction: str) -> list[PromptPiece]:
     """Plain text to continue, after an instruction that is not sanitized. Raises CodecError."""
     require_text([text])
-    return _tokens(tokenizer, instruction + text, [(len(instruction), len(instruction) + len(text))], limit, True)
+    return _joined([PromptPiece(instruction, True, False), PromptPiece(text, True, True)])
 
 
-def of_chat(tokenizer: Any, messages: Sequence[Message], limit: int, instruction: str = "") -> PromptTokens:
-    """A conversation in the model's own template. What users say is sanitized; what the system and the model say is
-    not, nor the instruction where a message begins with it. Raises CodecError."""
-    require_ordinary(tokenizer, [messages])
-    text, spans = _placed(tokenizer, messages)
-    private = []
-    for number, (start, stop) in spans:
-        if messages[number]["role"] == "user":
-            kept = len(instruction) if text.startswith(instruction, start, stop) else 0
-            private.append((start + kept, stop))
-    return _tokens(tokenizer, text, private, limit, False)
+def of_chat(tokenizer: Any, messages: Sequence[Message], instruction: str = "") -> list[PromptPiece]:
+    """A conversation in the model's own template.
 
+    What users say is sanitized. What the system and the model say is not, nor the instruction where a message of the
+    user's begins with it.
 
-def _placed(tokenizer: Any, messages: Sequence[Message]) -> tuple[str, list[tuple[int, Span]]]:
-    """The rendered conversation, and where each message stands in it, by its number.
-
-    The template is the provider's, and a short message may be a word of it. So the template is rendered with marks in
-    the messages' place, which no template can know, and what it makes of the messages themselves must be the same with
-    the messages in the marks' place. A template that alters, repeats in other words or asks what a message holds is
-    refused.
+    Raises:
+        CodecError: The template refuses the conversation, leaves a message out, or does anything with a message but
+            write it, with or without the white space around it.
     """
-    marks = {secrets.token_hex(16): number for number, one in enumerate(messages) if one["content"].strip()}
-    names = {number: mark for mark, number in marks.items()}
-    marked = [{**one, "content": names.get(number, one["content"])} for number, one in enumerate(messages)]
-    pieces = re.split(
-        f"({'|'.join(marks)})" if marks else "(?!)", render(tokenizer, marked, add_generation_prompt=True)
-    )
-    text = render(tokenizer, messages, add_generation_prompt=True)
-    for stripped in (True, False):  # some templates strip messages
-        contents = [one["content"].strip() if stripped else one["content"] for one in messages]
-        parts = [contents[marks[piece]] if piece in marks else piece for piece in pieces]
-        if "".join(parts) == text:
-            ends = np.cumsum([len(part) for part in parts]).tolist()
-            return text, [
-                (marks[piece], (end - len(part), end))
-                for piece, part, end in zip(pieces, parts, ends, strict=True)
-                if piece in marks
-            ]
-    raise CodecError(
-        "the chat template rewrites what a message says, so that its text cannot be told from the template",
+    require_messages(tokenizer, messages)
+    if strange := next((n for n, one in enumerate(messages, 1) if not ROLE.fullmatch(one["role"])), 0):
+        raise CodecError(f"message {strange} has a role that is no word", "one of system, user, assistant, tool")
+    first, second = (_Layout.of(tokenizer, messages, size) for size in (16, 21))
+    if first != second:  # it wrote something of the marks: their number of letters, or their first ones
+        raise _rewritten()
+    return _joined(first.pieces(messages, instruction))
+
+
+def tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, special: bool) -> PromptTokens:
+    """Tokenize a prompt, each piece apart.
+
+    Args:
+        special: Whether the tokenizer's special tokens are put around it.
+
+    Raises:
+        EmptyText, TooLong: The prompt has no token, or more than `limit`.
+        EnclaveError: The tokens of the user's text read as another text.
+    """
+    before, after = special_around(tokenizer) if special else ([], [])
+    ids, private = list(before), [False] * len(before)
+    for number, piece in enumerate(pieces):
+        more, _ = tokenize(tokenizer, piece, first=not number)
+        if piece.private:
+            _require_same(tokenizer, more, piece.text)
+        ids += more
+        private += [piece.private] * len(more)
+    if not len(ids) - len(before):
+        raise EmptyText("the prompt has no token", "give some text")
+    ids, private = ids + after, private + [False] * len(after)
+    if len(ids) > limit:
+        raise TooLong(f"the prompt has {len(ids)} tokens, at most {limit} fit", "shorten it")
+    return PromptTokens(np.asarray(ids, np.int64), np.array(private, np.bool_))
+
+
+def to_json(pieces: Sequence[PromptPiece]) -> list[list[Any]]:
+    """Return the pieces as data that crosses to the enclave."""
+    return [[piece.text, piece.literal, piece.private] for piece in pieces]
+
+
+def from_json(raw: Sequence[Sequence[Any]]) -> list[PromptPiece]:
+    """Return the pieces that `to_json` wrote. Raises TypeError or ValueError for anything else."""
+    pieces = [PromptPiece(text, literal, private) for text, literal, private in raw]
+    if not all(type(one.text) is str and type(one.literal) is bool and type(one.private) is bool for one in pieces):
+        raise TypeError("a piece is a text and two truth values")
+    return pieces
+
+
+# --- the template -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Place:
+    """Where a message stands: its number, and whether the template strips its white space before and after it."""
+
+    message: int
+    strips_before: bool
+    strips_after: bool
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A rendered conversation: the template's texts and the messages' places, in order."""
+
+    parts: tuple[str | _Place, ...] = field(repr=False)
+
+    @classmethod
+    def of(cls, tokenizer: Any, messages: Sequence[Message], size: int) -> _Layout:
+        """size: bytes of each half of a mark."""
+        marks = {_Mark.drawn(size): number for number, one in enumerate(messages) if one["content"].strip()}
+        names = {number: str(mark) for mark, number in marks.items()}
+        marked = [{**_seen(one), "content": names.get(number, one["content"])} for number, one in enumerate(messages)]
+        text = chat_template.render(tokenizer, marked, add_generation_prompt=True)
+        if missing := [number for mark, number in marks.items() if mark.core not in text]:
+            raise _rewritten(f"leaves message {missing[0] + 1} out or rewrites it")
+        return cls(tuple(_split(text, marks)))
+
+    def pieces(self, messages: Sequence[Message], instruction: str) -> Iterator[PromptPiece]:
+        """Yield the same with the messages in their places."""
+        for part in self.parts:
+            if isinstance(part, str):
+                yield PromptPiece(part, False, False)
+                continue
+            message = messages[part.message]
+            text = str(message["content"])
+            text = text.lstrip() if part.strips_before else text
+            text = text.rstrip() if part.strips_after else text
+            kept = len(instruction) if message["role"] == "user" and text.startswith(instruction) else 0
+            yield PromptPiece(text[:kept], True, False)
+            yield PromptPiece(text[kept:], True, message["role"] == "user")
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What stands in a message's place.
+
+    Attributes:
+        core: Letters that no template can know, with a quotation mark and a line feed among them: a template that
+            escapes texts would change these.
+        before, after: White space around it, which a template may strip.
+    """
+
+    core: str
+    before: str
+    after: str
+
+    @classmethod
+    def drawn(cls, size: int) -> _Mark:
+        core = f'{secrets.token_hex(size)}"\n\\{secrets.token_hex(size)}'
+        before, after = ("".join(secrets.choice(SPACES) for _ in range(8)) for _ in range(2))
+        return cls(core, before, after)
+
+    def __str__(self) -> str:
+        return f"{self.before}{self.core}{self.after}"
+
+
+def _seen(message: Message) -> dict[str, str]:
+    return {name: message[name] for name in ("role", "content")}
+
+
+def _split(text: str, marks: Mapping[_Mark, int]) -> Iterator[str | _Place]:
+    """Yield the template's texts and the places of the marks between them."""
+    known = {mark.core: mark for mark in marks}
+    parts = re.split(f"({'|'.join(map(re.escape, known))})" if known else "(?!)", text)
+    strips_before = True
+    for number, part in enumerate(parts):
+        if number % 2:
+            mark = known[part]
+            strips_after = not parts[number + 1].startswith(mark.after)
+            yield _Place(marks[mark], strips_before, strips_after)
+            continue
+        if number and not strips_after:
+            part = part[len(known[parts[number - 1]].after) :]
+        if number + 1 < len(parts):
+            before = known[parts[number + 1]].before
+            strips_before = not part.endswith(before)
+            part = part if strips_before else part[: -len(before)]
+        if any(mark.before in part or mark.after in part for mark in marks):
+            raise _rewritten()
+        yield part
+
+
+def _rewritten(how: str = "rewrites what a message says") -> CodecError:
+    return CodecError(
+        f"the chat template {how}, so that the message's text cannot be told from the template",
         "give --raw, and the instruction with --instruction",
     )
 
 
-def _tokens(tokenizer: Any, text: str, spans: list[Span], limit: int, special: bool) -> PromptTokens:
-    batch = tokenizer(
-        text, add_special_tokens=special, return_offsets_mapping=True, truncation=False, verbose=False,
-        split_special_tokens=special,
-    )  # fmt: skip
-    ids = np.asarray(batch["input_ids"], np.int64)
-    if not len(ids):
-        raise EmptyText("the prompt has no token", "give some text")
-    if len(ids) > limit:
-        raise TooLong(f"the prompt has {len(ids)} tokens, at most {limit} fit", "shorten it")
-    offsets = batch["offset_mapping"]
-    private = [any(a < stop and b > start for start, stop in spans) for a, b in offsets]
-    return PromptTokens(ids, np.array(private, np.bool_))
+# --- the tokenizer ----------------------------------------------------------------------------------------------------
+def _joined(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[PromptPiece]:
+    """The pieces that are not empty, a space at the end of one at the beginning of the next literal one: tokenizers
+    write a space into the word after it."""
+    result = list[PromptPiece]()
+    for piece in pieces:
+        if not piece.text:
+            continue
+        last = result[-1] if result else None
+        moves = last is not None and last.text.endswith(" ") and piece.literal and not piece.text[0].isspace()
+        if last is not None and moves and piece.private >= last.private:
+            result.pop()
+            if len(last.text) > 1:
+                result.append(PromptPiece(last.text[:-1], last.literal, last.private))
+            piece = PromptPiece(" " + piece.text, piece.literal, piece.private)
+        result.append(piece)
+    return result
+
+
+def _require_same(tokenizer: Any, ids: Sequence[int], text: str) -> None:
+    """Raise EnclaveError where the tokens read as another text than the user's, as the normalizer writes it.
+
+    What the tokenizer does not know is one token, and may be anything.
+    """
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    expected = _letters(text if normalizer is None else normalizer.normalize_str(text))
+    parts, known = list[str](), list[int]()
+    for one in [*ids, None]:
+        if one is None or one == tokenizer.unk_token_id:
+            read = tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            parts.append(_letters(read))
+            known = []
+        else:
+            known.append(one)
+    position = 0
+    for number, part in enumerate(parts):
+        found = expected.find(part, position) if number else (0 if expected.startswith(part) else -1)
+        if found < 0:
+            break
+        position = found + len(part)
+    else:
+        if len(parts) > 1 or position == len(expected):
+            return
+    raise EnclaveError(
+        "the tokens that the tokenizer makes of your text read as another text",
+        "write it without unusual letters, or don't use this provider: its tokenizer may add to what you say",
+    )
+
+
+def _letters(text: str) -> str:
+    """A text without white space, and SentencePiece's sign for it: decoders differ in where they write it."""
+    return "".join(text.replace("▁", " ").split())

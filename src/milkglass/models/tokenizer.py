@@ -15,22 +15,35 @@ import numpy as np
 from milkglass.errors import ModelError
 from milkglass.models.checkpoint import read_json
 from milkglass.models.families import family_of
+from milkglass.models.tokenizer_parts import require_known_parts
 from milkglass.sequences import Ids
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """Raises ModelError where there is no fast one that can be loaded."""
+def load_tokenizer(folder: Path, provider: bool = False) -> Any:
+    """Load a folder's fast tokenizer.
+
+    Args:
+        folder: Its tokenizer.json is read, and no other place.
+        provider: Whether the folder came from a provider that must not read the texts (tokenizer_parts.py).
+
+    Raises:
+        ModelError: There is none that can be loaded, or it has a part whose effect on a text is not known.
+    """
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
+    except BaseException as error:
+        # The tokenizers library panics on some files, with an error that is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ModelError(
             f"the tokenizer in {folder.name} cannot be loaded ({type(error).__name__})",
             "a tokenizer.json is needed: save it with a fast tokenizer's save_pretrained",
         ) from error
     if not tokenizer.is_fast:
         raise ModelError(f"{folder.name} has no fast tokenizer", "save a tokenizer.json beside the model")
+    require_known_parts(tokenizer, folder.name, provider)
     return tokenizer
 
 

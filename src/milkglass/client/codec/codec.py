@@ -19,8 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.codec.aliases import AliasChoices, Draw, Responses, secret_draws
-from milkglass.client.codec.conversation import Message, render, require_ordinary, require_text, takes_tools
-from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, answerless, labelled
+from milkglass.client.codec.conversation import (
+    Message,
+    render,
+    require_messages,
+    require_text,
+    takes_tools,
+    template_options,
+)
+from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, Tool, answerless, labelled
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
@@ -88,11 +95,17 @@ class Codec:
         max_length: int | None = None,
         truncate: bool = False,
         reserved: int = 0,
+        templated: bool = False,
     ) -> Encoded:
         """What looks like a special token in a text is text: no one can end a text early by writing "[SEP]".
 
-        reserved: tokens that the caller adds to each text, and that the limit counts. Raises EmptyText, TooLong (unless
-        `truncate`) or IdOutOfRange; each names the text's number, from 1.
+        Args:
+            reserved: Tokens that the caller adds to each text, and that the limit counts.
+            templated: Whether the texts are prompts that a program put together, so that the text of a special token
+                in them is that token.
+
+        Raises:
+            EmptyText, TooLong (unless `truncate`), IdOutOfRange: Each names the text's number, from 1.
         """
         require_text(texts)
         if pairs is not None:
@@ -104,7 +117,8 @@ class Codec:
         special = self.tokenizer.num_special_tokens_to_add(pair=pairs is not None)
         limit = self._limit(max_length, special + reserved, 1 if pairs is None else 2)
         requested = (list(texts), None if pairs is None else list(pairs))
-        batch = self.tokenizer(*requested, padding=False, truncation=False, verbose=False, split_special_tokens=True)
+        literal = not templated
+        batch = self.tokenizer(*requested, padding=False, truncation=False, verbose=False, split_special_tokens=literal)
         lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
         if (lengths <= special).any():
             raise EmptyText.of(int((lengths <= special).argmax()), "has no token", "leave empty texts out")
@@ -113,7 +127,11 @@ class Codec:
             self._refuse(lengths + reserved, limit)
         elif long:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
             batch = self.tokenizer(
-                *requested, padding=False, truncation=True, max_length=limit - reserved, split_special_tokens=True
+                *requested,
+                padding=False,
+                truncation=True,
+                max_length=limit - reserved,
+                split_special_tokens=literal,
             )
             self._refuse(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved, limit)
         types = batch.get("token_type_ids")
@@ -129,39 +147,45 @@ class Codec:
         add_generation_prompt: bool = True,
         max_length: int | None = None,
         truncate: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Tool] = (),
         begun: str = "",
+        options: Mapping[str, Any] | None = None,
     ) -> Ids:
         """Scrambled ids of a conversation in the model's own template; with `truncate`, a too long one loses its end.
 
+        The text of a special token in a message stays text.
+
         Args:
-            tools: that the model may call, in OpenAI's shape.
-            begun: the beginning of the answer.
+            tools: That the model may call, in OpenAI's shape.
+            begun: The beginning of the answer.
+            options: Further variables of the template, such as `enable_thinking` (`template_options`).
 
         Raises:
-            NoChatTemplate, TooLong: CodecError for a message that holds a special token's text, which the template
-                would make an order, and for tools that the template has no place for.
+            NoChatTemplate, TooLong: CodecError for a conversation that the template refuses, and for tools or options
+                that it has no place for.
         """
         if tools and not self.takes_tools:
             raise CodecError("the model's chat template has no place for tools", "leave tools out")
-        require_ordinary(self.tokenizer, [messages], tools)
-        text = render(self.tokenizer, messages, add_generation_prompt, tools) + begun
-        ids = self.tokenizer([text], add_special_tokens=False, padding=False, truncation=False, verbose=False)
+        require_messages(self.tokenizer, messages)
+        rendered = render(self.tokenizer, messages, add_generation_prompt, tools, options)
+        ids, _ = rendered.followed_by(begun).tokens(self.tokenizer)
         limit = self._limit(max_length)
         if not truncate:
-            self._refuse(np.array([len(ids["input_ids"][0])]), limit)
-        return self._scrambled(ids["input_ids"])[0][:limit]
-
-    def encode_example(self, messages: Sequence[Message], max_length: int | None = None) -> tuple[Ids, Ids]:
-        """One supervised conversation: (ids, labels), labels -100 on everything but the assistant's turns."""
-        done = self.encode_examples([messages], max_length)
-        return done.ids[0], done.labels[0]
+            self._refuse(np.array([len(ids)]), limit)
+        return self._scrambled([ids])[0][:limit]
 
     def encode_examples(
-        self, conversations: Sequence[Sequence[Message]], max_length: int | None = None, truncate: bool = False
+        self,
+        conversations: Sequence[Sequence[Message]],
+        max_length: int | None = None,
+        truncate: bool = False,
+        tools: Sequence[Sequence[Tool]] = (),
     ) -> LabelledIds:
-        """The same for many. With `truncate`, too long ones lose their end; one that loses all answers is refused."""
-        done, lengths = self._labelled(conversations, max_length)
+        """Supervised examples of conversations: labels are -100 on everything but the assistant's turns.
+
+        With `truncate`, too long ones lose their end; one that loses all answers is refused.
+        """
+        done, lengths = self._labelled(conversations, max_length, tools)
         if not truncate:
             self._refuse(lengths, self._limit(max_length))
         for place in done.unanswered:
@@ -170,20 +194,25 @@ class Codec:
             )
         return done
 
-    def encode_cut(self, conversations: Sequence[Sequence[Message]], max_length: int | None = None) -> LabelledIds:
-        """The same, with the places of those that lose all answers, which have no label to learn from."""
-        return self._labelled(conversations, max_length)[0]
+    def encode_cut(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        max_length: int | None = None,
+        tools: Sequence[Sequence[Tool]] = (),
+    ) -> LabelledIds:
+        """The same, without those that lose all answers, whose places it names."""
+        return self._labelled(conversations, max_length, tools)[0]
 
     def _labelled(
-        self, conversations: Sequence[Sequence[Message]], max_length: int | None
+        self, conversations: Sequence[Sequence[Message]], max_length: int | None, tools: Sequence[Sequence[Tool]]
     ) -> tuple[LabelledIds, NDArray[np.int64]]:
-        return labelled(self.tokenizer, conversations, self._limit(max_length), self._scrambled)
+        return labelled(self.tokenizer, conversations, self._limit(max_length), self._scrambled, tools)
 
     def encode_plain(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
         """Texts for causal training: an end-of-sequence token after each, and a loss on every token."""
         encoded = self.encode(texts, None, max_length, truncate, reserved=len(self.stop_ids))
         ids = [np.concatenate([one, self.stop_ids]).astype(np.int32) for one in encoded.ids]
-        return LabelledIds(ids, [one.copy() for one in ids], encoded.long)
+        return LabelledIds(ids, [one.copy() for one in ids], tuple(range(len(ids))), encoded.long)
 
     # --- ids without text ------------------------------------------------------------------------------------------
     @property
@@ -241,6 +270,11 @@ class Codec:
     @property
     def takes_tools(self) -> bool:
         return takes_tools(self.tokenizer)
+
+    @property
+    def template_options(self) -> frozenset[str]:
+        """The names of options that the chat template reads, such as `enable_thinking`."""
+        return template_options(self.tokenizer)
 
     # --- inside -------------------------------------------------------------------------------------------------------
     def _limit(self, max_length: int | None, added: int = 0, least: int = 1) -> int:

@@ -1,19 +1,27 @@
-"""Conversations in a model's own chat template, and what must not be in them.
+"""Conversations in a model's own chat template, and their tokens.
 
-Out of scope: sigma, and what becomes of the text. Nothing that is raised here quotes a conversation.
+The text of a special token in a message stays text: only the template's own special tokens are obeyed. Out of scope:
+sigma, and what becomes of the text. Nothing that is raised here quotes a conversation.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from milkglass.errors import CodecError, EmptyText, NoChatTemplate, UsageError
+from milkglass.models import chat_template
+from milkglass.models.pieces import Offsets, TextPiece, tokenize_all
 
 Message = Mapping[str, Any]  # role and content; of tool calls, what OpenAI's messages have beside them
-FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")  # of a message: what a template may see
+# Fields of a message that a template may see
+FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+Span = tuple[int, int]
+PRIVATE_USE = range(0xF0000, 0xFFFFE)  # letters that no text is written in; two of them mark what is text
 
 
 def require_text(texts: Sequence[str], empty_is_fine: bool = False) -> None:
@@ -30,36 +38,8 @@ def require_text(texts: Sequence[str], empty_is_fine: bool = False) -> None:
             raise CodecError.of(number, "holds half a surrogate pair", "save it as proper UTF-8") from None
 
 
-def require_ordinary(
-    tokenizer: Any, conversations: Sequence[Sequence[Message]], tools: Sequence[Mapping[str, Any]] = ()
-) -> None:
-    """Raises CodecError for messages or tools that hold the text of a special token, such as the end of a turn:
-    templates are text, so the tokenizer could not tell it from the template's own."""
-    places, words = [], []
-    for number, messages in enumerate(conversations):
-        _require_messages(tokenizer, messages)
-        for turn, message in enumerate(messages):
-            inside = [*_texts(dict(message))]
-            places += [(number, f"its message {turn + 1}")] * len(inside)
-            words += inside
-    described = [*_texts(list(tools))]
-    places += [(0, "its tools")] * len(described)
-    words += described
-    if not words or not _may_hold_special(tokenizer, words):
-        return
-    obeyed, literal = (
-        tokenizer(
-            words, add_special_tokens=False, padding=False, truncation=False, verbose=False, split_special_tokens=one
-        )["input_ids"]
-        for one in (False, True)
-    )
-    for (number, where), one, other in zip(places, obeyed, literal, strict=True):
-        if one != other:
-            fault = f"holds the text of a special token in {where}"
-            raise CodecError.of(number, fault, "leave it out: the model would obey it", "conversation")
-
-
-def _require_messages(tokenizer: Any, messages: Sequence[Message]) -> None:
+def require_messages(tokenizer: Any, messages: Sequence[Message]) -> None:
+    """Raise NoChatTemplate, EmptyText or CodecError for what is no conversation, or for a model without a template."""
     if not tokenizer.chat_template:
         raise NoChatTemplate("this model's tokenizer has no chat template", "encode plain text instead")
     if not messages:
@@ -71,18 +51,153 @@ def _require_messages(tokenizer: Any, messages: Sequence[Message]) -> None:
     require_text([message["role"] for message in messages], empty_is_fine=True)
 
 
-def _may_hold_special(tokenizer: Any, words: Sequence[str]) -> bool:
-    """False only where no special token can be found in the words: then they need not be tokenized to look. A token
-    that is matched in normalised text may be there in other letters."""
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation in its template.
+
+    Attributes:
+        pieces: Of the text, in order; those that are literal stand in a message.
+    """
+
+    pieces: tuple[TextPiece, ...] = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    def tokens(self, tokenizer: Any) -> tuple[list[int], Offsets]:
+        """Return the original ids and each token's (start, stop) in `text`."""
+        return tokenize_all(tokenizer, self.pieces)
+
+    def followed_by(self, more: str) -> Rendered:
+        """Return the same with more text of the template's kind after it."""
+        return replace(self, pieces=(*self.pieces, TextPiece(more, False))) if more else self
+
+
+def render(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Rendered:
+    """Render a conversation in the model's chat template.
+
+    Args:
+        messages: Checked by `require_messages`. The template sees the fields of FIELDS.
+        tools: That the model may call, in OpenAI's shape.
+        options: Further variables of the template, such as `enable_thinking`.
+
+    Raises:
+        CodecError: The template refuses the conversation, does not read an option, or writes the text of a special
+            token that stands in a message in another way.
+    """
+    options = dict(options or {})
+    if options and (unknown := sorted(set(options) - template_options(tokenizer))):
+        raise CodecError(
+            f"the model's chat template does not read {', '.join(unknown)}",
+            f"it reads {', '.join(sorted(template_options(tokenizer))) or 'no option'}; leave the others out",
+        )
+    seen = [{name: one[name] for name in FIELDS if name in one} for one in messages]
+    marks = _free_letters([*_texts(seen), *_texts(list(tools))])
+    marked, marked_tools = _marked(tokenizer, seen, marks), _marked(tokenizer, list(tools), marks)
+    text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
+    if marked == seen and marked_tools == list(tools):
+        return Rendered((TextPiece(text, False),))
+    return Rendered(tuple(_pieces(text, marks)))
+
+
+def template_options(tokenizer: Any) -> frozenset[str]:
+    """The names of options that the model's chat template reads, such as `enable_thinking`."""
+    named = {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+    return chat_template.variables(tokenizer) - named - set(tokenizer.special_tokens_map)
+
+
+def _marked(tokenizer: Any, value: Any, marks: tuple[str, str]) -> Any:
+    """The same JSON-like data, with marks around what a tokenizer would read as a special token in its strings."""
+    if isinstance(value, str):
+        return _marked_text(tokenizer, value, marks)
+    if isinstance(value, Mapping):
+        return {
+            _marked_text(tokenizer, name, marks) if isinstance(name, str) else name: _marked(tokenizer, one, marks)
+            for name, one in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_marked(tokenizer, one, marks) for one in value]
+    return value
+
+
+def _marked_text(tokenizer: Any, text: str, marks: tuple[str, str]) -> str:
+    start, stop = marks
+    tokens = _special_tokens(tokenizer)
+    text = tokens.literal.sub(lambda found: f"{start}{found[0]}{stop}", text)
+    if not tokens.normalized or start in text:
+        return text
+    # A special token that is matched in normalized text may be there in other letters: only the tokenizer can tell.
+    obeyed, literal = (
+        tokenizer(text, add_special_tokens=False, truncation=False, verbose=False, split_special_tokens=one)[
+            "input_ids"
+        ]
+        for one in (False, True)
+    )
+    return text if obeyed == literal else f"{start}{text}{stop}"
+
+
+@dataclass(frozen=True)
+class _SpecialTokens:
+    """What a tokenizer reads as special tokens.
+
+    Attributes:
+        literal: Finds them in a text, the longest first.
+        normalized: Whether some of them are looked for in normalized text, too.
+    """
+
+    literal: re.Pattern[str]
+    normalized: bool
+
+
+def _special_tokens(tokenizer: Any) -> _SpecialTokens:
     known = _SPECIAL.get(tokenizer)
     if known is None:
-        special = [one for one in tokenizer.added_tokens_decoder.values() if one.special]
-        literal = "|".join(re.escape(one.content) for one in special)
-        known = _SPECIAL[tokenizer] = None if any(one.normalized for one in special) else re.compile(literal or r"(?!)")
-    return known is None or any(map(known.search, words))
+        special = [one for one in tokenizer.added_tokens_decoder.values() if one.special and one.content]
+        longest_first = sorted((one.content for one in special), key=len, reverse=True)
+        pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        known = _SPECIAL[tokenizer] = _SpecialTokens(pattern, any(one.normalized for one in special))
+    return known
 
 
-_SPECIAL: WeakKeyDictionary[Any, re.Pattern[str] | None] = WeakKeyDictionary()  # None: only tokenizing tells
+_SPECIAL: WeakKeyDictionary[Any, _SpecialTokens] = WeakKeyDictionary()
+
+
+def _free_letters(texts: Sequence[str]) -> tuple[str, str]:
+    """Two letters of private use that none of the texts has."""
+    used = {letter for text in texts for letter in text if ord(letter) >= PRIVATE_USE.start}
+    free = (chr(number) for number in PRIVATE_USE if chr(number) not in used)
+    return next(free), next(free)
+
+
+def _pieces(text: str, marks: tuple[str, str]) -> Iterator[TextPiece]:
+    """Raises CodecError where the template took marks apart or wrote them in another way."""
+    start, stop = marks
+    if any(json.dumps(one)[1:-1] in text for one in marks):
+        raise _rewritten()
+    for number, part in enumerate(text.split(start)):
+        literal, found, rest = part.partition(stop)
+        if not number:
+            literal, rest, found = "", part, "" if stop not in part else stop
+        if bool(number) != bool(found) or stop in rest:
+            raise _rewritten()
+        if literal:
+            yield TextPiece(literal, True)
+        if rest:
+            yield TextPiece(rest, False)
+
+
+def _rewritten() -> CodecError:
+    return CodecError(
+        "a message holds the text of a special token, and the model's chat template rewrites that message",
+        "leave it out: the model would obey it",
+    )
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -103,41 +218,58 @@ def takes_tools(tokenizer: Any) -> bool:
     return re.search(r"\btools\b", str(tokenizer.chat_template or "")) is not None
 
 
-def render(
-    tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Mapping[str, Any]] = ()
-) -> str:
-    """`messages` and `tools` were checked; the template sees nothing of them but what was."""
-    import jinja2
+@dataclass(frozen=True)
+class Supervised:
+    """One example to learn from.
 
-    try:
-        return tokenizer.apply_chat_template(
-            [{name: one[name] for name in FIELDS if name in one} for one in messages],
-            tools=list(tools) or None,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-        )
-    except (jinja2.TemplateError, TypeError, KeyError, IndexError):
-        # Its own message may quote the conversation, so it is not passed on.
-        raise CodecError(
-            f"the model's chat template refuses this conversation of {len(messages)} messages",
-            "most want a user's message first, and then roles that alternate",
-        ) from None
+    Attributes:
+        rendered: The conversation, or its beginning up to an answer.
+        answers: (start, stop) of what is learnt, in characters of its text.
+    """
+
+    rendered: Rendered
+    answers: tuple[Span, ...]
 
 
-def answers(tokenizer: Any, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
-    """The whole conversation's text, and where (start, stop) the assistant's turns lie in it."""
-    text = render(tokenizer, messages, add_generation_prompt=False)
-    spans = []
-    for number, message in enumerate(messages):
-        if message["role"] == "assistant" and number > 0:
-            before = render(tokenizer, messages[:number], add_generation_prompt=True)
-            until = render(tokenizer, messages[: number + 1], add_generation_prompt=False)
-            if not (until.startswith(before) and text.startswith(until)):
-                raise CodecError(
-                    f"the chat template rewrites earlier turns: the answer in message {number + 1} can't be told apart",
-                    "make one example of each answer",
-                )
-            spans.append((len(before), len(until.rstrip())))  # what follows the end token is not the answer's
-    if not spans:
+def supervised(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    options: Mapping[str, Any] | None = None,
+) -> list[Supervised]:
+    """Return the examples of one conversation.
+
+    It is one example, whose assistant's turns are learnt, except for a template that writes earlier turns in another
+    way once there are later ones, such as one that leaves their reasoning out. Then each answer is an example, with
+    the conversation up to it, as the model is asked.
+
+    Args:
+        messages: Checked by `require_messages`. An assistant's turn with `"weight": 0` is not learnt, nor is one that
+            the conversation begins with.
+
+    Raises:
+        CodecError: There is no answer to learn, or the template writes an answer elsewhere than where it is asked for.
+    """
+    learnt = [
+        number
+        for number, message in enumerate(messages)
+        if number > 0 and message["role"] == "assistant" and message.get("weight") != 0
+    ]
+    if not learnt:
         raise CodecError("the conversation has no answer to learn", 'end it with {"role": "assistant", ...}')
-    return text, spans
+    spans, parts = list[Span](), list[Supervised]()
+    whole = render(tokenizer, messages, False, tools, options)
+    for number in learnt:
+        before = render(tokenizer, messages[:number], True, tools, options)
+        until = render(tokenizer, messages[: number + 1], False, tools, options)
+        if not until.text.startswith(before.text):
+            raise CodecError(
+                f"the chat template does not write the answer in message {number + 1} where it asks for one, so that "
+                "it can't be told from the template",
+                "use the published template of this model",
+            )
+        spans.append((len(before.text), len(until.text.rstrip())))  # what follows the end token is not the answer's
+        parts.append(Supervised(until, (spans[-1],)))
+    if all(whole.text.startswith(one.rendered.text) for one in parts):
+        return [Supervised(whole, tuple(spans))]
+    return parts

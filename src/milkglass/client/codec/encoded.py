@@ -4,17 +4,19 @@ its template, and a label on every token of the assistant's turns."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.codec.conversation import Message, answers, require_ordinary
-from milkglass.errors import TooLong
+from milkglass.client.codec.conversation import Message, Rendered, Supervised, require_messages, supervised
+from milkglass.errors import CodecError, TooLong
+from milkglass.models.pieces import Offsets
 
 IGNORED = -100  # a label on which there is no loss
 Ids = NDArray[np.int32]
+Tool = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,18 @@ class Encoded:
 class LabelledIds:
     """Supervised examples: scrambled ids, and labels (int32, same shapes) that are -100 outside the answers.
 
-    long: places of the examples that were cut to the limit.
-    unanswered: of those that lost all answers by it, by place: how many tokens come before the first answer.
+    A text or conversation makes one example, or several where its template asks for that (`supervised`), or none where
+    the limit cut all of its answers off.
+
+    Attributes:
+        sources: The place of each example's text or conversation.
+        long: Places of those that were cut to the limit.
+        unanswered: Of those that lost all answers by it, by place: how many tokens come before the first answer.
     """
 
     ids: list[Ids]
     labels: list[Ids]
+    sources: tuple[int, ...]
     long: tuple[int, ...] = ()
     unanswered: Mapping[int, int] = field(default_factory=dict)
 
@@ -48,28 +56,61 @@ def labelled(
     conversations: Sequence[Sequence[Message]],
     limit: int,
     scrambled: Callable[[Sequence[Sequence[int]]], list[Ids]],
+    tools: Sequence[Sequence[Tool]] = (),
 ) -> tuple[LabelledIds, NDArray[np.int64]]:
-    """Each conversation cut to `limit` tokens, and (n,) how many it has uncut. scrambled: of lists of original ids."""
-    require_ordinary(tokenizer, conversations)
-    texts, spans = [], []
-    for messages in conversations:
-        text, inside = answers(tokenizer, messages)
-        texts.append(text)
-        spans.append(inside)
-    if not texts:
-        return LabelledIds([], []), np.empty(0, np.int64)
-    batch = tokenizer(
-        texts, add_special_tokens=False, padding=False, truncation=False, return_offsets_mapping=True, verbose=False
-    )
-    lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
-    ids = [one[:limit] for one in scrambled(batch["input_ids"])]
-    labels = [
-        np.where(_within(offsets[:limit], inside), one, np.int32(IGNORED)).astype(np.int32)
-        for one, offsets, inside in zip(ids, batch["offset_mapping"], spans, strict=True)
-    ]
-    lost = [place for place, one in enumerate(labels) if (one == IGNORED).all()]
-    before = {place: int(_within(batch["offset_mapping"][place], spans[place]).argmax()) for place in lost}
-    return LabelledIds(ids, labels, tuple(np.flatnonzero(lengths > limit).tolist()), before), lengths
+    """Encode the examples of each conversation, cut to `limit` tokens.
+
+    Args:
+        scrambled: Of lists of original ids.
+        tools: Of each conversation, where there are any.
+
+    Returns:
+        The examples, and (n,) how many tokens the longest example of each conversation has uncut.
+
+    Raises:
+        CodecError: A conversation cannot be rendered, or has no answer; its place is named.
+    """
+    examples, sources = list[Supervised](), list[int]()
+    for place, messages in enumerate(conversations):
+        require_messages(tokenizer, messages)
+        try:
+            found = supervised(tokenizer, messages, tools[place] if tools else ())
+        except CodecError as error:
+            raise type(error).of(place, f"cannot be learnt: {error.message}", error.hint, "conversation") from None
+        examples += found
+        sources += [place] * len(found)
+    tokens = _tokens(tokenizer, [one.rendered for one in examples])
+    lengths, before = np.zeros(len(conversations), np.int64), dict[int, int]()
+    done = LabelledIds([], [], ())
+    kept = list[int]()
+    for place, example, (whole, offsets), ids in zip(
+        sources, examples, tokens, scrambled([one for one, _ in tokens]), strict=True
+    ):
+        lengths[place] = max(lengths[place], len(whole))
+        inside = _within(offsets, example.answers)
+        if inside[:limit].any():
+            done.ids.append(ids[:limit])
+            done.labels.append(np.where(inside[:limit], ids[:limit], np.int32(IGNORED)).astype(np.int32))
+            kept.append(place)
+        else:
+            before.setdefault(place, int(inside.argmax()))
+    unanswered = {place: count for place, count in before.items() if place not in kept}
+    return replace(
+        done, sources=tuple(kept), long=tuple(np.flatnonzero(lengths > limit).tolist()), unanswered=unanswered
+    ), lengths
+
+
+def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int], Offsets]]:
+    """The tokens of each; those of a single piece together, which is faster."""
+    result = [None if len(one.pieces) == 1 else one.tokens(tokenizer) for one in rendered]
+    texts = [one.text for one, done in zip(rendered, result, strict=True) if done is None]
+    if texts:
+        batch = tokenizer(
+            texts, add_special_tokens=False, padding=False, truncation=False, return_offsets_mapping=True, verbose=False
+        )
+        several = zip(batch["input_ids"], batch["offset_mapping"], strict=True)
+        return [next(several) if one is None else one for one in result]
+    return [one for one in result if one is not None]
 
 
 def answerless(

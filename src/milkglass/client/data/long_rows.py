@@ -53,11 +53,7 @@ class EncodedBatch:
     unanswered: Mapping[int, int]
 
     @classmethod
-    def of(
-        cls, columns: Mapping[str, pa.Array], count: int, long: Sequence[int], unanswered: Mapping[int, int]
-    ) -> EncodedBatch:
-        """columns: of all rows of the batch. long: places of the rows that were cut."""
-        kept = [place for place in range(count) if place not in unanswered]
+    def of(cls, columns: Mapping[str, pa.Array], long: Sequence[int], unanswered: Mapping[int, int]) -> EncodedBatch:
+        """columns: of the rows that are left. long: places of the rows that were cut."""
         table = pa.table(dict(columns))
-        table = table if len(kept) == count else table.take(pa.array(kept, pa.int64()))
-        return cls(table if kept else None, len({*long} - {*unanswered}), unanswered)
+        return cls(table if len(table) else None, len({*long} - {*unanswered}), unanswered)

@@ -189,7 +189,7 @@ def _encoded(
         between = f"between {batch[0].noun} {batch[0].line} and {batch[-1].place(source)}"
         raise type(error)(f"{between}: {error.message}", error.hint) from None
     columns = {**_id_columns(done.ids), "labels": _lists(done.labels, List32)}
-    return EncodedBatch.of(columns, len(batch), done.long, done.unanswered)
+    return EncodedBatch.of(columns, done.long, done.unanswered)
 
 
 def _numbers(source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None) -> pa.Array:
@@ -212,7 +212,7 @@ def _classified(codec: Codec, batch: Sequence[Example], numbers: pa.Array, limit
     if encoded.token_type_ids is not None:
         columns["token_type_ids"] = _lists(encoded.token_type_ids, List8)
     columns["labels"] = numbers
-    return EncodedBatch.of(columns, len(batch), encoded.long, {})
+    return EncodedBatch.of(columns, encoded.long, {})
 
 
 def _id_columns(ids: Sequence[NDArray[np.int32]]) -> dict[str, pa.Array]:
@@ -224,4 +224,6 @@ def _id_columns(ids: Sequence[NDArray[np.int32]]) -> dict[str, pa.Array]:
 
 def _lists(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.Array:
     offsets = np.concatenate([[0], np.cumsum([len(one) for one in arrays])]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(arrays), kind.value_type), type=kind)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), pa.array(np.concatenate(arrays) if arrays else [], kind.value_type), type=kind
+    )

@@ -112,13 +112,12 @@ class Pair:
 def row_losses(
     pair: Pair, codec: Codec, conversations: Sequence[Sequence[Message]], max_length: int
 ) -> tuple[Rows, Rows, Rows]:
-    """(u,) the sum of each conversation's losses over the tokens of its answers, (u,) the same with symbols known, and
+    """(u,) the sum of each example's losses over the tokens of its answers, (u,) the same with symbols known, and
     (u,) how many tokens these are; of those that keep an answer within max_length tokens. codec: of original ids."""
     encoded = codec.encode_cut(conversations, max_length)
-    kept = [place for place in range(len(conversations)) if place not in encoded.unanswered]
     found = [
-        pair.losses(torch.from_numpy(encoded.ids[i]).long(), torch.from_numpy(encoded.labels[i] != IGNORED))
-        for i in kept
+        pair.losses(torch.from_numpy(ids).long(), torch.from_numpy(labels != IGNORED))
+        for ids, labels in zip(encoded.ids, encoded.labels, strict=True)
     ]
     losses, known, tokens = (np.array(column, np.float64) for column in zip(*found, strict=True))
     return losses, known, tokens

@@ -1,0 +1,172 @@
+"""Renders a model's chat template in a process of its own, within a deadline and a bound on memory.
+
+A template is a program of whoever made the model's folder. It sees what it is given and nothing else, and it cannot
+keep its caller waiting. Out of scope: what a template may be given (client/codec/conversation.py, enclave/prompt.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from milkglass.errors import CodecError
+
+SECONDS = 20.0  # for one conversation. Published templates take milliseconds, on a busy machine as well
+START_SECONDS = 120.0  # for the process to load its modules
+LARGEST = 1 << 28  # bytes of one answer
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "conversations")
+
+
+def start() -> None:
+    """Start the process ahead of its first use, so that it loads its modules meanwhile."""
+    _WORKER.start()
+
+
+def render(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """Render a conversation in the tokenizer's chat template.
+
+    Args:
+        messages: What the template sees; fields that are None are left out, as published templates expect.
+        tools: In OpenAI's shape.
+        options: Further variables of the template, such as `enable_thinking`.
+
+    Raises:
+        CodecError: For a template that refuses the conversation, fails, takes too long or too much memory. No error
+            quotes a message.
+    """
+    request = {
+        "call": "render",
+        "template": tokenizer.get_chat_template(None, list(tools) or None),
+        "messages": [{name: value for name, value in one.items() if value is not None} for one in messages],
+        "tools": list(tools) or None,
+        "add_generation_prompt": add_generation_prompt,
+        "options": {**tokenizer.special_tokens_map, **(options or {})},
+    }
+    return str(_WORKER.ask(request, f"this conversation of {len(messages)} messages")["text"])
+
+
+def variables(tokenizer: Any) -> frozenset[str]:
+    """The names of what the tokenizer's chat templates read beside messages and tools, special tokens included."""
+    raw = tokenizer.chat_template or ""
+    templates = list(raw.values()) if isinstance(raw, Mapping) else [str(raw)]
+    return frozenset(name for one in templates for name in _variables(one))
+
+
+@lru_cache(maxsize=16)
+def _variables(template: str) -> frozenset[str]:
+    return frozenset(_WORKER.ask({"call": "names", "template": template}, "an empty conversation")["names"]) - {
+        *RESERVED
+    }
+
+
+class _Worker:
+    """The process, started at its first use and again after it was ended. Threads take turns."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0  # the process that started it: a fork must not share its pipes
+        self._ready = False
+
+    def start(self) -> None:
+        with self._turn:
+            self._started()
+
+    def ask(self, request: Mapping[str, Any], what: str) -> dict[str, Any]:
+        line = json.dumps(request).encode() + b"\n"
+        with self._turn:
+            process = self._started()
+            answer = self._asked(process, line)
+        fault = None if answer is None else answer.get("fault")
+        if answer is not None and fault is None:
+            return answer
+        if answer is None:
+            raise CodecError(
+                f"the model's chat template did not render {what} within {SECONDS:.0f} s and its bound on memory",
+                "use another template: put a published one into the model's folder",
+            )
+        if fault == "memory":
+            raise CodecError(
+                f"the model's chat template takes more memory for {what} than it may have (512 MB)",
+                "use another template: put a published one into the model's folder",
+            )
+        raise CodecError(
+            f"the model's chat template refuses {what}",
+            "most want a user's message first, and then roles that alternate",
+        )
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
+            return self._process
+        self.close()
+        environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG", "TZ") if name in os.environ}
+        environment |= {"HF_HUB_OFFLINE": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "milkglass.models.template_worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, bufsize=0,
+            start_new_session=True,
+        )  # fmt: skip
+        self._owner, self._ready = os.getpid(), False
+        return self._process
+
+    def _asked(self, process: subprocess.Popen[bytes], line: bytes) -> dict[str, Any] | None:
+        """The answer, or None where the process had to be ended, or ended."""
+        assert process.stdin is not None and process.stdout is not None
+        deadline = time.monotonic() + (SECONDS if self._ready else SECONDS + START_SECONDS)
+        parts, size, left = list[bytes](), 0, memoryview(line)
+        os.set_blocking(process.stdin.fileno(), False)
+        try:
+            with selectors.DefaultSelector() as waiting:
+                waiting.register(process.stdin, selectors.EVENT_WRITE)
+                waiting.register(process.stdout, selectors.EVENT_READ)
+                while not (parts and parts[-1].endswith(b"\n")):
+                    events = waiting.select(max(0.0, deadline - time.monotonic()))
+                    if not events:
+                        raise TimeoutError
+                    for key, _ in events:
+                        if key.fileobj is process.stdin:
+                            left = left[os.write(process.stdin.fileno(), left[:65536]) :]
+                            if not left:
+                                waiting.unregister(process.stdin)
+                        else:
+                            parts.append(os.read(process.stdout.fileno(), 1 << 20))
+                            size += len(parts[-1])
+                            if not parts[-1] or size > LARGEST:
+                                raise TimeoutError
+            self._ready = True
+            return dict(json.loads(b"".join(parts)))
+        except (OSError, ValueError):
+            self.close()
+            return None
+
+    def close(self) -> None:
+        """End the process. A fork only forgets it: it is not the fork's to end."""
+        process, self._process = self._process, None
+        if process is None or self._owner != os.getpid():
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        process.wait()
+
+
+_WORKER = _Worker()
+atexit.register(_WORKER.close)

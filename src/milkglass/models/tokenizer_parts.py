@@ -1,0 +1,156 @@
+"""Which parts a tokenizer.json may have.
+
+A tokenizer is a small program: its normalizer and its pre-tokenizer may hold regular expressions that look ahead,
+replace one word by others, or run for minutes. So a folder's tokenizer is taken only where each of its parts is one
+whose effect on a text is known, and a provider's only where its regular expressions are published ones, to the letter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from milkglass.errors import ModelError
+
+Part = dict[str, Any]
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+# How published tokenizers cut a text, to the letter
+PUBLISHED_SPLITS = frozenset(
+    {
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
+        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # the same, shorter
+        # Llama 3, SmolLM 3
+        _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        # Qwen 2 and 3
+        _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        # Qwen 3.5
+        _CONTRACTIONS
+        + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        # Mistral's Tekken
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        # GPT-4o
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        # DeepSeek
+        r"\p{N}{1,3}",
+        r"[\r\n]",
+        r"\p{P}",
+        r"\s+",
+        r"\s+$",
+    }
+)
+# Replacements of published normalizers: (pattern, what stands in its place)
+PUBLISHED_REPLACEMENTS = frozenset(
+    {(" ", "▁"), ("``", '"'), ("''", '"'), ("\u2581", " "), (r" {2,}", " "), (r" {2,}", "▁"), (r"\s+", " ")}
+)
+PLAIN_NORMALIZERS = frozenset(
+    {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "BertNormalizer", "ByteLevel", "Nmt"}
+)
+OWN_NORMALIZERS = PLAIN_NORMALIZERS | {"Precompiled"}  # SentencePiece's table of letters, as it was compiled
+PLAIN_CUTS = frozenset(
+    {"ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Digits", "Metaspace", "UnicodeScripts"}
+)
+ENDS = frozenset({"ByteLevel", "BertProcessing", "RobertaProcessing"})
+
+
+def require_known_parts(tokenizer: Any, folder: str, provider: bool) -> None:
+    """Raise ModelError for a tokenizer with a part that is not on the lists of this file.
+
+    Args:
+        tokenizer: A fast tokenizer, loaded.
+        folder: The name of its folder, for the error.
+        provider: Whether the folder came from a provider that must not read the texts. Then a regular expression has
+            to be a published one. In a folder of the user's own choice it may be any that leaves no letter out.
+    """
+    backend = tokenizer.backend_tokenizer
+    for kind, part, fault in _faults(backend, provider):
+        raise ModelError(
+            f"the tokenizer in {folder} has the {kind} {_shown(part)}: {fault}",
+            "use the published tokenizer of this model" + (", or don't use this provider" if provider else ""),
+        )
+    if getattr(backend.model, "dropout", None):
+        raise ModelError(
+            f"the tokenizer in {folder} cuts words at random (dropout {backend.model.dropout})",
+            'set "dropout" to null in its tokenizer.json',
+        )
+
+
+def _faults(backend: Any, provider: bool) -> Iterator[tuple[str, Part, str]]:
+    for part in _parts(backend.normalizer, "normalizers"):
+        if fault := _normalizer_fault(part, provider):
+            yield "normalizer", part, fault
+    for part in _parts(backend.pre_tokenizer, "pretokenizers"):
+        if fault := _cut_fault(part, provider):
+            yield "pre-tokenizer", part, fault
+    for part in _parts(backend.post_processor, "processors"):
+        if fault := _end_fault(part):
+            yield "post-processor", part, fault
+
+
+def _parts(component: Any, name: str) -> Iterator[Part]:
+    """Yield a component's parts: those of a sequence, and of sequences in it."""
+    if component is not None:
+        yield from _flat(json.loads(component.__getstate__()), name)
+
+
+def _flat(part: Part, name: str) -> Iterator[Part]:
+    if part["type"] != "Sequence":
+        yield part
+        return
+    for one in part[name]:
+        yield from _flat(one, name)
+
+
+def _normalizer_fault(part: Part, provider: bool) -> str:
+    kind = part["type"]
+    if kind in (PLAIN_NORMALIZERS if provider else OWN_NORMALIZERS):
+        return ""
+    if kind == "Prepend" and part["prepend"] == "▁":
+        return ""
+    if kind == "Replace":
+        [(form, pattern)] = part["pattern"].items()
+        if (pattern, part["content"]) in PUBLISHED_REPLACEMENTS:
+            return ""
+        if not provider and form == "String" and 0 < len(part["content"]) <= len(pattern):
+            return ""
+        return "it replaces a part of a text by another, and it is not a published one"
+    return "it is not on the list of those whose effect on a text is known"
+
+
+def _cut_fault(part: Part, provider: bool) -> str:
+    kind = part["type"]
+    if kind in PLAIN_CUTS:
+        return ""
+    if kind == "Punctuation":
+        return "" if part["behavior"] != "Removed" else "it leaves parts of a text out"
+    if kind == "Split":
+        [(form, pattern)] = part["pattern"].items()
+        published = pattern in PUBLISHED_SPLITS or (form == "String" and pattern == " ")
+        if part["behavior"] == "Removed" and not (published and part["invert"]):
+            return "it leaves parts of a text out"
+        if provider and not published:
+            return "its regular expression is not a published one"
+        return ""
+    return "it is not on the list of those whose effect on a text is known"
+
+
+def _end_fault(part: Part) -> str:
+    if part["type"] in ENDS:
+        return ""
+    if part["type"] == "TemplateProcessing":
+        orders = [
+            [one["Sequence"]["id"] for one in part[form] if "Sequence" in one] for form in ("single", "pair")
+        ]  # fmt: skip
+        return "" if orders == [["A"], ["A", "B"]] else "it repeats a text or leaves one out"
+    return "it is not on the list of those whose effect on a text is known"
+
+
+def _shown(part: Part) -> str:
+    """Return a part in a few words; what it holds is its author's, so its letters are escaped."""
+    rest = {name: value for name, value in part.items() if name != "type" and value not in (None, [], {})}
+    text = json.dumps(rest)
+    return str(part["type"]) + ("" if not rest else f" {text}" if len(text) <= 80 else f" {text[:80]}...")
