@@ -236,7 +236,7 @@ def test_what_cannot_be_scrambled_is_told_before_the_model_is_read(
         (3, "the dimensions of BERT cannot be mixed", (encoder.model, out, *few, "--set", "plus.form=paper")),
         (2, "leave 3 candidates for clusters of 5000", (encoder.model, out, *key, "--k", 5000)),
         (3, "'sequence_bias' cannot be re-mapped", (biased, out, *few)),
-        (5, "names token 999", (beyond, out, *few)),
+        (3, "suppress_tokens in generation_config.json is 999, and the table has 300 rows", (beyond, out, *few)),
         (3, "names token 99, which would have 2 ids", (listed, out, *few, "--set", "aliases=2")),
         (3, "the tokenizer in empty cannot be loaded", (empty, out, *few)),
         (3, "1 tokens of the tokenizer have no row", (wider, out, *few)),
