@@ -641,6 +641,22 @@ def test_interrupting_leaves_the_job(
     assert stub.count("POST /v1/fine_tuning/jobs/ftjob-77aa/cancel") == 1
 
 
+def test_lora_of_a_small_model_is_fitted_before_anything_is_sent(stub: Stub, decoder: Owner, tmp_path: Path) -> None:
+    decoder.reset()
+    asked = job_server(stub)
+    has_model_of(stub, decoder, layers=2)
+    path = tmp_path / "chats.jsonl"
+    row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": SECRET}]}
+    path.write_text(json.dumps(row) + "\n")
+    run = ("finetune", "mine", path, "--key", decoder.path)
+    refused(call(*run, "--full-first", 2), 2, "2 first and 1 last layers in full leave none of 2 to adapt")
+    assert not stub.uploads and not asked
+    done = call(*run)
+    assert done.exit_code == 0, done.stderr
+    assert "the model has 2 layers: so that LoRA adapts some, its first 0 and last 1 are trained in full" in done.stderr
+    assert "full_first" not in asked["hyperparameters"], "the server fits the defaults itself"
+
+
 def test_finetune_refuses_before_it_sends(stub: Stub, encoder: Owner, tickets: Path, tmp_path: Path) -> None:
     run = ("finetune", "mine", tickets, "--key", encoder.path)
     refused(call(*run, "--learning-rate", "-1"), 2, "--learning-rate is -1.0")

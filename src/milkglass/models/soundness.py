@@ -36,6 +36,7 @@ class ModelFacts:
     """What a sound model is.
 
     Attributes:
+        layers: how many it has.
         positions: how many tokens it takes at most; None: no limit is known.
         token_types: how many it tells apart.
         key_id: the identifier of the key that scrambled it; None: made by something else than Milkglass.
@@ -44,6 +45,7 @@ class ModelFacts:
 
     kind: Kind
     vocab_size: int
+    layers: int
     positions: int | None
     token_types: int
     pad_token_id: int | None
@@ -71,6 +73,7 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
     return ModelFacts(
         kind=architecture.kind,
         vocab_size=architecture.vocab_size,
+        layers=int(config.num_hidden_layers),
         positions=positions(config),
         token_types=getattr(config, "type_vocab_size", 0) or 0,
         pad_token_id=config.pad_token_id,

@@ -254,8 +254,9 @@ class Remote(AbstractContextManager["Remote"]):
         """The finished job, with `fine_tuned_model`. Raises JobFailed when it did not succeed."""
         state = self.job(job)
         if state.get("status") != "succeeded":
-            reason = (state["error"] or {}).get("message") or "no reason given"
-            raise JobFailed(f"the job {job} is {state.get('status')}: {reason}", "its events say more")
+            reason = (state["error"] or {}).get("message")
+            hint = f"`milkglass job {job}` shows how far it came" if reason else "ask for the server's worker.log"
+            raise JobFailed(f"the job {job} is {state.get('status')}: {reason or 'no reason given'}", hint)
         response_id(state, "fine_tuned_model")
         return state
 

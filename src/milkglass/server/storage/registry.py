@@ -200,7 +200,7 @@ class Registry:
         facts = facts_of(checkpoint)
         sums = {file.name: sha256.get(file.name) or files.sha256(file) for file in checkpoint.files}
         model = ModelRecord(
-            id=model_id, kind=facts.kind, vocab_size=facts.vocab_size, positions=facts.positions,
+            id=model_id, kind=facts.kind, vocab_size=facts.vocab_size, positions=facts.positions, layers=facts.layers,
             token_types=facts.token_types, pad_token_id=facts.pad_token_id, key_id=facts.key_id, sha256=sums, job=job,
             parent=parent, delta=delta,
         )  # fmt: skip
