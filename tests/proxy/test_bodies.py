@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import pytest
 
-from milkglass.engines.engine import IdsChunk, IdsRequest, ServedModel
+from milkglass.client.model_sampling import ModelSampling
+from milkglass.engines.catalogue import ENGINES
+from milkglass.engines.engine import IdsChunk, IdsEngine, IdsRequest, ServedModel
 from milkglass.engines.vllm import VLLM
 from milkglass.errors import TooLong, Unauthorized, UsageError
 from milkglass.proxy import refusals
@@ -47,10 +50,10 @@ VALUES: list[Any] = [
 class Answering:
     """An engine that says the prompt's first ids again."""
 
-    engine, url = VLLM(), "http://127.0.0.1:1"
+    url = "http://127.0.0.1:1"
 
-    def __init__(self) -> None:
-        self.asked = list[IdsRequest]()
+    def __init__(self, engine: IdsEngine) -> None:
+        self.engine, self.asked = engine, list[IdsRequest]()
 
     async def generate(self, model: str, request: IdsRequest) -> AsyncGenerator[IdsChunk, None]:
         self.engine.completion(model, request)
@@ -67,10 +70,10 @@ class Answering:
 class Asking:
     """An application of a proxy that is not listening. Attributes: engine: that it asks."""
 
-    def __init__(self, model: Scrambled, kind: str | None = None) -> None:
-        self.engine = Answering()
-        backend = Backend(model.codec, self.engine, [ServedModel("m", 64, kind=kind)])  # type: ignore[arg-type]
-        self._app = create_app(Backends([backend]))
+    def __init__(self, model: Scrambled, kind: str | None = None, engine: IdsEngine = VLLM()) -> None:
+        self.engine = Answering(engine)
+        self.backend = Backend(model.codec, self.engine, [ServedModel("m", 64, kind=kind)])  # type: ignore[arg-type]
+        self._app = create_app(Backends([self.backend]))
 
     def post(self, bodies: Sequence[tuple[str, Any]]) -> list[httpx2.Response]:
         async def work() -> list[httpx2.Response]:
@@ -187,3 +190,31 @@ def test_an_applications_error_names_no_option_of_a_command_line() -> None:
         assert not refusals.OPTIONS.search(told["message"] + told["hint"]) and told["hint"]
     assert refusals.body(UsageError("d"))["error"]["message"] == "d"
     assert refusals.body(UsageError("e", "shorten it"))["error"]["message"] == "e; shorten it"
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_an_application_leaves_open_is_drawn_as_the_models_makers_do(model: Scrambled, name: str) -> None:
+    """Every engine is sent the values of generation_config.json, without those that it does not offer: that is said."""
+    own = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
+    codec = replace(model.codec, sampling=ModelSampling.of({"do_sample": True, **own}))
+    asking = Asking(replace(model, codec=codec), engine=ENGINES[name])
+    told = asking.backend.about_sampling()
+    expected = {one: value for one, value in own.items() if one != "repetition_penalty" or name != "sglang"}
+    assert "m, where" in told[0] and all(f"{one} {value}" in told[0] for one, value in expected.items())
+    assert [("repetition_penalty" in line and name in line) for line in told[1:]] == (
+        [True] if name == "sglang" else []
+    )
+    for path, field in (
+        ("chat/completions", "max_tokens"),
+        ("completions", "max_tokens"),
+        ("responses", "max_output_tokens"),
+    ):
+        for more in ({}, {"temperature": 0}, {"top_k": -1, "top_p": 1}, {"temperature": None}):
+            assert asking.one(path, **{field: 2}, **more).status_code == 200
+            asked = asking.engine.asked[-1]
+            wanted = {**expected, **{one: value for one, value in more.items() if value is not None}}
+            wanted["top_k"] = max(0, wanted["top_k"])
+            assert {one: getattr(asked, one) for one in wanted} == wanted
+            sent = str(asking.engine.engine.completion("m", asked).body)
+            assert all(str(float(value)) in sent or str(value) in sent for value in wanted.values())
+    assert "temperature 1: the model names nothing" in Asking(model, engine=ENGINES[name]).backend.about_sampling()[0]

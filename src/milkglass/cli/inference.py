@@ -25,11 +25,27 @@ from milkglass.errors import MilkglassError, TooLong, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.results import Conversation
+    from milkglass.client.session import Session
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="The largest number of tokens of an answer.")]
-Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; 1 draws as the model would.")]
-TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens up to this mass.")]
-TopK = Annotated[int | None, typer.Option(min=1, help="Draw from this many likeliest tokens.")]
+OWN = "  [default: the model's own, else {}]"
+Temperature = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="0 takes the likeliest token; 1 draws as the model would." + OWN.format("0")),
+]
+ChatTemperature = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="0 takes the likeliest token; 1 draws as the model would." + OWN.format("0.7")),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens up to this mass." + OWN.format("1")),
+]
+ChatTopP = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens up to this mass." + OWN.format("0.95")),
+]
+TopK = Annotated[int | None, typer.Option(min=1, help="Draw from this many likeliest tokens." + OWN.format("all"))]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed draws the same tokens.")]
 System = Annotated[str | None, typer.Option("--system", help="The system's message.")]
 
@@ -94,7 +110,7 @@ def generate(
     ] = None,
     system: System = None,
     max_tokens: MaxTokens = 128,
-    temperature: Temperature = 0.0,
+    temperature: Temperature = None,
     top_p: TopP = None,
     top_k: TopK = None,
     seed: Seed = None,
@@ -115,7 +131,7 @@ def generate(
 
         if prompt is not None:
             raise UsageError("two arguments were given with --split", "give the prompt alone: the server has one model")
-        sampling = sampling_of(max_tokens, temperature, top_p, top_k, seed, search)
+        sampling = sampling_of(max_tokens, temperature or 0.0, top_p, top_k, seed, search)
         text = sys.stdin.read().rstrip("\n") if model_id is None else model_id
         with split_text(split, server) as running:
             generate_split(running, text, system, chat_template, instruction, sampling, as_json)
@@ -129,6 +145,7 @@ def generate(
     with open_session(key, server) as session:
         text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
         ids = session.prompt(text, system, chat_template)
+        _say_own(session)
         answer = session.generate(model_id, ids, Sampling(max_tokens, temperature, top_p, top_k, seed))
         show_pieces(answer, show=not as_json)
     if as_json:
@@ -145,8 +162,8 @@ def chat(
     ] = None,
     system: System = None,
     max_tokens: MaxTokens = 512,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 0.95,
+    temperature: ChatTemperature = None,
+    top_p: ChatTopP = None,
     top_k: TopK = None,
     seed: Seed = None,
     *,
@@ -159,14 +176,26 @@ def chat(
         from milkglass.cli.split.decoder import sampling_of, split_text
 
         with split_text(split, server) as running:
-            _talk(running.chat(system, sampling_of(max_tokens, temperature, top_p, top_k, seed)))
+            warmth, mass = 0.7 if temperature is None else temperature, 0.95 if top_p is None else top_p
+            _talk(running.chat(system, sampling_of(max_tokens, warmth, mass, top_k, seed)))
         return
     if model_id is None:
         raise UsageError("the model's id is missing", "milkglass chat MODEL_ID --key FILE --server URL")
     from milkglass.client.remote.remote import Sampling
 
     with open_session(key, server) as session:
-        _talk(session.chat(model_id, system, Sampling(max_tokens, temperature, top_p, top_k, seed)))
+        _say_own(session)
+        sampling = Sampling(max_tokens, temperature, top_p, top_k, seed).completed(session.codec.sampling.values)
+        usual = {"temperature": 0.7} if session.codec.sampling.values else {"temperature": 0.7, "top_p": 0.95}
+        _talk(session.chat(model_id, system, sampling.completed(usual)))
+
+
+def _say_own(session: Session) -> None:
+    """How answers are drawn where the options leave it open, if the model says it."""
+    if shown := session.codec.sampling.shown:
+        note(f"drawn, where no option says otherwise, with {shown} (the model's generation_config.json)")
+    if left_out := session.codec.sampling.left_out:
+        note(f"warning: the model's own {', '.join(left_out)} cannot be asked of a server: left out")
 
 
 def _talk(conversation: Conversation) -> None:

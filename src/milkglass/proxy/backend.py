@@ -13,8 +13,9 @@ from typing import Any
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.conversation import Message
+from milkglass.client.model_sampling import ModelSampling
 from milkglass.engines.catalogue import ENGINES
-from milkglass.engines.engine import IdsRequest, ServedModel
+from milkglass.engines.engine import ALWAYS, IdsRequest, ServedModel
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import (
     ContextLengthExceeded,
@@ -28,6 +29,7 @@ from milkglass.proxy.observe import Observer, Quiet
 from milkglass.proxy.reply import Question, Reply
 from milkglass.proxy.text.calls import requirements, tool_format
 from milkglass.proxy.text.sections import begins_reasoning, reasons
+from milkglass.proxy.text.template_options import template_options
 from milkglass.proxy.text.tokens import TokenNames
 
 EMBEDDED = 64  # rows of one question to the engine
@@ -57,6 +59,22 @@ class Backend:
         shown = ", ".join(one.name for one in self.models[:5])
         raise ModelNotFound("there is no such model here", f"there is: {shown}")
 
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """How answers are drawn where an application does not say: as the model's makers have it, if the engine can."""
+        offered = ALWAYS | self.upstream.engine.options
+        return {name: value for name, value in self.codec.sampling.values.items() if name in offered}
+
+    def about_sampling(self) -> list[str]:
+        """What to say of it at the start."""
+        own, drawn = self.codec.sampling, self.drawn
+        names, engine = ", ".join(one.name for one in self.models), self.upstream.engine.name
+        values = ModelSampling(drawn).shown
+        how = f"{values} (the model's generation_config.json)" if values else "temperature 1: the model names nothing"
+        missing = [*(name for name in own.values if name not in drawn), *own.left_out]
+        left_out = f"warning: the model's own {', '.join(missing)} is left out: the engine {engine} is not asked for it"
+        return [f"sampling of {names}, where an application leaves it open: {how}", *([left_out] if missing else [])]
+
     # --- questions ----------------------------------------------------------------------------------------------------
     def chat(
         self,
@@ -65,6 +83,7 @@ class Backend:
         tools: Sequence[Mapping[str, Any]] = (),
         choice: str | None = None,
         single: bool = False,
+        asked: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Question:
         """A conversation in the model's template.
@@ -72,6 +91,7 @@ class Backend:
         Args:
             choice: the tool that is to be called; "" any one, None where the model may choose.
             single: whether one call is taken at most.
+            asked: of the template, besides: see `template_options`.
             options: see `_question`.
 
         Raises:
@@ -85,8 +105,9 @@ class Backend:
             begun = form.begin(choice)
         self._require_decoder(name)
         self._require_short(sum(len(str(one.get("content", ""))) for one in messages))
+        variables = template_options(asked or {}, self.codec.template_options, reasons(template))
         with self._counting("messages"):
-            ids = self.codec.encode_chat(messages, tools=tools, begun=begun)
+            ids = self.codec.encode_chat(messages, tools=tools, begun=begun, options=variables)
         thinks = reasons(template) and not begun
         inside = thinks and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
         question = self._question(name, ids.tolist(), "messages", **options)
@@ -97,12 +118,13 @@ class Backend:
         )  # fmt: skip
 
     def completion(self, name: str, prompt: str | Sequence[int], **options: Any) -> Question:
-        """A text to go on from, or the tokenizer's own ids of one. Raises CodecError, UsageError."""
+        """A text to go on from, or the tokenizer's own ids of one. The application wrote all of it, so that the text of
+        a special token is that token, as at other servers. Raises CodecError, UsageError."""
         self._require_decoder(name)
         if isinstance(prompt, str):
             self._require_short(len(prompt), "prompt")
             with self._counting("prompt"):
-                ids = self.codec.encode([prompt]).ids[0].tolist()
+                ids = self.codec.encode([prompt], templated=True).ids[0].tolist()
             return self._question(name, ids, "prompt", **options)
         return self._question(name, self.scrambled(prompt), "prompt", **options)
 
@@ -155,8 +177,9 @@ class Backend:
         biases = TokenNames(self.codec).biases(logit_bias or {})
         tokens = min(left, DEFAULT_TOKENS) if most is None else most
         request = IdsRequest(
-            ids, tokens, stop_ids=self.codec.stop_ids.tolist(), logprobs=logprobs, logit_bias=biases, **drawing
-        )
+            ids, tokens, stop_ids=self.codec.stop_ids.tolist(), logprobs=logprobs, logit_bias=biases,
+            **{**self.drawn, **drawing},
+        )  # fmt: skip
         self.upstream.engine.require(request)
         return Question(model.name, request, stops)
 

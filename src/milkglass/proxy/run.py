@@ -97,6 +97,9 @@ def run(
             raise
         for warning in warnings:
             notice(f"warning: {warning}")
+        for one in backends.each:
+            for line in one.about_sampling():
+                notice(line)
         names = [one.name for one in backends.models]
         async with AsyncExitStack() as running:
             for counter in counters:

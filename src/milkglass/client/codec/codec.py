@@ -30,7 +30,9 @@ from milkglass.client.codec.conversation import (
 from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, Tool, answerless, labelled
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.key import Key
+from milkglass.client.model_sampling import ModelSampling
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
+from milkglass.models.checkpoint import read_generation
 from milkglass.models.tokenizer import LockedTokenizer, decodes_by_byte, load_tokenizer, longest
 
 
@@ -50,6 +52,7 @@ class Codec:
     draw: Draw = field(default=secret_draws, repr=False)
     readable: bool = True  # whether an id names a token
     key_id: str | None = None
+    sampling: ModelSampling = field(default_factory=ModelSampling)  # the model's own
 
     @classmethod
     def open(cls, key: Key, folder: Path, draw: Draw = secret_draws) -> Codec:
@@ -83,9 +86,11 @@ class Codec:
         limit = longest(folder, tokenizer)
         readable = not key.shares
         answers = Responses.of(key)
+        sampling = ModelSampling.of(read_generation(folder) or key.info.sampling)
         return cls(
-            tokenizer, first, key.inverse, visible, known, limit, choices, answers, draw, readable, key.identifier
-        )
+            tokenizer, first, key.inverse, visible, known, limit, choices, answers, draw, readable, key.identifier,
+            sampling,
+        )  # fmt: skip
 
     # --- text to ids --------------------------------------------------------------------------------------------------
     def encode(

@@ -36,6 +36,7 @@ from milkglass.client.config_ids import special_ids
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key, hashed_permutation, packed_groups, permutation
 from milkglass.client.layout import TOKENIZER_FILES
+from milkglass.client.model_sampling import ModelSampling
 from milkglass.errors import CorruptCheckpoint, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.models.families import Architecture, of
@@ -85,6 +86,7 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
     scheme = scheme or scheme_for(base)
     require_kind(architecture, scheme)
     info = KeyInfo.new(ref, architecture.kind, tokenizer_digest(base.folder), scheme.document())
+    info = info.with_sampling(ModelSampling.of(base.generation_config).values)
     size = n = architecture.vocab_size
     if scheme.copies > 1:
         single = single_ids(base, architecture)
@@ -177,8 +179,6 @@ def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept
     if parent.token_symbols is not None:
         if clusters == "new":
             raise UsageError("the map of a coarse vocabulary is kept by each job's key", "give --clusters kept")
-        if (draws := parent.with_own_responses().responses) is not None:
-            info = info.with_responses(bytes.fromhex(draws["stream"]), draws["ids"])
         return replace(child, info=info)
     if clusters == "kept":
         known = parent if parent.groups is not None else with_groups(base, parent, stage)

@@ -10,14 +10,13 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.layout import KEY_ID
 from milkglass.client.obfuscate.upload_check import Outgoing, is_plain, plain_name
 from milkglass.client.remote import responses
 from milkglass.client.remote.connection import Connection, RetryPolicy
@@ -41,18 +40,30 @@ EMPTY_EVENTS = 1000  # events of a completion without a token, in all
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the server chooses tokens. temperature 0 takes the likeliest."""
+    """How the server chooses tokens. What is None is as the model's own generation_config.json names it, in a session.
+
+    Attributes:
+        temperature: 0 takes the likeliest, which is done where neither the caller nor the model names another.
+    """
 
     max_tokens: int = 128
-    temperature: float = 0.0
+    temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def completed(self, values: Mapping[str, float]) -> Sampling:
+        """The same with these values, by name, where none is given."""
+        missing: dict[str, Any] = {name: value for name, value in values.items() if getattr(self, name) is None}
+        return replace(self, **missing)
 
     def body(self) -> dict[str, Any]:
-        selected = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        optional = {"top_p": self.top_p, "top_k": self.top_k, "seed": self.seed}
+        selected = {"max_tokens": self.max_tokens, "temperature": self.temperature or 0.0}
+        names = ("top_p", "top_k", "seed", "min_p", "repetition_penalty")
+        optional = {name: getattr(self, name) for name in names}
         stop = {"stop_token_ids": list(self.stop_token_ids)} if self.stop_token_ids else {}
         return {**selected, **{name: value for name, value in optional.items() if value is not None}, **stop}
 
@@ -91,14 +102,11 @@ class Remote(AbstractContextManager["Remote"]):
 
         name: that id; by default a random one, because the folder's own name stays here. All that is to be sent is
         looked at before the first byte of it leaves."""
-        if name is not None and not is_plain(name):
+        name = name or f"model-{secrets.token_hex(4)}"
+        if not is_plain(name):
             raise UsageError("the model's name has other characters than A-Z a-z 0-9 . _ -", "give one with --name")
         outgoing = Outgoing.of(folder)
-        documents = outgoing.documents()
-        if name is not None:
-            self._require_free(name, (documents["config"] or {}).get(KEY_ID))
-        name = name or f"model-{secrets.token_hex(4)}"
-        about = {"id": name, **documents}
+        about = {"id": name, **outgoing.documents()}
         files = [
             {"name": sent, "file_id": self._send(path, "model", sent, path.name, progress)}
             for sent, path in outgoing.weights.items()
@@ -109,21 +117,6 @@ class Remote(AbstractContextManager["Remote"]):
         created = response_id(self.connection.json("POST", "/v1/models", body, again=True, timeout=ASSEMBLY))
         over(1)
         return created
-
-    def _require_free(self, name: str, key_id: object) -> None:
-        """Raises UsageError where the server has a model of this name that another key made. One of the same key may be
-        this very model, whose answer was lost: the server tells."""
-        try:
-            its = self.model(name).get("key_id")
-        except RemoteError as error:
-            if error.status != 404:
-                raise
-            return
-        if its is not None and its != key_id:
-            raise UsageError(
-                f"the server has a model {name} already, made with another key",
-                f"give another --name, or delete that one first: milkglass models --delete {name}",
-            )
 
     def _send(self, path: Path, purpose: str, name: str, shown: str, progress: Stage) -> str:
         """name: under which the file is sent. shown: its name in progress bars."""
@@ -254,9 +247,8 @@ class Remote(AbstractContextManager["Remote"]):
         """The finished job, with `fine_tuned_model`. Raises JobFailed when it did not succeed."""
         state = self.job(job)
         if state.get("status") != "succeeded":
-            reason = (state["error"] or {}).get("message")
-            hint = f"`milkglass job {job}` shows how far it came" if reason else "ask for the server's worker.log"
-            raise JobFailed(f"the job {job} is {state.get('status')}: {reason or 'no reason given'}", hint)
+            reason = (state["error"] or {}).get("message") or "no reason given"
+            raise JobFailed(f"the job {job} is {state.get('status')}: {reason}", "its events say more")
         response_id(state, "fine_tuned_model")
         return state
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from milkglass.proxy.text.template_options import READERS
 from milkglass.server.http.strict_json import RequestBody
 
 Text = Annotated[str, Field(max_length=4_000_000)]
@@ -40,24 +41,23 @@ PRIVATE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "suffix": ("models behind a key continue a text, they do not fill gaps", ("",)),
     "previous_response_id": ("no conversation is kept: send the whole of it", ("",)),
     "conversation": ("no conversation is kept: send the whole of it", ("",)),
-    "reasoning_effort": ("the model's chat template alone decides how it reasons", ("",)),
-    "reasoning": ("the model's chat template alone decides how it reasons", ({},)),
-    "chat_template_kwargs": ("the model's chat template is rendered with messages and tools alone", ({},)),
     "background": ("no answer is kept: read it as it comes", (False,)),
     "prompt_template": ("templates are kept by a service that is not asked", ()),
 }
 # Values by which clients say "not given", beside null
 UNSET: Mapping[str, Sequence[Any]] = {
-    "max_tokens": (-1,),
-    "max_completion_tokens": (-1,),
-    "max_output_tokens": (-1,),
     "seed": (-1,),
     "stop": ("",),
     "truncation": ("auto",),
     "tool_choice": ("",),
     "logprobs": (False,),
     "stream_options": ({},),
+    "chat_template_kwargs": ({},),
+    "reasoning": ({},),
+    "reasoning_effort": ("",),
+    "thinking": ({},),
 }
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # -1: as many as fit
 
 
 def _is_one_of(value: Any, several: Sequence[Any]) -> bool:
@@ -74,8 +74,12 @@ def _known(value: Any) -> Any:
         raise PydanticCustomError("not_names", "`include` is a list of names")
     if "message.output_text.logprobs" in (included or ()):
         value = {"top_logprobs": 0, **value}
-    kept = {name: one for name, one in value.items() if name not in IGNORED and one is not None}
-    kept |= {name: None for name, one in kept.items() if _is_one_of(one, UNSET.get(name, ()))}
+    kept = {
+        name: one
+        for name, one in value.items()
+        if name not in IGNORED and one is not None and not _is_one_of(one, UNSET.get(name, ()))
+    }
+    kept |= {name: None for name in LIMITS if _is_one_of(kept.get(name), (-1,))}
     for name, (why, nothing) in PRIVATE.items():
         if name in kept and not _is_one_of(kept.pop(name), nothing):
             raise PydanticCustomError("not_private", f"`{name}` is not offered: {why}")
@@ -127,10 +131,24 @@ class Generating(RequestBody):
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.seed is not None:
             given["seed"] = self.seed % 2**63
-        return given | ({"top_k": self.top_k} if self.top_k is not None and self.top_k > 0 else {})
+        return given | ({} if self.top_k is None else {"top_k": max(0, self.top_k)})
 
 
-class ChatBody(Generating):
+class Templated(Generating):
+    """Fields of what is put into the chat template; template_options.py reads them."""
+
+    chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
+    enable_thinking: bool | None = None
+    thinking: dict[str, Any] | None = Field(None, max_length=64)
+    reasoning: dict[str, Any] | None = Field(None, max_length=64)
+    reasoning_effort: str | None = Field(None, max_length=64)
+
+    def of_template(self) -> dict[str, Any]:
+        """Those that were given."""
+        return {name: value for name in READERS if (value := getattr(self, name)) is not None}
+
+
+class ChatBody(Templated):
     messages: list[Message] = Field(min_length=1, max_length=10_000)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
@@ -166,7 +184,7 @@ class EmbeddingBody(RequestBody):
     _known = model_validator(mode="before")(_known)
 
 
-class ResponseBody(Generating):
+class ResponseBody(Templated):
     input: Text | list[Message]
     instructions: Text | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)

@@ -25,7 +25,7 @@ class ChatAnswer:
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
         names = frozenset(one["function"]["name"] for one in tools)
         question = backend.chat(
-            body.model, templated(body.messages), tools, chosen(body.tool_choice, names),
+            body.model, templated(body.messages), tools, chosen(body.tool_choice, names), asked=body.of_template(),
             most=body.most, stops=body.stops, logit_bias=body.logit_bias, single=body.parallel_tool_calls is False,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None, **body.drawing(),
         )  # fmt: skip

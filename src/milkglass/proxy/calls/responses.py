@@ -59,7 +59,7 @@ class ResponseAnswer:
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
         names = frozenset(one["function"]["name"] for one in tools)
         question = backend.chat(
-            body.model, templated(messages_of(body)), tools, chosen(body.tool_choice, names),
+            body.model, templated(messages_of(body)), tools, chosen(body.tool_choice, names), asked=body.of_template(),
             most=body.max_output_tokens, logit_bias=body.logit_bias, logprobs=body.logprobs,
             single=body.parallel_tool_calls is False, **body.drawing(),
         )  # fmt: skip
