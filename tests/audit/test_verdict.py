@@ -162,3 +162,12 @@ def test_a_figure_of_an_attack_that_was_cut_has_no_interval_in_words() -> None:
     for one, title in ((whole.ended(True), "At most 9.5 bits"), (whole.ended(False), "About 9.5 bits")):
         (found,) = [some for some in warnings(scene, (one,), {}) if "stay hidden" in some.title]
         assert found.title.startswith(title) and "nan" not in str(found)
+
+
+def test_texts_without_content_words_are_judged_by_all_tokens_and_it_is_said() -> None:
+    best = cell(0.6, math.nan)
+    best.measures["content top-1"] = Interval(math.nan, math.nan, math.nan, 0)
+    said = verdict(best, WHO, (best,))
+    assert "60 of 100 words. No token of these texts counts as a name or another content word" in said
+    assert "all tokens are judged instead" in said
+    assert "counts as a name" not in verdict(cell(0.6, 0.5), WHO, ())

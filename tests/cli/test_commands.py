@@ -236,7 +236,7 @@ def test_what_cannot_be_scrambled_is_told_before_the_model_is_read(
         (3, "the dimensions of BERT cannot be mixed", (encoder.model, out, *few, "--set", "plus.form=paper")),
         (2, "leave 3 candidates for clusters of 5000", (encoder.model, out, *key, "--k", 5000)),
         (3, "'sequence_bias' cannot be re-mapped", (biased, out, *few)),
-        (5, "names token 999", (beyond, out, *few)),
+        (3, "suppress_tokens in generation_config.json is 999, and the table has 300 rows", (beyond, out, *few)),
         (3, "names token 99, which would have 2 ids", (listed, out, *few, "--set", "aliases=2")),
         (3, "the tokenizer in empty cannot be loaded", (empty, out, *few)),
         (3, "1 tokens of the tokenizer have no row", (wider, out, *few)),
@@ -639,6 +639,22 @@ def test_interrupting_leaves_the_job(
     result = call("finetune", "mine", tickets, "--key", encoder.path, stdin="n\n")
     assert result.exit_code == 130 and "cancelled ftjob-77aa" in result.stderr
     assert stub.count("POST /v1/fine_tuning/jobs/ftjob-77aa/cancel") == 1
+
+
+def test_lora_of_a_small_model_is_fitted_before_anything_is_sent(stub: Stub, decoder: Owner, tmp_path: Path) -> None:
+    decoder.reset()
+    asked = job_server(stub)
+    has_model_of(stub, decoder, layers=2)
+    path = tmp_path / "chats.jsonl"
+    row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": SECRET}]}
+    path.write_text(json.dumps(row) + "\n")
+    run = ("finetune", "mine", path, "--key", decoder.path)
+    refused(call(*run, "--full-first", 2), 2, "2 first and 1 last layers in full leave none of 2 to adapt")
+    assert not stub.uploads and not asked
+    done = call(*run)
+    assert done.exit_code == 0, done.stderr
+    assert "the model has 2 layers: so that LoRA adapts some, its first 0 and last 1 are trained in full" in done.stderr
+    assert "full_first" not in asked["hyperparameters"], "the server fits the defaults itself"
 
 
 def test_finetune_refuses_before_it_sends(stub: Stub, encoder: Owner, tickets: Path, tmp_path: Path) -> None:

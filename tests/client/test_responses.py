@@ -1,4 +1,4 @@
-"""Ids that are exchanged where they occur: a text is sent equally again under a key, and anew by a codec alone."""
+"""Ids that are exchanged where they occur: a key, its codec and its keys for jobs send a text equally."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import pytest
 
 from milkglass.client.codec.aliases import Responses
 from milkglass.client.codec.codec import Codec
-from milkglass.client.key.file import seal, unseal
+from milkglass.client.key.file import seal, unseal, write_key
 from milkglass.client.key.generate import for_job, new_key
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
+from milkglass.errors import DamagedKey
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.responses import RandomisedResponse
 from milkglass.noise.stream import Stream
 from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.symbols.symbol_map import SymbolMap
 from tests import tiny
-from tests.cli.kit import call, document
+from tests.cli.kit import PASSPHRASE, call, document
 
 TEXT = "the nurse reads a letter to the doctor"
 
@@ -67,9 +69,56 @@ def test_another_text_and_another_key_are_exchanged_otherwise(key: Key, base: Ch
     assert sent(renewed, base, TEXT)[0] != one, "the same permutation, other draws"
 
 
-def test_a_codec_alone_draws_anew_each_time(key: Key, base: Checkpoint) -> None:
+def symbols_sent(key: Key, base: Checkpoint, text: str) -> list[int]:
+    """The symbols that were sent, which anyone can solve from the rows of the model."""
+    assert key.token_symbols is not None
+    back = {int(key.first[token]): int(symbol) for token, symbol in enumerate(key.token_symbols)}
+    return [back[one] for one in sent(key, base, text)[0]]
+
+
+def test_a_codec_alone_sends_what_the_key_sends(key: Key, base: Checkpoint) -> None:
+    """So that sending a text again spends nothing more."""
     held = unseal(seal(key.codec_alone(), "pw", scrypt_n=2), "pw")
-    assert len({tuple(sent(held, base, TEXT)[0]) for _ in range(8)}) == 8
+    assert held.secret is None
+    for text in (TEXT, "hello", TEXT + " hello"):
+        assert sent(held, base, text) == sent(key, base, text)
+
+
+def test_a_vote_over_keys_of_one_map_reads_no_more_than_one_of_them(key: Key, base: Checkpoint) -> None:
+    """A key, its codec, keys for jobs, their codecs, and a key for a job of a key for a job."""
+    jobs = [unseal(seal(for_job(base, key, f"job {number}"), "pw", scrypt_n=2), "pw") for number in range(6)]
+    keys = [key, key.codec_alone(), *jobs, jobs[0].codec_alone(), for_job(base, jobs[1], "another")]
+    assert len({tuple(one.sigma.tolist()) for one in jobs}) == 6
+    for text in (TEXT, "hello there", TEXT + " hello"):
+        assert len({tuple(symbols_sent(one, base, text)) for one in keys}) == 1
+
+
+def test_keys_of_before_draws_were_kept_open_and_are_named(key: Key, base: Checkpoint, tmp_path: Path) -> None:
+    """Their draws are as they were; each command says that a repetition spends epsilon again."""
+    old_codec = replace(key.codec_alone(), info=key.info.for_codec(True))
+    assert len({tuple(sent(old_codec, base, TEXT)[0]) for _ in range(8)}) == 8
+    child = for_job(base, key, "second")
+    document = {name: value for name, value in child.info.document.items() if name != "responses"}
+    old_child = replace(child, info=KeyInfo(document))
+    assert sent(old_child, base, TEXT) == sent(old_child, base, TEXT)
+    assert symbols_sent(old_child, base, TEXT) != symbols_sent(child, base, TEXT)
+    for number, (one, words) in enumerate(
+        ((old_codec, "spends epsilon again"), (old_child, "spends epsilon under each"))
+    ):
+        write_key(tmp_path / str(number), one, PASSPHRASE, weak=True)
+        result = call("encode", TEXT, "--key", tmp_path / str(number))
+        assert words in " ".join(result.stderr.split())
+    write_key(tmp_path / "new", child, PASSPHRASE, weak=True)
+    assert "spends epsilon" not in call("encode", TEXT, "--key", tmp_path / "new").stderr
+
+
+def test_a_list_of_exchanged_ids_that_does_not_fit_is_refused(key: Key, base: Checkpoint) -> None:
+    child = for_job(base, key, "second")
+    kept = dict(child.info.responses or {})
+    for ids in (kept["ids"][1:], kept["ids"][:1] * len(kept["ids"])):
+        broken = replace(child, info=KeyInfo({**child.info.document, "responses": {**kept, "ids": ids}}))
+        with pytest.raises(DamagedKey, match="exchanged ids"):
+            Codec.open(broken, base.folder)
 
 
 def test_a_key_for_a_job_exchanges_too(key: Key, base: Checkpoint) -> None:

@@ -22,7 +22,7 @@ from milkglass.enclave.attestation.attest import NOT_ATTESTED, measurement_of
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
 from milkglass.enclave.lists import RnmSettings
-from milkglass.errors import CodecError, EnclaveError, TooLong, UsageError
+from milkglass.errors import CodecError, EnclaveError, ModelError, TooLong, UsageError
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Progress
 from tests import tiny
@@ -404,3 +404,15 @@ def test_the_door_reads_messages_and_nothing_else() -> None:
         with pytest.raises(EnclaveError):
             messages.read(io.BytesIO(bad))
     assert json.loads('{"a": 1}') == {"a": 1}
+
+
+def test_no_enclave_is_built_with_a_tokenizer_of_the_providers_own(model: Path, tmp_path: Path) -> None:
+    """A cut that depends on what follows. For a folder of the user's own it is fine."""
+    hostile = shutil.copytree(model, tmp_path / "hostile")
+    whole = json.loads((hostile / "tokenizer.json").read_text("utf-8"))
+    cut = {"type": "Split", "pattern": {"Regex": "my(?=.*fever)"}, "behavior": "Isolated", "invert": False}
+    first = {"type": "Sequence", "pretokenizers": [cut, whole["pre_tokenizer"]]}
+    (hostile / "tokenizer.json").write_text(json.dumps(whole | {"pre_tokenizer": first}), "utf-8")
+    with serving(hostile, tmp_path / "home") as served, pytest.raises(ModelError, match="the pre-tokenizer Split"):
+        at_rest.build(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
+    assert not (tmp_path / "enclave").exists(), "nothing stays behind"

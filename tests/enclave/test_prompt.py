@@ -41,7 +41,7 @@ def tokenizer(folder: Path) -> Any:
 
 
 def tokens(tokenizer: Any, messages: list[dict[str, str]], instruction: str = "") -> prompt.PromptTokens:
-    return prompt.tokens(tokenizer, prompt.of_chat(tokenizer, messages, instruction), 500, special=False)
+    return prompt.of_chat(tokenizer, messages, 500, instruction)
 
 
 def private(tokenizer: Any, messages: list[dict[str, str]]) -> list[str]:
@@ -92,7 +92,7 @@ def test_a_template_that_does_anything_else_with_a_message_is_refused(tokenizer:
     tokenizer.chat_template = template
     messages = [{"role": "user", "content": "my father has a fever"}, {"role": "assistant", "content": "since when"}]
     with pytest.raises(CodecError, match="cannot be told from the template") as caught:
-        prompt.of_chat(tokenizer, messages)
+        prompt.of_chat(tokenizer, messages, 500)
     assert "father" not in str(caught.value)
 
 
@@ -199,7 +199,7 @@ def test_tokens_that_read_as_another_text_are_refused(tokenizer: Any) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(tokenizer, name)
 
-    pieces = prompt.of_text("my father has a fever", "")
+    pieces = prompt.text_pieces("my father has a fever", "")
     with pytest.raises(EnclaveError, match="read as another text") as caught:
         prompt.tokens(Lying(), pieces, 100, special=True)
     assert "father" not in str(caught.value)
@@ -233,7 +233,7 @@ def test_special_tokens_among_the_users_are_refused(folder: Path) -> None:
     table = Checkpoint.open(folder).read("model.embed_tokens.weight")
     package = with_lists(TablePackage.of_model(folder, table, RowPolicy(1000, 10_000)), 5)
     known = load_tokenizer(folder)
-    own = prompt.tokens(known, prompt.of_text("my father has a fever", ""), 100, special=True)
+    own = prompt.of_text(known, "my father has a fever", "", 100)
     counts = np.zeros(len(table), np.int64)
     opened = OpenTable(package, RowBudget(package.policy, 1e4), TokenSanitizer(package, counts), bytes(32), known)
     word = int(own.ids[own.private][1])

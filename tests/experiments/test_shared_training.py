@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +15,21 @@ from transformers import BertConfig, BertForMaskedLM
 from milkglass.attacks.gradients.optimisation import grab
 from milkglass.client.data.dataset import Example
 from milkglass.errors import UsageError
-from milkglass.experiments.kinds.gradients import GradientRecipe, GradientTexts, _rows, shared
+from milkglass.experiments.kinds.gradients import GradientRecipe, GradientTexts, _rows
 from milkglass.experiments.kinds.shared_training import SharedTraining, held_out
 from milkglass.experiments.procedures import theory
 from milkglass.experiments.procedures.local_training import LocalTraining, constant, fit, utility
+from milkglass.experiments.procedures.one_gradient import SharedGradients
 from milkglass.experiments.procedures.private_rows import DefenceSpec, PrivateRows, RowFilter, rows_of
 from milkglass.experiments.recipe_file import from_entries
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import unpacked
-from milkglass.gradient_defences.defence import NoDefence
+from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share
+from milkglass.gradient_defences.dropout import Dropout
 from milkglass.gradient_defences.noise import GaussianNoise
+from milkglass.gradient_defences.pruning import RandomPruning
 from milkglass.models.tokenizer import load_tokenizer
+from milkglass.noise.stream import Stream
 from milkglass.sequences import Sequences
 from milkglass.threat.training_step import SharedStep, batch
 from tests import tiny
@@ -296,8 +302,28 @@ def test_rows_are_alike_many_of_each_class(data: Path) -> None:
 def test_what_is_shared_is_what_was_asked_for(data: Path) -> None:
     rows = PrivateRows(Sequences.of([[5, 6, 7], [8, 9], [10, 11], [12, 13, 14]]), np.array([0, 1, 1, 0]))
     step = SharedStep.open(data / "bert")
-    seen = shared(step, rows, NoDefence(), 2, 1, 0)
+    seen = SharedGradients(step, rows, NoDefence(), 2, 1, 0).all()
     assert [one.batch_size for one in seen] == [2, 2]
+
+
+@pytest.mark.parametrize("defence", [NoDefence(), GaussianNoise(0.1, 1.0), RandomPruning(0.5), Dropout(0.3)], ids=str)
+def test_one_gradient_at_a_time_is_kept_and_each_is_the_same_again(data: Path, defence: GradientDefence) -> None:
+    """The literal program computes all of them, one after the other, from one stream."""
+    rows = PrivateRows(Sequences.of([[5, 6, 7], [8, 9], [10, 11], [12, 13, 14]]), np.array([0, 1, 1, 0]))
+    step, stream = SharedStep.open(data / "bert"), Stream.of_seed(7)
+    literal = [share(step, *rows.part(np.array([i])).batch(0), defence, 0, stream).tensors for i in range(4)]
+    source = SharedGradients(step, rows, defence, 1, 7, 0)
+    seen, alive = source.all(), list[weakref.ref[torch.Tensor]]()
+    for number in (0, 1, 2, 3, 1, 1, 0, 3):
+        found = seen[number].tensors
+        assert sorted(found) == sorted(literal[number]) and len(found) == len(literal[number])
+        for name, one in literal[number].items():
+            assert torch.equal(found[name], one), (number, name)
+        assert found.get("no such parameter") is None
+        alive.append(weakref.ref(found[next(iter(found))]))
+        gc.collect()
+        del found
+        assert len({id(one()) for one in alive} - {id(None)}) == 1, "the last one read"
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,11 @@ def test_with_ghost_and_a_shield(there: World, tmp_path: Path, cache: None) -> N
         rows_file(files / f"{name}.jsonl", 2, number)
     words = ("federated", "run", files, "--model", there.model, "--out", tmp_path / "run", "--rounds", 1)
     found = document(call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--json"))
-    assert found["ghost"] and found["shield"] == "dp-sgd" and found["shield_guarantee"].startswith("(4.37")
-    assert found["shield_spent"].startswith("(4.37") and "after 1 round," in found["shield_spent"]
+    assert found["ghost"] and found["shield"] == "dp-sgd" and found["shield_guarantee"].startswith("(9.998")
+    assert found["shield_spent"].startswith("(9.998") and "after 1 round," in found["shield_spent"]
     assert all(found["ghost_reports"][name]["texts"] == 2 for name in "ab")
     again = call(*words[:-2], "--rounds", 10, "--method", "fedavg", "--shield", "dp-sgd")
-    assert "all together: (17.8" in again.stdout and "DP after 10 rounds" in again.stdout
+    assert "all together: (46.2" in again.stdout and "DP after 10 rounds" in again.stdout
     assert "- site a: " in again.stdout and "have one shadow only" in again.stdout
     for path in (tmp_path / "run", *(tmp_path / "run").rglob("*")):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path

@@ -425,3 +425,21 @@ def test_the_log_of_a_worker_that_dies_often_does_not_grow(tmp_path: Path, monke
         assert one.start() and one.wait(30)
     log = (tmp_path / "worker.log").read_bytes()
     assert log.endswith(b"4300\n") and len(log) == 1000 + 301 * 5
+
+
+def test_lora_of_a_small_model_is_fitted_or_refused_when_it_is_asked_for(
+    client: TestClient, tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    register(client, "small", folders["llama-untied"])
+    assert client.get("/v1/models/small").json()["layers"] == 2
+    rows = parquet([[1, 2, 3], [4, 5]], [[1, 2, 3], [4, 5]])
+    body = {"model": "small", "training_file": upload(client, "t.parquet", rows, "fine-tune")}
+    settings = {"task": "causal-lm", "seed": SUCCEED}
+    answer = client.post("/v1/fine_tuning/jobs", json=body | {"hyperparameters": settings})
+    assert answer.status_code == 200, answer.text
+    spec = json.loads((tmp_path / "home" / "jobs" / answer.json()["id"] / "spec.json").read_text())
+    assert (spec["hyperparameters"]["full_first"], spec["hyperparameters"]["full_last"]) == (0, 1)
+    over(client, answer.json()["id"])
+    answer = client.post("/v1/fine_tuning/jobs", json=body | {"hyperparameters": settings | {"full_first": 2}})
+    assert answer.status_code == 400
+    assert error(answer)["message"] == "2 first and 1 last layers in full leave none of 2 to adapt"

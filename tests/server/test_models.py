@@ -13,8 +13,9 @@ from starlette.testclient import TestClient
 
 from milkglass.errors import CorruptCheckpoint, UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, read_json, write_json
+from milkglass.models.config_entries import check_configs, check_ids
+from milkglass.models.soundness import facts_of
 from milkglass.models.staging import Configs, Staging, write_delta
-from milkglass.server.storage.model_info import check_config, check_ids, describe
 from tests import tiny
 from tests.server.kit import error, parquet, register, registration, running, sha256, upload
 
@@ -231,21 +232,21 @@ def test_weights_of_another_shape(client: TestClient, folders: dict[str, Path], 
     body = registration(client, "m", folders[name])
     answer = client.post("/v1/models", json=body | {"config": body["config"] | change})
     assert answer.status_code == 400 and error(answer)["code"] == "corrupt_checkpoint"
-    assert "shape that is not the weights'" in error(answer)["message"]
+    assert "another shape than the weights have" in error(answer)["message"]
 
 
 @pytest.mark.parametrize("name", tiny.NAMES)
 def test_every_family_is_backed_by_its_own_weights(tmp_path: Path, name: str) -> None:
     """Whole, without the base model's prefix, and with the norms' old names."""
     folder = tiny.save(name, tmp_path / "plain")
-    assert describe("m", Checkpoint.open(folder)).vocab_size == tiny.VOCAB
+    assert facts_of(Checkpoint.open(folder)).vocab_size == tiny.VOCAB
     prefix = tiny.build(name).base_model_prefix + "."
     bare = {n.removeprefix(prefix): t for n, t in load_file(folder / "model.safetensors").items()}
     old = {
         n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("Norm.bias", "Norm.beta"): t for n, t in bare.items()
     }
     (folder / "model.safetensors").write_bytes(save(old, {"format": "pt"}))
-    assert describe("m", Checkpoint.open(folder)).vocab_size == tiny.VOCAB
+    assert facts_of(Checkpoint.open(folder)).vocab_size == tiny.VOCAB
 
 
 LLAMA3 = {
@@ -349,7 +350,7 @@ def test_an_identifier_that_cannot_be(client: TestClient, folders: dict[str, Pat
     body = registration(client, "mine", folders["bert"])
     body["config"] |= {"milkglass_key_id": value}
     answer = client.post("/v1/models", json=body)
-    assert answer.status_code == 400 and "milkglass_key_id is not 32" in error(answer)["message"]
+    assert answer.status_code == 400 and "milkglass_key_id in config.json is not 32" in error(answer)["message"]
     assert "private" not in answer.text
 
 
@@ -378,13 +379,13 @@ def test_digests_are_remembered_until_a_file_changes(tmp_path: Path, monkeypatch
 def test_padding_ids_of_every_kind_of_model(tmp_path: Path, name: str, pads: tuple[int, ...]) -> None:
     """RoBERTa counts its positions from the padding id; a GPU fails for good at an id that its table does not have."""
     folder = tiny.save(name, tmp_path / name)
-    described = describe("m", Checkpoint.open(folder))
+    described = facts_of(Checkpoint.open(folder))
     assert described.pad_token_id is None or 0 <= described.pad_token_id < tiny.VOCAB
     config = read_json(folder / "config.json")
     for pad in pads:
         write_json(folder / "config.json", config | {"pad_token_id": pad})
-        with pytest.raises(CorruptCheckpoint, match="pad_token_id is not an id"):
-            describe("m", Checkpoint.open(folder))
+        with pytest.raises(CorruptCheckpoint, match="pad_token_id in config.json is .*, and the table has 300"):
+            facts_of(Checkpoint.open(folder))
 
 
 def test_a_padding_id_that_only_transformers_fills_in(tmp_path: Path) -> None:
@@ -393,8 +394,8 @@ def test_a_padding_id_that_only_transformers_fills_in(tmp_path: Path) -> None:
     config = read_json(folder / "config.json")
     del config["pad_token_id"]
     write_json(folder / "config.json", config)
-    assert describe("m", Checkpoint.open(folder)).pad_token_id == 1
-    with pytest.raises(CorruptCheckpoint, match="vocabulary of 1"):
+    assert facts_of(Checkpoint.open(folder)).pad_token_id == 1
+    with pytest.raises(CorruptCheckpoint, match="pad_token_id in config.json is 1, and the table has 1 rows"):
         check_ids({"pad_token_id": 1}, 1)
 
 
@@ -402,23 +403,23 @@ def test_ids_of_a_generation_config(client: TestClient, folders: dict[str, Path]
     body = registration(client, "llama", folders["llama-untied"])
     for bad in ({"eos_token_id": [2, 300]}, {"pad_token_id": -1}, {"forced_bos_token_id": 10**6}):
         answer = client.post("/v1/models", json=body | {"generation_config": bad})
-        assert answer.status_code == 400 and "is not an id" in error(answer)["message"]
+        assert answer.status_code == 400 and "and the table has 300 rows" in error(answer)["message"]
     assert client.post("/v1/models", json=body | {"generation_config": {"eos_token_id": [2, 3]}}).status_code == 200
 
 
 def test_the_depth_and_length_of_a_config() -> None:
     """Without recursion: a config that is far too deep is refused like one that is a little too deep."""
-    check_config({"a": _nested(15)})
+    check_configs({"a": _nested(15)}, None)
     for depth in (16, 190, 900):
         with pytest.raises(UnsupportedModel, match="16 levels"):
-            check_config({"a": _nested(depth)})
+            check_configs({"a": _nested(depth)}, None)
     deep: Any = 1
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(UnsupportedModel, match="16 levels"):
-        check_config({"a": deep})
-    check_config({"a": [[1] * 300] * 300})
+        check_configs({"a": deep}, None)
+    check_configs({"a": [[1] * 300] * 300}, None)
     with pytest.raises(UnsupportedModel, match="100000 entries"):
-        check_config({"a": [[1] * 300] * 340})
+        check_configs({"a": [[1] * 300] * 340}, None)
     while isinstance(deep, list):  # taken apart by hand: Python frees nested lists by recursion
         deep = deep.pop()

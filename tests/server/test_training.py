@@ -231,6 +231,40 @@ def test_defaults_follow_the_task() -> None:
 
 
 @pytest.mark.parametrize(
+    ("layers", "given", "outer"),
+    [
+        (32, {}, (2, 1)),
+        (4, {}, (2, 1)),
+        (3, {}, (1, 1)),
+        (2, {}, (0, 1)),
+        (1, {}, (0, 0)),
+        (3, {"full_last": 2}, (0, 2)),
+        (3, {"full_first": 2}, (2, 0)),
+        (None, {}, (2, 1)),
+        (1, {"method": "full"}, (2, 1)),
+    ],
+)
+def test_the_default_leaves_a_layer_to_adapt_in_a_model_of_any_depth(
+    layers: int | None, given: dict[str, Any], outer: tuple[int, int]
+) -> None:
+    chosen = Hyperparameters(task="causal-lm", **given).fitted(layers)
+    assert (chosen.full_first, chosen.full_last) == outer
+
+
+@pytest.mark.parametrize(("layers", "given"), [(3, {"full_first": 2, "full_last": 1}), (2, {"full_first": 2})])
+def test_what_was_asked_for_and_leaves_no_layer_is_refused(layers: int, given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"leave none of {layers} to adapt") as caught:
+        Hyperparameters(task="causal-lm", **given).fitted(layers)
+    assert "lower full_first or full_last" in caught.value.hint
+
+
+def test_why_a_job_failed_is_one_line(tmp_path: Path) -> None:
+    """It is shown in tables and in lists of events, where a line feed is no character that can be printed."""
+    told = training.explain(UsageError("2 first layers leave none of 2 to adapt", "lower them"), tmp_path)
+    assert told == "2 first layers leave none of 2 to adapt; lower them"
+
+
+@pytest.mark.parametrize(
     ("requested", "message"),
     [
         ({"learning_rate": -1}, "learning_rate is -1, more than 0 is needed"),

@@ -208,7 +208,8 @@ def words(result: Audit, page: Path, more: str = "") -> str:
         what = cell.what + (", not finished" if cell.cut else "")
         least = "at least " if cell.cut else ""
         if "tokens top-1" in cell.measures:
-            shares = (least + percent(cell.value(name)) for name in ("tokens top-1", "content top-1"))
+            values = (cell.value(name) for name in ("tokens top-1", "content top-1"))
+            shares = ("none sent" if math.isnan(value) else least + percent(value) for value in values)
             rows.append((what, cell.adversary, *shares))
         elif "bag f1" in cell.measures:
             rows.append((what, cell.adversary, f"words of a text, F1 {percent(cell.value('bag f1'))}", ""))

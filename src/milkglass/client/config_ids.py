@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 from milkglass.errors import UnsupportedModel
+from milkglass.models.config_entries import ID_ENDINGS
 
 Map = Callable[[int], int]
 
@@ -43,7 +44,7 @@ UNLISTED = frozenset((
 
 
 def _is_id_key(name: str) -> bool:
-    return name.endswith(("_token_id", "_token_ids", "_token_index")) or name in ID_LISTS
+    return name.endswith(ID_ENDINGS) or name in ID_LISTS
 
 
 def config_entries(model_type: str) -> frozenset[str]:
@@ -115,10 +116,11 @@ def _map_ids(name: str, value: Any, sigma: Map) -> Any:
     if value is None:
         return None
     if isinstance(value, list):
-        return [_map_ids(name, one, sigma) for one in value]
+        mapped = [_map_ids(name, one, sigma) for one in value]
+        return [one for one in mapped if one is not None]
     if isinstance(value, bool) or not isinstance(value, int):
         raise UnsupportedModel(f"the config entry {name!r} is not a token id", "repair the model's config")
-    return sigma(value) if value >= 0 else value  # some configs write -1 for "none"
+    return sigma(value) if value >= 0 else None  # some configs write -1 for "none"
 
 
 def special_ids(config: Mapping[str, Any]) -> Iterator[int]:

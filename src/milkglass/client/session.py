@@ -281,7 +281,9 @@ class Session(AbstractContextManager["Session"]):
         require_hyperparameters(hyperparameters, str)  # before a file is read
         about = (data, validation, task, hold_out, hyperparameters, self._notice)
         asked = TrainingRequest.of(self.unlocked.key, self.codec.limit, *about)
-        require_generator(asked.source, asked.train, self.describe(model).get("kind"))
+        about_model = self.describe(model)
+        require_generator(asked.source, asked.train, about_model.get("kind"))
+        self._require_layers(asked.settings, about_model.get("layers"))
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
             written, left_out = asked.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
             self._notice(asked.announced(left_out))
@@ -291,6 +293,20 @@ class Session(AbstractContextManager["Session"]):
         self._notice(f"job: {job['id']}")  # at once: anyone who is cut off from here on can find it again
         self.unlocked = self.unlocked.remember(asked.numbers, str(job["id"]))
         return Job(self.remote, str(job["id"]), asked.train.task, job.get("status"))
+
+    def _require_layers(self, settings: Mapping[str, Any], layers: int | None) -> None:
+        """Raises UsageError where LoRA would have no layer to adapt; where the defaults are lowered for that, it is
+        said."""
+        from milkglass.server.spec import Hyperparameters
+
+        chosen = Hyperparameters(**settings)
+        fitted = chosen.fitted(layers)
+        if fitted is not chosen:
+            self._notice(
+                f"the model has {layers} layer{'' if layers == 1 else 's'}: so that LoRA adapts some, its first "
+                f"{fitted.full_first} and last {fitted.full_last} are trained in full, not {chosen.full_first} and "
+                f"{chosen.full_last}"
+            )
 
     def _count(self, texts: int, tokens: int) -> None:
         self.unlocked.count(texts, tokens, self._notice)

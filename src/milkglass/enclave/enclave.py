@@ -156,7 +156,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     def text(self, text: str, instruction: str, limit: int, settings: RnmSettings) -> SanitizedPrompt:
         """instruction: is not sanitized, and stands before the text. Raises CodecError, EnclaveError."""
-        return self._sanitized(prompt.of_text(text, instruction), True, limit, settings)
+        return self._sanitized(prompt.text_pieces(text, instruction), True, limit, settings)
 
     def chat(
         self, conversation: Sequence[Message], limit: int, settings: RnmSettings, instruction: str = ""
@@ -169,7 +169,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
             if self.tokenizer is None:
                 raise EnclaveError("this enclave was opened without its tokenizer's folder", "open it from its folder")
             self._template = load_tokenizer(self.tokenizer, provider=True)
-        return self._sanitized(prompt.of_chat(self._template, conversation, instruction), False, limit, settings)
+        return self._sanitized(prompt.chat_pieces(self._template, conversation, instruction), False, limit, settings)
 
     def _sanitized(
         self, pieces: Sequence[prompt.PromptPiece], special: bool, limit: int, settings: RnmSettings

@@ -69,13 +69,23 @@ class PromptTokens:
         return ids
 
 
-def of_text(text: str, instruction: str) -> list[PromptPiece]:
+def of_text(tokenizer: Any, text: str, instruction: str, limit: int) -> PromptTokens:
+    """The tokens of `text_pieces`, with the tokenizer's special tokens around them. Raises CodecError, EnclaveError."""
+    return tokens(tokenizer, text_pieces(text, instruction), limit, special=True)
+
+
+def of_chat(tokenizer: Any, messages: Sequence[Message], limit: int, instruction: str = "") -> PromptTokens:
+    """The tokens of `chat_pieces`. Raises CodecError, EnclaveError."""
+    return tokens(tokenizer, chat_pieces(tokenizer, messages, instruction), limit, special=False)
+
+
+def text_pieces(text: str, instruction: str) -> list[PromptPiece]:
     """Plain text to continue, after an instruction that is not sanitized. Raises CodecError."""
     require_text([text])
     return _joined([PromptPiece(instruction, True, False), PromptPiece(text, True, True)])
 
 
-def of_chat(tokenizer: Any, messages: Sequence[Message], instruction: str = "") -> list[PromptPiece]:
+def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = "") -> list[PromptPiece]:
     """A conversation in the model's own template.
 
     What users say is sanitized. What the system and the model say is not, nor the instruction where a message of the

@@ -10,10 +10,12 @@ the next token each text's loss is the mean over its own tokens, so that texts h
 batch's is the mean over all its tokens.
 
 What is promised is accounted with dp-accounting: without sampling exactly (k Gaussian mechanisms are one), with it by
-privacy loss distributions, which err upward. Neighbours are batches with one text more or less; b is public. `epsilon`
-counts steps and, where each text joins a batch by a coin of its own, that rate; a guarantee in words claims none.
-`spent` says what a run of many rounds spends: noise 1 is (4.38, 1e-5) once, (17.9, 1e-5) after 10 rounds, (91.8, 1e-5)
-after 100.
+privacy loss distributions, which err upward. A guarantee in words is for batches in which one text, or its label, is
+exchanged for another: b crosses beside the gradient, and batches have a fixed size, so that a text more or less would
+be seen. Two clipped gradients are up to 2 C apart: noise 1 is (10.0, 1e-5) once, (46.3, 1e-5) after 10 rounds, as
+`spent` says. Until 2026-11-26 the guarantee was stated for one text more or less, at C, which is (4.38, 1e-5) once and
+holds for no two batches that a server cannot tell apart by their size. `epsilon` counts steps for a text more or less
+and, where each text joins a batch by a coin of its own, that rate.
 
 Not through Opacus, which takes examples apart inside the model: it does so at every layer but one that all examples
 share, such as a table of positions, whose gradient it leaves whole, and it knows no tied tables.
@@ -40,6 +42,7 @@ from milkglass.parameters import Limit, limited
 from milkglass.threat.training_step import SharedStep
 
 DELTA = 1e-5  # of a guarantee in words
+EXCHANGED = 2  # clips: how far apart two sums are that differ in one text, exchanged for another
 INTERVAL = 1e-3  # of losses, rounded up: ten times dp-accounting's, a sixth of the time, under 0.1 % more epsilon
 
 
@@ -68,16 +71,16 @@ class DPSGD(GradientDefence):
 
     @property
     def guarantee(self) -> str | None:
-        result = epsilon(self.noise, DELTA, 1)
-        return f"({upward(result)}, {DELTA:g})-DP for each gradient, one text more or less in its batch{worth(result)}"
+        result = epsilon(self.noise / EXCHANGED, DELTA, 1)
+        return f"({upward(result)}, {DELTA:g})-DP for each gradient, one text or label exchanged{worth(result)}"
 
     def spent(self, rounds: int) -> str | None:
         """A text is in one batch of a round at most, in FedSGD and in FedAvg: so many Gaussian mechanisms. Which texts
         are in a batch is not assumed to be secret: no amplification by sampling is claimed."""
-        result = epsilon(self.noise, DELTA, rounds)
+        result = epsilon(self.noise / EXCHANGED, DELTA, rounds)
         info = f"({upward(result)}, {DELTA:g})-DP"
         counted = "1 round" if rounds == 1 else f"{rounds:,} rounds"
-        return f"{info} after {counted}, one text more or less in its batches, one a round{worth(result)}"
+        return f"{info} after {counted}, one text or label exchanged, in one batch a round{worth(result)}"
 
     def added_noise(self, texts: int) -> AddedNoise | None:
         return AddedNoise("gaussian", self.deviation / texts, self.clip)
@@ -106,8 +109,14 @@ class DPSGD(GradientDefence):
 
 
 def epsilon(noise: float, delta: float, steps: int, rate: float = 1.0) -> float:
-    """What `steps` steps spend together at most. rate: with which each text joins each batch, independently (Poisson
-    sampling); 1: batches are what they are. Raises UsageError for values outside their ranges."""
+    """Return what `steps` steps spend together at most, for neighbours with one text more or less.
+
+    Args:
+        rate: With which each text joins each batch, independently (Poisson sampling); 1: batches are what they are.
+
+    Raises:
+        UsageError: For values outside their ranges.
+    """
     Limit(0, open=True).require(noise, "the noise multiplier", "1 is common")
     Limit(0, open=True, below=1).require(delta, "delta", "1e-5 is common")
     Limit(1).require(steps, "the number of steps", "count from 1")

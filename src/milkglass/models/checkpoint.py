@@ -19,7 +19,13 @@ from milkglass.models.safetensors_file import DTYPES, mapped, read_bytes, read_w
 from milkglass.models.safetensors_header import TensorRef, read_header
 from milkglass.progress import Progress, no_progress
 
-INDEX = "model.safetensors.index.json"
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+ADAPTER = "adapter_config.json"  # as peft writes it
+PROMPTS = frozenset({"PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING", "CPT"})
+MERGING = (
+    "merge it first: in Python, peft.AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
+    ".save_pretrained(NEW) with {base} at hand, and its tokenizer's save_pretrained(NEW)"
+)
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,9 @@ class Checkpoint:
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
         """Raises ModelNotFound, UnsafeWeights or CorruptCheckpoint."""
+        require_no_adapter(folder)
         if not (folder / "config.json").is_file():
-            raise ModelNotFound(f"{folder} has no config.json", "give the folder of a Hugging Face checkpoint")
+            raise ModelNotFound(f"{folder} has no config.json", _hint(folder))
         tensors: dict[str, TensorRef] = {}
         for name in shard_names(folder):
             result = read_header(folder / name)
@@ -84,6 +91,35 @@ class Checkpoint:
         return f"sha256:{whole.hexdigest()}"
 
 
+def _hint(folder: Path) -> str:
+    inside = sorted(one.parent.name for one in folder.glob("*/config.json"))
+    shown = f"; these folders in it are some: {', '.join(inside[:3])}" if inside else ""
+    return f"give the folder of a Hugging Face checkpoint{shown}"
+
+
+def require_no_adapter(folder: Path) -> None:
+    """Raises ModelNotFound for a folder of an adapter, which is a difference to a model and no model, and
+    CorruptCheckpoint for a model with an adapter beside it: which of the two is meant cannot be told."""
+    if not (folder / ADAPTER).is_file():
+        return
+    about = read_json(folder / ADAPTER)
+    kind, base = str(about.get("peft_type") or "LORA").upper(), str(about.get("base_model_name_or_path") or "BASE")
+    named = "a LoRA adapter" if kind == "LORA" else f"an adapter of the kind {kind}"
+    if kind in PROMPTS:
+        raise ModelNotFound(
+            f"{folder} is {named} of {base}, which changes no weights",
+            "give that model; its prompts cannot be scrambled",
+        )
+    if (folder / "config.json").is_file() and ((folder / INDEX).is_file() or (folder / WHOLE).is_file()):
+        if any(folder.glob("adapter_model.*")):
+            raise CorruptCheckpoint(
+                f"{folder} holds a model and {named} beside it ({ADAPTER})",
+                f"move the adapter's files away where the model is merged already; else {MERGING.format(base=base)}",
+            )
+        return
+    raise ModelNotFound(f"{folder} is {named} of {base}, and no model", MERGING.format(base=base))
+
+
 def shard_names(folder: Path) -> list[str]:
     """The safetensors files of a model folder. Index entries are plain names: a path in one is refused."""
     if (folder / INDEX).is_file():
@@ -95,8 +131,8 @@ def shard_names(folder: Path) -> list[str]:
             if Path(name).name != name or len(name.encode("utf-8", "replace")) > 255 or not (folder / name).is_file():
                 raise CorruptCheckpoint(f"{INDEX} names {name!r}, which is not in the folder", "fetch the model again")
         return names
-    if (folder / "model.safetensors").is_file():
-        return ["model.safetensors"]
+    if (folder / WHOLE).is_file():
+        return [WHOLE]
     pickled = [p.name for p in folder.glob("*.bin")] + [p.name for p in folder.glob("*.pt*")]
     if pickled:
         raise UnsafeWeights(

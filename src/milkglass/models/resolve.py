@@ -2,6 +2,7 @@
 
     ./llama, models/llama        a folder
     demo:minilm, demo:smollm2    embedded
+    models--owner--name          a folder of the hub's cache, where it holds one commit
     hf:owner/name                of the hub: its newest commit, fetched where it is not here yet
     hf:owner/name@revision       of the hub: a commit, a tag or a branch; a whole commit hash is asked for once
     owner/name[@revision]        of the hub, if it was fetched before: a mistyped folder is not asked for
@@ -28,6 +29,7 @@ from milkglass.files import new_dir, sha256
 HUB = "hf:"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
+SNAPSHOTS = "snapshots"
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 
@@ -104,13 +106,32 @@ def resolve(ref: str) -> Path:
     if ref.startswith("demo:"):
         raise ModelNotFound(f"there is no embedded model {ref!r}", f"embedded: {', '.join(EMBEDDED)}")
     if (folder := Path(ref).expanduser()).is_dir():
-        return folder.resolve()
+        return _snapshot(folder.resolve())
     if ref.startswith(HUB):
         return _from_hub(ref)
     if HUB_ID.fullmatch(ref):
         return _fetched_before(ref)
     raise ModelNotFound(
         f"there is no model folder {ref!r}", "give a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2"
+    )
+
+
+def _snapshot(folder: Path) -> Path:
+    """The model within a folder of the hub's cache, models--owner--name, which holds one folder a commit; any other
+    folder is itself. Raises ModelNotFound where there are several commits, or none."""
+    cached = folder.parent if folder.name == SNAPSHOTS else folder
+    if (folder / "config.json").is_file() or not cached.name.startswith("models--"):
+        return folder
+    found = sorted(one for one in (cached / SNAPSHOTS).glob("*") if one.is_dir())
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ModelNotFound(f"{cached} is a folder of the hub's cache without a model", "fetch the model again")
+    main = cached / "refs" / "main"
+    newest = f"; main is {main.read_text('utf-8').strip()}" if main.is_file() else ""
+    raise ModelNotFound(
+        f"{cached} is a folder of the hub's cache with {len(found)} commits of the model",
+        f"give one: {' or '.join(str(one) for one in found[:3])}{newest}",
     )
 
 

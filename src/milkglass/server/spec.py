@@ -110,6 +110,25 @@ class Hyperparameters(BaseModel):
         result: dict[str, Any] = fields(self)
         return {name: value for name, value in result.items() if name not in LATER or value is not None}
 
+    def fitted(self, layers: int | None) -> Hyperparameters:
+        """The same for a model of so many layers: under LoRA, `full_first` and `full_last` that nobody has set are
+        lowered where they would leave no layer to adapt. None: it is not known. Raises UsageError where they were set.
+        """
+        over = 0 if layers is None else self.full_first + self.full_last - (layers - 1)
+        if over <= 0 or self.chosen_method != "lora":
+            return self
+        lower: dict[str, int] = {}
+        for name in ("full_first", "full_last"):
+            if name not in self.model_fields_set:
+                lower[name] = max(0, getattr(self, name) - over)
+                over -= getattr(self, name) - lower[name]
+        if over > 0:
+            raise UsageError(
+                f"{self.full_first} first and {self.full_last} last layers in full leave none of {layers} to adapt",
+                'lower full_first or full_last, or use method "full"',
+            )
+        return self.model_copy(update=lower)
+
     @property
     def chosen_method(self) -> Method:
         return self.method or ("lora" if self.task == "causal-lm" else "full")

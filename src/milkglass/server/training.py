@@ -206,7 +206,7 @@ def explain(error: BaseException, job: Path) -> str:
     this must look at the disk before anything is removed from it.
     """
     if isinstance(error, MilkglassError):
-        return str(error)
+        return f"{error.message}; {error.hint}" if error.hint else error.message  # one line: it is shown in tables
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "out of memory; lower batch_size or max_length"
     full = isinstance(error, OSError) and error.errno in FULL

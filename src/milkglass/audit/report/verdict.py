@@ -35,6 +35,10 @@ PHRASES = {
 }
 RUNS = ", and can run "  # in an attacker's words, before what it runs
 NOTHING = "No attack was run to its end: this audit says nothing."
+NO_CONTENT = (
+    "No token of these texts counts as a name or another content word, since all are marks or among the commonest ones "
+    "here: all tokens are judged instead. More or longer texts have some."
+)
 
 
 def verdict(
@@ -108,15 +112,18 @@ def of_100(share: float, least: bool = False) -> str:
 
 def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str) -> str:
     least = bool(unfinished(best, cells))
+    alone = ""
     figures = [f"{of_100(_words_read(best, cells), least)} of 100 words"]
     if units := best.measures["content top-1"].units:
         figures.append(f"{of_100(best.value('content top-1'), least)} of 100 names and other content words")
         if units < FEW:
             figures[-1] += f", which occur in only {units} of them"
+    else:
+        alone = f" {NO_CONTENT}"
     much = "most" if _share(best) >= MOST else "much" if _share(best) >= MUCH else "some"
     attacker = _attacker(best.adversary, who[best.adversary])
     said = f"From {crosses}, {attacker}" if crosses else f"{attacker[0].upper()}{attacker[1:]}"
-    return f"{said} reads {much} of your texts: {', and '.join(figures)}."
+    return f"{said} reads {much} of your texts: {', and '.join(figures)}.{alone}"
 
 
 def _words_read(best: AttackResult, cells: tuple[AttackResult, ...]) -> float:

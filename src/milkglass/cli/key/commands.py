@@ -22,6 +22,7 @@ ALIKE = (
     "of them, such as a form, is read by a vote, which `milkglass audit` does not try"
 )
 
+EQUALLY = "a text is exchanged as under {key}: sending it under both tells no more than sending it once"
 LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
 keys = typer.Typer(
@@ -84,6 +85,8 @@ def for_job(
     write_key(out, child, parent.passphrase, weak=True)
     usage.derived(out, key)
     note(LOSS.format(key=key))
+    if child.info.responses is not None:
+        note(EQUALLY.format(key=key))
     document = {"key": str(out), "parent": str(key), "job": name, "clusters": clusters, "key_id": child.identifier}
     emit(as_json, document, lambda: f"made {out} for the job; `milkglass obfuscate MODEL OUT --key {out}` comes next")
 

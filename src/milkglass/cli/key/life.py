@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass import files
-from milkglass.cli.key.commands import keys
+from milkglass.cli.key.commands import EQUALLY, keys
 from milkglass.cli.ui.options import AsJson, KeyOptions, PassphraseFile
 from milkglass.cli.ui.passphrase import VARIABLE, another_passphrase, require_another
 from milkglass.cli.ui.terminal import emit, note
@@ -54,6 +54,8 @@ def for_codec(
         raise KeyFileError(f"{out} is not the codec that was written", "another program wrote there; give another name")
     usage.handed_on(out, key)
     note(READS)
+    if codec.info.responses is not None:
+        note(EQUALLY.format(key=key))
     emit(
         as_json, {"codec": str(out), "key": str(key), "key_id": codec.identifier}, f"wrote the codec of {key} to {out}"
     )

@@ -18,7 +18,7 @@ from milkglass.cli.ui.options import (
     Yes,
     original,
 )
-from milkglass.cli.ui.terminal import cell, emit, erase, megabytes, moment, table
+from milkglass.cli.ui.terminal import cell, emit, erase, megabytes, moment, note, table
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,10 +109,14 @@ def _catalogue() -> tuple[dict[str, Any], str]:
 
 
 def _one(ref: str) -> tuple[dict[str, Any], str]:
+    from milkglass.client.obfuscate.preflight import assumed, require_sound
     from milkglass.models.families import of
 
     base = original(ref)
     result = of(base)
+    require_sound(base)
+    if said := assumed(base):
+        note(said)
     tables = sum(base.tensors[name].bytes for name in result.touched)
     found: dict[str, Any] = {
         "ref": ref,

@@ -102,7 +102,7 @@ def obfuscate(
     _require_places(out, key, new_key)  # what needs no model is reported before anyone waits for one
     from milkglass.client.key.file import write_key
     from milkglass.client.key.generate import scheme_for, scheme_of
-    from milkglass.client.obfuscate.preflight import require_room, require_scramblable
+    from milkglass.client.obfuscate.preflight import assumed, require_room, require_scramblable
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.families import of
@@ -132,6 +132,8 @@ def obfuscate(
     expected = asked_for if old is None else scheme_of(old.key)
     require_scramblable(base, expected, delta)
     require_room(base, expected, out, delta)
+    if said := assumed(base):
+        note(said)
     texts = files.read(base) if old is None and files.data is not None else None
     if warning := expected.broken or (UNMIXED if expected.k == 1 and not expected.shares else None):
         note(f"warning: {warning}")

@@ -89,9 +89,9 @@ def _words(files: list[dict[str, Any]], parts: list[dict[str, Any]]) -> str:
 def _require_ours(path: Path, name: str | None) -> None:
     """Raises UsageError for what Milkglass did not write. No one has been asked for a token then."""
     if path.is_dir():
-        from milkglass.client.obfuscate.upload_check import require_scrambled
+        from milkglass.client.obfuscate.upload_check import Outgoing
 
-        require_scrambled(path)
+        Outgoing.of(path)
         return
     if not path.is_file() or path.suffix != ".parquet":
         raise UsageError(

@@ -24,6 +24,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check that OUT is the key's model, scrambled, and holds nothing that it shouldn't."""
+    from milkglass.client.obfuscate.preflight import assumed, require_sound
     from milkglass.client.obfuscate.verify import verify as check
 
     require_folder(out, "give the folder that `milkglass obfuscate` wrote")
@@ -31,6 +32,9 @@ def verify(
     opened.key.require_whole()
     _require_its_key(out, opened.key)
     base = original(key.model or opened.key.info.model)
+    require_sound(base)
+    if said := assumed(base):
+        note(said)
     if not as_json:
         note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
     with bars(as_json) as stage:

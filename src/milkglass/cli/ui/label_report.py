@@ -13,6 +13,11 @@ from milkglass.metrics.confusion import Confusion
 
 MOST = 8  # classes whose counts are shown beside each other
 NEAR = "not better than naming {name} for every text, by its interval: more rows, more epochs or another rate may help"
+UNEVEN = (
+    "the classes are uneven: {name} has {share:.0f} of 100 rows, and no row of {missed} was recognised; more rows of "
+    "these, or fewer of {name}, may help"
+)
+SHARE = 0.8  # of the rows, or twice its even part, from which on the commonest class makes the classes uneven
 
 
 def words(found: Confusion) -> list[str]:
@@ -21,6 +26,7 @@ def words(found: Confusion) -> list[str]:
     lines = [f"accuracy {accuracy} of {found.rows:,} held-out rows; naming {cell(name)} for all: {100 * least:.1f} %"]
     if accuracy.low <= least:
         lines.append(NEAR.format(name=cell(name)))
+    lines += _uneven(found)
     wide = len(found.names) > MOST
     head = ("class", "rows", "precision", "recall", *(() if wide else [f"as {cell(one)}" for one in found.names]))
     rows = [head]
@@ -29,6 +35,16 @@ def words(found: Confusion) -> list[str]:
         shares = (percent(found.precision[number]), percent(found.recall[number]))
         rows.append((cell(name), str(int(found.counts[number].sum())), *shares, *counts))
     return [*lines, table(rows)]
+
+
+def _uneven(found: Confusion) -> list[str]:
+    """Whether rows of rare classes are all taken for others, and one class has most rows."""
+    name, share = found.commonest
+    missed = [one for one, seen in zip(found.names, found.recall.tolist(), strict=True) if seen == 0 and one != name]
+    if not missed or share < min(SHARE, 2 / len(found.names)):
+        return []
+    shown = ", ".join(cell(one) for one in missed[:3]) + (f" and {len(missed) - 3} more" if len(missed) > 3 else "")
+    return [UNEVEN.format(name=cell(name), share=100 * share, missed=shown)]
 
 
 def document(found: Confusion) -> dict[str, Any]:

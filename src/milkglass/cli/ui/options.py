@@ -100,7 +100,10 @@ class KeyOptions:
 
         given = passphrase(self.passphrase_file)
         with wrong_passphrase_named(self.passphrase_file):
-            return UnlockedKey.open(key, given)
+            unlocked = UnlockedKey.open(key, given)
+        if reason := unlocked.key.spends_again:
+            note(f"warning: {reason}; make it again from the whole key")
+        return unlocked
 
     def __str__(self) -> str:
         words = ["--key", str(self.key)]

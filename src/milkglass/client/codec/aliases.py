@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.key.key import Key
+from milkglass.errors import DamagedKey
 from milkglass.noise.responses import RandomisedResponse
 from milkglass.noise.stream import Stream
 from milkglass.schemes.symbols.symbol_map import shared_symbols
@@ -40,26 +41,52 @@ class Responses:
     """How ids of one key are exchanged where they occur.
 
     Attributes:
-        stream: by which the draws of a text follow from the text, so that a text that is sent again is sent equally and
+        mechanism: Over the ids in whose order draws are made: the key's own, or, for a key that was made from another
+            one with the same map, that one's.
+        stream: By which the draws of a text follow from the text, so that a text that is sent again is sent equally and
             tells nothing more. None: they are drawn anew each time, which spends epsilon each time.
+        own: (m,) The key's ids that are exchanged.
+        named: (m,) The same symbols by the mechanism's ids.
     """
 
     mechanism: RandomisedResponse
     stream: Stream | None
+    own: NDArray[np.int64] | None = None
+    named: NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, key: Key) -> Responses | None:
-        """None: ids are sent as they are. A codec alone lacks the secret for a stream."""
+        """None: ids are sent as they are. Only a codec of before it kept them lacks the secret for a stream."""
         mechanism = responses_of(key)
         if mechanism is None:
             return None
-        return cls(mechanism, None if key.secret is None else key.stream("responses"))
+        kept = key.responses_key
+        stream = None if kept is None else Stream(kept)
+        if key.info.responses is None:
+            return cls(mechanism, stream)
+        assert key.token_symbols is not None
+        own, named = key.sigma[shared_symbols(key.token_symbols)].astype(np.int64), key.response_ids
+        if len(named) != len(own) or len(np.unique(named)) != len(named):
+            raise DamagedKey(f"a key of {len(own)} exchanged ids holds {len(named)} for its draws", "restore a backup")
+        return cls(RandomisedResponse(np.sort(named), mechanism.epsilon), stream, own, named)
 
     def exchanged(self, tokens: NDArray[np.int64], ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """(t,) what is sent for one text of these original tokens, whose scrambled ids these are."""
-        named = np.ascontiguousarray(tokens, "<i8").tobytes()
-        stream = secret_draws() if self.stream is None else self.stream.keyed(named)
-        return self.mechanism.respond(ids, stream).astype(np.int32)
+        text = np.ascontiguousarray(tokens, "<i8").tobytes()
+        stream = secret_draws() if self.stream is None else self.stream.keyed(text)
+        if self.own is None or self.named is None:
+            return self.mechanism.respond(ids, stream).astype(np.int32)
+        inside = np.isin(ids, self.own)
+        result = ids.copy()
+        asked = _renamed(ids[inside].astype(np.int64), self.own, self.named)
+        result[inside] = _renamed(self.mechanism.respond(asked, stream), self.named, self.own)
+        return result
+
+
+def _renamed(ids: NDArray[np.int64], names: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(t,) for each id, which is one of `names`, what stands at its place in `others`."""
+    order = np.argsort(names)
+    return others[order[np.searchsorted(names[order], ids)]]
 
 
 def responses_of(key: Key) -> RandomisedResponse | None:

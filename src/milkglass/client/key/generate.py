@@ -179,6 +179,8 @@ def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept
     if parent.token_symbols is not None:
         if clusters == "new":
             raise UsageError("the map of a coarse vocabulary is kept by each job's key", "give --clusters kept")
+        if (draws := parent.with_own_responses().responses) is not None:
+            info = info.with_responses(bytes.fromhex(draws["stream"]), draws["ids"])
         return replace(child, info=info)
     if clusters == "kept":
         known = parent if parent.groups is not None else with_groups(base, parent, stage)

@@ -13,8 +13,9 @@ from typing import Any
 from milkglass.client.label_scale import Scale
 
 CODEC_NEEDS = {
-    "model", "kind", "tokenizer_sha256", "scheme", "slots", "labels", "fine_tunes", "scale", "scales", "sampling",
-}  # fmt: skip
+    *("model", "kind", "tokenizer_sha256", "scheme", "slots", "labels", "fine_tunes", "scale", "scales", "responses"),
+    "sampling",
+}
 OWN_ORDER = "own"  # clusters are begun in an order of the key's own
 
 
@@ -99,6 +100,12 @@ class KeyInfo:
         """Of a key for one job: the job's `name`, the `parent`'s identifier, and whose `clusters` it has."""
         return self.document.get("job")
 
+    @property
+    def responses(self) -> Mapping[str, Any] | None:
+        """Of a key or codec that was made from another one with the same map: `stream`, the 32 bytes in hex that all
+        draws of these keys follow from, and `ids`, in whose order they are made; None: the key's own."""
+        return self.document.get("responses")
+
     # --- labels and scores --------------------------------------------------------------------------------------------
     @property
     def labels(self) -> Mapping[str, int] | None:
@@ -140,6 +147,10 @@ class KeyInfo:
 
     def with_slots(self, copies: int, single: list[int]) -> KeyInfo:
         return self._with(slots={"copies": copies, "single": single})
+
+    def with_responses(self, stream: bytes, ids: list[int]) -> KeyInfo:
+        """With the draws of another key: the same text is then exchanged as under that key."""
+        return self._with(responses={"stream": stream.hex(), "ids": ids})
 
     def with_sampling(self, values: Mapping[str, float]) -> KeyInfo:
         return self._with(sampling=dict(values)) if values else self

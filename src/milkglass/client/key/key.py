@@ -21,7 +21,7 @@ from milkglass.client.key.info import KeyInfo
 from milkglass.errors import CodecAlone, DamagedKey, KeyForOtherModel
 from milkglass.noise.stream import Stream, subkey
 from milkglass.schemes.aliases import Slots
-from milkglass.schemes.symbols.symbol_map import SymbolMap
+from milkglass.schemes.symbols.symbol_map import SymbolMap, shared_symbols
 
 
 def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:
@@ -112,7 +112,44 @@ class Key:
     def codec_alone(self) -> Key:
         """The same without the root secret and without what only that needs: enough to encode and decode."""
         self.require_whole()
-        return Key(None, self.model_digest, self.sigma, self.info.for_codec(self.shares), self.identifier)
+        info = self.with_own_responses().for_codec(self.shares)
+        return Key(None, self.model_digest, self.sigma, info, self.identifier)
+
+    def with_own_responses(self) -> KeyInfo:
+        """What the key says, with its draws of responses in it: a codec or a job's key that has them exchanges a text
+        as this key does, so that sending it under both tells no more than sending it once."""
+        stream, ids = self.responses_key, self.response_ids
+        return self.info if stream is None or not len(ids) else self.info.with_responses(stream, ids.tolist())
+
+    @property
+    def responses_key(self) -> bytes | None:
+        """The 32 bytes from which the draws for each text follow. None: a codec of before it was kept."""
+        if self.info.responses is not None:
+            return bytes.fromhex(self.info.responses["stream"])
+        return None if self.secret is None else subkey(self.secret, self.model_digest, "responses")
+
+    @property
+    def spends_again(self) -> str | None:
+        """Why a text that is sent again spends epsilon again; None: it does not.
+
+        So it is with files that were made before codecs and keys for jobs had the draws of the key they came from.
+        """
+        if not len(self.response_ids) or self.info.responses is not None:
+            return None
+        if self.secret is None:
+            return "this codec draws anew for each text, so that a text that is sent again spends epsilon again"
+        if self.info.job is not None:
+            return "this key has draws of its own: a text that is sent under several jobs spends epsilon under each"
+        return None
+
+    @property
+    def response_ids(self) -> NDArray[np.int64]:
+        """(m,) by symbol of several tokens: the id in whose order draws are made. Empty: nothing is exchanged."""
+        if self.token_symbols is None or self.info.scheme.get("epsilon") is None:
+            return np.empty(0, np.int64)
+        if self.info.responses is not None:
+            return np.asarray(self.info.responses["ids"], np.int64)
+        return self.sigma[shared_symbols(self.token_symbols)].astype(np.int64)
 
     @cached_property
     def token_symbols(self) -> NDArray[np.int64] | None:

@@ -15,6 +15,7 @@ from milkglass.client.obfuscate.scramble import mapped_configs
 from milkglass.errors import ModelError, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import Architecture, of
+from milkglass.models.soundness import facts_of, lacks_head
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.schemes.scheme import Scheme
 
@@ -26,6 +27,7 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
     """Raises UnsupportedModel, ModelError, IdOutOfRange or UsageError where scrambling would, or encoding under the key
     later."""
     architecture = of(base)
+    require_sound(base)
     require_kind(architecture, scheme)
     require_delta(scheme, delta)
     _require_padding(base, architecture, scheme)
@@ -43,9 +45,27 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
     mapped_configs(base, np.arange(size, dtype=np.int32), counts)
 
 
+def require_sound(base: Checkpoint) -> None:
+    """Whatever a server would refuse of the scrambled model because of the original's own files. Raises ModelError,
+    naming the file and the entry to mend."""
+    configs = mapped_configs(base, np.arange(of(base).vocab_size, dtype=np.int32), None)
+    facts_of(Checkpoint(base.folder, configs.config, configs.generation, base.tensors))
+
+
+def assumed(base: Checkpoint) -> str | None:
+    """What is taken for granted of a model whose files leave it open."""
+    if not lacks_head(base):
+        return None
+    return (
+        f"config.json of {base.folder.name} says tie_word_embeddings = false, and the weights have no lm_head.weight: "
+        "the embedding table is taken for the head, and the scrambled config says so"
+    )
+
+
 def _require_padding(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> None:
     """A decoder that classifies goes by the last id that is not padding, so that its config has to name the padding."""
-    if scheme.for_labels and architecture.kind == "decoder" and base.config.get("pad_token_id") is None:
+    padding = base.config.get("pad_token_id")
+    if scheme.for_labels and architecture.kind == "decoder" and (padding is None or padding == -1):
         raise UnsupportedModel(
             "the model's config names no padding, without which a decoder cannot be trained as a classifier",
             "set pad_token_id in its config.json: the id of its padding token, or of the token that ends a text",

@@ -40,6 +40,7 @@ from milkglass.client.obfuscate.covariant import new_width, require_layers, tran
 from milkglass.client.obfuscate.plus import turn_of, turned, with_head
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, write_json
+from milkglass.models.config_entries import GENERATION, check_ids
 from milkglass.models.families import Architecture, of
 from milkglass.models.safetensors_file import RowBlocks
 from milkglass.models.staging import Configs, Staging, reshaped, resized, rewrite, write_delta
@@ -85,9 +86,16 @@ def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
     """The base's configs with ids re-mapped and names left out; config.json also says which key it was."""
     first, choices = key.first, AliasChoices.of(key)
     result = mapped_configs(base, first, None if choices is None else choices.counts)
-    untied = {"tie_word_embeddings": False} if scheme_of(key).needs_whole_layers else {}
+    tied = {"tie_word_embeddings": False} if scheme_of(key).needs_whole_layers else _tied(base)
     sizes = {"vocab_size": len(key.sigma)} if len(key.sigma) != len(first) else {}
-    return Configs({**result.config, KEY_ID: key.identifier} | untied | sizes | _widened(base, key), result.generation)
+    return Configs({**result.config, KEY_ID: key.identifier} | tied | sizes | _widened(base, key), result.generation)
+
+
+def _tied(base: Checkpoint) -> dict[str, bool]:
+    """A decoder's head that its config announces and its weights lack is its table: Transformers would draw one."""
+    from milkglass.models.soundness import lacks_head
+
+    return {"tie_word_embeddings": True} if lacks_head(base) else {}
 
 
 def _widened(base: Checkpoint, key: Key) -> dict[str, int]:
@@ -102,8 +110,11 @@ def _widened(base: Checkpoint, key: Key) -> dict[str, int]:
 
 
 def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[np.int64] | None) -> Configs:
-    """first (n,): the new id of each token. counts (n,): how many new ones each has; None: one. Raises UnsupportedModel
-    or IdOutOfRange for an entry that cannot be re-mapped."""
+    """first (n,): the new id of each token. counts (n,): how many new ones each has; None: one.
+
+    Raises UnsupportedModel, CorruptCheckpoint or IdOutOfRange for an entry that cannot be re-mapped."""
+    check_ids(base.config, len(first), negative=True)
+    check_ids(base.generation_config or {}, len(first), GENERATION, negative=True)
 
     def sigma(token: int) -> int:
         if token >= len(first):

@@ -45,8 +45,9 @@ class Outgoing:
 
     @classmethod
     def of(cls, folder: Path) -> Outgoing:
-        """Raises UsageError for a folder that may not leave."""
+        """Raises UsageError for a folder that may not leave, ModelError for one that no server would take."""
         files = require_scrambled(folder)
+        require_sound(folder)
         if (folder / INDEX).is_file() and not all(USUAL_SHARD.fullmatch(file.name) for file in files):
             return cls(folder, {f"model-{n:05}-of-{len(files):05}.safetensors": f for n, f in enumerate(files, 1)})
         return cls(folder, {file.name: file for file in files})
@@ -99,6 +100,19 @@ def require_scrambled(folder: Path) -> list[Path]:
     for name, tensors in places.items():
         _require_plain_weights(folder / name, tensors)
     return [folder / name for name in sorted(places)]
+
+
+def require_sound(folder: Path) -> None:
+    """What a server asks of a model, before it is sent. Raises ModelError."""
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.soundness import facts_of, require_sound_tables
+
+    config = json_file(folder / "config.json") or {}
+    if (folder / DELTA_CONFIG).is_file():
+        tables = read_header(folder / DELTA_WEIGHTS)
+        require_sound_tables(config, json_file(folder / "generation_config.json"), tables)
+        return
+    facts_of(Checkpoint.open(folder))
 
 
 def others_in(folder: Path) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.client.layout import KEY_ID
 from milkglass.client.obfuscate.upload_check import Outgoing, is_plain, plain_name
 from milkglass.client.remote import responses
 from milkglass.client.remote.connection import Connection, RetryPolicy
@@ -102,11 +103,14 @@ class Remote(AbstractContextManager["Remote"]):
 
         name: that id; by default a random one, because the folder's own name stays here. All that is to be sent is
         looked at before the first byte of it leaves."""
-        name = name or f"model-{secrets.token_hex(4)}"
-        if not is_plain(name):
+        if name is not None and not is_plain(name):
             raise UsageError("the model's name has other characters than A-Z a-z 0-9 . _ -", "give one with --name")
         outgoing = Outgoing.of(folder)
-        about = {"id": name, **outgoing.documents()}
+        documents = outgoing.documents()
+        if name is not None:
+            self._require_free(name, (documents["config"] or {}).get(KEY_ID))
+        name = name or f"model-{secrets.token_hex(4)}"
+        about = {"id": name, **documents}
         files = [
             {"name": sent, "file_id": self._send(path, "model", sent, path.name, progress)}
             for sent, path in outgoing.weights.items()
@@ -117,6 +121,21 @@ class Remote(AbstractContextManager["Remote"]):
         created = response_id(self.connection.json("POST", "/v1/models", body, again=True, timeout=ASSEMBLY))
         over(1)
         return created
+
+    def _require_free(self, name: str, key_id: object) -> None:
+        """Raises UsageError where the server has a model of this name that another key made. One of the same key may be
+        this very model, whose answer was lost: the server tells."""
+        try:
+            its = self.model(name).get("key_id")
+        except RemoteError as error:
+            if error.status != 404:
+                raise
+            return
+        if its is not None and its != key_id:
+            raise UsageError(
+                f"the server has a model {name} already, made with another key",
+                f"give another --name, or delete that one first: milkglass models --delete {name}",
+            )
 
     def _send(self, path: Path, purpose: str, name: str, shown: str, progress: Stage) -> str:
         """name: under which the file is sent. shown: its name in progress bars."""
@@ -247,8 +266,9 @@ class Remote(AbstractContextManager["Remote"]):
         """The finished job, with `fine_tuned_model`. Raises JobFailed when it did not succeed."""
         state = self.job(job)
         if state.get("status") != "succeeded":
-            reason = (state["error"] or {}).get("message") or "no reason given"
-            raise JobFailed(f"the job {job} is {state.get('status')}: {reason}", "its events say more")
+            reason = (state["error"] or {}).get("message")
+            hint = f"`milkglass job {job}` shows how far it came" if reason else "ask for the server's worker.log"
+            raise JobFailed(f"the job {job} is {state.get('status')}: {reason or 'no reason given'}", hint)
         response_id(state, "fine_tuned_model")
         return state
 

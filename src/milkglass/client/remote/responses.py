@@ -81,7 +81,7 @@ class RecordShape:
 MODEL = RecordShape(
     "a model",
     ("id", "kind", "parent", "job", "key_id", "owned_by"),
-    ("vocab_size", "bytes", "max_model_len"),
+    ("vocab_size", "bytes", "max_model_len", "layers"),
     ("created",),
 )
 FILE = RecordShape("a file", ("id", "purpose", "sha256"), ("bytes",), ("created_at",))

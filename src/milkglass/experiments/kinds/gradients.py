@@ -39,6 +39,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import ArtifactCache, PartialResults
 from milkglass.experiments.entries import Entries, attacks_of
+from milkglass.experiments.procedures.one_gradient import SharedGradients
 from milkglass.experiments.procedures.private_rows import (
     DefenceSpec,
     PrivateRows,
@@ -51,17 +52,14 @@ from milkglass.experiments.procedures.private_rows import (
 )
 from milkglass.experiments.recipe_file import from_entries
 from milkglass.experiments.runs import RunFolder, require_same_run
-from milkglass.gradient_defences.defence import GradientDefence, share
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
-from milkglass.noise.stream import Stream
 from milkglass.progress import Log
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Gradients
 from milkglass.threat.training_step import SharedStep
 
 
@@ -190,7 +188,8 @@ class Attackers:
         sent = shadowed(self.base, private.ids, guard, recipe.seed, self.kept, self.progress)
         step = SharedStep.open(self.base.folder, recipe.task, classes, recipe.seed, recipe.lora)
         pad = int(tokenizer.pad_token_id or 0)
-        seen = shared(step, PrivateRows(sent, private.labels), guard.shield, batch_size, recipe.seed, pad)
+        rows = PrivateRows(sent, private.labels)
+        seen = SharedGradients(step, rows, guard.shield, batch_size, recipe.seed, pad).all()
         knowledge = Knowledge(
             corpus=public,
             step=guard.shield.before(step),  # Kerckhoffs: without knowing that a step drops nobody finds the masks
@@ -215,17 +214,6 @@ class Attackers:
     def _texts(self) -> tuple[Any, tuple[PrivateRows, Sequences | None, int]]:
         tokenizer = load_tokenizer(self.base.folder)
         return tokenizer, _rows(self.recipe, self.expected, tokenizer, self.data)
-
-
-def shared(
-    step: SharedStep, rows: PrivateRows, shield: GradientDefence, size: int, seed: int, pad: int
-) -> tuple[Gradients, ...]:
-    """The gradient of each batch."""
-    stream, seen = Stream.of_seed(seed), list[Gradients]()
-    for start in range(0, len(rows), size):
-        part = rows.part(np.arange(start, start + size))
-        seen.append(share(step, *part.batch(pad), shield, 0, stream))
-    return tuple(seen)
 
 
 def _rows(

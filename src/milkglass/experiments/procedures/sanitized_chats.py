@@ -116,7 +116,7 @@ class ChatSanitizer:
         return out
 
     def prompt(self, tokenizer: Any, messages: Sequence[Message], limit: int) -> SentPrompt:
-        tokens = prompt.tokens(tokenizer, prompt.of_chat(tokenizer, messages, self.kept), limit, special=False)
+        tokens = prompt.of_chat(tokenizer, messages, limit, self.kept)
         sent = tokens.replaced(self._replaced)
         own = tokens.private
         return SentPrompt(sent, int(own.sum()), int((sent[own] == tokens.ids[own]).sum()))

@@ -54,6 +54,7 @@ def model_json(model: ModelRecord, shared: Context) -> dict[str, Any]:
         "kind": model.kind,
         "vocab_size": model.vocab_size,
         "max_model_len": model.positions,
+        "layers": model.layers,
         "bytes": shared.registry.size(model.id),
         "parent": model.parent,
         "job": model.job,

@@ -31,12 +31,8 @@ def blocks(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 def prepare(model: PreTrainedModel, chosen: Hyperparameters) -> None:
     """Freeze the model, inject adapters, and thaw what is trained in full."""
     name, layers = blocks(model)
+    chosen = chosen.fitted(len(layers))
     first, last = chosen.full_first, len(layers) - chosen.full_last
-    if first >= last:
-        raise UsageError(
-            f"{first} first and {chosen.full_last} last layers in full leave none of {len(layers)} to adapt",
-            'lower them, or use method "full"',
-        )
     adapted = [(i, *one) for i in range(first, last) for one in layers[i].named_modules()]
     targets = [f"{name}.{i}.{linear}" for i, linear, module in adapted if isinstance(module, nn.Linear | Conv1D)]
     conv = any(isinstance(module, Conv1D) for module in model.modules())

@@ -57,6 +57,7 @@ class Jobs:
                 "early_stopping needs rows to compare epochs by", "give a validation_file, or leave it out"
             )
         self._require(model, (training, validation), chosen)
+        chosen = chosen.fitted(self._store.models.get(model).layers)
         job = JobRecord(
             id=new_id("ftjob"), model=model, training_file=training, validation_file=validation, suffix=suffix,
             hyperparameters=chosen,

@@ -17,10 +17,11 @@ from typing import Any
 from milkglass import files
 from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, ModelError, NotFound, WrongBaseModel
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_generation, read_json, write_json
+from milkglass.models.config_entries import check_configs
 from milkglass.models.safetensors_header import TensorRef, read_header
+from milkglass.models.soundness import facts_of
 from milkglass.models.staging import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, assemble, fits, link_or_copy
 from milkglass.server.storage.data_dir import DataDir
-from milkglass.server.storage.model_info import check_config, describe
 from milkglass.server.storage.store import ModelRecord, Store, new_id
 from milkglass.server.storage.uploads import Locks, Uploads
 
@@ -102,8 +103,7 @@ class Registry:
                 return done
             if done:
                 raise Conflict("there is a model of this name already", "delete it first, or take a new name")
-            check_config(asked.config)
-            check_config(asked.generation_config or {})
+            check_configs(asked.config, asked.generation_config)
             known = self._sources(asked)
             work = self._home.work / new_id("model")
             try:
@@ -197,9 +197,13 @@ class Registry:
         delta: tuple[str, str] | None = None,
     ) -> ModelRecord:
         checkpoint = Checkpoint.open(created)
-        model = describe(model_id, checkpoint)
-        model.job, model.parent, model.delta = job, parent, delta
-        model.sha256 = {file.name: sha256.get(file.name) or files.sha256(file) for file in checkpoint.files}
+        facts = facts_of(checkpoint)
+        sums = {file.name: sha256.get(file.name) or files.sha256(file) for file in checkpoint.files}
+        model = ModelRecord(
+            id=model_id, kind=facts.kind, vocab_size=facts.vocab_size, positions=facts.positions, layers=facts.layers,
+            token_types=facts.token_types, pad_token_id=facts.pad_token_id, key_id=facts.key_id, sha256=sums, job=job,
+            parent=parent, delta=delta,
+        )  # fmt: skip
         target = self.folder(model_id)
         if created != target:
             shutil.rmtree(target, ignore_errors=True)  # left by a kill before the store knew of it

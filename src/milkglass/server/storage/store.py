@@ -80,6 +80,7 @@ class ModelRecord(Record):
     vocab_size: int
     positions: int | None  # tokens at most; None: no limit known
     token_types: int
+    layers: int | None = None  # None: of a record that an earlier version wrote
     pad_token_id: int | None = None
     sha256: dict[str, str]
     job: str | None = None  # the fine-tuning job that made it

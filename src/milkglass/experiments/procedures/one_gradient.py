@@ -1,0 +1,78 @@
+"""Gradients of many batches of which one at a time is in memory.
+
+A gradient is as large as the model: those of 1,000 texts of BERT-base would take 438 GB. Each is computed when it is
+read and again when it is read later, with the same draws, and only the last one read is kept.
+
+Out of scope: what a gradient is (threat/training_step.py), and what is shared of it (gradient_defences/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from milkglass.experiments.procedures.private_rows import PrivateRows
+from milkglass.gradient_defences.defence import GradientDefence, Tensors, share
+from milkglass.noise.stream import BYTES, Stream
+from milkglass.threat.observations import Gradients
+from milkglass.threat.training_step import SharedStep
+
+DRAWN = 2 * BYTES  # bytes that each batch takes of the recipe's stream, as `share` does
+
+
+@dataclass(eq=False)
+class SharedGradients:
+    """The gradients that one client shares, a batch each.
+
+    Attributes:
+        step: The step whose gradients they are.
+        rows: The texts that go into it.
+        defence: What changes a gradient before it is shared.
+        size: Texts of each batch.
+        seed: Of all draws; a batch's follow from it and the batch's number.
+        pad: The id of padding.
+    """
+
+    step: SharedStep
+    rows: PrivateRows
+    defence: GradientDefence
+    size: int
+    seed: int
+    pad: int
+    _kept: tuple[int, Tensors] | None = field(default=None, repr=False)
+
+    def all(self) -> tuple[Gradients, ...]:
+        """Return what a server sees of each batch; its numbers are computed when they are read."""
+        return tuple(Gradients(_Gradient(self, number), self.size, 0) for number in range(len(self.rows) // self.size))
+
+    def of(self, number: int) -> Tensors:
+        """Return the gradient of one batch, which takes the place in memory of the one before."""
+        if self._kept is None or self._kept[0] != number:
+            self._kept = None
+            stream = Stream.of_seed(self.seed)
+            stream.bytes(DRAWN * number)
+            part = self.rows.part(np.arange(self.size * number, self.size * (number + 1)))
+            seen = share(self.step, *part.batch(self.pad), self.defence, 0, stream)
+            self._kept = number, dict(seen.tensors)
+        return self._kept[1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Gradient(Mapping[str, torch.Tensor]):
+    """One batch's gradient, by parameters' names."""
+
+    source: SharedGradients
+    number: int
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.source.of(self.number)[name]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.source.of(self.number))
+
+    def __len__(self) -> int:
+        return len(self.source.of(self.number))

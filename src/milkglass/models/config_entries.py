@@ -1,0 +1,80 @@
+"""What the entries of a model's configs may be, whatever the weights are.
+
+No code, nothing that is fetched, no number or list beyond what a model has, and no token id without a row. Messages
+repeat nothing of an entry but its name and a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from milkglass.errors import CorruptCheckpoint, UnsupportedModel
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+HINT = "take the config that was saved with these weights"
+# Each makes from_pretrained fetch, run or decode something that is not in the folder
+FORBIDDEN = ("auto_map", "custom_pipelines", "custom_generate", "quantization_config", "trust_remote_code")
+IMPLEMENTATIONS = ("attn_implementation", "experts_implementation", "kernel")  # may name code on a hub
+LABELS = ("id2label", "label2id")
+MAX_NUMBER = 2**40  # of any integer in a config
+MAX_LABELS = 10_000
+MAX_DEPTH = 16  # levels of a config
+MAX_ENTRIES = 100_000  # of a config, all levels together
+ID_ENDINGS = ("_token_id", "_token_ids", "_token_index")  # pad_token_id, eos_token_id, decoder_start_token_id, ...
+ID_LISTS = frozenset({"suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids"})
+
+
+def check_configs(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> None:
+    """Refuse what would run code, fetch something, or make something large that no file backs. Raises ModelError."""
+    _check_config(config, CONFIG)
+    _check_config(generation or {}, GENERATION)
+
+
+def _check_config(config: Mapping[str, Any], file: str) -> None:
+    for key, value in entries(config, file):
+        named = next((part for part in IMPLEMENTATIONS if part in key.lower()), key if key in FORBIDDEN else None)
+        if named:
+            raise UnsupportedModel(f"{file} has {named}, which is not accepted", f"take it out of {file}")
+        if isinstance(value, int) and abs(value) > MAX_NUMBER:
+            raise UnsupportedModel(f"a number in {file} is beyond {MAX_NUMBER}", HINT)
+        many = len(value) if key in LABELS and isinstance(value, Mapping | list) else value
+        if key in ("num_labels", *LABELS) and isinstance(many, int | float) and many > MAX_LABELS:
+            raise UnsupportedModel(f"{file} has more than {MAX_LABELS} labels", "leave the labels out")
+
+
+def entries(config: Mapping[str, Any], file: str = CONFIG) -> Iterator[tuple[str, Any]]:
+    """Every value with the key it stands under, those in lists included. Time grows with the number of entries alone.
+    Raises UnsupportedModel for a config that is too deep or too long."""
+    waiting: list[tuple[str, Any, int]] = [("", config, 1)]
+    count = 0
+    while waiting:
+        key, value, depth = waiting.pop()
+        yield key, value
+        if not isinstance(value, Mapping | list):
+            continue
+        count += len(value)
+        if depth > MAX_DEPTH:
+            raise UnsupportedModel(f"{file} is nested more than {MAX_DEPTH} levels deep", HINT)
+        if count > MAX_ENTRIES:
+            raise UnsupportedModel(f"{file} has more than {MAX_ENTRIES} entries", HINT)
+        if isinstance(value, Mapping):
+            waiting += [(str(name), inner, depth + 1) for name, inner in value.items()]
+        else:
+            waiting += [(key, inner, depth + 1) for inner in value]
+
+
+def check_ids(config: Mapping[str, Any], vocabulary: int, file: str = CONFIG, negative: bool = False) -> None:
+    """Refuse special token ids that the model's table does not have: a lookup of one stops a GPU for the whole process.
+    negative: a number below 0 stands for none. Raises CorruptCheckpoint."""
+    for key, value in entries(config, file):
+        if not (key.endswith(ID_ENDINGS) or key in ID_LISTS) or value is None or isinstance(value, Mapping | list):
+            continue
+        if negative and type(value) is int and value < 0:
+            continue
+        if type(value) is not int or not 0 <= value < vocabulary:
+            its = f"is {value}" if type(value) is int else "is not a whole number"
+            raise CorruptCheckpoint(
+                f"{key} in {file} {its}, and the table has {vocabulary} rows, 0 to {vocabulary - 1}",
+                f"set it to the id of its token in {file}, or to null where the model has none",
+            )

@@ -1,0 +1,198 @@
+"""Whether a model can be loaded: its configs checked against its weights, before anything is made as large as they say.
+
+The owner's commands ask before a model is scrambled or sent, a server before it takes one. It is the same code, so that
+a server refuses nothing that the owner's own machine could have told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from milkglass.errors import CorruptCheckpoint
+from milkglass.models import families
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.config_entries import CONFIG, GENERATION, HINT, ID_ENDINGS, check_configs, check_ids, entries
+from milkglass.models.families import Architecture
+from milkglass.models.families.family import Kind
+from milkglass.models.families.residual import ends
+from milkglass.models.safetensors_header import TensorRef
+from milkglass.models.torch_model import ONE_LOAD
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+KEY_ID, KEY_ID_FORM = "milkglass_key_id", re.compile(r"[0-9a-f]{32}")  # as the client writes it (docs/formats.md)
+CLASS_HEADS = ("score.weight", "score.bias")  # of a decoder that classifies, which has no other head
+MAX_BUFFER = 2**26  # numbers in a buffer that a model makes itself: a causal mask of 8192 positions
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a sound model is.
+
+    Attributes:
+        layers: how many it has.
+        positions: how many tokens it takes at most; None: no limit is known.
+        token_types: how many it tells apart.
+        key_id: the identifier of the key that scrambled it; None: made by something else than Milkglass.
+        head_missing: whether its config says that the head is a table of its own, and the weights have none.
+    """
+
+    kind: Kind
+    vocab_size: int
+    layers: int
+    positions: int | None
+    token_types: int
+    pad_token_id: int | None
+    key_id: str | None
+    head_missing: bool
+
+
+def facts_of(checkpoint: Checkpoint) -> ModelFacts:
+    """Check the configs against the weights. Raises ModelError, naming the file and the entry to mend."""
+    check_configs(checkpoint.config, checkpoint.generation_config)
+    architecture = families.of(checkpoint)
+    _require_layers(checkpoint)
+    config = _resolved(checkpoint.config)
+    table = checkpoint.tensors[architecture.table].shape
+    _require_rows(config.vocab_size, architecture.vocab_size)
+    if len(table) != 2 or config.hidden_size != table[1]:
+        shape = " x ".join(map(str, table))
+        raise CorruptCheckpoint(
+            f"{CONFIG} says {_said(config.hidden_size)} for hidden_size, the table is {shape}", HINT
+        )
+    check_ids(checkpoint.config, architecture.vocab_size)
+    check_ids({"pad_token_id": config.pad_token_id}, architecture.vocab_size)  # which Transformers would fill in
+    check_ids(checkpoint.generation_config or {}, architecture.vocab_size, GENERATION)
+    _require_backed(_outline(config, architecture), architecture, checkpoint)
+    return ModelFacts(
+        kind=architecture.kind,
+        vocab_size=architecture.vocab_size,
+        layers=int(config.num_hidden_layers),
+        positions=positions(config),
+        token_types=getattr(config, "type_vocab_size", 0) or 0,
+        pad_token_id=config.pad_token_id,
+        key_id=_key_id(checkpoint.config),
+        head_missing=_lacks_head(checkpoint, architecture, config),
+    )
+
+
+def lacks_head(checkpoint: Checkpoint) -> bool:
+    """Whether a config says that a decoder's head is a table of its own, and the weights have none."""
+    named = {name: value for name, value in checkpoint.config.items() if not name.endswith(ID_ENDINGS)}
+    return _lacks_head(checkpoint, families.of(checkpoint), _resolved(named))
+
+
+def _lacks_head(checkpoint: Checkpoint, architecture: Architecture, config: PreTrainedConfig) -> bool:
+    if architecture.kind != "decoder" or architecture.heads or config.tie_word_embeddings:
+        return False
+    return not any(ends(name, *CLASS_HEADS) for name in checkpoint.tensors)
+
+
+def require_sound_tables(
+    config: Mapping[str, Any], generation: Mapping[str, Any] | None, tensors: Mapping[str, TensorRef]
+) -> None:
+    """What can be told of a delta, whose other tensors lie elsewhere. Raises ModelError."""
+    check_configs(config, generation)
+    family = families.family_of(config)
+    size = next((ref.shape[0] for name, ref in sorted(tensors.items()) if ends(name, *family.table)), None)
+    if size is None:
+        raise CorruptCheckpoint(f"the delta has no table {' or '.join(family.table)}", "make the delta again")
+    _require_rows(config["vocab_size"] if "vocab_size" in config else _resolved(config).vocab_size, size)
+    check_ids(config, size)
+    check_ids(generation or {}, size, GENERATION)
+    _key_id(config)
+
+
+def _require_rows(said: object, rows: int) -> None:
+    """Raises CorruptCheckpoint where a config's vocabulary is of another size than the table."""
+    if said != rows:
+        raise CorruptCheckpoint(
+            f"{CONFIG} says {_said(said)} for vocab_size, and the embedding table has {rows} rows",
+            f"set vocab_size to {rows} in {CONFIG}, or resize the model's embeddings",
+        )
+
+
+def _said(value: object) -> str:
+    """A number of a config; nothing else of it is repeated."""
+    return str(value) if type(value) is int else "nothing" if value is None else "not a number"
+
+
+def _key_id(config: Mapping[str, Any]) -> str | None:
+    """Raises CorruptCheckpoint."""
+    value = config.get(KEY_ID)
+    if value is None or (isinstance(value, str) and KEY_ID_FORM.fullmatch(value)):
+        return value
+    raise CorruptCheckpoint(f"{KEY_ID} in {CONFIG} is not 32 hexadecimal digits", HINT)
+
+
+def _require_layers(checkpoint: Checkpoint) -> None:
+    """Before the config is resolved: some make a list as long as they claim to have layers."""
+    for key, value in entries(checkpoint.config):
+        if key in LAYERS and not (type(value) is int and 0 < value <= len(checkpoint.tensors)):
+            raise CorruptCheckpoint(
+                f"{CONFIG} says {_said(value)} for {key}, and the weights have {len(checkpoint.tensors)} tensors", HINT
+            )
+
+
+def _resolved(config: Mapping[str, Any]) -> PreTrainedConfig:
+    """The config with Transformers' defaults filled in. Raises CorruptCheckpoint."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    try:
+        return CONFIG_MAPPING[config["model_type"]].from_dict(deepcopy(dict(config)))
+    except Exception as error:  # noqa: BLE001  (a library's validation raises what it likes; it may quote the config)
+        raise CorruptCheckpoint(f"{CONFIG} does not describe a model: {type(error).__name__}", HINT) from error
+
+
+def _outline(config: PreTrainedConfig, architecture: Architecture) -> PreTrainedModel:
+    """The model with every tensor's name and shape, and without memory for any. Raises CorruptCheckpoint."""
+    import torch
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    kind = AutoModelForCausalLM if architecture.kind == "decoder" else AutoModel
+    try:
+        with ONE_LOAD, torch.device("meta"):
+            return kind.from_config(config, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001  (as above)
+        raise CorruptCheckpoint(f"{CONFIG} does not describe a model: {type(error).__name__}", HINT) from error
+
+
+def _require_backed(outline: PreTrainedModel, architecture: Architecture, checkpoint: Checkpoint) -> None:
+    """Every weight of the outline lies in the files, in its own shape. What a task adds may be missing: heads, poolers;
+    none of them is larger than the table or than hidden size squared."""
+    prefix = f"{outline.base_model_prefix}."
+    shapes = {_plain(name, prefix): ref.shape for name, ref in checkpoint.tensors.items()}
+    for name, weight in outline.named_parameters():
+        inside = architecture.kind == "encoder" or name.startswith(prefix)
+        result = shapes.get(_plain(name, prefix))
+        if result is None and inside and not _plain(name, prefix).startswith("pooler."):
+            raise CorruptCheckpoint(f"the weights lack {name}, which {CONFIG} asks for", "take the whole model")
+        if result is not None and result != tuple(weight.shape):
+            raise CorruptCheckpoint(f"{CONFIG} gives {name} another shape than the weights have", HINT)
+    if any(buffer.numel() > MAX_BUFFER for buffer in outline.buffers()):
+        raise CorruptCheckpoint(f"{CONFIG} asks for a buffer of more than {MAX_BUFFER} numbers", HINT)
+
+
+def _plain(name: str, prefix: str) -> str:
+    """As Transformers matches names: with or without the base model's prefix; norms may be called as in 2018."""
+    name = name.removeprefix(prefix)
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def positions(config: PreTrainedConfig) -> int | None:
+    """How many tokens the model takes at most. RoBERTa counts from its padding id plus one."""
+    limit = getattr(config, "max_position_embeddings", None)
+    if type(limit) is not int or limit < 1:
+        return None
+    if config.model_type in ("roberta", "xlm-roberta"):
+        return limit - (config.pad_token_id or 0) - 1
+    return limit
