@@ -3,9 +3,10 @@
     python langchain_chat.py MODEL TEXT... --key chat.mgkey --server https://gpu.example:8000 [--engine vllm]
     python langchain_chat.py MODEL TEXT... --proxy http://127.0.0.1:8422/v1
 
-MODEL is the name at the engine; `milkglass proxy` prints it. MILKGLASS_PASSPHRASE has the key's passphrase (else a
-terminal is asked), MILKGLASS_TOKEN the engine's token. Needs `pip install langchain-openai`. LangChain can send its
-traces, text included, to LangSmith: this script refuses to run where the environment asks for that.
+MODEL is the name at the engine; `milkglass proxy` prints it, and the API key that OPENAI_API_KEY must have then.
+MILKGLASS_PASSPHRASE has the key's passphrase (else a terminal is asked), MILKGLASS_TOKEN the engine's token. Needs
+`pip install langchain-openai`. LangChain can send its traces, text included, to LangSmith: this script refuses to run
+where the environment asks for that.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ import milkglass
 
 
 def chat(given: argparse.Namespace) -> ChatOpenAI:
-    options = {"model": given.model, "api_key": "any", "temperature": 0, "max_tokens": given.max_tokens}
+    options = {"model": given.model, "temperature": 0, "max_tokens": given.max_tokens}
     if given.proxy:
-        return ChatOpenAI(base_url=given.proxy, **options)
+        return ChatOpenAI(base_url=given.proxy, api_key=os.environ.get("OPENAI_API_KEY", "any"), **options)
     passphrase = os.environ.get("MILKGLASS_PASSPHRASE") or getpass("passphrase: ")
     opened = (given.key, passphrase, given.server, os.environ.get("MILKGLASS_TOKEN"))
     return ChatOpenAI(
         base_url=milkglass.NOWHERE,  # for calls that use no HTTP client
+        api_key="any",
         http_client=milkglass.transport(*opened, engine=given.engine),
         http_async_client=milkglass.async_transport(*opened, engine=given.engine),
         **options,

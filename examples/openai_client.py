@@ -4,8 +4,8 @@
     python openai_client.py QUESTION --proxy http://127.0.0.1:8422/v1
 
 The first form needs no proxy: requests are answered in this process, and only scrambled ids leave it. The second asks a
-`milkglass proxy` that runs. MILKGLASS_PASSPHRASE has the key's passphrase (else a terminal is asked), MILKGLASS_TOKEN
-the engine's token.
+`milkglass proxy` that runs; OPENAI_API_KEY has the API key that it printed. MILKGLASS_PASSPHRASE has the key's
+passphrase (else a terminal is asked), MILKGLASS_TOKEN the engine's token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import milkglass
 
 def client(given: argparse.Namespace) -> OpenAI:
     if given.proxy:
-        return OpenAI(base_url=given.proxy, api_key="any")
+        return OpenAI(base_url=given.proxy, api_key=os.environ.get("OPENAI_API_KEY", "any"))
     passphrase = os.environ.get("MILKGLASS_PASSPHRASE") or getpass("passphrase: ")
     token = os.environ.get("MILKGLASS_TOKEN")
     http = milkglass.transport(given.key, passphrase, given.server, token, engine=given.engine)

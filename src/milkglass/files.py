@@ -56,9 +56,12 @@ def atomic_path(target: Path, replace: bool = True, private: bool = True) -> Ite
         private: false for a file that is given to others: it gets the mode of any new file.
 
     Raises:
-        FileExistsError: `replace` is false and the name is taken, also by a file that appeared in the meantime.
+        FileExistsError: `replace` is false and the name is taken, also by a link, or by a file that appeared in the
+            meantime.
         UsageError: the name is a folder's, a device's or a pipe's. A link to a file stays a link.
     """
+    if not replace and target.is_symlink():  # what is new must not appear where a link leads
+        raise FileExistsError(target)
     target = target.resolve() if target.is_symlink() else target
     if target.exists() and not target.is_file():
         raise UsageError(f"{target} is not a file", "give the name of a file")

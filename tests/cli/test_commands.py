@@ -755,7 +755,7 @@ def test_names_that_do_not_fit_are_not_said(stub: Stub, encoder: Owner) -> None:
 
 def test_label_names_of_two_commands_are_both_kept(encoder: Owner) -> None:
     encoder.reset()
-    one, two = (UnlockedKey(encoder.path, encoder.key, PASSPHRASE) for _ in range(2))
+    one, two = (UnlockedKey.open(encoder.path, PASSPHRASE) for _ in range(2))
     threads = [
         threading.Thread(target=opened.remember, args=({name: 0}, f"ftjob-{name}"))
         for opened, name in ((one, "a"), (two, "b"), (one, "c"), (two, "d"))
@@ -849,7 +849,8 @@ def test_a_stage_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypat
 
 
 def test_an_opened_key_shows_nothing(encoder: Owner) -> None:
-    assert PASSPHRASE not in repr(UnlockedKey(encoder.path, encoder.key, PASSPHRASE))
+    unlocked = UnlockedKey.open(encoder.path, PASSPHRASE)
+    assert PASSPHRASE not in repr(unlocked) and str(unlocked.seal.sealing) not in f"{unlocked!r}{unlocked.seal!r}"
 
 
 def test_obfuscate_with_plus(decoder: Owner, encoder: Owner, tmp_path: Path) -> None:

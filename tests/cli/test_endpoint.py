@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from milkglass.cli.ui.tls import reached
 from milkglass.client.key.file import write_key
 from milkglass.schemes.covariant.orthogonal import Orthogonal
 from tests import warm
@@ -31,12 +33,18 @@ def test_a_network_needs_tls_and_a_key_of_its_own(command: str, tmp_path: Path) 
     secret = tmp_path / "api-key"
     secret.write_text("a long random word\n")
     network = (command, *NOWHERE, "--host", "0.0.0.0")
-    refused(call(*network), 2, "without an API key")
-    result = call(*network, "--api-key-file", secret)
-    refused(result, 2, "without TLS would let anyone on the way read texts, answers and the API key")
-    assert "--cert and --tls-key" in result.stderr and "--insecure-http" in result.stderr
+    for more in ((), ("--api-key-file", secret)):
+        result = call(*network, *more)
+        refused(result, 2, "without TLS would let anyone on the way read texts, answers and the API key")
+        assert "--cert and --tls-key" in result.stderr and "--insecure-http" in result.stderr
     accepted = call(*network, "--api-key-file", secret, "--insecure-http")
     assert accepted.exit_code != 0 and "TLS" not in accepted.stderr  # the next thing that is wrong: no such key
+
+
+def test_an_open_proxy_is_for_this_machine_alone(tmp_path: Path) -> None:
+    (tmp_path / "api-key").write_text("a long random word\n")
+    refused(call("proxy", *NOWHERE, "--open", "--host", "0.0.0.0", "--insecure-http"), 2, "without an API key")
+    refused(call("proxy", *NOWHERE, "--open", "--api-key-file", tmp_path / "api-key"), 2, "exclude each other")
 
 
 @pytest.mark.parametrize("command", ["proxy", "ui"])
@@ -93,14 +101,50 @@ def test_the_page_ends_when_it_is_told_to(engine: tuple[str, Path], number: sign
 
 
 @pytest.mark.timeout(600)
+def test_the_proxy_draws_an_api_key_and_prints_it(engine: tuple[str, Path]) -> None:
+    url, key = engine
+    with listening("proxy", "--key", key, "--server", url, "--port", 0) as (process, line):
+        assert process.stderr is not None
+        told = next(one for one in process.stderr if one.startswith("next: "))
+        found = re.fullmatch(
+            r'next: OpenAI\(base_url="(http://127\.0\.0\.1:[0-9]+/v1)", api_key="([\w-]{32})"\)\n', told
+        )
+        assert found and found[1] in line and found[2] not in line, (told, line)
+        for given, status in ((found[2], 200), ("any", 401), (None, 401)):
+            headers = {} if given is None else {"Authorization": f"Bearer {given}"}
+            assert httpx2.get(f"{found[1]}/models", headers=headers, timeout=60).status_code == status
+    with listening("proxy", "--key", key, "--server", url, "--port", 0, "--open") as (process, line):
+        assert process.stderr is not None
+        told = next(one for one in process.stderr if one.startswith("next: "))
+        assert told.endswith('api_key="any")\n')
+        address = re.search(r"http://[0-9.:]+/v1", line)
+        assert address and httpx2.get(f"{address[0]}/models", timeout=60).status_code == 200
+
+
+def test_what_listens_everywhere_is_called_by_a_name(tmp_path: Path) -> None:
+    certificate, _ = self_signed(tmp_path)  # for 127.0.0.1
+    here = socket.gethostname()
+    assert reached("http://127.0.0.1:8422", None) == "http://127.0.0.1:8422"
+    assert reached("http://[::1]:8422", None) == "http://[::1]:8422"
+    assert reached("https://192.0.2.7:8422", certificate) == "https://192.0.2.7:8422"
+    for everywhere in ("0.0.0.0", "[::]"):
+        assert reached(f"http://{everywhere}:8422", None) == f"http://{here}:8422"
+        assert reached(f"https://{everywhere}:8422", certificate) == "https://127.0.0.1:8422"
+
+
+@pytest.mark.timeout(600)
 def test_the_proxy_speaks_tls_to_a_network(engine: tuple[str, Path], tmp_path: Path) -> None:
     url, key = engine
     certificate, secret = self_signed(tmp_path)
     (tmp_path / "api-key").write_text("a-long-random-word\n")
     tls = ("--cert", certificate, "--tls-key", secret, "--host", "0.0.0.0", "--api-key-file", tmp_path / "api-key")
-    with listening("proxy", "--key", key, "--server", url, "--port", 0, *tls) as (_, line):
+    with listening("proxy", "--key", key, "--server", url, "--port", 0, *tls) as (process, line):
         found = re.search(r"listening on https://0\.0\.0\.0:([0-9]+)/v1", line)
         assert found, line
+        assert process.stderr is not None
+        told = next(one for one in process.stderr if one.startswith("next: "))
+        opened = f'OpenAI(base_url="https://127.0.0.1:{found[1]}/v1", api_key=...)'
+        assert told == f"next: {opened}; the API key is in {tmp_path / 'api-key'}\n"
         context = ssl.create_default_context(cafile=str(certificate))
         headers = {"Authorization": "Bearer a-long-random-word"}
         with httpx2.Client(base_url=f"https://127.0.0.1:{found[1]}", verify=context, timeout=60) as client:

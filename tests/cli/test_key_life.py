@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
-from milkglass.client.key.file import read_key
-from milkglass.errors import KeyFileError
+from milkglass import files
+from milkglass.client.key.file import UnlockedKey, read_key, write_key
+from milkglass.errors import KeyExists, KeyFileError, WrongPassphrase
 from tests.cli.kit import PASSPHRASE, SECRET, Owner, call, document, refused
 
 FRESH = "seven quite different passphrase words"
@@ -116,3 +118,58 @@ def test_rotate_draws_a_passphrase(owner: Owner, tmp_path: Path) -> None:
     assert len(words.split("-")) >= 10 and words not in result.stdout + result.stderr
     assert read_key(owner.path, words).identifier == owner.key.identifier
     owner.reset()
+
+
+def test_what_a_killed_rotation_left_is_removed_and_named(owner: Owner, fresh: Path, tmp_path: Path) -> None:
+    name = owner.path.name
+    left = [owner.path.with_name(f".{name}.0123abcd.tmp"), owner.path.with_name(f"..{name}.usage.json.0123abcd.tmp")]
+    others = [owner.path.with_name(f".other-{name}.0123abcd.tmp"), owner.path.with_name(f".{name}.mine.tmp")]
+    for one in (*left, *others):
+        one.write_bytes(owner.path.read_bytes())
+    old = tmp_path / "old"
+    old.write_text(PASSPHRASE)
+    refused(call("key", "show", owner.path, passphrase="wrong"), 4, "the passphrase is wrong")
+    assert all(one.exists() for one in left), "nothing is removed for someone who cannot open the key"
+    result = call(
+        "key", "rotate", owner.path, "--passphrase-file", old, "--new-passphrase-file", fresh, passphrase=None
+    )
+    assert result.exit_code == 0 and not any(one.exists() for one in left) and all(one.exists() for one in others)
+    assert all(f"removed {one}" in result.stderr for one in left)
+    left[0].write_bytes(b"cut off")
+    assert call("key", "show", owner.path, passphrase=FRESH).exit_code == 0 and not left[0].exists()
+    for one in others:
+        one.unlink()
+    owner.reset()
+
+
+def test_a_link_that_leads_nowhere_is_no_place_for_a_new_key(owner: Owner, fresh: Path, tmp_path: Path) -> None:
+    link, target = tmp_path / "new.mgkey", tmp_path / "elsewhere"
+    link.symlink_to(target)
+    for words in (
+        ("key", "for-job", owner.path, "march", "--out", link),
+        ("key", "for-codec", owner.path, "--out", link, "--new-passphrase-file", fresh),
+        ("key", "backup", owner.path, link),
+        ("obfuscate", owner.model, tmp_path / "out", "--key", link),
+    ):
+        refused(call(*words), 4, "is a link that leads nowhere")
+    with pytest.raises(KeyExists):
+        write_key(link, owner.key, FRESH)
+    with pytest.raises(FileExistsError):
+        files.write(link, "new", replace=False)
+    assert link.is_symlink() and not target.exists()
+
+
+def test_an_opened_key_keeps_no_passphrase_and_seals_again_under_it(owner: Owner) -> None:
+    opened = UnlockedKey.open(owner.path, PASSPHRASE)
+    kept = [opened, opened.seal, *vars(opened).values(), *vars(opened.seal).values()]
+    assert not any(PASSPHRASE in str(one) or (isinstance(one, bytes) and PASSPHRASE.encode() in one) for one in kept)
+    first = owner.path.read_bytes()
+    named = opened.remember({"care": 0, "time": 1}, "ftjob-7").remember({"care": 0, "day": 1}, "ftjob-8")
+    assert read_key(owner.path, PASSPHRASE).info == named.key.info
+    one, other = (json.loads(data.partition(b"\n")[0]) for data in (first, owner.path.read_bytes()))
+    assert one["nonce"] != other["nonce"] and one["kdf"] == other["kdf"]
+    with pytest.raises(WrongPassphrase):
+        read_key(owner.path, FRESH)
+    owner.reset()  # another salt, as a rotation draws it
+    with pytest.raises(WrongPassphrase, match="after it was opened"):
+        opened.remember({"care": 1, "time": 0})

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkglass.client.key.file import MAX_FILE, read_key, require_key_file, seal, unseal, write_key
+from milkglass.client.key.file import MAX_FILE, KeySeal, read_key, require_key_file, seal, unseal, write_key
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key, permutation
 from milkglass.errors import (
@@ -214,16 +214,18 @@ def test_a_key_that_appears_meanwhile_is_not_overwritten(
     def no_links(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    def sealing(*given: Any) -> bytes:
+    sealed = KeySeal.seal
+
+    def sealing(own: KeySeal, key: Key) -> bytes:
         path.write_bytes(b"another's")
-        return seal(*given)
+        return sealed(own, key)
 
     if not links:
         monkeypatch.setattr("os.link", no_links)
     key = a_key()
     write_key(late, key, STRONG, scrypt_n=2)
     assert read_key(late, STRONG).root == key.root and stat.S_IMODE(late.stat().st_mode) == 0o600
-    monkeypatch.setattr("milkglass.client.key.file.seal", sealing)
+    monkeypatch.setattr(KeySeal, "seal", sealing)
     with pytest.raises(KeyExists):
         write_key(path, a_key(), STRONG, scrypt_n=2)
     assert path.read_bytes() == b"another's" and {p.name for p in tmp_path.iterdir()} == {"k", "other"}

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
 import pytest
 
 from milkglass.system import is_loopback
@@ -14,3 +19,27 @@ def test_this_machine(host: str) -> None:
 def test_another_machine(host: str) -> None:
     """The server's own test once took every name that begins with 127. for this machine."""
     assert not is_loopback(host)
+
+
+STARTED = """
+import ctypes, resource, sys
+from milkglass.cli import main
+main.app = lambda **_: print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), resource.getrlimit(resource.RLIMIT_CORE))
+main.main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_GET_DUMPABLE is Linux's")
+@pytest.mark.parametrize(("allowed", "told"), [("", "0 (0, 0)"), ("0", "0 (0, 0)"), ("1", "1")])
+def test_no_command_leaves_a_core_dump_or_is_read_by_another_process(allowed: str, told: str) -> None:
+    """Every command begins in `main`; it says so before any of them runs."""
+    environment = {**os.environ, "MILKGLASS_ALLOW_DEBUGGER": allowed}
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED], capture_output=True, text=True, check=True, timeout=300, env=environment
+    )
+    assert done.stdout.startswith(told)
+
+
+def test_the_command_is_that_main() -> None:
+    (command,) = entry_points(group="console_scripts", name="milkglass")
+    assert command.value == "milkglass.cli.main:main"

@@ -158,7 +158,7 @@ def test_a_count_that_cannot_be_written_is_kept_told_once_and_written_later(
 ) -> None:
     write_key(tmp_path / "k.mgkey", model.key, "a passphrase", scrypt_n=2, weak=True)
     told: list[str] = []
-    counter = UsageCount(UnlockedKey(tmp_path / "k.mgkey", model.key, "a passphrase"), told.append)
+    counter = UsageCount(UnlockedKey.open(tmp_path / "k.mgkey", "a passphrase"), told.append)
     real, tries = UnlockedKey.count, 0
 
     def full(*given: Any) -> None:
@@ -195,7 +195,8 @@ def test_what_stays_uncounted_is_said_at_the_end(
 
     monkeypatch.setattr(UnlockedKey, "count", full)
     told: list[str] = []
-    counter = UsageCount(UnlockedKey(tmp_path / "k.mgkey", model.key, "a passphrase"), told.append)
+    write_key(tmp_path / "k.mgkey", model.key, "a passphrase", scrypt_n=2, weak=True)
+    counter = UsageCount(UnlockedKey.open(tmp_path / "k.mgkey", "a passphrase"), told.append)
 
     async def run() -> None:
         async with counter.running():

@@ -38,6 +38,7 @@ from milkglass.cli.serve import serve
 from milkglass.cli.split.commands import splits
 from milkglass.cli.ui.terminal import INTERRUPTED, note, report
 from milkglass.errors import MilkglassError, UsageError
+from milkglass.system import keep_private
 
 HELP = (
     "Fine-tune and run language models on machines that you don't trust: in the main job only scrambled token ids "
@@ -130,6 +131,7 @@ for name, group in {"split": splits, "federated": federated, "key": keys}.items(
 
 
 def main() -> None:
+    keep_private()  # whatever the command: most hold a key, a passphrase or text
     app(args=sys.argv[1:], prog_name="milkglass")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.key.file import UnlockedKey, write_key
+from milkglass.client.key.file import UnlockedKey
 from milkglass.client.key.generate import new_key, scheme_of
 from milkglass.client.key.key import Key
 from milkglass.client.remote.remote import Remote
@@ -53,8 +53,7 @@ class DemoOwner:
         source = resolve(ref)
         base = Checkpoint.open(source)
         key = new_key(base, ref, None, base.digest())
-        unlocked = UnlockedKey(folder / "demo.mgkey", key, secrets.token_urlsafe(16))
-        write_key(unlocked.path, key, unlocked.passphrase)
+        unlocked = UnlockedKey.new(folder / "demo.mgkey", key, secrets.token_urlsafe(16))
         return cls(ref, folder, base, unlocked, Codec.open(key, source))
 
     @property

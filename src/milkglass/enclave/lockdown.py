@@ -18,8 +18,9 @@ import resource
 import struct
 
 from milkglass.errors import EnclaveError
+from milkglass.system import close_memory
 
-PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 4, 38, 22, 2
+PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 38, 22, 2
 NEW_USER, NEW_NET = 0x10000000, 0x40000000
 ALLOW, EPERM = 0x7FFF0000, 0x00050001
 HOLDS = (
@@ -85,9 +86,8 @@ def lock() -> list[str]:
     Raises EnclaveError where the system has no seccomp: a network that is open would make the pipe one door of many.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    _require(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0, "PR_SET_DUMPABLE")
+    _require(close_memory(), "PR_SET_DUMPABLE")
     _require(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "PR_SET_NO_NEW_PRIVS")
     code = seccomp_filter(platform.machine())
     program = _Program(len(code) // 8, code)

@@ -77,12 +77,12 @@ class LocalGuard:
             given = headers.get(b"authorization", b"")
             if path in OPEN or any(hmac.compare_digest(given, one) for one in self._expected):
                 return None
-            hint = "it is in the proxy's --api-key-file, or was printed where `milkglass ui` started"
+            hint = "it is in the file of --api-key-file, or was printed when the proxy started"
             return Unauthorized("the API key is wrong", hint)
         host = HOST.sub("", headers.get(b"host", b"").decode("latin-1")).strip("[]")
         if is_loopback(host) and b"origin" not in headers:
             return None
-        hint = "programs of this machine may ask; for others start the proxy with --api-key-file"
+        hint = "programs of this machine may ask; for others start the proxy without --open"
         return Unauthorized("this request comes from a web page, or is for another host", hint)
 
 

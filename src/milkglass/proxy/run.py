@@ -25,7 +25,7 @@ from milkglass.server.connections import logs
 from milkglass.server.connections.process import WebServer, allowed, listen, url_of
 from milkglass.server.settings import Limits
 
-LIMITS = Limits(total=2048, per_address=1024, backlog=1024)  # one program may ask a thousand things at a time
+LIMITS = Limits(total=2048, per_address=1024)  # one program may ask a thousand things at a time
 
 
 @dataclass(frozen=True)

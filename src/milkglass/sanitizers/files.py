@@ -31,6 +31,7 @@ from milkglass.sanitizers.rows import Block, FileShape, blocks_of
 from milkglass.sanitizers.tables.word_list import NAME
 from milkglass.sanitizers.text import TextSanitizer, WordTally
 from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer
+from milkglass.system import keep_private
 
 
 def stream_of(seed: int, block: int, text: str) -> Stream:
@@ -219,6 +220,7 @@ def ordered(do: Callable[[Block], Result], blocks: Iterable[Block], workers: int
 
 def _begin(do: Callable[[Block], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that waits for us
+    keep_private()
     _DO[:] = [do]
 
 

@@ -21,7 +21,7 @@ class Limits:
         total: connections at a time.
         per_address: of these from one address.
         reserved: connections from this machine beyond `total`, so that a health check is answered.
-        backlog: connections that the kernel keeps waiting.
+        backlog: connections that the kernel keeps waiting; one more is tried again after 1, 3, 7 s.
         handshake: time for the TLS handshake.
         head: time from the start of a connection, or from the last answer, to the end of a request's headers.
         window: time in which a body, or an answer that waits to be read, must progress.
@@ -36,7 +36,7 @@ class Limits:
     total: int = 512
     per_address: int = 256
     reserved: int = 16
-    backlog: int = 128
+    backlog: int = 2048
     handshake: float = 10.0
     head: float = 20.0
     window: float = 20.0

@@ -12,7 +12,7 @@ import typer
 from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFile, original
 from milkglass.cli.ui.terminal import bars, emit, moment, note, table
 from milkglass.client.key import usage
-from milkglass.errors import KeyExists, KeyFileError
+from milkglass.errors import KeyFileError
 
 NEVER = "no measured budget yet: `milkglass audit` measures after how many tokens an attacker reads which share"
 FRESH = "every text under one key is a piece of the same cipher; give the next job a new key, or less text"
@@ -67,22 +67,22 @@ def for_job(
     Texts under two such keys are two ciphers. Clusters stay, because they are found from any table anyway, while new
     ones would leave a token alone in the intersection of its clusters once its ids are linked.
     """
-    if out.exists():
-        raise KeyExists(f"{out} exists already", "give another file: overwriting a key makes its fine-tunes useless")
-    from milkglass.client.key.file import write_key
+    from milkglass.client.key.file import require_free, write_key
+
+    require_free(out)
     from milkglass.client.key.generate import for_job as key_for_job
     from milkglass.client.key.passphrases import weakness
 
-    parent = KeyOptions(key, model, passphrase_file).open()
+    parent, word = KeyOptions(key, model, passphrase_file).opened_with()
     parent.key.require_whole()
     base = original(model or parent.key.info.model)
     with bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())
         parent.key.require_model(base.digest(stage("check the model", total)))
         child = key_for_job(base, parent.key, name, clusters, stage)
-    if fault := weakness(parent.passphrase):
+    if fault := weakness(word):
         note(f"warning: {fault}; {out} is sealed with it as well")
-    write_key(out, child, parent.passphrase, weak=True)
+    write_key(out, child, word, weak=True)
     usage.derived(out, key)
     note(LOSS.format(key=key))
     if child.info.responses is not None:

@@ -15,7 +15,7 @@ from milkglass.cli.ui.options import AsJson, KeyOptions, PassphraseFile
 from milkglass.cli.ui.passphrase import VARIABLE, another_passphrase, require_another
 from milkglass.cli.ui.terminal import emit, note
 from milkglass.client.key import usage
-from milkglass.errors import KeyExists, KeyFileError, UsageError
+from milkglass.errors import KeyFileError, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
@@ -41,16 +41,15 @@ def for_codec(
     `encode`, `decode`, `classify`, `generate`, `chat` and `proxy` take it as --key. It holds the permutation and label
     names, and no root secret: `obfuscate`, `verify`, `audit` and `key for-job` refuse it.
     """
-    if out.exists():
-        raise KeyExists(f"{out} exists already", "give another file: no key is ever overwritten")
+    from milkglass.client.key.file import UnlockedKey, require_free
+
+    require_free(out)
     require_another(new_passphrase_file)
-    from milkglass.client.key.file import read_key, write_key
 
     unlocked = KeyOptions(key, None, passphrase_file).open()
     codec = unlocked.key.codec_alone()
     fresh = another_passphrase(new_passphrase_file, generate, unlocked)
-    write_key(out, codec, fresh)
-    if read_key(out, fresh).identifier != unlocked.key.identifier:
+    if UnlockedKey.new(out, codec, fresh).again().identifier != unlocked.key.identifier:
         raise KeyFileError(f"{out} is not the codec that was written", "another program wrote there; give another name")
     usage.handed_on(out, key)
     note(READS)
@@ -115,15 +114,14 @@ def backup(
     """
     if out.is_dir():
         out = out / key.name
-    if out.exists():
-        raise KeyExists(f"{out} exists already", "give another name: no key is ever overwritten")
+    from milkglass.client.key.file import require_free
+
+    require_free(out)
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent}", "make it, or is the disk not mounted?")
     unlocked = KeyOptions(key, None, passphrase_file).open()
-    from milkglass.client.key.file import read_key
-
     files.write(out, key.read_bytes(), replace=False)
-    copied = read_key(out, unlocked.passphrase)
+    copied = unlocked.again(out)
     if copied.identifier != unlocked.key.identifier:
         raise KeyFileError(f"{out} is not the key that was copied", "another program wrote there; give another name")
     document = {"key": str(key), "backup": str(out), "key_id": copied.identifier, "sha256": files.sha256(out)}
@@ -150,7 +148,13 @@ def rotate(
     make another with `milkglass key for-job` or `milkglass obfuscate`, scramble the model anew, and train it again.
     """
     require_another(new_passphrase_file)
-    unlocked = KeyOptions(key, None, passphrase_file).open()
+    from milkglass.client.key.file import leftovers
+
+    left = leftovers(key)
+    unlocked = KeyOptions(key, None, passphrase_file).open()  # removes them
+    for one in left:
+        does = f"{one} cannot be removed: remove it" if one.exists() else f"removed {one}"
+        note(f"{does}, which a command left that was ended while it wrote the key")
     unlocked.sealed_with(another_passphrase(new_passphrase_file, generate, unlocked))
     note("copies that were made before still open with the old passphrase")
     if os.environ.get(VARIABLE):

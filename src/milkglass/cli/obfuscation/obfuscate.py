@@ -100,7 +100,6 @@ def obfuscate(
         fault = f"{key} exists already, under a passphrase of its own"
         raise UsageError(fault, f"leave --generate-passphrase out{begun}")
     _require_places(out, key, new_key)  # what needs no model is reported before anyone waits for one
-    from milkglass.client.key.file import write_key
     from milkglass.client.key.generate import scheme_for, scheme_of
     from milkglass.client.obfuscate.preflight import assumed, require_room, require_scramblable
     from milkglass.client.obfuscate.scramble import scramble
@@ -117,7 +116,7 @@ def obfuscate(
     # the question. One that is generated is written last: where anything else is refused, no file of it is left.
     old = _existing(key, passphrase_file)
     files.require_fit(scheme, key)
-    secret = "" if old is None else old.passphrase
+    secret = ""
     if old is None and not generate_passphrase:
         secret = new_passphrase(passphrase_file, weak_passphrase)
     files.require(named)
@@ -145,8 +144,9 @@ def obfuscate(
         if old is None:
             from milkglass.client.key.file import UnlockedKey
 
-            opened = UnlockedKey(key, coarse.make_key(base, ref, expected, digest, texts, stage), secret)
-            write_key(key, opened.key, secret, weak=weak_passphrase)  # before anything is scrambled with it
+            made = coarse.make_key(base, ref, expected, digest, texts, stage)
+            opened = UnlockedKey.new(key, made, secret, weak=weak_passphrase)  # before anything is scrambled with it
+            secret = ""
         else:
             opened = old
             opened.key.require_model(digest)
@@ -206,10 +206,12 @@ def _require_places(out: Path, key: Path, new_key: bool) -> None:
         raise UsageError(f"{key} is a folder, not a file", "give the key a name in it")
     if key.exists() and new_key:
         raise KeyExists(f"{key} exists already", "give another file, or leave --new-key out to use this one")
+    from milkglass.client.key.file import require_free
     from milkglass.files import require_writable
 
     require_writable(out)
     if not key.exists():
+        require_free(key)
         require_writable(key)
 
 

@@ -4,6 +4,7 @@ The options of `ui`, which does the same with a page, are here too."""
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ import typer
 from milkglass.cli.ui.options import KeyOptions, ServerOptions, read_token, require_file, with_options
 from milkglass.cli.ui.passphrase import passphrase, wrong_passphrase_named
 from milkglass.cli.ui.terminal import note, say
-from milkglass.cli.ui.tls import TlsCertificate, TlsKey, require_private, require_tls
+from milkglass.cli.ui.tls import TlsCertificate, TlsKey, reached, require_private, require_tls
 from milkglass.errors import UsageError
 from milkglass.system import is_loopback
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
     from milkglass.engines.upstream import Upstream
     from milkglass.proxy.run import Door
+
+DRAWN = 24  # bytes of an API key that is drawn
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,11 @@ class EndpointOptions:
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any free one.")] = 8422
     api_key_file: Annotated[
-        Path | None, typer.Option("--api-key-file", help="A file with what applications must give as their API key.")
+        Path | None,
+        typer.Option(
+            "--api-key-file",
+            help="A file with what applications must give as their API key.  [default: one is drawn, and printed]",
+        ),
     ] = None
 
     cert: TlsCertificate = None
@@ -49,16 +56,18 @@ class EndpointOptions:
         ),
     ] = False
 
-    def door(self, token: str | None = None) -> Door:
-        """Where applications come in. token: the API key where --api-key-file names none. Raises UsageError for what
-        would let a network read or use it, and for files that are not a certificate and its key."""
-        if not is_loopback(self.host) and self.api_key_file is None:
+    def door(self, any_key: bool = False) -> Door:
+        """Where applications come in. any_key: no API key is asked for. Raises UsageError for what would let a network
+        read or use it, and for files that are not a certificate and its key."""
+        if any_key and self.api_key_file is not None:
+            raise UsageError("--open and --api-key-file exclude each other", "leave one out")
+        if any_key and not is_loopback(self.host):
             raise UsageError(
-                f"listening on {self.host} without an API key would let anyone there use your key",
-                "give --api-key-file",
+                f"listening on {self.host} without an API key would let anyone there use your key", "leave --open out"
             )
         require_private(self.host, self.cert, self.insecure_http, "texts, answers and the API key")
         require_tls(self.cert, self.tls_key)
+        token = None if any_key else secrets.token_urlsafe(DRAWN)
         if self.api_key_file is not None:
             require_file(self.api_key_file, "write a long random word into it")
             token = read_token(self.api_key_file)
@@ -67,6 +76,12 @@ class EndpointOptions:
         from milkglass.proxy.run import Door
 
         return Door(self.host, self.port, token, self.cert, self.tls_key)
+
+    def client(self, url: str, door: Door) -> str:
+        """How an application opens OpenAI's client. A key that a file holds is not repeated."""
+        key = "..." if self.api_key_file is not None else f'"{door.token or "any"}"'
+        where = "" if self.api_key_file is None else f"; the API key is in {self.api_key_file}"
+        return f'OpenAI(base_url="{reached(url, self.cert)}/v1", api_key={key}){where}'
 
     def upstream(self, server: ServerOptions) -> Upstream:
         from milkglass.engines.catalogue import ENGINES
@@ -81,15 +96,23 @@ class EndpointOptions:
 
 
 @with_options
-def proxy(*, endpoint: EndpointOptions, key: KeyOptions, server: ServerOptions) -> None:
+def proxy(
+    any_key: Annotated[
+        bool, typer.Option("--open", help="Take any API key, or none: every user of this machine may use your key.")
+    ] = False,
+    *,
+    endpoint: EndpointOptions,
+    key: KeyOptions,
+    server: ServerOptions,
+) -> None:
     """Answer OpenAI's API on this machine: text in front, scrambled ids behind.
 
     Point an application's base URL at it, such as http://127.0.0.1:8422/v1. What cannot be kept private is refused.
     --key FOLDER takes every key file (*.mgkey) in it, under one passphrase: each model is asked with its own key.
-    Without --api-key-file any API key is taken, from this machine alone. A network's address needs --cert and
-    --tls-key, too.
+    Applications give an API key, a random one unless --api-key-file names it; with --open any key is taken, from this
+    machine alone. A network's address needs --cert and --tls-key, too.
     """
-    door = endpoint.door()
+    door = endpoint.door(any_key)
     upstream = endpoint.upstream(server)
     unlocked = _opened(key)
     from milkglass.client.session import codec_of
@@ -97,7 +120,7 @@ def proxy(*, endpoint: EndpointOptions, key: KeyOptions, server: ServerOptions) 
 
     def ready(url: str, models: list[str]) -> None:
         say(f"milkglass proxy: listening on {url}/v1; models: {', '.join(models)}")
-        note('next: OpenAI(base_url="' + url + '/v1", api_key="any")')
+        note(f"next: {endpoint.client(url, door)}")
 
     keys = [(one, codec_of(one, key.model)) for one in unlocked]
     run(keys, upstream, endpoint.serves or (), door, ready, note)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ from milkglass.cli.proxy.commands import EndpointOptions
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import KeyOptions, ServerOptions, original, with_options
 from milkglass.cli.ui.terminal import INTERRUPTED, note, say
+from milkglass.cli.ui.tls import reached
 
 
 @with_options
@@ -43,7 +43,7 @@ def ui(
     from milkglass.threat.budget import Budget
 
     seconds = Budget.parse(budget).seconds
-    door = endpoint.door(secrets.token_urlsafe(24))
+    door = endpoint.door()
     text = columns.others(public)
     upstream = endpoint.upstream(server)
     unlocked = key.open()
@@ -60,9 +60,10 @@ def ui(
     page = MonitorPage(key.key, attacker, scheme_of(unlocked.key).broken or "")
 
     def ready(url: str, models: list[str]) -> None:
-        page.opening.renewed = lambda code: say(f"milkglass ui: it is open; for another tab open {url}/#{code}")
-        say(f"milkglass ui: open {url}/#{page.opening.code}")
-        note(f'applications: OpenAI(base_url="{url}/v1", api_key="{door.token}"); models: {", ".join(models)}')
+        base = reached(url, endpoint.cert)
+        page.opening.renewed = lambda code: say(f"milkglass ui: it is open; for another tab open {base}/#{code}")
+        say(f"milkglass ui: open {base}/#{page.opening.code}")
+        note(f"applications: {endpoint.client(url, door)}; models: {', '.join(models)}")
 
     try:
         run([(unlocked, codec)], upstream, endpoint.serves or (), door, ready, note, page)

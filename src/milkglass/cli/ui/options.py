@@ -95,6 +95,10 @@ class KeyOptions:
         return self.key
 
     def open(self) -> UnlockedKey:
+        return self.opened_with()[0]
+
+    def opened_with(self) -> tuple[UnlockedKey, str]:
+        """The key, and its passphrase for a command that seals another file with it."""
         key = self.require()
         from milkglass.client.key.file import UnlockedKey
 
@@ -103,7 +107,7 @@ class KeyOptions:
             unlocked = UnlockedKey.open(key, given)
         if reason := unlocked.key.spends_again:
             note(f"warning: {reason}; make it again from the whole key")
-        return unlocked
+        return unlocked, given
 
     def __str__(self) -> str:
         words = ["--key", str(self.key)]

@@ -74,7 +74,7 @@ def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False
 def another_passphrase(file: Path | None, generate: bool, of: UnlockedKey) -> str:
     """A passphrase for the same key, or for a part of it. Raises UsageError where it would be the old one."""
     fresh = new_passphrase(file, generate=generate)
-    if fresh == of.passphrase:
+    if of.seal.is_of(fresh):
         raise UsageError("the new passphrase is the old one", "give another, or --generate")
     return fresh
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -55,3 +57,26 @@ def _require_pair(cert: Path, key: Path) -> None:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise UsageError(f"{key} is not the key of {cert}", "give the key that the certificate is for") from None
         raise UsageError(f"{key} holds no key", "give the certificate's private key, as PEM") from None
+
+
+def reached(url: str, cert: Path | None) -> str:
+    """The address at which a client reaches what listens at `url`. What listens on all addresses is called by the name
+    of its certificate, or by this machine's."""
+    parts = urlsplit(url)
+    if parts.hostname not in ("0.0.0.0", "::"):
+        return url
+    name = (None if cert is None else _named(cert)) or socket.gethostname()
+    return f"{parts.scheme}://{f'[{name}]' if ':' in name else name}:{parts.port}"
+
+
+def _named(cert: Path) -> str | None:
+    """The first name, or address, that a certificate is for; None where it has none that can be called."""
+    from cryptography import x509
+
+    try:
+        found = x509.load_pem_x509_certificates(cert.read_bytes())[0].extensions
+        names = found.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return None
+    called = [one for one in names.get_values_for_type(x509.DNSName) if "*" not in one]
+    return next(iter([*called, *map(str, names.get_values_for_type(x509.IPAddress))]), None)

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -48,17 +51,80 @@ CHECKSUM = 32  # bytes
 MAX_FILE = 1 << 28  # bytes; a key of a million tokens with four ids each has 16 MB
 
 
+@final
+@dataclass(frozen=True)
+class KeySeal:
+    """What opens a key file again, and writes it again: derived from its passphrase, which is not kept. `repr` shows
+    nothing secret.
+
+    Attributes:
+        scrypt_n: scrypt's cost.
+        salt: of the file.
+        check: what the file's header says of the passphrase.
+        sealing: the key of the cipher.
+    """
+
+    scrypt_n: int
+    salt: bytes
+    check: bytes
+    sealing: bytes = field(repr=False)
+
+    @classmethod
+    def derived(cls, passphrase: str, scrypt_n: int, salt: bytes) -> KeySeal:
+        """check: a value that tells a wrong passphrase from an altered file; it costs a guesser the same."""
+        secret = unicodedata.normalize("NFC", passphrase).encode("utf-8", "surrogatepass")
+        both = Scrypt(salt, 64, scrypt_n, SCRYPT_R, SCRYPT_P).derive(secret)
+        check = hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:CHECK]
+        return cls(scrypt_n, salt, check, both[:32])
+
+    @classmethod
+    def new(cls, passphrase: str, scrypt_n: int = SCRYPT_N) -> KeySeal:
+        """Of any passphrase but an empty one; `write_key` insists on a strong one."""
+        if not passphrase:
+            raise KeyFileError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
+        return cls.derived(passphrase, scrypt_n, secrets.token_bytes(SALT))
+
+    @classmethod
+    def of(cls, data: bytes, passphrase: str, name: str = "this") -> KeySeal:
+        """Of a file's bytes. Errors as of `unseal`."""
+        header, _ = _parsed(data, name)
+        result = cls.derived(passphrase, header.scrypt_n, header.salt)
+        if not hmac.compare_digest(result.check, header.check):
+            raise WrongPassphrase("the passphrase is wrong", "try again; no one can recover a lost passphrase")
+        return result
+
+    def is_of(self, passphrase: str) -> bool:
+        return hmac.compare_digest(self.derived(passphrase, self.scrypt_n, self.salt).sealing, self.sealing)
+
+    def seal(self, key: Key) -> bytes:
+        """The key file's bytes."""
+        payload = pack(key)
+        header = Header(
+            self.scrypt_n, self.salt, secrets.token_bytes(NONCE), self.check, len(payload) + TAG, format_of(key)
+        )
+        body = header.line() + ChaCha20Poly1305(self.sealing).encrypt(header.nonce, payload, header.line())
+        return body + hashlib.sha256(body).digest()
+
+    def unseal(self, data: bytes, name: str = "this") -> Key:
+        """Errors as of `unseal`."""
+        header, line = _parsed(data, name)
+        if (header.scrypt_n, header.salt, header.check) != (self.scrypt_n, self.salt, self.check):
+            raise WrongPassphrase(
+                f"{name} was sealed with another passphrase after it was opened", "begin again with the new passphrase"
+            )
+        try:
+            payload = ChaCha20Poly1305(self.sealing).decrypt(header.nonce, data[len(line) : -CHECKSUM], line)
+        except InvalidTag as error:
+            raise TamperedKey(
+                "the key file was altered: its checksum holds and its seal does not",
+                "restore a backup, ask who had access",
+            ) from error
+        return unpack(payload, header.format)
+
+
 def seal(key: Key, passphrase: str, scrypt_n: int = SCRYPT_N) -> bytes:
-    """The key file's bytes, under any passphrase but an empty one; `write_key` insists on a strong one."""
-    if not passphrase:
-        raise KeyFileError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
-    payload = pack(key)
-    salt, nonce = secrets.token_bytes(SALT), secrets.token_bytes(NONCE)
-    fresh = Header(scrypt_n, salt, nonce, bytes(CHECK), len(payload) + TAG, format_of(key))
-    sealing, check = _derive(passphrase, fresh)
-    header = replace(fresh, check=check)
-    body = header.line() + ChaCha20Poly1305(sealing).encrypt(header.nonce, payload, header.line())
-    return body + hashlib.sha256(body).digest()
+    """A new key file's bytes. Raises KeyFileError for an empty passphrase."""
+    return KeySeal.new(passphrase, scrypt_n).seal(key)
 
 
 def unseal(data: bytes, passphrase: str, name: str = "this") -> Key:
@@ -66,6 +132,11 @@ def unseal(data: bytes, passphrase: str, name: str = "this") -> Key:
 
     Raises KeyFileError, TruncatedKey, DamagedKey, UnknownKeyVersion, WrongPassphrase or TamperedKey.
     """
+    return KeySeal.of(data, passphrase, name).unseal(data, name)
+
+
+def _parsed(data: bytes, name: str) -> tuple[Header, bytes]:
+    """The header of a whole file, and its line."""
     whole = _whole(data)
     header, line = parse(data, whole, name)
     expected = len(line) + header.length + CHECKSUM
@@ -75,27 +146,11 @@ def unseal(data: bytes, passphrase: str, name: str = "this") -> Key:
         raise DamagedKey(f"the key file is damaged: {len(data)} bytes, {expected} expected", "restore a backup")
     if not whole:
         raise DamagedKey("the key file is damaged: its checksum is wrong", "restore a backup")
-    sealing, check = _derive(passphrase, header)
-    if not hmac.compare_digest(check, header.check):
-        raise WrongPassphrase("the passphrase is wrong", "try again; no one can recover a lost passphrase")
-    try:
-        payload = ChaCha20Poly1305(sealing).decrypt(header.nonce, data[len(line) : -CHECKSUM], line)
-    except InvalidTag as error:
-        raise TamperedKey(
-            "the key file was altered: its checksum holds and its seal does not", "restore a backup, ask who had access"
-        ) from error
-    return unpack(payload, header.format)
+    return header, line
 
 
 def _whole(data: bytes) -> bool:
     return hashlib.sha256(data[:-CHECKSUM]).digest() == data[-CHECKSUM:]
-
-
-def _derive(passphrase: str, header: Header) -> tuple[bytes, bytes]:
-    """The sealing key, and a value that tells a wrong passphrase from an altered file (it costs a guesser the same)."""
-    secret = unicodedata.normalize("NFC", passphrase).encode("utf-8", "surrogatepass")
-    both = Scrypt(header.salt, 64, header.scrypt_n, SCRYPT_R, SCRYPT_P).derive(secret)
-    return both[:32], hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:CHECK]
 
 
 def require_key_file(path: Path) -> None:
@@ -116,31 +171,63 @@ def _bytes(path: Path) -> bytes:
 
 def write_key(
     path: Path, key: Key, passphrase: str, scrypt_n: int = SCRYPT_N, replace: bool = False, weak: bool = False
-) -> None:
+) -> KeySeal:
     """Write atomically, readable by its owner only. An existing key is never overwritten unless `replace`.
 
     weak: take any passphrase, such as the one that an existing key was opened with. Raises WeakPassphrase, KeyExists.
     """
-    if path.exists() and not replace:
-        raise _exists(path)
+    if not replace:
+        require_free(path)
     if not weak and passphrase:
         require_strong(passphrase)
     path.parent.mkdir(parents=True, exist_ok=True)
+    result = KeySeal.new(passphrase, scrypt_n)
     try:
-        files.write(path, seal(key, passphrase, scrypt_n), replace)
+        files.write(path, result.seal(key), replace)
     except FileExistsError:  # it appeared in the meantime
         raise _exists(path) from None
+    return result
+
+
+def require_free(path: Path) -> None:
+    """Raises KeyExists where a new key would stand on another file, or in the place that a link leads to."""
+    if path.is_symlink() or path.exists():
+        raise _exists(path)
 
 
 def _exists(path: Path) -> KeyExists:
-    return KeyExists(f"{path} exists already", "give another file: overwriting a key makes its fine-tunes useless")
+    is_link = path.is_symlink() and not path.exists()
+    fault = f"{path} is a link that leads nowhere" if is_link else f"{path} exists already"
+    return KeyExists(fault, "give another file: overwriting a key makes its fine-tunes useless")
 
 
 def read_key(path: Path, passphrase: str) -> Key:
     """Raises KeyFileError or one of its kinds."""
-    if not path.is_file():
-        raise KeyFileError(f"there is no key file at {path}", "give the file that `milkglass obfuscate` wrote")
-    return unseal(_bytes(path), passphrase, str(path))
+    return UnlockedKey.open(path, passphrase).key
+
+
+def leftovers(path: Path) -> list[Path]:
+    """What commands that were killed while they wrote this key left beside it: sealed copies, under its passphrase or
+    an earlier one, and counts."""
+    name = re.escape(path.name)
+    pattern = re.compile(rf"\.({name}|\.{name}\.usage\.json)\.[0-9a-f]{{8}}\.tmp")
+    try:
+        return sorted(one for one in path.absolute().parent.iterdir() if pattern.fullmatch(one.name))
+    except OSError:
+        return []
+
+
+def clear_leftovers(path: Path) -> list[Path]:
+    """Remove them. Returns those that were. What another command writes just now stays: it holds the lock meanwhile."""
+    removed: list[Path] = []
+    if not leftovers(path):
+        return removed
+    with usage.locked(path):
+        for one in leftovers(path):
+            with suppress(OSError):  # a folder that is not ours to write in
+                one.unlink()
+                removed.append(one)
+    return removed
 
 
 @dataclass(frozen=True)
@@ -150,12 +237,12 @@ class UnlockedKey:
     Attributes:
         path: of the key file.
         key: its content.
-        passphrase: with which it was opened, and is sealed again.
+        seal: what it is opened and sealed with again; the passphrase itself is not kept.
     """
 
     path: Path
     key: Key
-    passphrase: str
+    seal: KeySeal
 
     def __repr__(self) -> str:
         return f"UnlockedKey({self.path})"
@@ -163,7 +250,21 @@ class UnlockedKey:
     @classmethod
     def open(cls, path: Path, passphrase: str) -> UnlockedKey:
         """Raises KeyFileError or one of its kinds."""
-        return cls(path, read_key(path, passphrase), passphrase)
+        data = _content(path)
+        seal = KeySeal.of(data, passphrase, str(path))
+        result = cls(path, seal.unseal(data, str(path)), seal)
+        clear_leftovers(path)
+        return result
+
+    @classmethod
+    def new(cls, path: Path, key: Key, passphrase: str, scrypt_n: int = SCRYPT_N, weak: bool = False) -> UnlockedKey:
+        """Write a new key. Errors as of `write_key`."""
+        return cls(path, key, write_key(path, key, passphrase, scrypt_n, weak=weak))
+
+    def again(self, path: Path | None = None) -> Key:
+        """The file as it is now, or a copy of it. Raises KeyFileError or one of its kinds."""
+        path = path or self.path
+        return self.seal.unseal(_content(path), str(path))
 
     def remember(self, numbers: Mapping[str, int] | Scale | None, job: str | None = None) -> UnlockedKey:
         """The key with these label names, or this scale of scores, sealed in it: as the newest, and as the job's."""
@@ -189,18 +290,25 @@ class UnlockedKey:
         Raises WeakPassphrase; KeyFileError where the written file is not this key.
         """
         with usage.locked(self.path):
-            key = read_key(self.path, self.passphrase)
-            write_key(self.path, key, passphrase, replace=True)
-            if read_key(self.path, passphrase).identifier != key.identifier:
+            key = self.again()
+            seal = write_key(self.path, key, passphrase, replace=True)
+            result = UnlockedKey(self.path, key, seal)
+            if result.again().identifier != key.identifier:
                 raise KeyFileError(f"{self.path} is not the key that was sealed", "restore a backup")
-        return UnlockedKey(self.path, key, passphrase)
+        return result
 
     def _changed(self, change: Callable[[KeyInfo], KeyInfo]) -> UnlockedKey:
         """The file is read again and written under a lock, so that what another command noted meanwhile stays."""
         with usage.locked(self.path):
-            key = read_key(self.path, self.passphrase)
+            key = self.again()
             info = change(key.info)
             if info != key.info:
                 key = replace(key, info=info)
-                write_key(self.path, key, self.passphrase, replace=True, weak=True)  # the one that opened it
+                files.write(self.path, self.seal.seal(key))
         return replace(self, key=key)
+
+
+def _content(path: Path) -> bytes:
+    if not path.is_file():
+        raise KeyFileError(f"there is no key file at {path}", "give the file that `milkglass obfuscate` wrote")
+    return _bytes(path)

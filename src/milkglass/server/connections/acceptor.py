@@ -126,13 +126,23 @@ class Acceptor:
 
     def _close_oldest(self, address: str | None) -> bool:
         """Of those on which nothing is being done; of all addresses, the one with the most."""
-        idle = [one for one in self._visitors if one.idle and address in (None, one.address)]
-        if not idle:
-            return False
-        gone = min(idle, key=lambda one: (-self._of[one.address], one.answered))
-        self._forget(gone)
-        gone.close()
-        return True
+        for one in [name for name, _ in self._of.most_common()] if address is None else [address]:
+            if (gone := self._oldest(one)) is not None:
+                self._forget(gone)
+                gone.close()
+                return True
+        return False
+
+    def _oldest(self, address: str) -> Visitor | None:
+        """An address's oldest idle connection; one that was answered before only where there is no other. In a flood it
+        is among the first, so that a newcomer costs no look at all of them."""
+        answered = None
+        for one in self._visitors:
+            if one.address == address and one.idle:
+                if not one.answered:
+                    return one
+                answered = answered or one
+        return answered
 
     def _forget(self, visitor: Visitor) -> None:
         if self._visitors.pop(visitor, self) is self:
