@@ -291,7 +291,7 @@ class Session(AbstractContextManager["Session"]):
             train, *others = (self.remote.upload(one, stage) for one in written)
         job = self.remote.create_job(model, train, asked.settings, others[0] if others else None, suffix)
         self._notice(f"job: {job['id']}")  # at once: anyone who is cut off from here on can find it again
-        self.unlocked = self.unlocked.remember(asked.numbers, str(job["id"]))
+        self.unlocked = self.unlocked.remember(asked.numbers, str(job["id"]), model)
         return Job(self.remote, str(job["id"]), asked.train.task, job.get("status"))
 
     def _require_layers(self, settings: Mapping[str, Any], layers: int | None) -> None:

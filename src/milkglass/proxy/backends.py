@@ -1,16 +1,38 @@
-"""Several keys behind one proxy: each model of the engine is asked with the key that scrambled it."""
+"""Several keys behind one proxy: each model of the engine is asked with the key that scrambled it.
+
+Which key that is the engine does not decide: it would name an old key, which it has read. A key notes, sealed, under
+which names its models were uploaded; or whoever starts the proxy says it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from milkglass.client.codec.codec import Codec
+from milkglass.client.key.info import KeyInfo
 from milkglass.engines.engine import ServedModel
 from milkglass.engines.upstream import Upstream
-from milkglass.errors import KeyForOtherModel, ModelNotFound, UsageError
+from milkglass.errors import KeyForOtherModel, ModelNotFound
 from milkglass.proxy.backend import Backend, connected
 from milkglass.proxy.observe import Observer
+
+
+@dataclass(frozen=True)
+class ServedKey:
+    """A key whose models are served.
+
+    Attributes:
+        file: its name, for messages.
+        codec: the key's.
+        info: what it says of its models.
+        observer: receives what crosses under it.
+    """
+
+    file: str
+    codec: Codec = field(repr=False)
+    info: KeyInfo = field(repr=False)
+    observer: Observer = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -26,11 +48,15 @@ class Backends:
         return [model for one in self.each for model in one.models]
 
     def of(self, name: str) -> Backend:
-        """The backend that has a model; the first for "". Raises ModelNotFound."""
+        """The backend that has a model; of a single key the only one for "". Raises ModelNotFound."""
+        shown = ", ".join(one.name for one in self.models[:5])
+        if not name and len(self.each) > 1:  # else the order of the engine's list would choose the key
+            raise ModelNotFound(
+                "the request names no model, and models of several keys are served", f"name one: {shown}"
+            )
         for one in self.each:
             if not name or name in [model.name for model in one.models]:
                 return one
-        shown = ", ".join(one.name for one in self.models[:5])
         raise ModelNotFound("there is no such model here", f"there is: {shown}")
 
     async def close(self) -> None:
@@ -39,38 +65,66 @@ class Backends:
 
 
 async def all_connected(
-    upstream: Upstream, codecs: Sequence[tuple[Codec, Observer]], requested: Sequence[str] = ()
+    upstream: Upstream,
+    keys: Sequence[ServedKey],
+    requested: Sequence[str] = (),
+    paired: Mapping[str, ServedKey] | None = None,
 ) -> tuple[Backends, list[str]]:
     """A backend for each key that one of the engine's models was made with, and warnings.
 
     Args:
-        codecs: one for each key, and what observes what crosses under it.
         requested: names of models; none: all that are of one of the keys.
+        paired: names of models, and the key of each, where that is said. The keys are among `keys`.
 
     Raises:
-        UsageError: there are several keys, and the engine does not say which model is of which. KeyForOtherModel: no
-        model is of any of them. See `connected` for the rest.
+        KeyForOtherModel: no model is of any of the keys; there are several, and none of them knows a model that was
+        requested, or more than one does; or the engine says that a model is of another. See `connected` for the rest.
     """
-    if len(codecs) == 1:
-        ((codec, observer),) = codecs
-        backend, warnings = await connected(codec, upstream, requested, observer)
+    paired = paired or {}
+    if len(keys) == 1:
+        backend, warnings = await connected(keys[0].codec, upstream, requested, keys[0].observer)
         return Backends([backend]), warnings
-    served = await upstream.models()
-    if unsaid := [one.name for one in served if one.key_id is None and (not requested or one.name in requested)]:
-        raise UsageError(
-            f"the engine does not say with which key {unsaid[0]} was scrambled, and there are {len(codecs)}",
-            "give one key file, and --serves for its model",
+    served = {one.name: one for one in await upstream.models() if not requested or one.name in requested}
+    if missing := [name for name in requested if name not in served]:
+        raise ModelNotFound(
+            f"the engine serves no model {missing[0]}", f"it serves: {', '.join(list(served)[:5]) or 'none'}"
+        )
+    owners, warnings = dict[str, ServedKey](), list[str]()
+    for name, model in served.items():
+        try:
+            owners[name] = _owner(model, keys, paired.get(name))
+        except KeyForOtherModel as error:
+            if requested:
+                raise
+            warnings.append(f"{error.message}; {error.hint}")
+    if not owners:
+        raise KeyForOtherModel(
+            warnings[0] if warnings else "the engine serves no model, so nothing was sent",
+            f"of {len(served)} models none is offered: say which key each is of" if warnings else "upload one",
         )
     each = []
-    for codec, observer in codecs:
-        own = [one.name for one in served if one.key_id == codec.key_id and (not requested or one.name in requested)]
+    for key in keys:
+        own = [name for name, owner in owners.items() if owner is key]
         if own:
-            each.append((await connected(codec, upstream, own, observer))[0])
-    found = {one.name for backend in each for one in backend.models}
-    if missing := [name for name in requested if name not in found]:
-        raise ModelNotFound(f"no model {missing[0]} of these keys is served", f"there is: {', '.join(sorted(found))}")
-    if not each:
+            backend, more = await connected(key.codec, upstream, own, key.observer)
+            each.append(backend)
+            warnings += more
+    return Backends(each), warnings
+
+
+def _owner(model: ServedModel, keys: Sequence[ServedKey], said: ServedKey | None) -> ServedKey:
+    """The key of a model. Raises KeyForOtherModel."""
+    known = [one for one in keys if one.info.knows(model.name)] if said is None else [said]
+    if len(known) != 1:
+        whose = "none of the keys knows" if not known else f"{' and '.join(one.file for one in known)} both know"
         raise KeyForOtherModel(
-            "no model of the engine was made with one of these keys, so nothing was sent", "check --key"
+            f"{whose} the model {model.name}, and the engine's word does not choose a key: it is not offered",
+            f"give --serves {model.name}=KEYFILE, or upload it with --key, which notes its name",
         )
-    return Backends(each), []
+    if model.key_id not in (None, known[0].codec.key_id):
+        raise KeyForOtherModel(
+            f"the engine says that {model.name} was scrambled with another key than {known[0].file}, which is its key "
+            "here: it is not offered",
+            "don't trust it, or give the key that the model there was made with",
+        )
+    return known[0]

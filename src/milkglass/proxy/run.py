@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from milkglass.engines.upstream import Upstream
 from milkglass.progress import Log
 from milkglass.proxy.app import PageRoutes, create_app
 from milkglass.proxy.backend import Backend
-from milkglass.proxy.backends import Backends, all_connected
+from milkglass.proxy.backends import Backends, ServedKey, all_connected
 from milkglass.proxy.counting import UsageCount
 from milkglass.proxy.observe import Observer, Several
 from milkglass.server.connections import logs
@@ -70,6 +70,7 @@ def run(
     ready: Callable[[str, list[str]], None],
     notice: Log,
     page: Page | None = None,
+    paired: Mapping[str, UnlockedKey] | None = None,
 ) -> None:
     """Until SIGINT or SIGTERM.
 
@@ -78,6 +79,7 @@ def run(
         requested: names of models; none: all of the engine's that are of one of the keys.
         ready: called with the address and the names of the models once connections are accepted.
         page: that shows what crosses under the only key.
+        paired: names of models, and which of the keys each is of.
 
     Raises:
         UsageError: the address cannot be had. See `all_connected` for the rest.
@@ -89,9 +91,14 @@ def run(
 
     async def work() -> None:
         observers = [one if page is None else Several((one, page.observer)) for one in counters]
-        codecs = [(codec, observer) for (_, codec), observer in zip(keys, observers, strict=True)]
+        served = [
+            ServedKey(unlocked.path.name, codec, unlocked.key.info, observer)
+            for (unlocked, codec), observer in zip(keys, observers, strict=True)
+        ]
+        of_file = {unlocked.path: key for (unlocked, _), key in zip(keys, served, strict=True)}
+        pairs = {name: of_file[unlocked.path] for name, unlocked in (paired or {}).items()}
         try:
-            backends, warnings = await all_connected(upstream, codecs, requested)
+            backends, warnings = await all_connected(upstream, served, requested, pairs)
         except BaseException:
             await upstream.close()
             raise

@@ -32,7 +32,7 @@ from milkglass.errors import MilkglassError
 from milkglass.progress import Log, no_log
 from milkglass.proxy import refusals
 from milkglass.proxy.app import create_app
-from milkglass.proxy.backends import all_connected
+from milkglass.proxy.backends import ServedKey, all_connected
 from milkglass.proxy.counting import UsageCount
 from milkglass.proxy.in_place import InPlaceExchange
 
@@ -100,7 +100,8 @@ class _Local:
         async with self._lock:
             if self._app is None:
                 counter = UsageCount(self.unlocked, self.notice)
-                backends, warnings = await all_connected(self.upstream, [(self.codec, counter)], self.models)
+                key = ServedKey(self.unlocked.path.name, self.codec, self.unlocked.key.info, counter)
+                backends, warnings = await all_connected(self.upstream, [key], self.models)
                 for warning in warnings:
                     self.notice(f"warning: {warning}")
                 for one in backends.each:

@@ -88,6 +88,7 @@ def shown(unlocked: UnlockedKey) -> dict[str, Any]:
         "made_for_job": None if info.job is None else info.job["name"],
         "label_names": len(info.labels or {}),
         "jobs_with_labels": list(jobs),
+        "uploads": info.uploads,
     }
 
 

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, ServerOptions, Yes, with_options
+from milkglass.cli.ui.options import AsJson, KeyOptions, PassphraseFile, ServerOptions, Yes, with_options
 from milkglass.cli.ui.terminal import bars, cell, confirm, emit, megabytes, moment, note, table
-from milkglass.errors import UsageError
+from milkglass.errors import KeyForOtherModel, UsageError
+
+KEY_ID = "milkglass_key_id"  # in a scrambled model's config.json
 
 if TYPE_CHECKING:
+    from milkglass.client.key.file import UnlockedKey
     from milkglass.client.remote.remote import Remote
 
 
@@ -21,6 +24,11 @@ def upload(
         Path, typer.Argument(help="A folder that `obfuscate` wrote, or a Parquet file that `encode` wrote.")
     ],
     name: Annotated[str | None, typer.Option("--name", help="The model's name there  [default: a random one]")] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", help="The model's key file, which notes the name."),
+    ] = None,
+    passphrase_file: PassphraseFile = None,
     *,
     server: ServerOptions,
     as_json: AsJson = False,
@@ -31,6 +39,7 @@ def upload(
     with weights that are not the model's; a Parquet file without the mark that `encode` leaves beside its own.
     """
     _require_ours(path, name)
+    unlocked = _key_of(path, key, passphrase_file)
     from milkglass.client.obfuscate.upload_check import others_in
 
     with server.open() as remote, bars(as_json) as stage:
@@ -38,10 +47,28 @@ def upload(
             for other in others_in(path):
                 note(f"not sent: {other}, which is not a file of the model")
             model = remote.upload_model(path, name, stage)
+            if unlocked is not None:
+                unlocked.remember(None, model=model)
             emit(as_json, {"model": model}, f"uploaded: {model}\n{_next(remote, model, server)}")
         else:
             file = remote.upload(path, stage)
             emit(as_json, {"file": file}, f"uploaded: {file}")
+
+
+def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> UnlockedKey | None:
+    """The key that made a folder. Raises UsageError, KeyForOtherModel before anything is sent."""
+    if key is None:
+        return None
+    if not path.is_dir():
+        raise UsageError("--key is of a model, and this is a file of rows", "leave --key out")
+    unlocked = KeyOptions(key, None, passphrase_file).open()
+    from milkglass.models.checkpoint import read_json
+
+    if read_json(path / "config.json").get(KEY_ID) not in (None, unlocked.key.identifier):
+        raise KeyForOtherModel(
+            f"{path} was scrambled with another key than {key}; nothing was sent", "give the key that made it"
+        )
+    return unlocked
 
 
 def _next(remote: Remote, model: str, server: ServerOptions) -> str:

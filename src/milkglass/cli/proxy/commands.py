@@ -5,6 +5,7 @@ The options of `ui`, which does the same with a page, are here too."""
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,7 +36,12 @@ class EndpointOptions:
     ] = "milkglass"
     serves: Annotated[
         list[str] | None,
-        typer.Option("--serves", help="A model's name at the engine; repeatable.  [default: all that this key made]"),
+        typer.Option(
+            "--serves",
+            metavar="NAME[=KEYFILE]",
+            help="A model's name at the engine, and the key file of it where there are several; repeatable.  "
+            "[default: all that this key made]",
+        ),
     ] = None
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any free one.")] = 8422
@@ -108,13 +114,15 @@ def proxy(
     """Answer OpenAI's API on this machine: text in front, scrambled ids behind.
 
     Point an application's base URL at it, such as http://127.0.0.1:8422/v1. What cannot be kept private is refused.
-    --key FOLDER takes every key file (*.mgkey) in it, under one passphrase: each model is asked with its own key.
-    Applications give an API key, a random one unless --api-key-file names it; with --open any key is taken, from this
-    machine alone. A network's address needs --cert and --tls-key, too.
+    --key FOLDER takes every key file (*.mgkey) in it, under one passphrase: each model is asked with the key that
+    notes its name (`upload --key` and `finetune` note it), or that --serves NAME=KEYFILE says. The engine's word does
+    not choose a key. Applications give an API key, a random one unless --api-key-file names it; with --open any key is
+    taken, from this machine alone. A network's address needs --cert and --tls-key, too.
     """
     door = endpoint.door(any_key)
     upstream = endpoint.upstream(server)
-    unlocked = _opened(key)
+    names, files = named_keys(endpoint.serves or ())
+    unlocked = _opened(key, files)
     from milkglass.client.session import codec_of
     from milkglass.proxy.run import run
 
@@ -123,20 +131,40 @@ def proxy(
         note(f"next: {endpoint.client(url, door)}")
 
     keys = [(one, codec_of(one, key.model)) for one in unlocked]
-    run(keys, upstream, endpoint.serves or (), door, ready, note)
+    of_file = {one.path.resolve(): one for one in unlocked}
+    paired = {name: of_file[file.resolve()] for name, file in files.items()}
+    run(keys, upstream, names, door, ready, note, paired=paired)
 
 
-def _opened(key: KeyOptions) -> list[UnlockedKey]:
-    """The key; of a folder every key file in it, which one passphrase opens. Raises UsageError, KeyFileError."""
-    if key.key is None or not key.key.is_dir():
+def named_keys(serves: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
+    """The names of --serves NAME or NAME=KEYFILE, and the key files. Raises KeyFileError, UsageError."""
+    names, files = list[str](), dict[str, Path]()
+    for one in serves:
+        name, sign, file = one.rpartition("=")
+        if not sign or not (file.endswith(".mgkey") or Path(file).is_file()):
+            name, file = one, ""  # names of models may have the sign
+        if name in names:
+            raise UsageError(f"--serves names {name} twice", "name each model once")
+        names.append(name)
+        if file:
+            files[name] = KeyOptions(Path(file)).require()
+    return names, files
+
+
+def _opened(key: KeyOptions, files: Mapping[str, Path]) -> list[UnlockedKey]:
+    """The key; of a folder every key file in it, and those of --serves, which one passphrase opens. Raises UsageError,
+    KeyFileError."""
+    folder = key.key is not None and key.key.is_dir()
+    if not folder and {file.resolve() for file in files.values()} <= {key.require().resolve()}:
         return [key.open()]
-    files = sorted(key.key.glob("*.mgkey"))
-    if not files:
+    found = sorted(key.key.glob("*.mgkey")) if folder else [key.require()]
+    if folder and not found:
         raise UsageError(f"{key.key} holds no key file", "give a key file, or a folder of files *.mgkey")
     if key.model is not None:
-        raise UsageError("--model is of one key, and a folder has several", "give one key file")
+        raise UsageError("--model is of one key, and there are several", "give one key file")
     from milkglass.client.key.file import UnlockedKey
 
     word = passphrase(key.passphrase_file)
     with wrong_passphrase_named(key.passphrase_file):
-        return [UnlockedKey.open(file, word) for file in files]
+        every = {file.resolve(): file for file in (*found, *files.values())}
+        return [UnlockedKey.open(file, word) for file in every.values()]

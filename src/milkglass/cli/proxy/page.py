@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from milkglass.cli.proxy.commands import EndpointOptions
+from milkglass.cli.proxy.commands import EndpointOptions, named_keys
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import KeyOptions, ServerOptions, original, with_options
 from milkglass.cli.ui.terminal import INTERRUPTED, note, say
 from milkglass.cli.ui.tls import reached
+from milkglass.errors import UsageError
 
 
 @with_options
@@ -46,6 +47,9 @@ def ui(
     door = endpoint.door()
     text = columns.others(public)
     upstream = endpoint.upstream(server)
+    names, files = named_keys(endpoint.serves or ())
+    if others := [file for file in files.values() if file.resolve() != key.require().resolve()]:
+        raise UsageError(f"the page shows one key, and --serves names {others[0]} besides", "give one, with --key")
     unlocked = key.open()
     from milkglass.client.key.generate import scheme_of
     from milkglass.client.session import codec_of
@@ -66,7 +70,7 @@ def ui(
         note(f"applications: {endpoint.client(url, door)}; models: {', '.join(models)}")
 
     try:
-        run([(unlocked, codec)], upstream, endpoint.serves or (), door, ready, note, page)
+        run([(unlocked, codec)], upstream, names, door, ready, note, page)
     except KeyboardInterrupt:
         note("interrupted")
         leave(INTERRUPTED)

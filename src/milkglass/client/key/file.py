@@ -266,13 +266,23 @@ class UnlockedKey:
         path = path or self.path
         return self.seal.unseal(_content(path), str(path))
 
-    def remember(self, numbers: Mapping[str, int] | Scale | None, job: str | None = None) -> UnlockedKey:
-        """The key with these label names, or this scale of scores, sealed in it: as the newest, and as the job's."""
-        if numbers is None:
-            return self
-        if isinstance(numbers, Scale):
-            return self._changed(lambda info: info.with_scale(numbers, job))
-        return self._changed(lambda info: info.with_labels(numbers, job))
+    def remember(
+        self, numbers: Mapping[str, int] | Scale | None, job: str | None = None, model: str | None = None
+    ) -> UnlockedKey:
+        """The key with these label names, or this scale of scores, sealed in it: as the newest, and as the job's.
+
+        model: the name at the server of the key's model that the job trains, or that was uploaded. A proxy with several
+        keys takes no server's word for which key a model is of.
+        """
+
+        def changed(info: KeyInfo) -> KeyInfo:
+            if isinstance(numbers, Scale):
+                info = info.with_scale(numbers, job)
+            elif numbers is not None:
+                info = info.with_labels(numbers, job)
+            return info if model is None else info.with_upload(model, job)
+
+        return self if numbers is None and model is None else self._changed(changed)
 
     def count(self, texts: int, tokens: int, notice: Log) -> None:
         """Count what is encoded under the key. A threshold of its audits that this passes is a warning."""

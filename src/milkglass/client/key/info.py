@@ -6,6 +6,7 @@ key's information with one thing changed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,9 @@ from milkglass.client.label_scale import Scale
 
 CODEC_NEEDS = {
     *("model", "kind", "tokenizer_sha256", "scheme", "slots", "labels", "fine_tunes", "scale", "scales", "responses"),
-    "sampling",
+    *("sampling", "uploads", "jobs"),
 }
+JOB = re.compile(r"ftjob-([0-9a-f]{24})")  # a server's own name for a job; a short one would be part of any name
 OWN_ORDER = "own"  # clusters are begun in an order of the key's own
 
 
@@ -124,6 +126,26 @@ class KeyInfo:
     @property
     def scales_by_job(self) -> dict[str, Scale | None]:
         return {job: Scale.kept(raw) for job, raw in (self.document.get("scales") or {}).items()}
+
+    # --- its models at servers ----------------------------------------------------------------------------------------
+    @property
+    def uploads(self) -> list[str]:
+        """Names under which models of this key were uploaded, or fine-tuned."""
+        return list(self.document.get("uploads") or [])
+
+    def knows(self, model: str) -> bool:
+        """Whether a name at a server is of a model of this key, as far as it was noted when the model was uploaded, or
+        its fine-tuning begun here."""
+        jobs = {*(self.document.get("jobs") or []), *self.labels_by_job, *(self.document.get("scales") or {})}
+        numbers = [found[1] for job in jobs if (found := JOB.fullmatch(job))]
+        return model in self.uploads or any(number in model for number in numbers)
+
+    def with_upload(self, model: str, job: str | None = None) -> KeyInfo:
+        """With the name of a model that was uploaded, and the job that fine-tunes it where there is one."""
+        jobs = self.document.get("jobs") or []
+        more = {} if job is None or job in jobs else {"jobs": [*jobs, job]}
+        names = {} if model in self.uploads else {"uploads": [*self.uploads, model]}
+        return self._with(**names, **more)
 
     def labels_of(self, model: str) -> Mapping[str, int] | None:
         """The label names of a fine-tuned model; None where the model is not known."""
