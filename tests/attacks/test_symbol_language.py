@@ -44,8 +44,14 @@ PRIVATE = written(40, 2)
 
 
 @pytest.fixture(scope="module")
-def llama() -> LlamaForCausalLM:
-    return trained(N, written(600, 1), 200, fillers=True)
+def llamas() -> list[LlamaForCausalLM]:
+    """How well one of them learns differs by its seed and by the processor."""
+    return [trained(N, written(5000, 1), 300, fillers=True, seed=seed) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def llama(llamas: list[LlamaForCausalLM]) -> LlamaForCausalLM:
+    return llamas[0]
 
 
 def members() -> list[Ids]:
@@ -76,16 +82,23 @@ def share(guess: Guess) -> float:
     return float((guess.running[:, 0] == PRIVATE.ids)[asked].mean())
 
 
-def test_it_reads_what_the_decoder_has_not_learnt(encoder: Model, reader: Path) -> None:
-    alone, both = read(encoder, None), read(encoder, str(reader))
+def test_it_reads_what_the_decoder_has_not_learnt(
+    encoder: Model, llamas: list[LlamaForCausalLM], tmp_path: Path
+) -> None:
+    alone, more = read(encoder, None), []
     assert share(alone) < 0.6  # the commonest topic of each word
-    assert share(both) > share(alone) + 0.2
-    assert both.chances is not None and alone.chances is not None
-    assert both.chances[:, :-1].sum(1) == pytest.approx(alone.chances[:, :-1].sum(1))
+    for number, one in enumerate(llamas):
+        (tmp_path / str(number)).mkdir()
+        both = read(encoder, str(reader_in(tmp_path / str(number), one)))
+        more.append(share(both) - share(alone))
+        assert both.chances is not None and alone.chances is not None
+        assert both.chances[:, :-1].sum(1) == pytest.approx(alone.chances[:, :-1].sum(1))
+    assert np.median(more) > 0.1
 
 
-def test_a_causal_public_model_reads_for_itself(llama: LlamaForCausalLM) -> None:
-    assert share(read(view(llama), "not asked for")) > share(read(view(llama), None)) + 0.1
+def test_a_causal_public_model_reads_for_itself(llamas: list[LlamaForCausalLM]) -> None:
+    more = [share(read(view(one), "not asked for")) - share(read(view(one), None)) for one in llamas]
+    assert np.median(more) > 0.1
 
 
 def test_a_spent_budget_leaves_what_the_decoder_read(encoder: Model, reader: Path) -> None:
@@ -112,16 +125,22 @@ def test_a_reader_that_says_nothing_gets_no_weight(encoder: Model, tmp_path: Pat
 
 
 def test_the_strength_is_chosen_by_the_tokens_that_count(llama: LlamaForCausalLM) -> None:
-    """Of fillers every reading is the same, and then nothing speaks for the reader."""
+    """Of fillers every reading is the same, and then nothing speaks for the reader. Of words the likeliest listed one
+    is right in five of eight places, and a topic's words go together."""
     reader, texts = CausalReader(view(llama), Spelling.itself(N)), written(30, 5)
     symbols = {int(token): one for one in members() for token in one}
     options, rng = np.full((len(texts.ids), TOPICS), NO_BELIEF), np.random.default_rng(6)
+    chances = np.zeros((len(texts.ids), TOPICS + 1))
     for place, token in enumerate(texts.ids.tolist()):
-        options[place, : len(symbols[token])] = rng.permutation(symbols[token])
+        those = rng.permutation(symbols[token])
+        if rng.random() < 0.5:
+            those = np.array([token, *those[those != token]])
+        options[place, : len(those)] = those
+        chances[place, : len(those)] = [0.4, 0.2, 0.2, 0.2] if len(those) == TOPICS else 1
 
     def strength(counted: np.ndarray) -> float:
-        draws = np.random.default_rng(0)
-        return LanguageReader.chosen(reader, 8, texts, listed(options), counted, Budget(), draws).strength
+        draws, those = np.random.default_rng(0), Listed(options, chances)
+        return LanguageReader.chosen(reader, 8, texts, those, counted, Budget(), draws).strength
 
     assert strength(np.arange(N) < START) == 0
     assert strength(np.arange(N) >= START) > 0

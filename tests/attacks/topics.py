@@ -43,11 +43,11 @@ def written(sentences: int, seed: int) -> Sequences:
     return Sequences.of(made)
 
 
-def trained(size: int, texts: Sequences, steps: int = 100, fillers: bool = False) -> LlamaForCausalLM:
+def trained(size: int, texts: Sequences, steps: int = 100, fillers: bool = False, seed: int = 0) -> LlamaForCausalLM:
     """One layer is enough: words of a topic go together. fillers: whether it learns how likely they are as well; which
     one comes nobody could tell."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         model = LlamaForCausalLM(
             LlamaConfig(
                 vocab_size=size, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
@@ -57,7 +57,7 @@ def trained(size: int, texts: Sequences, steps: int = 100, fillers: bool = False
         )  # fmt: skip
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     ids = torch.from_numpy(texts.ids.reshape(len(texts), -1))
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     for _ in range(steps):
         some = ids[torch.from_numpy(rng.integers(len(ids), size=64))]
         wanted = some if fillers else torch.where(some >= FIRST + FILLERS, some, -100)
