@@ -270,5 +270,11 @@ class DiskFull(ServerError):
     status = 507
 
 
+class MemoryShort(ServerError):
+    """The machine has less memory than a training takes at least."""
+
+    status = 507
+
+
 class Busy(ServerError):
     status = 503

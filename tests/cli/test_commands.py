@@ -641,6 +641,27 @@ def test_interrupting_leaves_the_job(
     assert stub.count("POST /v1/fine_tuning/jobs/ftjob-77aa/cancel") == 1
 
 
+def test_a_job_that_a_full_disk_ended_is_resumed(stub: Stub, encoder: Owner) -> None:
+    state = {"id": "ftjob-77aa", "status": "failed", "resumable": True, "error": {"message": "the disk is full"}}
+    job_server(stub, state)
+    shown = call("job", "ftjob-77aa")
+    assert "error: the disk is full" in shown.stdout
+    assert f"next: milkglass job ftjob-77aa --resume --follow --server {stub.url}" in shown.stdout
+    assert document(call("job", "ftjob-77aa", "--json"))["resumable"] is True
+    result = call("job", "ftjob-77aa", "--follow")
+    assert result.exit_code == 6
+    assert "error: the job ftjob-77aa is failed: the disk is full" in result.stderr
+    assert "milkglass job ftjob-77aa --resume" in result.stderr
+
+    def resume(handler: Handler) -> None:
+        state.update(status="queued", resumable=False, error=None)  # type: ignore[arg-type]
+        handler.answer(200, state)
+
+    stub.replies["POST /v1/fine_tuning/jobs/ftjob-77aa/resume"] = resume
+    assert "status: queued" in call("job", "ftjob-77aa", "--resume").stdout
+    refused(call("job", "ftjob-77aa", "--resume", "--cancel"), 2, "more than one thing to do")
+
+
 def test_lora_of_a_small_model_is_fitted_before_anything_is_sent(stub: Stub, decoder: Owner, tmp_path: Path) -> None:
     decoder.reset()
     asked = job_server(stub)

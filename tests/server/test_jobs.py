@@ -136,8 +136,9 @@ def test_a_worker_that_keeps_dying_on_a_full_disk(
         emit(folder, message, level)
 
     monkeypatch.setattr(events, "emit", tell_in_what_is_left)
+    key = create(client, body, CRASH)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
-    job = over(client, create(client, body, CRASH))
+    job = over(client, key)
     words = "the server's disk is full; free space and start the job again"
     assert job["error"]["message"] == words
     told = client.get(f"/v1/fine_tuning/jobs/{job['id']}/events").json()["data"]

@@ -22,7 +22,7 @@ def test_every_route_is_described(client: TestClient) -> None:
         "/v1/completions",
         "/classify",
     } <= set(paths)
-    assert len(paths) == 19
+    assert len(paths) == 20
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestWarning")

@@ -193,8 +193,8 @@ def test_the_cause_is_told_and_not_what_the_others_met(tmp_path: Path) -> None:
         failed = tmp_path / f"failure-{place}.json"
         failed.write_text(Status(state="failed", error=error).model_dump_json())
         os.utime(failed, ns=(0, 10**9 - place))
-    assert launch.why(tmp_path, [1, 1]) == "out of memory"
-    assert "process 1 of 2 was killed (SIGSEGV)" in launch.why(tmp_path, [-11, 1])
+    assert launch.why(tmp_path, [1, 1]).error == "out of memory"
+    assert "process 1 of 2 was killed (SIGSEGV)" in str(launch.why(tmp_path, [-11, 1]).error)
 
 
 @pytest.mark.slow

@@ -187,7 +187,6 @@ def test_a_full_disk_is_told_although_there_is_no_room_to_tell_it(
     def fill(*_: object) -> None:
         for folder in (whole, torn, partial):
             folder.mkdir(parents=True)
-        (whole / training.COMPLETE).touch()
         raise error
 
     def without_room(path: Path, *words: Any) -> int:
@@ -201,7 +200,7 @@ def test_a_full_disk_is_told_although_there_is_no_room_to_tell_it(
     with pytest.raises(type(error)):
         training.main(job)
     assert status(job) == Status(state="failed", error="the server's disk is full; free space and start the job again")
-    assert whole.is_dir()
+    assert not whole.exists()
 
 
 def test_another_failure_is_not_called_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +297,7 @@ def test_the_best_epoch_is_kept_and_training_stops_early(tmp_path: Path) -> None
     assert all(sum(map(sum, one["confusion"])) == 8 for one in seen)
     assert status(job).metrics["accuracy"] == 0.5
     assert status(job).metrics["eval_loss"] == pytest.approx(seen[0]["eval_loss"])
-    best = load_file(job / "checkpoints" / "checkpoint-6" / "model.safetensors")
+    best = load_file(job / "checkpoints" / "checkpoint-6" / "trained.safetensors")
     made = load_file(job / "result" / "model.safetensors")
     assert all(torch.equal(made[name], best[name]) for name in best)
 

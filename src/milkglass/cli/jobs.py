@@ -27,6 +27,9 @@ def job(
     job_id: Annotated[str, typer.Argument(help="The job's id: `finetune` printed it, `milkglass jobs` lists it.")],
     follow: Annotated[bool, typer.Option("--follow", help="Watch it to its end.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="Stop it for good; what it learned is lost.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a job that a full disk ended, once there is room.")
+    ] = False,
     fetch: Fetch = None,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete the record of a job that is over; the model that it made stays.")
@@ -41,7 +44,7 @@ def job(
 
     With --key, --follow shows what the model makes of each class at the end: the key has the classes' names.
     """
-    if sum((follow or fetch is not None, cancel, delete)) > 1:
+    if sum((follow or fetch is not None, cancel, delete)) > 1 or (resume and (cancel or delete)):
         raise UsageError("more than one thing to do with the job was given", "give --follow, --cancel or --delete")
     from milkglass.client.remote.remote import JOBS
 
@@ -51,6 +54,8 @@ def job(
             erase(remote, JOBS, job_id, f"Delete the record of {job_id}?", yes, as_json)
             return
         state = remote.job(job_id)  # first: a job that is not there, or a server that is down, is reported at once
+        if resume:
+            state = remote.resume(job_id)
         if follow or fetch:
             use = ("classify", key) if labels else None
             finish(remote, job_id, fetch, server, as_json, use, labels=labels)
@@ -64,11 +69,12 @@ def job(
     words += [(name, f"{shown['metrics'][name]:.4f}") for name in NUMBERS if shown["metrics"].get(name) is not None]
     error = (shown["error"] or {}).get("message") or ""
     words += [("fine_tuned_model", shown["fine_tuned_model"] or ""), ("error", error)]
+    words += [("next", f"milkglass job {job_id} --resume --follow {server}")] if shown["resumable"] is True else []
     emit(as_json, shown, "\n".join(f"{name}: {value}" for name, value in words if value))
 
 
 def _document(job: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("id", "model", "status", "created_at", "fine_tuned_model", "error", "progress", "metrics")
+    names = ("id", "model", "status", "resumable", "created_at", "fine_tuned_model", "error", "progress", "metrics")
     return {name: job.get(name) for name in names}
 
 

@@ -53,6 +53,10 @@ def serve(
             help="Memory for what the next turn of a chat begins with, in MiB; 0: off  [default: 512]",
         ),
     ] = None,
+    quota_gb: Annotated[
+        float | None,
+        typer.Option("--quota-gb", help="Disk that HOME may take, in GB  [default: what its disk has]"),
+    ] = None,
     training_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a training job.")] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Processes that share each batch of a training job; on GPUs, one each.")
@@ -72,6 +76,7 @@ def serve(
         "max_new_tokens": max_new_tokens,
         "max_loaded_models": max_loaded_models,
         "max_batch": max_batch,
+        "quota": None if quota_gb is None else int(quota_gb * 1e9),
         "training_threads": training_threads,
         "prefix_cache": None if prefix_cache_mb is None else prefix_cache_mb << 20,
         "processes": processes,

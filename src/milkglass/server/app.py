@@ -26,7 +26,7 @@ from milkglass.server.storage.data_dir import DataDir
 def create_app(settings: ServerSettings) -> FastAPI:
     """Opens nothing but the token yet: the home is taken when the application starts, and given back when it ends."""
     runner_named(settings.runner)  # not at the first request
-    home = DataDir(settings.home, settings.spare_disk)
+    home = DataDir(settings.home, settings.spare_disk, settings.quota)
     home.claim()
     token = home.token(settings.token)
 

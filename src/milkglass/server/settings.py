@@ -92,6 +92,7 @@ class ServerSettings:
     max_uploads: int = 256  # that are not complete
     upload_patience: float = 86_400.0  # after so long without a chunk, an upload is abandoned and thrown away
     spare_disk: int = 64 * MIB  # never filled by an upload
+    quota: int | None = None  # bytes that the home may take; None: what its disk has
 
     max_prompt_tokens: int = 8192
     max_new_tokens: int = 4096
@@ -119,6 +120,8 @@ class ServerSettings:
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; 1 is the least", "give a positive number")
+        if self.quota is not None and self.quota < 1:
+            raise UsageError(f"quota is {self.quota}; 1 is the least", "give a positive number, or none")
         if self.prefix_cache < 0:
             raise UsageError(f"prefix_cache is {self.prefix_cache}; 0 is the least", "0 keeps nothing")
         if self.token is not None and (len(self.token) < 16 or not self.token.isascii() or " " in self.token):

@@ -4,7 +4,9 @@ A job is a folder that the server makes and a worker process fills:
 
     spec.json       a `JobSpec`
     events.jsonl    one `Event` a line, appended by the worker
-    checkpoints/    the trainer's own, to resume from
+    checkpoints/    what is trained, to resume from: `complete` marks one that was written to its end, `trained` one
+                    without the optimiser's state, which the disk had no room for
+    reserve         room that the next checkpoint, or the result, is written to
     result/         the fine-tuned model, adapters merged: an ordinary Hugging Face folder
     status.json     a `Status`, written once, at the end; absent while the job runs or after it was killed
     cancel          exists when the job is to stop for good
@@ -39,6 +41,7 @@ from milkglass.errors import UsageError
 Task = Literal["classification", "regression", "causal-lm"]
 Method = Literal["full", "lora"]
 MAX_LENGTH = 8192
+RESERVE, COMPLETE, SHORT = "reserve", "complete", "trained"
 LATER = ("early_stopping",)
 # ObfusLM, appendix C.3 and Table 8; what it does not say is transformers' default.
 GENERATION = {"learning_rate": 1e-4, "batch_size": 8, "adam_beta2": 0.95}
@@ -145,6 +148,7 @@ class JobSpec(BaseModel):
     hyperparameters: Hyperparameters
     threads: int | None = Field(None, ge=1)  # CPU threads of all processes; None: torch's choice
     processes: int = Field(1, ge=1)  # that share each batch
+    quota: int | None = Field(None, ge=1)  # bytes that the server's home, two folders above the job, may take
 
 
 class Event(BaseModel):
@@ -166,6 +170,7 @@ class Status(BaseModel):
 
     state: Literal["succeeded", "failed", "cancelled"]
     error: str | None = None  # never contains training data
+    resumable: bool = False  # of a failed job: its folder has a checkpoint to go on from
     trained_tokens: int = 0
     metrics: dict[str, float] = {}
 

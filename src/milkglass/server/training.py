@@ -26,23 +26,33 @@ from transformers import (
     EarlyStoppingCallback,
     GenerationConfig,
     PreTrainedModel,
-    Trainer,
     TrainerCallback,
     TrainingArguments,
     set_seed,
 )
 
 from milkglass import files
-from milkglass.errors import BadUpload, MilkglassError, lacking
+from milkglass.errors import BadUpload, DiskFull, MilkglassError, lacking
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs import lora
+from milkglass.server.jobs.checkpoints import (
+    CheckpointTrainer,
+    Reserve,
+    drop_reserve,
+    drop_unfinished,
+    newest_checkpoint,
+    resumed_from,
+    step_of,
+)
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.jobs.launch import ATTACHED, INTERRUPTED
+from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory, shown
 from milkglass.server.jobs.ranks import Ranks, end, end_with_parent
-from milkglass.server.jobs.reporter import BEST, COMPLETE, MEASURES, Reporter, numbers_of
+from milkglass.server.jobs.reporter import BEST, MEASURES, Reporter, numbers_of
 from milkglass.server.jobs.split_trainer import OwnDraws, SplitTrainer
-from milkglass.server.spec import Hyperparameters, JobSpec, Status
-from milkglass.server.storage.data_dir import FULL, NO_ROOM, nearly_full
+from milkglass.server.spec import COMPLETE, RESERVE, Hyperparameters, JobSpec, Status
+from milkglass.server.storage.data_dir import FULL, NO_ROOM, free_bytes, nearly_full, taken
+from milkglass.system import memory
 
 
 def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
@@ -94,7 +104,6 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool, ranks: Ranks) 
         bf16=chosen.dtype == "bfloat16",
         seed=chosen.seed,
         save_steps=chosen.save_steps,
-        save_total_limit=2,
         logging_steps=chosen.logging_steps,
         logging_first_step=True,
         eval_strategy="epoch" if evaluate and not chosen.max_steps else "no",
@@ -113,31 +122,12 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool, ranks: Ranks) 
     )
 
 
-def newest_checkpoint(job: Path, ranks: Ranks) -> Path | None:
-    """The newest complete one; what a kill left half-written is removed."""
-    if ranks.first:
-        drop_unfinished(job)
-    ranks.wait()
-    result = [folder for folder in _checkpoints(job) if (folder / COMPLETE).is_file()]
-    return max(result, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
-
-
-def drop_unfinished(job: Path) -> None:
-    """Remove checkpoints and a result that were not written to their end: nothing reads them, and they take room."""
-    for folder in [job / "result.partial", *_checkpoints(job)]:
-        if not (folder / COMPLETE).is_file():
-            shutil.rmtree(folder, ignore_errors=True)  # of what stays, nothing is read
-
-
-def _checkpoints(job: Path) -> list[Path]:
-    return list((job / "checkpoints").glob("checkpoint-*"))
-
-
 def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     """Run the job to its end. None: interrupted, to be resumed. Of several ranks the first one alone saves."""
     selected, ranks = spec.hyperparameters, reporter.ranks
     ranks.join(job)
     set_seed(selected.seed)
+    reporter.reserve = reserved(job, spec) if ranks.first else None
     model = load(spec.model, selected)
     if selected.chosen_method == "lora":
         lora.prepare(model, selected)
@@ -155,12 +145,13 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
         "data_collator": Collate(0 if pad is None else pad),
         "compute_metrics": MEASURES.get(selected.task),
         "callbacks": callbacks,
+        "reserve": reporter.reserve,
     }
     if ranks.count > 1:
         callbacks.append(OwnDraws(ranks))
-        trainer: Trainer = SplitTrainer(ranks, selected.task == "causal-lm", **parts)
+        trainer: CheckpointTrainer = SplitTrainer(ranks, selected.task == "causal-lm", **parts)
     else:
-        trainer = Trainer(**parts)
+        trainer = CheckpointTrainer(**parts)
     checkpoint = newest_checkpoint(job, ranks)
     if checkpoint:
         reporter.emit(f"resuming from {checkpoint.name}")
@@ -176,11 +167,31 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
         return Status(state="succeeded")
     if selected.chosen_method == "lora":
         lora.merge(model)
+    drop_reserve(job)  # the result takes its place
     save_result(model, job, Path(spec.model))
     return Status(state="succeeded", trained_tokens=tokens, metrics=metrics)
 
 
-def final_metrics(trainer: Trainer) -> dict[str, float]:
+def reserved(job: Path, spec: JobSpec) -> Reserve:
+    """Room for the next save, which is set aside before anything is learnt. Raises DiskFull or MemoryShort for a job
+    that this machine cannot hold."""
+    chosen, shape = spec.hyperparameters, Shape.of(Checkpoint.open(Path(spec.model)))
+    chosen = chosen.fitted(len(shape.layers))
+    gpu = torch.cuda.is_available()
+
+    def estimate(one: Hyperparameters) -> Needs:
+        return needs_of(shape, one.fitted(len(shape.layers)), copies=1 if gpu else spec.processes)
+
+    home = job.parents[1] if spec.quota is not None else job
+    there = taken(job / "checkpoints", job / RESERVE)
+    require_disk(estimate, chosen, free_bytes(home, spec.quota) + there)
+    require_memory(estimate, chosen, torch.cuda.mem_get_info()[0] if gpu else memory(available=True))
+    reserve = Reserve(job, estimate(chosen).reserve)
+    reserve.take()
+    return reserve
+
+
+def final_metrics(trainer: CheckpointTrainer) -> dict[str, float]:
     """Those of the epoch whose weights are kept: the last one, or the best. Without any, they are measured now."""
     state = trainer.state
     kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
@@ -199,18 +210,38 @@ def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
     files.finish(partial, job / "result")
 
 
-def explain(error: BaseException, job: Path) -> str:
-    """What the client receives: our own messages whole, of others the kind, with the traceback in the worker's log.
+def is_full(error: BaseException, job: Path) -> bool:
+    """Whether something failed because the disk is full.
 
     A full disk has many names: OSError, safetensors' own error, and torch's, which says only that writing failed. So
     this must look at the disk before anything is removed from it.
     """
+    known = isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in FULL)
+    return known or "No space left" in str(error) or nearly_full(job)
+
+
+def failure(error: BaseException, job: Path) -> Status:
+    """What becomes of a job that failed. What a full disk ended goes on from its checkpoint, where it has one."""
+    full, said = is_full(error, job), explain(error, job)
+    kept = resumed_from(job) if full else None
+    if kept is None:
+        return Status(state="failed", error=said)
+    lost = "" if (kept / COMPLETE).is_file() else ", without the optimiser's state"
+    cause = error.message if isinstance(error, DiskFull) else "the server's disk is full"
+    said = (
+        f"{cause}; what was trained up to step {step_of(kept)} is kept there{lost}, "
+        f"{shown(taken(kept))}: free some space, then resume the job"
+    )
+    return Status(state="failed", error=said, resumable=True)
+
+
+def explain(error: BaseException, job: Path) -> str:
+    """What the client receives: our own messages whole, of others the kind, with the traceback in the worker's log."""
     if isinstance(error, MilkglassError):
         return f"{error.message}; {error.hint}" if error.hint else error.message  # one line: it is shown in tables
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "out of memory; lower batch_size or max_length"
-    full = isinstance(error, OSError) and error.errno in FULL
-    if full or "No space left" in str(error) or nearly_full(job):
+    if is_full(error, job):
         return NO_ROOM
     return f"{type(error).__name__} while training; the worker's log on the server says more"
 
@@ -235,13 +266,15 @@ def main(job: Path, place: int | None = None, attached: bool = False) -> int:
             torch.set_num_threads(spec.threads)
         status = train(job, spec, reporter)
     except Exception as error:  # noqa: BLE001  (whatever it was, the client must hear of it)
-        failed = Status(state="failed", error=explain(error, job))
+        failed = failure(error, job)
         if place is not None:
             _record_failure(job, place, failed)
         drop_unfinished(job)  # a full disk has no room for the status otherwise
+        drop_reserve(job)
         _finish(job, reporter, failed)
         raise
     if status is not None and reporter.ranks.first:
+        drop_reserve(job)
         _finish(job, reporter, status)
     return INTERRUPTED if status is None else 0
 
@@ -251,6 +284,7 @@ def _record_failure(job: Path, place: int, failed: Status) -> None:
     traceback.print_exc()
     if place == 0:
         drop_unfinished(job)
+        drop_reserve(job)
     files.write_json(job / f"failure-{place}.json", failed.model_dump(), indent=None)
     end(1)
 

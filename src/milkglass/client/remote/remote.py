@@ -227,6 +227,11 @@ class Remote(AbstractContextManager["Remote"]):
         route = f"/v1/fine_tuning/jobs/{plain_name(job)}/cancel"
         return responses.job(self.connection.json("POST", route, again=True))
 
+    def resume(self, job: str) -> dict[str, Any]:
+        """Queue a job again that a full disk ended. Raises RemoteError with the status 409 for one that has nothing to
+        go on from, 507 while there is too little room."""
+        return responses.job(self.connection.json("POST", f"/v1/fine_tuning/jobs/{plain_name(job)}/resume"))
+
     def follow(self, job: str, patience: float = 600.0) -> Iterator[dict[str, Any]]:
         """The job's events, past ones first, until it ends. A server that restarts is waited for, `patience` seconds
         of silence at most; no event comes twice. Raises Unreachable after JOB_QUIET seconds without an event."""
@@ -268,6 +273,7 @@ class Remote(AbstractContextManager["Remote"]):
         if state.get("status") != "succeeded":
             reason = (state["error"] or {}).get("message")
             hint = f"`milkglass job {job}` shows how far it came" if reason else "ask for the server's worker.log"
+            hint = f"milkglass job {job} --resume" if state.get("resumable") is True else hint
             raise JobFailed(f"the job {job} is {state.get('status')}: {reason or 'no reason given'}", hint)
         response_id(state, "fine_tuned_model")
         return state

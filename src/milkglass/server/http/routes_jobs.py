@@ -36,7 +36,8 @@ class NewJob(RequestBody):
 
 
 def job_json(job: JobRecord, shared: Context) -> dict[str, Any]:
-    """OpenAI's fields; ours are `cancelling`, `metrics`, `progress` (`step`, `total_steps`, `loss`: what is known)."""
+    """OpenAI's fields, and ours: `resumable`, `cancelling`, `metrics`, and in `progress` what is known of `step`,
+    `total_steps` and `loss`."""
     error = {"code": "job_failed", "message": job.error, "param": None} if job.error else None
     return {
         "id": job.id,
@@ -48,6 +49,7 @@ def job_json(job: JobRecord, shared: Context) -> dict[str, Any]:
         "training_file": job.training_file,
         "validation_file": job.validation_file,
         "status": job.state,
+        "resumable": job.resumable,
         "cancelling": job.cancel_at is not None and not job.over,
         "fine_tuned_model": job.fine_tuned_model if job.state == "succeeded" else None,
         "hyperparameters": job.hyperparameters.model_dump(),
@@ -81,6 +83,12 @@ def cancel_job(key: PathName, shared: Shared) -> dict[str, Any]:
     return job_json(shared.jobs.cancel(key), shared)
 
 
+@router.post("/v1/fine_tuning/jobs/{key}/resume")
+def resume_job(key: PathName, shared: Shared) -> dict[str, Any]:
+    """Of a job that a full disk ended: it goes on from its newest checkpoint."""
+    return job_json(shared.jobs.resume(key), shared)
+
+
 @router.delete("/v1/fine_tuning/jobs/{key}")
 def delete_job(key: PathName, shared: Shared) -> dict[str, Any]:
     """Only when it is over. The model that it made stays."""
@@ -90,7 +98,7 @@ def delete_job(key: PathName, shared: Shared) -> dict[str, Any]:
 
 @router.get("/v1/fine_tuning/jobs/{key}/checkpoints")
 def list_checkpoints(key: PathName, shared: Shared) -> dict[str, Any]:
-    """Of a job that is not over: nothing is resumed afterwards. `metrics` are those reported at that very step."""
+    """Of a job that is not over or that can be resumed. `metrics` are those reported at that very step."""
     job = shared.store.jobs.get(key)
     info = [one.event.data for one in events.read(shared.jobs.folder(key)) if one.event.type == "metrics"]
     data: list[dict[str, Any]] = [

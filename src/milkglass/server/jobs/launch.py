@@ -95,9 +95,9 @@ def watch(job: Path, ranks: list[subprocess.Popen[bytes]], stopping: list[int]) 
         return 0
     if stopping or all(code == INTERRUPTED for code in codes):
         return INTERRUPTED
-    error = why(job, codes)
+    status = why(job, codes)
     events.emit(job, "job failed", "error")
-    files.write_json(job / "status.json", Status(state="failed", error=error).model_dump(), indent=None)
+    files.write_json(job / "status.json", status.model_dump(), indent=None)
     return 1
 
 
@@ -108,16 +108,18 @@ def _settle(ranks: list[subprocess.Popen[bytes]]) -> None:
         time.sleep(POLL)
 
 
-def why(job: Path, codes: list[int | None]) -> str:
-    """What the client receives: a rank that was killed is the cause, else the first that reported a failure."""
+def why(job: Path, codes: list[int | None]) -> Status:
+    """What becomes of the job: a rank that was killed is the cause, else the first that reported a failure."""
     for place, code in enumerate(codes):
         if code is not None and code < 0:
             name = signal.Signals(-code).name
-            return f"process {place + 1} of {len(codes)} was killed ({name}); is memory short? worker.log may say more"
+            said = f"process {place + 1} of {len(codes)} was killed ({name}); is memory short? worker.log may say more"
+            return Status(state="failed", error=said)
     failures = sorted(job.glob("failure-*.json"), key=lambda path: path.stat().st_mtime_ns)
     if failures:
-        return Status.model_validate_json(failures[0].read_bytes()).error or ""
-    return f"one of {len(codes)} processes ended without a message; worker.log may say more"
+        return Status.model_validate_json(failures[0].read_bytes())
+    said = f"one of {len(codes)} processes ended without a message; worker.log may say more"
+    return Status(state="failed", error=said)
 
 
 def end(ranks: list[subprocess.Popen[bytes]]) -> None:

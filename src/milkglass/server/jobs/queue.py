@@ -14,24 +14,29 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from milkglass.errors import Conflict, MilkglassError, UsageError
+from milkglass.errors import Conflict, DiskFull, MilkglassError, UsageError
+from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.connections.logs import place_of
 from milkglass.server.jobs import events
 from milkglass.server.jobs.compatibility import require_fit
+from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory
 from milkglass.server.jobs.worker import Worker
 from milkglass.server.settings import ServerSettings
-from milkglass.server.spec import Hyperparameters, JobSpec, Status
-from milkglass.server.storage.data_dir import NO_ROOM, DataDir, known_error, nearly_full
+from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Hyperparameters, JobSpec, Status
+from milkglass.server.storage.data_dir import NO_ROOM, DataDir, known_error, nearly_full, taken
 from milkglass.server.storage.registry import Registry
 from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable, new_id
 from milkglass.server.storage.uploads import Uploads
+from milkglass.system import memory
 
 log = logging.getLogger("milkglass.server")
 RETRY = 5.0  # seconds until a job that the disk had no room for is looked at again
 WATCH = 0.2  # seconds between looks at a running job
+TEMPORARY = ("checkpoints", "result.partial", RESERVE)  # what a job writes only to go on from
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
 
 
@@ -58,6 +63,7 @@ class Jobs:
             )
         self._require(model, (training, validation), chosen)
         chosen = chosen.fitted(self._store.models.get(model).layers)
+        self._require_room(model, training, chosen)
         job = JobRecord(
             id=new_id("ftjob"), model=model, training_file=training, validation_file=validation, suffix=suffix,
             hyperparameters=chosen,
@@ -69,6 +75,7 @@ class Jobs:
             hyperparameters=chosen,
             threads=self._settings.training_threads,
             processes=min(self._settings.processes, chosen.batch_size),
+            quota=self._settings.quota,
         )
         folder = self.folder(job.id)
         try:
@@ -95,6 +102,48 @@ class Jobs:
                     f"the file {key} holds no training data", "upload Parquet with the purpose `fine-tune`"
                 )
             require_fit(base, rows, chosen)
+
+    def _require_room(self, model: str, training: str, chosen: Hyperparameters, own: Path | None = None) -> None:
+        """own: the folder of a job that goes on. Raises DiskFull or MemoryShort for what this machine could not hold.
+
+        Jobs run one at a time: what an unfinished one has written to go on from is free again before this one starts.
+        The worker asks again, when the job starts.
+        """
+        shape, rows = Shape.of(Checkpoint.open(self._registry.folder(model))), self._store.files.get(training).rows
+        mean = rows.tokens / max(1, rows.rows) if rows else 0.0
+        gpu = gpu_memory()
+        copies = 1 if gpu else min(self._settings.processes, chosen.batch_size)
+
+        def estimate(one: Hyperparameters) -> Needs:
+            return needs_of(shape, one.fitted(len(shape.layers)), mean, copies)
+
+        waiting = [self.folder(job.id) for job in self._store.jobs.all() if not job.over]
+        freed = [folder / name for folder in [*waiting, *([own] if own else [])] for name in TEMPORARY]
+        require_disk(estimate, chosen, self._home.free + taken(*freed))
+        require_memory(estimate, chosen, gpu or memory(available=False))
+
+    def resume(self, key: str) -> JobRecord:
+        """Queue a job that a full disk ended again; it goes on from its newest checkpoint.
+
+        Raises NotFound, Conflict, and DiskFull while there is too little room."""
+        job = self._store.jobs.get(key)
+        if not job.resumable:
+            why = f"it {job.state}" if job.over else f"it is {job.state}"
+            raise Conflict(f"the job has nothing to go on from: {why}", "start a new job")
+        self._require(job.model, (job.training_file, job.validation_file), job.hyperparameters)
+        self._require_room(job.model, job.training_file, job.hyperparameters, self.folder(key))
+        (self.folder(key) / "status.json").unlink(missing_ok=True)
+
+        def change(record: JobRecord) -> None:
+            if not record.resumable:
+                raise Conflict("the job was resumed a moment ago", "there is nothing to do")
+            record.state, record.resumable, record.error, record.finished_at = "queued", False, None, None
+            record.crashes, record.cancel_at = 0, None
+
+        job = self._store.jobs.update(key, change)
+        events.emit(self.folder(key), "job queued again")
+        self._wake.set()
+        return job
 
     def cancel(self, key: str) -> JobRecord:
         """Raises NotFound, or Conflict when it is over."""
@@ -126,11 +175,11 @@ class Jobs:
         shutil.rmtree(self.folder(key), ignore_errors=True)  # what stays behind goes at the next start
 
     def checkpoints(self, key: str) -> list[tuple[int, float]]:
-        """Step and time of each complete one, the newest first."""
+        """Step and time of each that a job can go on from, the newest first."""
         result = []
         for path in self.folder(key).glob("checkpoints/checkpoint-*"):
             step = _CHECKPOINT.fullmatch(path.name)
-            if step and (path / "complete").is_file():
+            if step and any((path / mark).is_file() for mark in (COMPLETE, SHORT)):
                 result.append((int(step[1]), path.stat().st_mtime))
         return sorted(result, reverse=True)
 
@@ -149,11 +198,12 @@ class Jobs:
                 shutil.rmtree(folder)
         for job in self._store.jobs.all():
             if job.over:
-                self._drop_checkpoints(job.id)
+                self._drop_checkpoints(job.id, job.resumable)
 
-    def _drop_checkpoints(self, key: str) -> None:
-        """Optimiser state is twice a model's size, and serves only to resume."""
-        for name in ("checkpoints", "result.partial"):
+    def _drop_checkpoints(self, key: str, resumable: bool) -> None:
+        """They serve only to resume, and take up to three times a model's size."""
+        (self.folder(key) / RESERVE).unlink(missing_ok=True)
+        for name in ("result.partial", *(() if resumable else ("checkpoints",))):
             shutil.rmtree(self.folder(key) / name, ignore_errors=True)  # tried again at the next start
 
     def stop(self) -> None:
@@ -268,7 +318,8 @@ class Jobs:
         if crashes >= self._settings.max_crashes:
             error = f"the worker died {crashes} times without getting on{why}; is memory short? worker.log may say more"
             if nearly_full(self.folder(key)):  # it could not even write its status
-                error = NO_ROOM
+                self._finish(key, Status(state="failed", **_ended_by_disk(newest)))
+                return
             self._finish(key, Status(state="failed", error=error))
 
     def _finish(self, key: str, status: Status, told: bool = False) -> None:
@@ -285,21 +336,25 @@ class Jobs:
             except (MilkglassError, OSError) as error:
                 meaning = known_error(error)
                 why = meaning.message if meaning else f"the result could not be kept ({type(error).__name__})"
+                newest = max((step for step, _ in self.checkpoints(key)), default=0)
                 status = Status(state="failed", error=why)
+                if isinstance(meaning, DiskFull):
+                    status = Status(state="failed", **_ended_by_disk(newest))
         if status.state != "succeeded":
             shutil.rmtree(folder / "result", ignore_errors=True)
-            self._drop_checkpoints(key)  # before anything is written: the disk may be full
+            self._drop_checkpoints(key, status.resumable)  # before anything is written: the disk may be full
         events.mend(folder)
         if status.error or not told:
             level = "error" if status.state == "failed" else "info"
             events.emit(folder, f"job {status.state}" + (f": {status.error}" if status.error else ""), level)
         self._store.jobs.update(key, lambda j: _close(j, status))
-        self._drop_checkpoints(key)
+        self._drop_checkpoints(key, status.resumable)
         log.info("job %s %s", key, status.state)
 
 
 def _close(job: JobRecord, status: Status) -> None:
     job.error, job.trained_tokens, job.metrics = status.error, status.trained_tokens, status.metrics
+    job.resumable = status.resumable and status.state == "failed"
     _end(job, status.state)
 
 
@@ -308,6 +363,21 @@ def _end(job: JobRecord, state: str) -> None:
     job.finished_at = time.time()
     if state != "succeeded":
         job.fine_tuned_model = None
+
+
+def _ended_by_disk(newest: int) -> dict[str, Any]:
+    """newest: the step of the newest complete checkpoint; 0: there is none."""
+    if not newest:
+        return {"error": NO_ROOM}
+    kept = f"the server's disk is full; what was trained up to step {newest} is kept there"
+    return {"error": f"{kept}: free some space, then resume the job", "resumable": True}
+
+
+def gpu_memory() -> int | None:
+    """Bytes of the first GPU's memory; None: there is none."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
 def _count_crash(job: JobRecord, newest: int) -> None:

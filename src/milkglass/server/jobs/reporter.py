@@ -17,9 +17,9 @@ from transformers import EvalPrediction, TrainerCallback, TrainerControl, Traine
 
 from milkglass.progress import TimeLeft
 from milkglass.server.jobs import events
+from milkglass.server.jobs.checkpoints import Reserve, complete
 from milkglass.server.jobs.ranks import Ranks
 
-COMPLETE = "complete"  # marks a checkpoint that was written to its end
 MOST = 50  # classes of which the counts are reported
 NAMES = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
 BEST = {"classification": "accuracy", "regression": "pearson", "causal-lm": "loss"}  # what decides the best epoch
@@ -67,12 +67,14 @@ class Reporter(TrainerCallback):
     """Reports what happens (events.jsonl), and stops the trainer on SIGTERM or when the job is cancelled.
 
     Attributes:
+        reserve: room for the next save, of the process that saves.
         interrupted: in any rank, when they last agreed.
         cancelled: the same of the job.
     """
 
     def __init__(self, job: Path) -> None:
         self.job, self.ranks = job, Ranks()
+        self.reserve: Reserve | None = None
         self.interrupted = self.cancelled = False
         self._signalled = False
         self._left = TimeLeft(0)
@@ -135,5 +137,7 @@ class Reporter(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.ranks.wait()  # each saves the state of its own draws
         if self.ranks.first:
-            (self.job / "checkpoints" / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+            complete(self.job, state.global_step, state.best_model_checkpoint)
         self.emit(f"checkpoint at step {state.global_step}")
+        if self.reserve is not None and not self.interrupted:
+            self.reserve.take()

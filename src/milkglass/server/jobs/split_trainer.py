@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
+from milkglass.server.jobs.checkpoints import CheckpointTrainer
 from milkglass.server.jobs.ranks import Ranks
 from milkglass.server.storage.parquet import IGNORED
 
@@ -46,7 +47,7 @@ class OwnDraws(TrainerCallback):
             torch.manual_seed(args.seed + self._ranks.place)
 
 
-class SplitTrainer(Trainer):
+class SplitTrainer(CheckpointTrainer):
     """`per_device_train_batch_size` of its arguments is the whole batch."""
 
     def __init__(self, ranks: Ranks, causal: bool, **given: Any) -> None:

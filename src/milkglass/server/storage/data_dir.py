@@ -15,9 +15,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import os
 import secrets
 import shutil
 import sqlite3
+import stat
 from pathlib import Path
 from typing import IO
 
@@ -56,11 +58,31 @@ def nearly_full(folder: Path) -> bool:
     return shutil.disk_usage(folder).free < TINY
 
 
-class DataDir:
-    """spare: bytes of the disk that are left alone."""
+def free_bytes(home: Path, quota: int | None) -> int:
+    """What may still be written in a home: by its disk, and by the quota that it has."""
+    free = shutil.disk_usage(home).free
+    return free if quota is None else max(0, min(free, quota - taken(home)))
 
-    def __init__(self, root: Path, spare: int) -> None:
-        self.root, self.spare = root, spare
+
+def taken(*paths: Path) -> int:
+    """Bytes on the disk of files, and of all files in folders, each once however many names it has."""
+    seen: dict[tuple[int, int], int] = {}
+    inside = (Path(place, name) for path in paths for place, _, names in os.walk(path) for name in names)
+    for one in (*paths, *inside):
+        try:
+            found = one.lstat()
+        except FileNotFoundError:
+            continue  # removed at this moment
+        if stat.S_ISREG(found.st_mode):
+            seen[found.st_dev, found.st_ino] = found.st_blocks * 512
+    return sum(seen.values())
+
+
+class DataDir:
+    """spare: bytes of the disk that are left alone. quota: bytes that all of it may take; None: what the disk has."""
+
+    def __init__(self, root: Path, spare: int, quota: int | None = None) -> None:
+        self.root, self.spare, self.quota = root, spare, quota
         self.uploads, self.files, self.models = root / "uploads", root / "files", root / "models"
         self.jobs, self.work = root / "jobs", root / "work"
 
@@ -88,8 +110,13 @@ class DataDir:
 
     def require_space(self, size: int) -> None:
         """Raises DiskFull when `size` bytes more would not leave the spare ones."""
-        if shutil.disk_usage(self.root).free < size + self.spare:
+        if self.free < size:
             raise disk_full()
+
+    @property
+    def free(self) -> int:
+        """Bytes that may be written besides the spare ones."""
+        return max(0, free_bytes(self.root, self.quota) - self.spare)
 
     def lock(self) -> IO[bytes]:
         """Hold the home until the returned file is closed, or this process dies. Raises Conflict.

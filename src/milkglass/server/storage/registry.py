@@ -232,8 +232,8 @@ class Registry:
 
     def _require_no_job(self, model_id: str) -> None:
         for job in self._store.jobs.all():
-            if not job.over and job.model == model_id:
-                raise Conflict(f"the job {job.id} still needs this model", "cancel the job first")
+            if job.needs_files and job.model == model_id:
+                raise Conflict(f"the job {job.id} still needs this model", "cancel the job first, or delete it")
 
     def size(self, model_id: str) -> int:
         """Bytes of the model's files; 0 for one that is being deleted."""

@@ -96,6 +96,7 @@ class JobRecord(Record):
     suffix: str | None
     hyperparameters: Hyperparameters
     state: State = "queued"
+    resumable: bool = False  # of a failed one: it can go on from its newest checkpoint
     started_at: float | None = None
     finished_at: float | None = None
     cancel_at: float | None = None  # when its cancellation was asked for
@@ -109,6 +110,11 @@ class JobRecord(Record):
     @property
     def over(self) -> bool:
         return self.state in ("succeeded", "failed", "cancelled")
+
+    @property
+    def needs_files(self) -> bool:
+        """Whether its model and its data must stay."""
+        return not self.over or self.resumable
 
 
 R = TypeVar("R", bound=Record)

@@ -236,8 +236,8 @@ class Uploads:
         """Models made of it keep their own link. Raises NotFound, or Conflict when a job still needs it."""
         with self._store.references:
             for job in self._store.jobs.all():
-                if not job.over and key in (job.training_file, job.validation_file):
-                    raise Conflict(f"the job {job.id} still needs this file", "cancel the job first")
+                if job.needs_files and key in (job.training_file, job.validation_file):
+                    raise Conflict(f"the job {job.id} still needs this file", "cancel the job first, or delete it")
             self._store.files.remove(key)
         self.path(key).unlink(missing_ok=True)
 

@@ -1,0 +1,171 @@
+"""A training's checkpoints: what is trained and nothing else, saved into room that was set aside for it.
+
+    checkpoint-N/   trained.safetensors, the optimiser's and the schedule's state, the trainer's; `complete` marks one
+                    that was written to its end, `trained` one whose optimiser the disk had no room for
+    reserve         as large as the next file that must be written: it is removed before a save and made again after it
+
+What is frozen is in the model that the job began with. The newest complete checkpoint is kept, and the best one where
+epochs are compared. Where the reserve cannot be made again, training stops, while all that was learnt is on the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import Trainer
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
+
+from milkglass.server.jobs.needs import shown
+from milkglass.server.jobs.ranks import Ranks
+from milkglass.server.spec import COMPLETE, RESERVE, SHORT
+from milkglass.server.storage.data_dir import FULL, disk_full
+
+TRAINED = "trained.safetensors"
+
+
+class Reserve:
+    """Room on the job's disk."""
+
+    def __init__(self, job: Path, size: int) -> None:
+        self._path, self._size = job / RESERVE, size
+
+    def take(self) -> None:
+        """Raises DiskFull where there is no room for it."""
+        try:
+            with self._path.open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, self._size)
+        except OSError as error:
+            self.release()
+            if error.errno not in FULL:
+                raise
+            full = disk_full()
+            full.message += f": no {shown(self._size)} are left for the next checkpoint"
+            raise full from None
+
+    def release(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def drop_reserve(job: Path) -> None:
+    (job / RESERVE).unlink(missing_ok=True)
+
+
+def trained(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What training changes, by name: tied weights once."""
+    learnt = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    saved = model.state_dict().keys()
+    learnt |= {name: one for name, one in model.named_buffers() if name in saved}
+    return {name: one.detach().contiguous() for name, one in learnt.items()}
+
+
+@torch.no_grad()
+def restore(model: nn.Module, path: Path) -> None:
+    """Put back what `trained` gave. Raises KeyError for a model that is trained in other parts."""
+    held, into = load_file(path), {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name in trained(model):
+        into[name].copy_(held[name])
+
+
+class CheckpointTrainer(Trainer):
+    """A trainer that saves what is trained. A save that fails ends the training."""
+
+    def __init__(self, reserve: Reserve | None, **given: Any) -> None:
+        """reserve: None in a process that does not save."""
+        self._reserve = reserve
+        self._failure: Exception | None = None
+        super().__init__(**given)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        if self.args.should_save:
+            folder = Path(output_dir or str(self.args.output_dir))
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(trained(self.model), folder / TRAINED, metadata={"format": "pt"})
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self._reserve is not None:
+            self._reserve.release()
+        super()._save_checkpoint(model, trial)
+        if self._failure is not None:
+            (Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}" / SHORT).touch()
+            raise self._failure
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Where the optimiser cannot be written, the weights are kept without it."""
+        try:
+            super()._save_optimizer_and_scheduler(output_dir)
+        except Exception as error:  # noqa: BLE001  (torch and the system have many names for a disk that is full)
+            self._failure = error
+            (Path(output_dir) / OPTIMIZER_NAME).unlink(missing_ok=True)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)  # type: ignore[union-attr]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        path = Path(resume_from_checkpoint) / TRAINED
+        if path.is_file():
+            restore(self.model, path)
+        else:  # an earlier version's: the whole model
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or (Path(checkpoint) / OPTIMIZER_NAME).is_file():
+            return
+        schedule = Path(checkpoint) / SCHEDULER_NAME
+        if schedule.is_file():  # without the optimiser its moments begin anew, at the rate of that step
+            self.lr_scheduler.load_state_dict(torch.load(schedule, weights_only=True))  # type: ignore[union-attr]
+            for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):  # type: ignore[union-attr]
+                group["lr"] = rate
+
+    def _load_best_model(self) -> None:
+        path = Path(str(self.state.best_model_checkpoint)) / TRAINED
+        if path.is_file():
+            restore(self.model, path)
+        else:
+            super()._load_best_model()
+
+
+# --- in the job's folder ----------------------------------------------------------------------------------------------
+def checkpoints(job: Path) -> list[Path]:
+    """The newest last."""
+    return sorted((job / "checkpoints").glob("checkpoint-*"), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def resumed_from(job: Path) -> Path | None:
+    """The newest complete one; where there is none, the newest that has the weights alone."""
+    for mark in (COMPLETE, SHORT):
+        if marked := [one for one in checkpoints(job) if (one / mark).is_file()]:
+            return marked[-1]
+    return None
+
+
+def newest_checkpoint(job: Path, ranks: Ranks) -> Path | None:
+    """What a job goes on from. What a kill left half-written is removed."""
+    if ranks.first:
+        drop_unfinished(job)
+    ranks.wait()
+    return resumed_from(job)
+
+
+def drop_unfinished(job: Path) -> None:
+    """Remove checkpoints and a result that were not written to their end: nothing reads them, and they take room."""
+    for folder in [job / "result.partial", *checkpoints(job)]:
+        if not (folder / COMPLETE).is_file() and not (folder / SHORT).is_file():
+            shutil.rmtree(folder, ignore_errors=True)  # of what stays, nothing is read
+
+
+def complete(job: Path, step: int, best: str | None) -> None:
+    """Mark the checkpoint of this step as written to its end, and remove older ones but the best."""
+    newest = job / "checkpoints" / f"checkpoint-{step}"
+    (newest / COMPLETE).touch()
+    for folder in checkpoints(job):
+        if folder != newest and (best is None or folder.name != Path(best).name):
+            shutil.rmtree(folder, ignore_errors=True)

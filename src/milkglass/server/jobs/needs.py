@@ -1,0 +1,223 @@
+"""What a fine-tune takes of disk and memory, told before it starts, and which settings would take less.
+
+T numbers are trained of the N that the model has in training, adapters included, each in fp32:
+
+    a checkpoint    4 T bytes of weights, and 8 T of Adam's two moments
+    the disk        the newest checkpoint, and the best one where epochs are compared; beside them room for the next
+                    checkpoint or for the result, whichever is larger
+    the memory      4 N of weights, 4 T of gradients, 8 T of moments; of a step's activations only what must be kept,
+                    for rows of the mean length
+
+Memory is counted low, so that what is refused could not have run; what passes may still need more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from milkglass.errors import DiskFull, MemoryShort, UsageError
+from milkglass.models import families
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.safetensors_header import TensorRef
+from milkglass.server.spec import Hyperparameters
+
+NUMBER, MOMENTS = 4, 8  # bytes of a number in fp32, and of Adam's moments of one
+SMALL = 1 << 20  # bytes of a checkpoint's other files
+BLOCK = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # of a layer's tensor: the list, its place, its name in the layer
+# Changes of settings, each besides those before it, that take less; the first ones cost least of what is learnt.
+SMALLER: tuple[dict[str, Any], ...] = (
+    {"batch_size": 8}, {"batch_size": 1}, {"early_stopping": None}, {"method": "lora"}, {"train_tables": False},
+    {"lora_rank": 64}, {"full_first": 0, "full_last": 0}, {"lora_rank": 16}, {"max_length": 256},
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Needs:
+    """In bytes.
+
+    Attributes:
+        checkpoint: One of them.
+        result: The fine-tuned model.
+        kept: Checkpoints that are kept while another one is written.
+        memory: At least.
+    """
+
+    checkpoint: int
+    result: int
+    kept: int
+    memory: int
+
+    @property
+    def reserve(self) -> int:
+        """What is set aside for the next file that must be written."""
+        return max(self.checkpoint, self.result)
+
+    @property
+    def disk(self) -> int:
+        return self.kept * self.checkpoint + self.reserve
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a model decides that.
+
+    Attributes:
+        layers: The numbers and the sizes (in, out) of the matrices of each.
+        table: Numbers of the input table.
+        heads: Numbers of what a language model has beside it: a head that is no table, and biases.
+        total: Numbers of all tensors.
+        stored: Bytes of all tensors as they are stored.
+        width: Of the stream.
+        vocabulary: Rows of a table.
+        generates: Whether it has a head over the vocabulary.
+    """
+
+    layers: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+    table: int
+    heads: int
+    total: int
+    stored: int
+    width: int
+    vocabulary: int
+    generates: bool
+
+    @classmethod
+    def of(cls, base: Checkpoint) -> Shape:
+        architecture = families.of(base)
+        lists: dict[str, dict[int, dict[str, TensorRef]]] = {}
+        for name, ref in base.tensors.items():
+            if found := BLOCK.fullmatch(name):
+                lists.setdefault(found[1], {}).setdefault(int(found[2]), {})[found[3]] = ref
+        blocks = max(lists.values(), key=len, default={})
+        table, heads = base.tensors[architecture.table], (*architecture.heads, *architecture.biases)
+        return cls(
+            tuple(_layer(blocks[number]) for number in sorted(blocks)),
+            _numbers(table),
+            sum(_numbers(base.tensors[name]) for name in heads),
+            sum(map(_numbers, base.tensors.values())),
+            sum(ref.bytes for ref in base.tensors.values()),
+            table.shape[1],
+            architecture.vocab_size,
+            architecture.kind == "decoder",
+        )
+
+
+def _layer(tensors: Mapping[str, TensorRef]) -> tuple[int, tuple[tuple[int, int], ...]]:
+    matrices = tuple((ref.shape[0], ref.shape[1]) for ref in tensors.values() if len(ref.shape) == 2)
+    return sum(map(_numbers, tensors.values())), matrices
+
+
+def _numbers(ref: TensorRef) -> int:
+    result = 1
+    for size in ref.shape:
+        result *= size
+    return result
+
+
+def needs_of(shape: Shape, chosen: Hyperparameters, mean_length: float = 0.0, copies: int = 1) -> Needs:
+    """What a fine-tune takes.
+
+    Args:
+        chosen: As `fitted` returned it.
+        mean_length: Tokens of a row; 0: not known.
+        copies: Processes that hold the model in the same memory.
+    """
+    writes = chosen.task == "causal-lm"
+    pooler = 0 if shape.generates else shape.width
+    head = shape.heads if writes else shape.width * (chosen.num_labels + pooler)
+    total = shape.total - shape.heads + head
+    adapters, trained = 0, total
+    if chosen.chosen_method == "lora":
+        last = len(shape.layers) - chosen.full_last
+        inside = shape.layers[chosen.full_first : last]
+        adapters = sum(chosen.lora_rank * sum(sizes) for _, matrices in inside for sizes in matrices)
+        outer = sum(numbers for n, (numbers, _) in enumerate(shape.layers) if n < chosen.full_first or n >= last)
+        trained = adapters + outer + (0 if writes else head)
+        trained += (shape.table + (head if writes else 0)) if chosen.train_tables else 0
+    checkpoint = (NUMBER + MOMENTS) * trained + SMALL
+    tokens = min(mean_length, chosen.max_length) * chosen.batch_size
+    held = NUMBER * (total + adapters) + (NUMBER + MOMENTS) * trained
+    return Needs(
+        checkpoint,
+        shape.stored + SMALL,
+        1 if chosen.early_stopping is None else 2,
+        copies * held + int(tokens * _activations(shape, chosen)),
+    )
+
+
+def _activations(shape: Shape, chosen: Hyperparameters) -> float:
+    """Bytes of a token that must be kept from the forward pass for the backward one: what each matrix reads, and of a
+    language model its logits and their gradient."""
+    number = 2 if chosen.dtype == "bfloat16" else NUMBER
+    read = sum(min(sizes) for _, matrices in shape.layers for sizes in matrices)
+    logits = 2 * NUMBER * shape.vocabulary if shape.generates and chosen.task == "causal-lm" else 0
+    return number * read + logits
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+Estimate = Callable[[Hyperparameters], Needs]
+
+
+def require_disk(estimate: Estimate, chosen: Hyperparameters, free: int) -> None:
+    """Raises DiskFull, with both numbers and settings that would fit."""
+    needs = estimate(chosen)
+    if needs.disk <= free:
+        return
+    kept = "checkpoint" if needs.kept == 1 else "checkpoints"
+    raise DiskFull(
+        f"this fine-tune takes {shown(needs.disk)} of the server's disk and {shown(free)} are free: {needs.kept} "
+        f"{kept} of {shown(needs.checkpoint)} and room for the next one or for the result of {shown(needs.result)}",
+        _hint(estimate, chosen, lambda one: one.disk, free),
+    )
+
+
+def require_memory(estimate: Estimate, chosen: Hyperparameters, free: int | None) -> None:
+    """free: None: not known. Raises MemoryShort, with both numbers and settings that would fit."""
+    needs = estimate(chosen)
+    if free is None or needs.memory <= free:
+        return
+    raise MemoryShort(
+        f"this fine-tune takes {shown(needs.memory)} of memory at least and the server has {shown(free)}",
+        _hint(estimate, chosen, lambda one: one.memory, free),
+    )
+
+
+def _hint(estimate: Estimate, chosen: Hyperparameters, taken: Callable[[Needs], int], free: int) -> str:
+    short = f"free {shown(taken(estimate(chosen)) - free)} there"
+    for changes, size in _smaller(lambda one: taken(estimate(one)), chosen):
+        if size <= free:
+            words = ", ".join(f"{name} {_word(value)}" for name, value in changes.items())
+            return f"{short}, or take less: with {words} it takes {shown(size)}"
+    return f"{short}: it does not fit with smaller settings either"
+
+
+def _smaller(taken: Callable[[Hyperparameters], int], chosen: Hyperparameters) -> Iterator[tuple[dict[str, Any], int]]:
+    """Settings that take less, more and more of them, without those that change nothing; and what they take."""
+    changes: dict[str, Any] = {}
+    current = taken(chosen)
+    for step in SMALLER:
+        lower = {name: value for name, value in step.items() if _is_less(name, value, chosen)}
+        try:
+            size = taken(chosen.model_copy(update={**changes, **lower}))
+        except UsageError:  # no layer would be left to adapt
+            continue
+        if not lower or size >= current:
+            continue
+        changes, current = {**changes, **lower}, size
+        yield changes, size
+
+
+def _is_less(name: str, value: Any, chosen: Hyperparameters) -> bool:
+    now: Any = chosen.chosen_method if name == "method" else getattr(chosen, name)
+    return now != value and (not isinstance(value, int) or isinstance(value, bool) or now > value)
+
+
+def _word(value: Any) -> str:
+    return "off" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def shown(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
