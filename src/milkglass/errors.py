@@ -276,5 +276,11 @@ class MemoryShort(ServerError):
     status = 507
 
 
+class SaveFailed(ServerError):
+    """A training could not write what it learnt."""
+
+    status = 507
+
+
 class Busy(ServerError):
     status = 503

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from starlette.testclient import TestClient
 
-from milkglass.errors import DiskFull, MemoryShort
+from milkglass.errors import DiskFull, MemoryShort, SaveFailed
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server import training
 from milkglass.server.jobs import checkpoints, lora, needs, queue
@@ -302,7 +302,7 @@ def test_what_was_trained_is_kept_and_goes_on_to_the_same_weights(
     job = make_job(tmp_path / "job", model, causal, **method)
     with monkeypatch.context() as patched:
         fault(Full(patched))
-        with pytest.raises((OSError, RuntimeError, DiskFull)):
+        with pytest.raises((SaveFailed, DiskFull)):
             training.main(job)
     found = status(job)
     assert found.state == "failed" and found.resumable
@@ -322,7 +322,7 @@ def test_weights_without_the_optimiser_are_better_than_nothing(tmp_path: Path, m
     job = make_job(tmp_path / "job", tiny.save("llama-tied", tmp_path / "model"), True, **LORA, save_steps=3)
     with monkeypatch.context() as patched:
         Full(patched).optimiser_is_refused(3)
-        with pytest.raises(RuntimeError):
+        with pytest.raises(SaveFailed):
             training.main(job)
     kept = resumed_from(job)
     assert kept is not None and kept.name == "checkpoint-3"
@@ -353,7 +353,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path, monkeypatch:
     job = make_job(tmp_path / "job", model, False)
     with monkeypatch.context() as patched:
         Full(patched).weights_are_refused(4)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(SaveFailed):
             training.main(job)
     (job / "status.json").unlink()
     (older,) = checkpoints.checkpoints(job)
@@ -389,6 +389,7 @@ def test_a_file_that_the_system_cuts_is_a_save_that_fails(tmp_path: Path) -> Non
     subprocess.run([sys.executable, "-c", _LIMITED, str(job), limit], check=True, timeout=600)
     found = status(job)
     assert found.resumable and "up to step 2 is kept there, without the optimiser's state" in str(found.error)
+    assert "a checkpoint could not be saved (RuntimeError)" in str(found.error), "the disk itself has room"
     (job / "status.json").unlink()
     assert training.main(job) == 0
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != int(limit), "of the other process alone"

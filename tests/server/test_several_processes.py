@@ -203,7 +203,8 @@ def test_ranks_that_fail_tell_why(tmp_path: Path) -> None:
     (model / "model.safetensors").unlink()
     job = make_job(tmp_path / "job", model, "classification", 2)
     assert run(job) == 1
-    assert status(job).state == "failed" and "OSError while training" in str(status(job).error)
+    assert status(job).state == "failed" and "the model's files cannot be read" in str(status(job).error)
+    assert str(tmp_path) not in str(status(job).error), "no folder of the server's"
 
 
 def test_ranks_hold_the_jobs_lock(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from milkglass import files
-from milkglass.errors import BadUpload, DiskFull, MilkglassError, lacking
+from milkglass.errors import BadUpload, DiskFull, MilkglassError, ModelError, SaveFailed, lacking
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs import lora
 from milkglass.server.jobs.checkpoints import (
@@ -42,6 +42,7 @@ from milkglass.server.jobs.checkpoints import (
     drop_unfinished,
     newest_checkpoint,
     resumed_from,
+    saving,
     step_of,
 )
 from milkglass.server.jobs.data import Collate, TrainingDataset
@@ -127,7 +128,8 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     selected, ranks = spec.hyperparameters, reporter.ranks
     ranks.join(job)
     set_seed(selected.seed)
-    reporter.reserve = reserved(job, spec) if ranks.first else None
+    shape = shape_of(Path(spec.model))
+    reporter.reserve = reserved(job, spec, shape) if ranks.first else None
     model = load(spec.model, selected)
     if selected.chosen_method == "lora":
         lora.prepare(model, selected)
@@ -168,15 +170,23 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     if selected.chosen_method == "lora":
         lora.merge(model)
     drop_reserve(job)  # the result takes its place
-    save_result(model, job, Path(spec.model))
+    with saving("the result"):
+        save_result(model, job, Path(spec.model))
     return Status(state="succeeded", trained_tokens=tokens, metrics=metrics)
 
 
-def reserved(job: Path, spec: JobSpec) -> Reserve:
+def shape_of(model: Path) -> Shape:
+    """Raises BadUpload for a model that cannot be read."""
+    try:
+        return Shape.of(Checkpoint.open(model))
+    except ModelError as error:  # its own message names a folder of the server
+        raise BadUpload("the model's files cannot be read", "upload the whole model again") from error
+
+
+def reserved(job: Path, spec: JobSpec, shape: Shape) -> Reserve:
     """Room for the next save, which is set aside before anything is learnt. Raises DiskFull or MemoryShort for a job
     that this machine cannot hold."""
-    chosen, shape = spec.hyperparameters, Shape.of(Checkpoint.open(Path(spec.model)))
-    chosen = chosen.fitted(len(shape.layers))
+    chosen = spec.hyperparameters.fitted(len(shape.layers))
     gpu = torch.cuda.is_available()
 
     def estimate(one: Hyperparameters) -> Needs:
@@ -216,27 +226,31 @@ def is_full(error: BaseException, job: Path) -> bool:
     A full disk has many names: OSError, safetensors' own error, and torch's, which says only that writing failed. So
     this must look at the disk before anything is removed from it.
     """
-    known = isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in FULL)
-    return known or "No space left" in str(error) or nearly_full(job)
+    cause = error.__cause__ if isinstance(error, SaveFailed) and error.__cause__ else error
+    known = isinstance(cause, DiskFull) or (isinstance(cause, OSError) and cause.errno in FULL)
+    return known or "No space left" in str(cause) or nearly_full(job)
 
 
 def failure(error: BaseException, job: Path) -> Status:
-    """What becomes of a job that failed. What a full disk ended goes on from its checkpoint, where it has one."""
+    """What becomes of a job that failed. One that could not be saved goes on from its checkpoint, where it has one."""
     full, said = is_full(error, job), explain(error, job)
-    kept = resumed_from(job) if full else None
+    kept = resumed_from(job) if full or isinstance(error, SaveFailed) else None
     if kept is None:
         return Status(state="failed", error=said)
     lost = "" if (kept / COMPLETE).is_file() else ", without the optimiser's state"
-    cause = error.message if isinstance(error, DiskFull) else "the server's disk is full"
+    cause = "the server's disk is full" if full else said
+    cause = error.message if isinstance(error, DiskFull) else cause
     said = (
         f"{cause}; what was trained up to step {step_of(kept)} is kept there{lost}, "
-        f"{shown(taken(kept))}: free some space, then resume the job"
+        f"{shown(taken(kept))}: {'free some space' if full else 'mend that'}, then resume the job"
     )
     return Status(state="failed", error=said, resumable=True)
 
 
 def explain(error: BaseException, job: Path) -> str:
     """What the client receives: our own messages whole, of others the kind, with the traceback in the worker's log."""
+    if isinstance(error, SaveFailed) and is_full(error, job):
+        return NO_ROOM
     if isinstance(error, MilkglassError):
         return f"{error.message}; {error.hint}" if error.hint else error.message  # one line: it is shown in tables
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

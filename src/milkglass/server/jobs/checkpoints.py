@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch import nn
 from transformers import Trainer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
+from milkglass.errors import SaveFailed
 from milkglass.server.jobs.needs import shown
 from milkglass.server.jobs.ranks import Ranks
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT
@@ -72,6 +75,16 @@ def restore(model: nn.Module, path: Path) -> None:
         into[name].copy_(held[name])
 
 
+@contextmanager
+def saving(what: str) -> Iterator[None]:
+    """Whatever keeps something from being written is SaveFailed: torch and the system have many names for it."""
+    try:
+        yield
+    except Exception as error:
+        hint = "the worker's log on the server says why"
+        raise SaveFailed(f"{what} could not be saved ({type(error).__name__})", hint) from error
+
+
 class CheckpointTrainer(Trainer):
     """A trainer that saves what is trained. A save that fails ends the training."""
 
@@ -88,12 +101,14 @@ class CheckpointTrainer(Trainer):
             save_file(trained(self.model), folder / TRAINED, metadata={"format": "pt"})
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Raises SaveFailed."""
         if self._reserve is not None:
             self._reserve.release()
-        super()._save_checkpoint(model, trial)
-        if self._failure is not None:
-            (Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}" / SHORT).touch()
-            raise self._failure
+        with saving("a checkpoint"):
+            super()._save_checkpoint(model, trial)
+            if self._failure is not None:
+                (Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}" / SHORT).touch()
+                raise self._failure
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Where the optimiser cannot be written, the weights are kept without it."""
