@@ -114,9 +114,9 @@ def test_comments_are_no_events(stub: Stub, quick: Remote, piece: bytes) -> None
 
 
 def test_a_flood_of_comments_ends_at_once(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "MAX_EVENT", 100_000)
+    monkeypatch.setattr(exchange, "MAX_COMMENTS", 20_000)
     stub.replies["POST /v1/completions"] = dripping(b": x\n\n" * 10_000)
-    with Remote(stub.url, TOKEN, patience=ONCE) as patient, pytest.raises(RemoteError, match="more than 100000 bytes"):
+    with Remote(stub.url, TOKEN, patience=ONCE) as patient, pytest.raises(RemoteError, match="20000 bytes of comments"):
         list(patient.generate("m", [1]))
     assert left(stub)
 

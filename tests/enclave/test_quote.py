@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import random
 import struct
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -248,3 +250,25 @@ def test_a_chain_whose_links_do_not_sign_each_other_is_refused() -> None:
     mixed = b"-----END CERTIFICATE-----\n".join([ends[1][0], *ends[0][1:]])
     with pytest.raises(EnclaveError, match="do not sign each other"):
         check(replace(Forge(), who=replace(other, chain=mixed)).bytes())
+
+
+def test_no_changed_bit_of_a_certificate_ends_in_another_error() -> None:
+    """The library has errors of its own for many of them, such as for a version that is none."""
+    chain = x509.load_pem_x509_certificates(authority().chain)
+    draw = random.Random(5)
+    for place, one in enumerate(chain):
+        der = one.public_bytes(Encoding.DER)
+        ends = [(at, 1 << bit) for at in range(16) for bit in range(8)]
+        for at, bits in ends + [(draw.randrange(len(der)), 1 << draw.randrange(8)) for _ in range(150)]:
+            bad = bytearray(der)
+            bad[at] ^= bits
+            others = [other.public_bytes(Encoding.PEM) for other in chain]
+            others[place] = pem(bytes(bad))
+            with pytest.raises(EnclaveError):
+                check(replace(Forge(), who=replace(authority(), chain=b"".join(others))).bytes())
+
+
+def pem(der: bytes) -> bytes:
+    body = base64.encodebytes(der).decode().replace("\n", "")
+    lines = [body[at : at + 64] for at in range(0, len(body), 64)]
+    return "\n".join(["-----BEGIN CERTIFICATE-----", *lines, "-----END CERTIFICATE-----", ""]).encode()

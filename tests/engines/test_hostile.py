@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from milkglass.client.remote.exchange import MAX_EVENT
+from milkglass.client.remote.exchange import MAX_COMMENTS, MAX_EVENT
 from milkglass.engines.answers import EMPTY_EVENTS
 from milkglass.engines.engine import IdsRequest
 from milkglass.engines.upstream import AFTER_END, Patience
@@ -91,7 +91,9 @@ HOSTILE: dict[str, tuple[Script, type[RemoteError], str]] = {
     ),
     # floods
     "has an event without an end": (flooding(HEAD + b"data: ", b"x" * 65536), RemoteError, f"more than {MAX_EVENT}"),
-    "has comments without an end": (flooding(HEAD, b": x\n\n" * 9000), RemoteError, f"more than {MAX_EVENT}|silent"),
+    "has comments without an end": (
+        flooding(HEAD, b": x\n\n" * 9000), RemoteError, f"more than {MAX_COMMENTS} bytes of comments",
+    ),
     "has empty events without an end": (flooding(HEAD, EMPTY * 100), RemoteError, f"more than {EMPTY_EVENTS} events"),
     "sends more tokens than asked": (flooding(HEAD, event([9])), RemoteError, "more than the 4 tokens"),
     "sends more in one event": (sending(HEAD, event([9] * 5, "length")), RemoteError, "more than the 4 tokens"),

@@ -60,7 +60,7 @@ def test_nothing_but_the_call_and_fixed_headers_crosses() -> None:
             await collect(server.upstream(token="k-1"))
             head, body = server.calls[0]
         lines = {line.split(":")[0].lower() for line in head.split("\r\n")[1:] if line}
-        expected = {"host", "accept", "accept-encoding", "connection", "user-agent", "authorization", "content-length"}
+        expected = {"host", "accept", "accept-encoding", "connection", "authorization", "content-length"}
         assert lines == expected | {"content-type"}
         assert "accept-encoding: identity" in head.lower() and "authorization: bearer k-1" in head.lower()
         assert head.startswith("POST /inference/v1/generate HTTP/1.1")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models.kept import Kept, digest_of
@@ -28,6 +29,20 @@ def test_made_once_and_read_again(tmp_path: Path) -> None:
         keep("ab", make, lambda one: len(one["x"]) == 6)
     with pytest.raises(CorruptCheckpoint):
         Kept("things", {"x": np.int64}, tmp_path / "things")("ab", make, lambda one: True)
+
+
+def test_what_was_changed_or_has_no_digest_is_not_taken(tmp_path: Path) -> None:
+    keep = Kept("things", {"x": np.int32}, tmp_path)
+    keep("ab", lambda: {"x": np.arange(5)}, lambda one: True)
+    path = tmp_path / "ab.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(CorruptCheckpoint, match="ab.safetensors of the cache keeps is damaged"):
+        keep("ab", lambda: {"x": np.arange(5)}, lambda one: True)
+    save_file({"x": np.arange(5, dtype=np.int32)}, path)  # as an earlier version wrote it
+    assert keep("ab", lambda: {"x": np.arange(1, 6)}, lambda one: True)["x"].tolist() == [1, 2, 3, 4, 5]
+    assert not keep.reused
 
 
 def test_the_default_place_is_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

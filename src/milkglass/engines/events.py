@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import final
 
-from milkglass.client.remote.exchange import MAX_EVENT
+from milkglass.client.remote.exchange import MAX_COMMENTS, MAX_EVENT
 from milkglass.client.remote.strict_json import HINT
 from milkglass.errors import RemoteError, Unreachable
 
@@ -34,7 +34,8 @@ class EventReader:
     async def next(self) -> bytes | None:
         """The data of the next event; None at the end of the stream, which ends an event, too.
 
-        Raises RemoteError for more than MAX_EVENT bytes that end no event, Unreachable for a silence."""
+        Raises RemoteError for more than MAX_EVENT bytes that end no event, or MAX_COMMENTS without data in the whole
+        answer, Unreachable for a silence."""
         if self._ready:
             return self._ready.popleft()
         due = time.monotonic() + self.silence
@@ -64,9 +65,10 @@ class EventReader:
                     self._quiet += len(event) + 2
                 else:
                     self._ready.append(data)
-                    self._quiet = 0
-        if len(self._rest) + self._quiet > MAX_EVENT:
+        if len(self._rest) > MAX_EVENT:
             raise RemoteError(f"an event of the answer has more than {MAX_EVENT} bytes", HINT)
+        if self._quiet > MAX_COMMENTS:
+            raise RemoteError(f"the answer has more than {MAX_COMMENTS} bytes of comments", HINT)
 
 
 def _data(event: bytes) -> bytes | None:

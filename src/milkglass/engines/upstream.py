@@ -27,6 +27,7 @@ from milkglass.client.remote.connection import (
     NEVER_SENT,
     client_options,
     require_plain,
+    say_no_agent,
 )
 from milkglass.client.remote.strict_json import document
 from milkglass.engines.answers import AnswerBounds, refusal
@@ -104,6 +105,7 @@ class Upstream:
             # What is read has deadlines of its own, below: httpx2 knows only those of silence
             timeout=httpx2.Timeout(None, connect=self.patience.connect),
         )
+        say_no_agent(self._client.headers)
         # An engine must not tell one conversation from another by what it had us remember
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 

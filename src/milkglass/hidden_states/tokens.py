@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from milkglass.errors import EmptyText, ModelError, TooLong, UsageError
-from milkglass.models.checkpoint import read_json
+from milkglass.models.checkpoint import read_model_json
 from milkglass.models.tokenizer import load_tokenizer, longest
 from milkglass.sequences import Ids, Sequences
 
@@ -93,7 +93,7 @@ class PublicTokenizer:
     def __init__(self, folder: Path, max_length: int) -> None:
         self.tokenizer = load_tokenizer(folder)
         self.limit = min(longest(folder, self.tokenizer), max_length)
-        self.size = int(read_json(folder / "config.json")["vocab_size"])
+        self.size = int(read_model_json(folder / "config.json")["vocab_size"])
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> TokenizedTexts:
         """Raises EmptyText or, unless `cut`, TooLong; each names the text's number, from 1."""

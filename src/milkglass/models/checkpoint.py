@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +21,22 @@ from milkglass.models.safetensors_header import TensorRef, read_header
 from milkglass.progress import Progress, no_progress
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+MIB = 1 << 20
+SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model"})  # of a model folder: what is read whole
+LARGEST = 256 * MIB  # of such a file; a tokenizer.json of 256,000 tokens has 35
+CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+TEMPLATES = ("chat_template.jinja", "chat_template.json")
+MOST = {INDEX: 64 * MIB, **dict.fromkeys([*CONFIGS, *TEMPLATES, "adapter_config.json", "added_tokens.json"], 16 * MIB)}
 ADAPTER = "adapter_config.json"  # as peft writes it
 PROMPTS = frozenset({"PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING", "CPT"})
 MERGING = (
     "merge it first: in Python, peft.AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
     ".save_pretrained(NEW) with {base} at hand, and its tokenizer's save_pretrained(NEW)"
 )
+
+
+class NotFinite(Exception):
+    """A number of a JSON file that is no number."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,8 @@ class Checkpoint:
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
         """Raises ModelNotFound, UnsafeWeights or CorruptCheckpoint."""
+        if folder.is_dir():
+            require_readable(folder)
         require_no_adapter(folder)
         if not (folder / "config.json").is_file():
             raise ModelNotFound(f"{folder} has no config.json", _hint(folder))
@@ -49,7 +62,7 @@ class Checkpoint:
             if twice := sorted(result.keys() & tensors.keys()):  # one of the two would be read, the other shipped
                 raise CorruptCheckpoint(f"{twice[0]!r} is in two files of {folder.name}", "fetch the model again")
             tensors.update(result)
-        return cls(folder, read_json(folder / "config.json"), read_generation(folder), tensors)
+        return cls(folder, read_model_json(folder / "config.json"), read_generation(folder), tensors)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -102,7 +115,7 @@ def require_no_adapter(folder: Path) -> None:
     CorruptCheckpoint for a model with an adapter beside it: which of the two is meant cannot be told."""
     if not (folder / ADAPTER).is_file():
         return
-    about = read_json(folder / ADAPTER)
+    about = read_model_json(folder / ADAPTER)
     kind, base = str(about.get("peft_type") or "LORA").upper(), str(about.get("base_model_name_or_path") or "BASE")
     named = "a LoRA adapter" if kind == "LORA" else f"an adapter of the kind {kind}"
     if kind in PROMPTS:
@@ -123,7 +136,7 @@ def require_no_adapter(folder: Path) -> None:
 def shard_names(folder: Path) -> list[str]:
     """The safetensors files of a model folder. Index entries are plain names: a path in one is refused."""
     if (folder / INDEX).is_file():
-        weight_map = read_json(folder / INDEX).get("weight_map")
+        weight_map = read_model_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CorruptCheckpoint(f"{INDEX} has no weight_map", "fetch the model again")
         names = sorted({str(name) for name in weight_map.values()})
@@ -142,9 +155,47 @@ def shard_names(folder: Path) -> list[str]:
     raise ModelNotFound(f"{folder} holds no model.safetensors", "give the folder of a Hugging Face checkpoint")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def require_readable(folder: Path) -> None:
+    """Raises CorruptCheckpoint for a file of configs, a tokenizer or a template that is too large to be one, and for
+    configs that `read_model_json` refuses."""
+    for path in folder.iterdir():
+        if path.suffix in SMALL_FILES and path.is_file():
+            _require_size(path)
+    for name in CONFIGS:
+        if (folder / name).is_file():
+            read_model_json(folder / name)
+
+
+def _require_size(path: Path) -> None:
+    size, most = path.stat().st_size, MOST.get(path.name, LARGEST)
+    if size > most:
+        raise CorruptCheckpoint(
+            f"{path.name} has {size:,} bytes, at most {most:,} are read", "take the file that was saved with the model"
+        )
+
+
+def read_model_json(path: Path) -> dict[str, Any]:
+    """A file of a model folder, whoever made it. Raises CorruptCheckpoint for one that is too large, and for a number
+    that JSON does not have."""
+    _require_size(path)
+    return read_json(path, finite=True)
+
+
+def _finite(word: str) -> float:
+    if not math.isfinite(number := float(word)):
+        raise NotFinite
+    return number
+
+
+def read_json(path: Path, finite: bool = False) -> dict[str, Any]:
+    """finite: refuse NaN, infinities and what is read as one."""
     try:
-        value = json.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite) if finite else json.loads(text)
+    except NotFinite:
+        raise CorruptCheckpoint(
+            f"{path.name} has a number that is not finite (NaN or Infinity)", "give each entry a finite number"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpoint(f"{path.name} is not JSON", "fetch the model again") from error
     if not isinstance(value, dict):
@@ -155,14 +206,14 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_generation(folder: Path) -> dict[str, Any] | None:
     """A folder's generation_config.json; None where it has none."""
     path = folder / "generation_config.json"
-    return read_json(path) if path.is_file() else None
+    return read_model_json(path) if path.is_file() else None
 
 
 def end_ids(folder: Path) -> frozenset[int]:
     """The ids that end an answer, as generation_config.json has them, or else config.json."""
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
-            ends = read_json(folder / name).get("eos_token_id")
+            ends = read_model_json(folder / name).get("eos_token_id")
             if ends is not None:
                 return frozenset(one for one in (ends if isinstance(ends, list) else [ends]) if type(one) is int)
     return frozenset()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from milkglass import files
@@ -23,6 +23,7 @@ from milkglass.errors import CorruptCheckpoint
 from milkglass.models.resolve import cache_folder
 
 Arrays = dict[str, NDArray[Any]]
+DIGEST = "sha256"  # of the arrays, in their file
 
 
 def digest_of(about: list[Any], *arrays: NDArray[Any]) -> str:
@@ -64,17 +65,18 @@ class Kept:
         """
         folder = cache_folder() / self.kind if self.folder is None else self.folder
         path = folder / f"{digest}.safetensors"
-        self.reused = path.is_file()
+        stated = _stated(path) if path.is_file() else ""
+        self.reused = stated != ""
         if self.reused:
-            return self._read(path, whole)
+            return self._read(path, whole, stated)
         new = make()
         made = {name: np.ascontiguousarray(new[name], kind) for name, kind in self.types.items()}
         files.private_dir(folder)
         with files.atomic_path(path) as partial:  # another process that does the same writes the same
-            save_file(made, partial)
+            save_file(made, partial, {DIGEST: _content(made)})
         return made
 
-    def _read(self, path: Path, whole: Callable[[Arrays], bool]) -> Arrays:
+    def _read(self, path: Path, whole: Callable[[Arrays], bool], stated: str | None) -> Arrays:
         try:
             found: Arrays = load_file(path)
         except (SafetensorError, OSError):
@@ -82,8 +84,25 @@ class Kept:
         right = {name: one.dtype for name, one in found.items()} == {
             name: np.dtype(one) for name, one in self.types.items()
         }
-        if not (right and whole(found)):
+        if not (right and stated == _content(found) and whole(found)):
             raise CorruptCheckpoint(
                 f"what {self.kind}/{path.name} of the cache keeps is damaged", "remove the file: it is made again"
             )
         return found
+
+
+def _content(arrays: Mapping[str, NDArray[Any]]) -> str:
+    names = sorted(arrays)
+    return digest_of(
+        [[name, str(arrays[name].dtype), arrays[name].shape] for name in names], *(arrays[name] for name in names)
+    )
+
+
+def _stated(path: Path) -> str | None:
+    """The digest that a file gives of its content; "" for one of an earlier version, which has none and is made again;
+    None where the file cannot be read."""
+    try:
+        with safe_open(path, "np") as file:
+            return str((file.metadata() or {}).get(DIGEST, ""))
+    except (SafetensorError, OSError):
+        return None

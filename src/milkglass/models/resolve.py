@@ -8,28 +8,32 @@
     owner/name[@revision]        of the hub, if it was fetched before: a mistyped folder is not asked for
 
 The embedded ones come from two data packages. Every file that is taken from these is checked against its SHA-256. They
-are converted once into the cache (`$MILKGLASS_CACHE`, else `~/.cache/milkglass`) as ordinary Hugging Face checkpoints.
+are converted once into the cache (`$MILKGLASS_CACHE`, else `~/.cache/milkglass`) as ordinary Hugging Face checkpoints,
+with the SHA-256 of each file; each process checks them again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound
-from milkglass.files import new_dir, sha256
+from milkglass.files import new_dir, sha256, write_json
 
 HUB = "hf:"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SNAPSHOTS = "snapshots"
+SUMS = ".sha256.json"  # of each file of a cached model
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 
@@ -58,7 +62,7 @@ class Embedded:
     @property
     def folder(self) -> str:
         """Its name in the cache: another one where any of its files is another."""
-        both = "".join([self.sha256, *self.others.values()])
+        both = "".join([self.sha256, *self.others.values(), SUMS])
         return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(both.encode()).hexdigest()[:12]}"
 
 
@@ -101,6 +105,7 @@ def resolve(ref: str) -> Path:
     """The local folder of a model. Raises ModelNotFound or CorruptCheckpoint. Whatever loads it afterwards in this
     process is quiet, see `quiet`."""
     quiet()
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # else the hub is told the versions of torch and the like
     if ref in EMBEDDED:
         return _embedded(EMBEDDED[ref])
     if ref.startswith("demo:"):
@@ -202,6 +207,7 @@ def _hub_errors() -> tuple[type[Exception], ...]:
 def _embedded(model: Embedded) -> Path:
     target = cache_folder() / "models" / model.folder
     if target.is_dir():
+        _require_unchanged(model.ref, target)
         return target
     source = _package_file(model)
     for name, digest in ((source.name, model.sha256), *model.others.items()):
@@ -218,10 +224,28 @@ def _embedded(model: Embedded) -> Path:
             else:
                 for name in (source.name, *model.others):
                     shutil.copyfile(source.parent / name, partial / name)
+            write_json(partial / SUMS, {one.name: sha256(one) for one in sorted(partial.iterdir())})
     except OSError:
         if not target.is_dir():  # else another process was faster; its folder is as good as ours
             raise
     return target
+
+
+@cache
+def _require_unchanged(ref: str, folder: Path) -> None:
+    """Once a process. Raises CorruptCheckpoint where a file is not the one that was written there."""
+    hint = f"remove {folder}: it is made again from the package"
+    try:
+        sums = json.loads((folder / SUMS).read_text("utf-8"))
+        if not isinstance(sums, dict):
+            raise ValueError
+    except (OSError, ValueError):
+        raise CorruptCheckpoint(f"the SHA-256 sums of the cached {ref} cannot be read", hint) from None
+    there = {one.name for one in folder.iterdir()} - {SUMS}
+    for name in sorted(there | sums.keys()):
+        file = folder / name
+        if not (name in there and name in sums and file.is_file() and sha256(file) == sums[name]):
+            raise CorruptCheckpoint(f"{name} of the cached {ref} is not the file that was written there", hint)
 
 
 def _package_file(model: Embedded) -> Path:

@@ -18,7 +18,7 @@ import torch
 
 from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
-from milkglass.models.checkpoint import INDEX, Checkpoint, read_generation, read_json, write_json
+from milkglass.models.checkpoint import INDEX, Checkpoint, read_generation, read_json, read_model_json, write_json
 from milkglass.models.safetensors_file import DTYPES, RowBlocks, write_safetensors
 from milkglass.models.safetensors_header import WIDTH, TensorRef, has_notes, read_header
 from milkglass.progress import Progress, no_progress
@@ -215,7 +215,7 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
             "put the right base model among the server's base models",
         )
     changed = read_header(delta / DELTA_WEIGHTS)
-    configs = Configs(read_json(delta / "config.json"), read_generation(delta))
+    configs = Configs(read_model_json(delta / "config.json"), read_generation(delta))
     size = configs.config.get("vocab_size")
     for name, ref in changed.items():
         old = base.tensors.get(name)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from milkglass.errors import ModelError
-from milkglass.models.checkpoint import read_json
+from milkglass.errors import CorruptCheckpoint, ModelError
+from milkglass.models.checkpoint import read_model_json, require_readable
 from milkglass.models.families import family_of
 from milkglass.models.tokenizer_parts import require_known_parts
 from milkglass.sequences import Ids
@@ -31,6 +31,7 @@ def load_tokenizer(folder: Path, provider: bool = False) -> Any:
     """
     from transformers import AutoTokenizer
 
+    require_readable(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except BaseException as error:
@@ -54,12 +55,17 @@ def decodes_by_byte(tokenizer: Any) -> bool:
 
 def longest(folder: Path, tokenizer: Any) -> int:
     """Tokens at most. A family that counts positions from an id (RoBERTa's padding) loses those up to it."""
-    config = read_json(folder / "config.json")
+    config = read_model_json(folder / "config.json")
     positions = config.get("max_position_embeddings") or config.get("n_positions")
+    most = tokenizer.model_max_length
+    if not isinstance(most, int | float) or most < 1:
+        raise CorruptCheckpoint(
+            "model_max_length in tokenizer_config.json is no number of tokens", "set it to what the model takes"
+        )
     if positions is None:
-        return int(tokenizer.model_max_length)
+        return int(most)
     unused = max(family_of(config).pinned(config), default=-1) + 1
-    return min(int(positions) - unused, int(tokenizer.model_max_length))
+    return min(int(positions) - unused, int(most))
 
 
 def added(read: Callable[[Ids], str], before: int, one: int) -> tuple[str, bool]:

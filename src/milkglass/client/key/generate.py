@@ -38,7 +38,7 @@ from milkglass.client.key.key import Key, hashed_permutation, packed_groups, per
 from milkglass.client.layout import TOKENIZER_FILES
 from milkglass.client.model_sampling import ModelSampling
 from milkglass.errors import CorruptCheckpoint, UnsupportedModel, UsageError
-from milkglass.models.checkpoint import Checkpoint, read_json
+from milkglass.models.checkpoint import Checkpoint, read_model_json
 from milkglass.models.families import Architecture, of
 from milkglass.noise.stream import subkey
 from milkglass.progress import Stage, no_stage
@@ -66,10 +66,10 @@ def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
     """Special tokens: those that the tokenizer marks special, and those that the configs name."""
     ids = set(special_ids(base.config)) | set(special_ids(base.generation_config or {}))
     if (base.folder / "tokenizer.json").is_file():
-        added = read_json(base.folder / "tokenizer.json").get("added_tokens", [])
+        added = read_model_json(base.folder / "tokenizer.json").get("added_tokens", [])
         ids |= {int(token["id"]) for token in added if token.get("special")}
     elif (base.folder / "tokenizer_config.json").is_file():
-        decoder = read_json(base.folder / "tokenizer_config.json").get("added_tokens_decoder", {})
+        decoder = read_model_json(base.folder / "tokenizer_config.json").get("added_tokens_decoder", {})
         ids |= {int(number) for number, token in decoder.items() if token.get("special")}
     return np.array(sorted(one for one in ids if 0 <= one < vocab_size), np.int64)
 

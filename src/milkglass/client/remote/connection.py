@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +87,7 @@ class Connection:
         self.patience = patience or RetryPolicy(pause=self._sockets.given_up.wait)
         self._silence = timeout
         self._client = httpx2.Client(**client_options(self.url, token, allow_http, authority))
+        say_no_agent(self._client.headers)
 
     def close(self) -> None:
         self._client.close()
@@ -220,6 +221,11 @@ def client_options(url: str, token: str | None, allow_http: bool, authority: Pat
         "verify": tls_context(authority) if url.startswith("https") else False,  # certificates take 0.1 s to load
         "trust_env": not local,  # a proxy from the environment has no business between a machine and itself
     }
+
+
+def say_no_agent(headers: MutableMapping[str, str]) -> None:
+    """A server need not know which library, of which version, asks it. headers: a client's."""
+    del headers["User-Agent"]
 
 
 def require_token(token: str | None) -> None:

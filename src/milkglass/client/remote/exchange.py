@@ -103,7 +103,8 @@ def watched(sockets: Sockets, seconds: float) -> Iterator[Watch]:
         watch.end()
 
 
-MAX_EVENT = 4 << 20  # bytes of an event, and of all comments before it
+MAX_EVENT = 4 << 20  # bytes of an event
+MAX_COMMENTS = 256 << 10  # bytes of what is no data: before an event, or in an engine's whole answer
 EVENT_ID = re.compile(r"[A-Za-z0-9_.-]{0,128}")
 
 
@@ -128,21 +129,24 @@ def server_events(stream: ServerEvents, quiet: float | None = None) -> Iterator[
 
     quiet: seconds without an event after which the connection is cut; comments do not count as events, and the time
     that the caller takes for an event is not counted. Raises RemoteError for more than MAX_EVENT bytes that end no
-    event, and for an id that cannot go back to the server in a header."""
+    event, MAX_COMMENTS of comments before one, and an id that cannot go back to the server in a header."""
     quiet = stream.silence if quiet is None else quiet
     number: str | None = None
-    kind, data, size = "message", list[str](), 0
+    kind, data, size, comments = "message", list[str](), 0, 0
     stream.watch.extend(quiet)
     for line in _lines(stream.answer):
         size += len(line) + 1
         if size > MAX_EVENT:
             raise RemoteError(f"an event of the answer has more than {MAX_EVENT} bytes", HINT)
+        comments += 0 if line.startswith("data") else len(line) + 1
+        if comments > MAX_COMMENTS:
+            raise RemoteError(f"the answer has more than {MAX_COMMENTS} bytes of comments before an event", HINT)
         if not line:
             if data:
                 stream.watch.pause()
                 yield number, kind, "\n".join(data)
                 stream.watch.extend(quiet)
-                size = 0
+                size = comments = 0
             kind, data = "message", []
             continue
         name, _, value = line.partition(":")

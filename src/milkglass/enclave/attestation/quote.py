@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from typing import Self
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -195,8 +194,12 @@ def _leaf_key(pem: bytes, root: bytes, now: datetime) -> ec.EllipticCurvePublicK
         authorities = [_is_authority(one) for one in chain]
         last, first = chain[-1].public_key(), chain[0].public_key()
         kinds = {extension.oid for extension in chain[0].extensions}
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.DuplicateExtension):
-        raise EnclaveError("the quote's certificates do not sign each other", HINT) from None
+    except EnclaveError:
+        raise
+    except Exception as error:  # noqa: BLE001  (for a stranger's bytes the library has many kinds of errors)
+        raise EnclaveError(
+            f"the quote's certificates cannot be read, or do not sign each other ({type(error).__name__})", HINT
+        ) from None
     if authorities != [False, True, True] or PCK_EXTENSION not in kinds:
         raise EnclaveError(f"{len(chain)} certificates that are not a PCK, its authority and a root", HINT)
     if not isinstance(last, ec.EllipticCurvePublicKey) or not isinstance(first, ec.EllipticCurvePublicKey):
@@ -214,7 +217,7 @@ def _is_authority(one: x509.Certificate) -> bool:
 def _point(raw: bytes) -> ec.EllipticCurvePublicKey:
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), b"\x04" + raw)
-    except ValueError:
+    except Exception:  # noqa: BLE001  (as above)
         raise EnclaveError("the quote's key is not on the curve", HINT) from None
 
 
@@ -222,5 +225,5 @@ def _require_signed(key: ec.EllipticCurvePublicKey, signature: bytes, content: b
     r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:], "big")
     try:
         key.verify(encode_dss_signature(r, s), content, ec.ECDSA(SHA256()))
-    except (InvalidSignature, ValueError):
+    except Exception:  # noqa: BLE001  (as above)
         raise EnclaveError(f"{what} is not signed by the key that it names", HINT) from None

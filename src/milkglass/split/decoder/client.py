@@ -133,6 +133,7 @@ class DecoderServer:
                 additional_headers={"Authorization": f"Bearer {self.token}"} if self.token else {},
                 ssl=ssl.create_default_context() if secure is True else secure,
                 compression=None,
+                user_agent_header=None,
                 open_timeout=CONNECT,
                 max_size=LARGEST,
                 ping_interval=None,
