@@ -73,8 +73,10 @@ OF_BENCHES = {  # what is measured of the product, not of a training
     "covariant": "bench/covariant.py",
     "covariant_utility": "bench/covariant.py",
     "performance": "bench/performance.py",
+    "pruned_spans": "bench/pruned_spans.py",
     "span_membership": "bench/span_membership.py",
     "span_membership_minilm": "bench/span_membership.py",
+    "theorem1": "bench/theorem1.py",
 }
 OF_GHOST = [path for path in ALL if tomllib.loads(path.read_text("utf-8"))["kind"] in SHARED]
 

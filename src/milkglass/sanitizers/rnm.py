@@ -71,6 +71,8 @@ class Rnm(Sanitizer):
         "The published code never finds a token sensitive, takes dot products, normalises over a block of the "
         "vocabulary and replaces [CLS], [SEP] and [PAD]; ours follows the paper.",
         "By words, unknown ones and numbers become any word of the table.",
+        "Sensitive are the rarest 20 % of the types that occur, and those that never do: 2.9 % of the running tokens "
+        "of SST-2's dev file, 1.1 % of all its rows', so that p decides nearly all; by mass it would be 20 %.",
         "The claim of equation 4 does not hold as built; `strict` has shared lists and twice the noise.",
     )
 

@@ -40,6 +40,7 @@ class SentinelLMs(Scheme):
         "The published code derives the permutation from a sum of character codes (10,000 keys) and swaps pairs; "
         "ours sorts the ids by a BLAKE2b hash under a key of 32 bytes.",
         "Positions and token types keep their embeddings: which token it is, is what the scheme would hide.",
+        "All rows share the two vectors of a reflection; equation 1 as printed has a pair for each row.",
     )
 
     def row_map(
