@@ -223,6 +223,10 @@ class Unreachable(RemoteError):
     pass
 
 
+class MisspeltAnswer(RemoteError):
+    """An answer is written in other tokens than the tokenizer writes its text in."""
+
+
 class EngineBusy(RemoteError):
     """No connection to an engine became free in time."""
 

@@ -70,9 +70,9 @@ class Answering:
 class Asking:
     """An application of a proxy that is not listening. Attributes: engine: that it asks."""
 
-    def __init__(self, model: Scrambled, kind: str | None = None, engine: IdsEngine = VLLM()) -> None:
+    def __init__(self, model: Scrambled, kind: str | None = None, engine: IdsEngine = VLLM(), length: int = 64) -> None:
         self.engine = Answering(engine)
-        self.backend = Backend(model.codec, self.engine, [ServedModel("m", 64, kind=kind)])  # type: ignore[arg-type]
+        self.backend = Backend(model.codec, self.engine, [ServedModel("m", length, kind=kind)])  # type: ignore[arg-type]
         self._app = create_app(Backends([self.backend]))
 
     def post(self, bodies: Sequence[tuple[str, Any]]) -> list[httpx2.Response]:

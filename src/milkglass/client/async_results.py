@@ -91,12 +91,14 @@ class AsyncConversation:
     Attributes:
         ask: what answers a conversation, in a thread.
         start: the messages with which it begins: the system's, if any.
-        turns: all messages so far.
+        keeps: whether answers are sent with later turns in the ids in which they came.
+        turns: all messages so far; an answer has its ids beside its text where they are kept.
     """
 
     threads: CallThreads = field(repr=False)
     ask: Callable[[SessionCall, list[Message]], Answer] = field(repr=False)
     start: Sequence[Message] = field(repr=False)
+    keeps: bool = True
     turns: list[Message] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -109,7 +111,7 @@ class AsyncConversation:
     async def say(self, text: str) -> AsyncGenerator[str, None]:
         """The answer to one message, a piece at a time. It joins the conversation when it is complete."""
         call = self.threads.call()
-        spoken = Conversation(lambda turns: self.ask(call, turns), self.turns)
+        spoken = Conversation(lambda turns: self.ask(call, turns), self.turns, self.keeps)
         async with aclosing(self.threads.stream(lambda _: _generator(lambda: spoken.say(text)), call)) as pieces:
             async for piece in pieces:
                 yield piece

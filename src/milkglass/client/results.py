@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from milkglass.client.codec.conversation import Message
+from milkglass.client.codec.kept_ids import ANSWER_IDS
 from milkglass.client.label_scale import Scale
 from milkglass.client.remote.remote import Remote
 from milkglass.client.remote.responses import Prediction
@@ -119,11 +120,14 @@ class Conversation:
     Attributes:
         ask: what answers a conversation.
         start: the messages with which it begins: the system's, if any.
-        turns: all messages so far.
+        keeps: whether answers are sent with later turns in the ids in which they came, so that the server learns
+            nothing by what it wrote.
+        turns: all messages so far; an answer has its ids beside its text where they are kept.
     """
 
     ask: Callable[[list[Message]], Answer] = field(repr=False)
     start: Sequence[Message] = field(repr=False)
+    keeps: bool = False
     turns: list[Message] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -139,7 +143,8 @@ class Conversation:
         answer = self.ask(turns)
         yield from answer
         if answer.text:  # most templates refuse an empty turn
-            self.turns = [*turns, {"role": "assistant", "content": answer.text}]
+            kept = {ANSWER_IDS: list(answer.ids)} if self.keeps else {}
+            self.turns = [*turns, {"role": "assistant", "content": answer.text, **kept}]
 
 
 def _name(names: Mapping[int, str], number: int) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.codec.conversation import Message
+from milkglass.client.codec.spelling import SpellingCheck
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.label_scale import Scale
 from milkglass.client.remote.remote import Remote, Sampling
@@ -211,7 +212,7 @@ class Session(AbstractContextManager["Session"]):
         start = _system(system)
         self.require_generator(model)  # first: an encoder has no template either
         self.codec.encode_chat([*start, {"role": "user", "content": "hi"}])  # no template: said before anyone types
-        return Conversation(lambda turns: self._answer(model, self.codec.encode_chat(turns), sampling), start)
+        return Conversation(lambda turns: self._answer(model, self.codec.encode_chat(turns), sampling), start, True)
 
     def require_generator(self, model: str) -> None:
         if not self.codec.readable:
@@ -233,14 +234,16 @@ class Session(AbstractContextManager["Session"]):
 
     def _pieces(self, model: str, ids: NDArray[Any], sampling: Sampling, answer: Answer) -> Iterator[str]:
         self._count(1, len(ids))
-        decoder, counted = self.codec.stream(), 0
+        decoder, spelling, counted = self.codec.stream(), SpellingCheck(self.codec), 0
         try:
             for fresh in self.remote.generate(model, ids, sampling):
                 answer.ids += fresh
+                spelling.push(fresh)
                 if answer.tokens - counted >= COUNTED:
                     self._count(0, answer.tokens - counted)
                     counted = answer.tokens
                 yield decoder.push(fresh)
+            spelling.flush()
             yield decoder.flush()
         finally:  # the answer is text under this key too, and so is the part of one that is cut off
             self._count(0, answer.tokens - counted)

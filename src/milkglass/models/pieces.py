@@ -20,10 +20,12 @@ class TextPiece:
     Attributes:
         text: The part.
         literal: Whether the text of a special token in it is text. Otherwise it is that token.
+        ids: What stands for it, where that is known. Otherwise the tokenizer says.
     """
 
     text: str = field(repr=False)
     literal: bool
+    ids: tuple[int, ...] | None = field(default=None, repr=False, kw_only=True)
 
 
 def tokenize(tokenizer: Any, piece: TextPiece, first: bool) -> tuple[list[int], Offsets]:
@@ -35,6 +37,8 @@ def tokenize(tokenizer: Any, piece: TextPiece, first: bool) -> tuple[list[int], 
         first: Whether the text begins with it. Otherwise a tokenizer that writes a space before a text must not: the
             piece is tokenized behind a line feed, whose tokens are left out.
     """
+    if piece.ids is not None:
+        return list(piece.ids), [(0, len(piece.text))] * len(piece.ids)
     if first or not piece.text:
         return _tokens(tokenizer, piece.text, piece.literal)
     feed, _ = _tokens(tokenizer, "\n", piece.literal)

@@ -72,6 +72,7 @@ class MonitorView:
             "key": self._key(),
             "attack": self._attack(reading, [text for _, texts in counted for text in texts]),
             "count": log.count,
+            "misspelt": self.backend.memory.misspelt,
             "kept": [one.number for one in exchanges],
         }
         shown = await self._rendered([one for one in counted if one[0].number in changed], reading)

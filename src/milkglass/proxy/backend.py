@@ -25,6 +25,7 @@ from milkglass.errors import (
     UnsupportedModel,
     UsageError,
 )
+from milkglass.proxy.answers import AnswerMemory
 from milkglass.proxy.observe import Observer, Quiet
 from milkglass.proxy.reply import Question, Reply
 from milkglass.proxy.text.calls import requirements, tool_format
@@ -44,12 +45,14 @@ class Backend:
     upstream: the engine.
     models: those that the application may name; the first is the default.
     observer: receives all that crosses.
+    memory: of what was answered.
     """
 
     codec: Codec = field(repr=False)
     upstream: Upstream = field(repr=False)
     models: Sequence[ServedModel]
     observer: Observer = field(default_factory=Quiet, repr=False)
+    memory: AnswerMemory = field(default_factory=AnswerMemory, repr=False)
 
     def model(self, name: str) -> ServedModel:
         """Raises ModelNotFound."""
@@ -107,7 +110,8 @@ class Backend:
         self._require_short(sum(len(str(one.get("content", ""))) for one in messages))
         variables = template_options(asked or {}, self.codec.template_options, reasons(template))
         with self._counting("messages"):
-            ids = self.codec.encode_chat(messages, tools=tools, begun=begun, options=variables)
+            turns = self.memory.with_ids(self.model(name).name, messages)
+            ids = self.codec.encode_chat(turns, tools=tools, begun=begun, options=variables)
         thinks = reasons(template) and not begun
         inside = thinks and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
         question = self._question(name, ids.tolist(), "messages", **options)
@@ -124,7 +128,7 @@ class Backend:
         if isinstance(prompt, str):
             self._require_short(len(prompt), "prompt")
             with self._counting("prompt"):
-                ids = self.codec.encode([prompt], templated=True).ids[0].tolist()
+                ids = self.codec.encode_prompt(prompt, self.memory.inside(self.model(name).name, prompt)).tolist()
             return self._question(name, ids, "prompt", **options)
         return self._question(name, self.scrambled(prompt), "prompt", **options)
 
@@ -192,7 +196,7 @@ class Backend:
             request = question.request if seed is None else replace(question.request, seed=(seed + index) % 2**63)
             received = self.observer.sent(request.prompt)
             one = replace(question, request=request)
-            result.append(Reply(self.codec, self.upstream, one, received, index))
+            result.append(Reply(self.codec, self.upstream, one, received, index, self.memory))
         return result
 
     def encoded(self, texts: Sequence[str]) -> list[list[int]]:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from milkglass.client.codec.codec import Codec
+from milkglass.client.codec.spelling import SpellingCheck
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.engines.engine import IdsChunk, IdsRequest
 from milkglass.engines.upstream import Upstream
-from milkglass.errors import CodecError, RemoteError, ToolUseFailed
+from milkglass.errors import CodecError, MisspeltAnswer, RemoteError, ToolUseFailed
+from milkglass.proxy.answers import AnswerMemory
 from milkglass.proxy.observe import Received
 from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools
 from milkglass.proxy.text.sections import NO_TOOLS, Kind, Part, Sections
@@ -75,6 +77,7 @@ class Reply:
     Attributes:
         received: called with the ids that come.
         index: among the answers to one question.
+        memory: keeps the answer's ids.
         tokens: that the engine made, those that ended the answer left out.
         finish: "stop", "length" or "tool_calls", at the end.
     """
@@ -84,13 +87,27 @@ class Reply:
     question: Question = field(repr=False)
     received: Received = field(repr=False)
     index: int = 0
+    memory: AnswerMemory = field(default_factory=AnswerMemory, repr=False)
     tokens: int = 0
     finish: str = "stop"
     _called: bool = False
+    _ids: list[int] = field(default_factory=list, repr=False)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Raises RemoteError for an engine that fails, ToolUseFailed for an answer that is no call though one was
         demanded."""
+        texts, calls = {"content": "", "reasoning": ""}, list[str]()
+        try:
+            async with aclosing(self._answered()) as pieces:
+                async for piece in pieces:
+                    if piece.kind != "call":
+                        texts[piece.kind] += piece.text
+                    calls += [one.id for one in piece.calls]
+                    yield piece
+        finally:  # what an application shows of an answer that broke off may come back as well
+            self.memory.remember(self.question.model, [*texts.values()], calls, self._ids)
+
+    async def _answered(self) -> AsyncGenerator[Piece, None]:
         question = self.question
         decoder = self.codec.stream(question.format.special if question.format else ())
         stops = StopStrings(question.stops)
@@ -122,11 +139,20 @@ class Reply:
         self.finish = "tool_calls" if self._called and self.finish == "stop" else self.finish
 
     async def _chunks(self) -> AsyncGenerator[IdsChunk, None]:
+        spelling = SpellingCheck(self.codec)
         async with aclosing(self.upstream.generate(self.question.model, self.question.request)) as chunks:
             async for chunk in chunks:
                 self._require(chunk)
                 self.tokens += len(chunk.ids)
+                self._ids += chunk.ids
                 self.received(chunk.ids)
+                try:
+                    spelling.push(chunk.ids)
+                    if chunk.finish:
+                        spelling.flush()
+                except MisspeltAnswer:
+                    self.memory.misspelt += 1
+                    raise
                 yield chunk
 
     def _require(self, chunk: IdsChunk) -> None:

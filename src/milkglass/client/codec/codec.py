@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from milkglass.client.codec.aliases import AliasChoices, Draw, Responses, secret_draws
 from milkglass.client.codec.conversation import (
     Message,
+    free_letters,
+    kept_pieces,
     render,
     require_messages,
     require_text,
@@ -28,11 +30,13 @@ from milkglass.client.codec.conversation import (
     template_options,
 )
 from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, Tool, answerless, labelled
+from milkglass.client.codec.kept_ids import ANSWER_IDS, KeptIds
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.key import Key
 from milkglass.client.model_sampling import ModelSampling
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
 from milkglass.models.checkpoint import read_generation
+from milkglass.models.pieces import TextPiece, special_around
 from milkglass.models.tokenizer import LockedTokenizer, decodes_by_byte, load_tokenizer, longest
 
 
@@ -158,7 +162,8 @@ class Codec:
     ) -> Ids:
         """Scrambled ids of a conversation in the model's own template; with `truncate`, a too long one loses its end.
 
-        The text of a special token in a message stays text.
+        The text of a special token in a message stays text. What a message repeats of an answer whose scrambled ids it
+        has (`kept_ids.ANSWER_IDS`) is sent in these.
 
         Args:
             tools: That the model may call, in OpenAI's shape.
@@ -172,12 +177,55 @@ class Codec:
         if tools and not self.takes_tools:
             raise CodecError("the model's chat template has no place for tools", "leave tools out")
         require_messages(self.tokenizer, messages)
-        rendered = render(self.tokenizer, messages, add_generation_prompt, tools, options)
-        ids, _ = rendered.followed_by(begun).tokens(self.tokenizer)
+        messages = [self._with_visible(one) for one in messages]
+        rendered = render(self.tokenizer, messages, add_generation_prompt, tools, options, self.decode)
+        ids = rendered.followed_by(begun).tokens(self.tokenizer)[0]
         limit = self._limit(max_length)
         if not truncate:
             self._refuse(np.array([len(ids)]), limit)
-        return self._scrambled([ids])[0][:limit]
+        return self._scrambled_but(ids, rendered.kept)[:limit]
+
+    def encode_prompt(self, text: str, answers: Sequence[Sequence[int]] = ()) -> Ids:
+        """Scrambled ids of a prompt that a program put together: the text of a special token in it is that token.
+
+        Args:
+            answers: scrambled ids of answers that it may repeat, and that are sent as they came.
+
+        Raises:
+            EmptyText, TooLong, IdOutOfRange.
+        """
+        require_text([text])
+        kept, marked = KeptIds(self.decode, free_letters([text])), text
+        for ids in answers:
+            marked = kept.prompt(marked, self._visible_ids(ids))
+        if not kept.found:
+            return self.encode([text], templated=True).ids[0]
+        rendered = kept_pieces(kept, marked, lambda part: [TextPiece(part, False)] if part else [])
+        before, after = special_around(self.tokenizer)
+        original = [*before, *rendered.tokens(self.tokenizer)[0], *after]
+        self._refuse(np.array([len(original)]), self._limit(None))
+        return self._scrambled_but(original, rendered.kept)
+
+    def _scrambled_but(self, ids: Sequence[int], kept: Sequence[int]) -> Ids:
+        """Scrambled ids of original ones; -1, -2 ... are the first, the second ... of those that are kept."""
+        original, own = np.array(ids, np.int64), np.array(kept, np.int32)
+        came = original < 0
+        places = own[-1 - original[came]]
+        original[came] = self.inverse[places]
+        result = self._scrambled([original.tolist()])[0]
+        result[came] = places
+        return result
+
+    def _with_visible(self, message: Message) -> Message:
+        """Without the ids of an answer that have no text."""
+        ids = message.get(ANSWER_IDS)
+        if not ids or not self.readable:
+            return {name: one for name, one in message.items() if name != ANSWER_IDS}
+        return {**message, ANSWER_IDS: self._visible_ids(ids)}
+
+    def _visible_ids(self, ids: Sequence[int]) -> list[int]:
+        array = _whole_numbers(ids)
+        return array[self.visible[self._unscrambled(array)]].tolist()
 
     def encode_examples(
         self,

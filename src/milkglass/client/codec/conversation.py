@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from milkglass.client.codec.kept_ids import ANSWER_IDS, KeptIds, Rewritten
 from milkglass.errors import CodecError, EmptyText, NoChatTemplate, UsageError
 from milkglass.models import chat_template
 from milkglass.models.pieces import Offsets, TextPiece, tokenize_all
@@ -21,6 +22,7 @@ Message = Mapping[str, Any]  # role and content; of tool calls, what OpenAI's me
 # Fields of a message that a template may see
 FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 Span = tuple[int, int]
+AnswerTexts = Callable[[Sequence[int]], str]
 PRIVATE_USE = range(0xF0000, 0xFFFFE)  # letters that no text is written in; two of them mark what is text
 
 
@@ -57,9 +59,11 @@ class Rendered:
 
     Attributes:
         pieces: Of the text, in order; those that are literal stand in a message.
+        kept: Scrambled ids that stand for pieces.
     """
 
     pieces: tuple[TextPiece, ...] = field(repr=False)
+    kept: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def text(self) -> str:
@@ -80,6 +84,7 @@ def render(
     add_generation_prompt: bool,
     tools: Sequence[Mapping[str, Any]] = (),
     options: Mapping[str, Any] | None = None,
+    answers: AnswerTexts | None = None,
 ) -> Rendered:
     """Render a conversation in the model's chat template.
 
@@ -87,6 +92,8 @@ def render(
         messages: Checked by `require_messages`. The template sees the fields of FIELDS.
         tools: That the model may call, in OpenAI's shape.
         options: Further variables of the template, such as `enable_thinking`.
+        answers: What decodes ids. With it, what a message repeats of an answer (`ANSWER_IDS`) keeps that answer's ids:
+            the piece of it has the ids -1, -2 ..., by their place in `Rendered.kept`.
 
     Raises:
         CodecError: The template refuses the conversation, does not read an option, or writes the text of a special
@@ -99,12 +106,50 @@ def render(
             f"it reads {', '.join(sorted(template_options(tokenizer))) or 'no option'}; leave the others out",
         )
     seen = [{name: one[name] for name in FIELDS if name in one} for one in messages]
-    marks = _free_letters([*_texts(seen), *_texts(list(tools))])
+    free = free_letters([*_texts(seen), *_texts(list(tools))])
+    marks = next(free), next(free)
+    kept = None if answers is None else KeptIds(answers, free)
+    if kept is not None:
+        given = [one.get(ANSWER_IDS) for one in messages]
+        seen = [kept.marked(one, ids) if ids else one for one, ids in zip(seen, given, strict=True)]
+        if kept.found:
+            try:
+                return _with_kept(tokenizer, seen, list(tools), marks, kept, add_generation_prompt, options)
+            except Rewritten:  # it takes kept texts apart
+                return render(tokenizer, messages, add_generation_prompt, tools, options)
     marked, marked_tools = _marked(tokenizer, seen, marks), _marked(tokenizer, list(tools), marks)
     text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
     if marked == seen and marked_tools == list(tools):
         return Rendered((TextPiece(text, False),))
     return Rendered(tuple(_pieces(text, marks)))
+
+
+def _with_kept(
+    tokenizer: Any,
+    seen: list[dict[str, Any]],
+    tools: list[Mapping[str, Any]],
+    marks: tuple[str, str],
+    kept: KeptIds,
+    add_generation_prompt: bool,
+    options: Mapping[str, Any],
+) -> Rendered:
+    """Raises Rewritten where a kept text is written in another way."""
+    marked, marked_tools = _marked(tokenizer, seen, marks, kept.pattern), _marked(tokenizer, tools, marks)
+    text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
+    return kept_pieces(kept, text, lambda part: _pieces(part, marks))
+
+
+def kept_pieces(kept: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> Rendered:
+    """A marked text in pieces. pieces: of a part of it that has no mark. Raises Rewritten."""
+    result, ids = list[TextPiece](), list[int]()
+    for part in kept.parts(text):
+        if isinstance(part, str):
+            result += pieces(part)
+        else:
+            places = range(len(ids), len(ids) + len(part.ids))
+            result.append(TextPiece(part.text, True, ids=tuple(-1 - place for place in places)))
+            ids += part.ids
+    return Rendered(tuple(result), tuple(ids))
 
 
 def template_options(tokenizer: Any) -> frozenset[str]:
@@ -113,17 +158,27 @@ def template_options(tokenizer: Any) -> frozenset[str]:
     return chat_template.variables(tokenizer) - named - set(tokenizer.special_tokens_map)
 
 
-def _marked(tokenizer: Any, value: Any, marks: tuple[str, str]) -> Any:
-    """The same JSON-like data, with marks around what a tokenizer would read as a special token in its strings."""
+def _marked(tokenizer: Any, value: Any, marks: tuple[str, str], but: re.Pattern[str] | None = None) -> Any:
+    """The same JSON-like data, with marks around what a tokenizer would read as a special token in its strings.
+
+    Args:
+        but: Finds parts of strings that stay as they are.
+    """
     if isinstance(value, str):
-        return _marked_text(tokenizer, value, marks)
+        if but is None:
+            return _marked_text(tokenizer, value, marks)
+        parts, last = list[str](), 0
+        for one in but.finditer(value):
+            parts += [_marked_text(tokenizer, value[last : one.start()], marks), one[0]]
+            last = one.end()
+        return "".join([*parts, _marked_text(tokenizer, value[last:], marks)])
     if isinstance(value, Mapping):
         return {
-            _marked_text(tokenizer, name, marks) if isinstance(name, str) else name: _marked(tokenizer, one, marks)
+            _marked_text(tokenizer, name, marks) if isinstance(name, str) else name: _marked(tokenizer, one, marks, but)
             for name, one in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_marked(tokenizer, one, marks) for one in value]
+        return [_marked(tokenizer, one, marks, but) for one in value]
     return value
 
 
@@ -169,11 +224,10 @@ def _special_tokens(tokenizer: Any) -> _SpecialTokens:
 _SPECIAL: WeakKeyDictionary[Any, _SpecialTokens] = WeakKeyDictionary()
 
 
-def _free_letters(texts: Sequence[str]) -> tuple[str, str]:
-    """Two letters of private use that none of the texts has."""
+def free_letters(texts: Sequence[str]) -> Iterator[str]:
+    """Letters of private use that none of the texts has."""
     used = {letter for text in texts for letter in text if ord(letter) >= PRIVATE_USE.start}
-    free = (chr(number) for number in PRIVATE_USE if chr(number) not in used)
-    return next(free), next(free)
+    return (chr(number) for number in PRIVATE_USE if chr(number) not in used)
 
 
 def _pieces(text: str, marks: tuple[str, str]) -> Iterator[TextPiece]:

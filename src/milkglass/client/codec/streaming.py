@@ -43,6 +43,11 @@ class StreamDecoder:
             self._move(len(self._window) - self.KEPT, complete=self.by_byte)
         return fresh
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether all that came is shown."""
+        return self._read == len(self._window)
+
     def flush(self) -> str:
         """What was held back, at the end."""
         fresh = self._show(self.text(self._window)) if self._window else ""
