@@ -40,6 +40,7 @@ from milkglass.attacks.shadows.decoding import ShadowDecoding
 from milkglass.attacks.shadows.generation import ShadowGeneration
 from milkglass.attacks.shadows.inverse import ShadowMaximum, ShadowMean, ShadowMedian, ShadowSampling
 from milkglass.attacks.token_ids.channel import ChannelAttack
+from milkglass.attacks.token_ids.chosen_answers import ChosenAnswers
 from milkglass.attacks.token_ids.cluster_conditional import ClusterConditional
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.language import LanguageModel
@@ -64,6 +65,7 @@ ATTACKS: Catalogue[Attack] = Catalogue(
     KnownWeight(),
     NeuronAlignment(),
     TFA(),
+    ChosenAnswers(),
     ClusterConditional(),
     TextInContext(),
     SymbolDecoder(),
@@ -84,7 +86,7 @@ ATTACKS: Catalogue[Attack] = Catalogue(
 )
 
 # Those that an audit may lack which an earlier version began: it goes on, and plays them as well.
-ADDED = frozenset({"neuron-alignment", "span-membership", "symbol-decoder"})
+ADDED = frozenset({"neuron-alignment", "span-membership", "symbol-decoder", "chosen-answers"})
 
 GRADIENT_ATTACKS: Catalogue[Attack] = Catalogue(
     "gradient attack",

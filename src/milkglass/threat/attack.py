@@ -109,6 +109,7 @@ _MISSING: Mapping[str, str] = {
     "observe": "no client half can be run on public text",
     "rehearse": "no sanitizer stands in front",
     "step": "the attacker does not know which model is trained",
+    "answers": "the server did not choose its answers",
     "lengths": "the attacker does not know how long the texts are",
     "noise": "the attacker does not know what noise was added, if any was",
 }

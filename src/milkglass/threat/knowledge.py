@@ -111,6 +111,7 @@ class Knowledge:
         labels, lengths: (b,) the class of each text behind the gradients, in their order, and its tokens, special ones
             too.
         noise: what is added to what is sent.
+        answers: public ids of the text of each answer, in their order, where the server wrote them itself.
     """
 
     public_model: Model | None = None
@@ -128,6 +129,7 @@ class Knowledge:
     step: SharedStep | None = None
     lengths: Ids | None = None
     noise: AddedNoise | None = None
+    answers: Sequences | None = None
 
     def tokens(self, size: int) -> int:
         """How many public ids there are.

@@ -1,0 +1,82 @@
+"""Chosen answers: a server that writes its answers itself reads in the next prompt how their text is sent.
+
+    the server answers   n o t e d   d i a g n o s i s        in letters, whose ids it knows
+    the next prompt      [prompt] [noted] [ diagnosis] ...    in the tokenizer's own tokens
+
+A chat sends its history with every turn. The server wrote the answer and has the public tokenizer, so it knows into
+which public tokens the text falls; where they begin in the next prompt it knows too, since that prompt begins with the
+one before. So each scrambled id there is named for certain. It needs no weights and no text of the user's, and holds
+under every scheme whose ids are read back. It takes an active server: one that answers what no model wrote.
+
+Where an answer comes back in the ids that the server wrote, nothing is learnt: these are left out. So are answers whose
+place does not hold what they say: two tokens for one id, or one that is not like the place before.
+
+Out of scope: how the first letters are known (`decipherment`: they are the commonest tokens), and what to write next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milkglass.papers import ours
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Attack, Cost
+from milkglass.threat.budget import Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Outputs, Tokens, Transcript
+
+
+@dataclass(frozen=True)
+class ChosenAnswers(Attack):
+    """The attack that this module describes."""
+
+    name = "chosen-answers"
+    title = "Chosen answers"
+    paper = ours("A server that writes its answers reads how their text is sent in the next prompt")
+    sees = frozenset({Tokens, Outputs})
+    assumes = frozenset({"answers"})
+    cost = Cost(tokens=1.0)
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        if any(one.prompts is None for one in transcript.all(Outputs)):
+            return "it was not recorded which prompt each answer followed"
+        count = len(transcript.outputs)
+        if len(required(knowledge.answers)) != count:
+            return f"{len(required(knowledge.answers))} texts of {count} answers are known"
+        return None
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        prompts = [row for one in transcript.all(Outputs) if one.prompts is not None for row in one.prompts]
+        sent, at = list(transcript.tokens), 0
+        named = np.full(transcript.size, NO_BELIEF, np.int64)
+        for prompt, written, text in zip(prompts, transcript.outputs, required(knowledge.answers), strict=True):
+            at = next((i for i in range(at, len(sent)) if np.array_equal(sent[i], prompt)), at)
+            after = next((row for row in sent[at + 1 :] if _goes_on(row, prompt)), None)
+            if after is not None:
+                _name(named, after[len(prompt) :], written, text)
+            at += 1
+        return Guess(table=named[:, None])
+
+
+def _goes_on(row: Ids, prompt: Ids) -> bool:
+    return len(row) > len(prompt) and np.array_equal(row[: len(prompt)], prompt)
+
+
+def _name(named: Ids, after: Ids, written: Ids, text: Ids) -> None:
+    """Note what stands behind each id where an answer came back in other ids than it was written in.
+
+    Args:
+        named: (n',) changed.
+        after: (t,) what follows the answer's prompt in the next one.
+        written: the answer's scrambled ids.
+        text: public ids of the same text.
+    """
+    if np.array_equal(after[: len(written)], written) or len(after) < len(text):
+        return
+    place = after[: len(text)]
+    known, by_id = named[place], dict(zip(place.tolist(), text.tolist(), strict=True))
+    if ((known == NO_BELIEF) | (known == text)).all() and [by_id[one] for one in place.tolist()] == text.tolist():
+        named[place] = text
