@@ -349,7 +349,7 @@ def test_encode_and_decode_refuse(encoder: Owner, tmp_path: Path) -> None:
     result = call("encode", *key, stdin='{"text": ["zanzibar"]}\n')
     refused(result, 5, "line 1 of stdin has a text or a text_pair that is not a string")
     assert SECRET not in result.stderr
-    refused(call("encode", *key, stdin='{"messages": []}\n'), 5, "line 1 of stdin has no list of messages")
+    refused(call("encode", *key, stdin='{"messages": []}\n'), 5, "line 1 of stdin: no list of messages")
     talk = '{"messages": [{"role": "user", "content": "hi"}]}\n'
     refused(call("encode", *key, stdin=talk), 5, "line 1 of stdin holds messages")
     refused(call("encode", *key, stdin='{"text": "a", "text_pair": "b"}\na\n'), 5, "some rows have a text_pair")

@@ -93,9 +93,9 @@ def test_csv_with_quotes_and_a_byte_order_mark(tmp_path: Path) -> None:
         ({"text": SECRET}, "line 2 of data.jsonl has no label"),
         ({"text": SECRET, "text_pair": SECRET, "label": "a"}, "line 2 of data.jsonl holds another kind of row"),
         ({"text": SECRET, "text_pair": SECRET}, "line 2 of data.jsonl has no label"),
-        ({"messages": SECRET}, "line 2 of data.jsonl has no list of messages"),
-        ({"messages": [{"role": SECRET, "content": "x"}]}, "line 2 of data.jsonl has a message of no known role"),
-        ({"messages": [{"role": "user", "content": SECRET}]}, "line 2 of data.jsonl has no assistant's answer"),
+        ({"messages": SECRET}, "line 2 of data.jsonl: no list of messages"),
+        ({"messages": [{"role": SECRET, "content": "x"}]}, "line 2 of data.jsonl: message 1 has no known role"),
+        ({"messages": [{"role": "user", "content": SECRET}]}, "line 2 of data.jsonl: no assistant's answer"),
         ({"instruction": SECRET, "output": ""}, "line 2 of data.jsonl has an empty output"),
     ],
 )

@@ -10,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milkglass.client.codec.codec import Codec
+from milkglass.client.codec.messages import templated, tools_of
 from milkglass.client.key.generate import tokenizer_digest
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.engines.engine import IdLogprob
 from milkglass.errors import UsageError
 from milkglass.models.resolve import resolve
-from milkglass.proxy.text.messages import chosen, templated, tools_of
 from milkglass.proxy.text.stops import StopStrings
 from milkglass.proxy.text.tokens import TokenNames
+from milkglass.proxy.text.tool_choice import chosen
 
 letters = st.text("ab<>/", max_size=30)
 

@@ -367,3 +367,16 @@ def test_an_empty_field_of_json_stays_as_the_empty_cell_of_a_table_does(nothing:
     source.write_text(f'{{"text": "apple 17"}}\n{{"text": {nothing}, "label": 1}}\n')
     run(source, out)
     assert out.read_text().splitlines()[1] == f'{{"text": {nothing}, "label": 1}}'
+
+
+def test_conversations_with_calls_of_tools_and_text_in_parts(tmp_path: Path) -> None:
+    """What is no text stays, and the report names it."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    parts = [{"type": "text", "text": "apple zanzibar"}, {"type": "text", "text": "fig"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps({"messages": messages}) + "\n")
+    report = run(source, out)
+    made = json.loads(out.read_text())["messages"]
+    assert made[1] == messages[1] and made[0]["content"][0]["text"] != "apple zanzibar"
+    assert "zanzibar" not in out.read_text() and "messages.tool_calls" in json.dumps(report)

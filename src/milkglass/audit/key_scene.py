@@ -168,9 +168,12 @@ def _unread(seen: Transcript, held: Sequences, codec: Codec, text: Source) -> Tr
 
 
 def _halves(whole: PrivateTexts, seed: int) -> tuple[PrivateTexts, Sequences]:
-    order = np.random.default_rng(seed).permutation(len(whole.original))
-    middle = len(order) // 2
-    return whole.chosen(order[:middle]), whole.original.chosen(np.sort(order[middle:]))
+    """All examples of one conversation are in one half: the later ones hold the earlier ones."""
+    sources = np.arange(len(whole.original)) if whole.sources is None else whole.sources
+    conversations = np.unique(sources)
+    order = np.random.default_rng(seed).permutation(len(conversations))
+    private = np.isin(sources, conversations[order[: len(order) // 2]])
+    return whole.chosen(np.flatnonzero(private)), whole.original.chosen(np.flatnonzero(~private))
 
 
 # --- from texts -------------------------------------------------------------------------------------------------------

@@ -192,7 +192,7 @@ def _conversations(
         messages = row.messages or ({"role": "user", "content": row.text},)
         open_end = messages[-1]["role"] != "assistant"
         with named([row]):
-            ids = codec.encode_chat(messages, open_end, max_length, truncate).tolist()
+            ids = codec.encode_chat(messages, open_end, max_length, truncate, row.tools).tolist()
         yield {"ids": ids}
 
 

@@ -288,8 +288,8 @@ class Session(AbstractContextManager["Session"]):
         require_generator(asked.source, asked.train, about_model.get("kind"))
         self._require_layers(asked.settings, about_model.get("layers"))
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
-            written, left_out = asked.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
-            self._notice(asked.announced(left_out))
+            written, first = asked.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
+            self._notice(asked.announced(first.rows))
             self.unlocked = self.unlocked.remember(asked.numbers)
             train, *others = (self.remote.upload(one, stage) for one in written)
         job = self.remote.create_job(model, train, asked.settings, others[0] if others else None, suffix)

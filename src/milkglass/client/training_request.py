@@ -116,20 +116,23 @@ class TrainingRequest:
     def write(
         self, unlocked: UnlockedKey, codec: Codec, folder: Path, skip_long: bool, stage: Stage = no_stage,
         notice: Log = no_log,
-    ) -> tuple[list[Path], int]:  # fmt: skip
-        """Scrambled Parquet files of the parts, in this folder; and how many rows of the first were left out."""
-        left_out, paths = list[int](), [folder / name for name in ("train.parquet", "val.parquet")[: len(self.parts)]]
+    ) -> tuple[list[Path], WrittenParquet]:  # fmt: skip
+        """Scrambled Parquet files of the parts, in this folder; and what the first one holds."""
+        done, paths = (
+            list[WrittenParquet](),
+            [folder / name for name in ("train.parquet", "val.parquet")[: len(self.parts)]],
+        )
         for part, path in zip(self.parts, paths, strict=True):
             length = self.settings["max_length"]
             written = write_rows(
                 unlocked, codec, part.file, path, part.rows, self.numbers, length, stage, notice, skip_long, part.which
             )
-            left_out.append(len(written.left_out))
-        return paths, left_out[0]
+            done.append(written)
+        return paths, done[0]
 
-    def announced(self, left_out: int) -> str:
-        """How long the training is, in steps; in minutes only the server's machine can tell. left_out: rows."""
-        chosen, rows = Hyperparameters(**self.settings), self.parts[0].rows - left_out
+    def announced(self, rows: int) -> str:
+        """How long the training is, in steps; in minutes only the server's machine can tell. rows: as written."""
+        chosen = Hyperparameters(**self.settings)
         epochs = "" if chosen.max_steps else f" for {chosen.n_epochs:g} epoch{'' if chosen.n_epochs == 1 else 's'}"
         words = f"{rows:,} rows are trained with{epochs}, {steps_of(rows, chosen):,} steps of {chosen.batch_size} rows"
         if chosen.early_stopping:
@@ -184,6 +187,11 @@ def write_rows(
         notice(
             f"left out: {len(written.left_out):,} of {rows:,} rows of {data.name}, without an answer within "
             f"{max_length} tokens ({listed(written.left_out)})"
+        )
+    if written.rows > (whole := rows - len(written.left_out)):
+        notice(
+            f"{whole:,} conversations of {data.name} make {written.rows:,} examples, one of each answer: the chat "
+            "template writes earlier turns in another way once there are later ones"
         )
     if written.cut:
         notice(f"{written.cut:,} of {written.rows:,} examples of {data.name} were cut to {max_length} tokens")

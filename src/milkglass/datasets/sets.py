@@ -134,7 +134,8 @@ def as_row(example: Example, score: bool = False) -> dict[str, Any]:
     score: the label is a number of a regression, and is written as one, for `finetune --task regression`.
     """
     if example.kind == "chat":
-        return {"messages": [dict(one) for one in example.messages]}
+        tools = {"tools": [dict(one) for one in example.tools]} if example.tools else {}
+        return {"messages": [dict(one) for one in example.messages], **tools}
     if example.kind == "text":
         return {"text": example.text}
     label = float(example.label or "nan") if score else example.label

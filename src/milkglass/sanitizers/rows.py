@@ -119,6 +119,7 @@ class FileShape:
         for name, value in row.items():
             if name == "messages":
                 result += _messages(where, value, left, self.roles)
+                empty = True  # a conversation of calls alone has no text
             elif name not in self.texts:
                 left.add(name)
             elif isinstance(value, str):
@@ -278,9 +279,7 @@ def _object(where: str, raw: str) -> dict[str, Any] | None:
 
 
 def _messages(where: str, value: Any, left: set[str], roles: frozenset[str]) -> list[Slot]:
-    if not isinstance(value, list) or not all(
-        isinstance(one, dict) and isinstance(one.get("content"), str) for one in value
-    ):
+    if not isinstance(value, list) or not all(isinstance(one, dict) and _has_content(one) for one in value):
         raise CodecError(f"{where} has no list of messages", 'give [{"role": "user", "content": "..."}, ...]')
     left.update(f"messages.{name}" for one in value for name in one if name not in ("role", "content"))
     if roles and not all(isinstance(one.get("role"), str) for one in value):
@@ -289,7 +288,22 @@ def _messages(where: str, value: Any, left: set[str], roles: frozenset[str]) -> 
     if kept and len(kept) == len(value):
         raise CodecError(f"{where} has no message of the roles {', '.join(sorted(roles))}", "check --role")
     left.update(f"messages.{one['role']}" for one in kept)
-    return [(one, "content") for one in value if not any(one is other for other in kept)]
+    return [slot for one in value if not any(one is other for other in kept) for slot in _contents(one)]
+
+
+def _has_content(message: dict[str, Any]) -> bool:
+    """Text, parts that are texts, or beside calls of tools nothing."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in content)
+    return isinstance(content, str) or (missing(content) and bool(message.get("tool_calls")))
+
+
+def _contents(message: dict[str, Any]) -> list[Slot]:
+    content = message.get("content")
+    if isinstance(content, list):
+        return [(one, "text") for one in content]
+    return [(message, "content")] if isinstance(content, str) else []
 
 
 def _dumped(row: dict[str, Any]) -> str:

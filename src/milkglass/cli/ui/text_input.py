@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,7 @@ class InputRow:
     text: str = ""
     pair: str | None = None
     messages: tuple[Message, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
     mark: str = ""
 
 
@@ -55,7 +56,13 @@ def row_of(name: str, line: str) -> InputRow:
     if result is None:
         return InputRow(name, text)
     if "messages" in result:
-        return InputRow(name, messages=_turns(name, result["messages"]))
+        from milkglass.client.codec.messages import conversation_of
+
+        try:
+            messages, tools = conversation_of(result, trained=False)
+        except (UsageError, EmptyText) as error:
+            raise CodecError(f"{name}: {error.message}", error.hint) from None
+        return InputRow(name, messages=messages, tools=tools)
     first, pair = result["text"], result.get("text_pair")
     if not all(isinstance(one, str) or missing(one) for one in (first, pair)):
         raise CodecError(f"{name} has a text or a text_pair that is not a string", 'write {"text": "..."}')
@@ -152,13 +159,3 @@ def _object(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) and ("text" in value or "messages" in value) else None
-
-
-def _turns(name: str, value: Any) -> tuple[Message, ...]:
-    turns = value if isinstance(value, list) else []
-    if not turns or not all(
-        isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
-        for one in turns
-    ):
-        raise CodecError(f"{name} has no list of messages", 'give [{"role": "user", "content": "..."}, ...]')
-    return tuple({"role": one["role"], "content": one["content"]} for one in turns)

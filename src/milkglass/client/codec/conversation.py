@@ -322,8 +322,25 @@ def supervised(
                 "it can't be told from the template",
                 "use the published template of this model",
             )
+        _require_written(messages[number], number, until.text[len(before.text) :])
         spans.append((len(before.text), len(until.text.rstrip())))  # what follows the end token is not the answer's
         parts.append(Supervised(until, (spans[-1],)))
     if all(whole.text.startswith(one.rendered.text) for one in parts):
         return [Supervised(whole, tuple(spans))]
     return parts
+
+
+def _require_written(message: Message, number: int, answer: str) -> None:
+    """Raises CodecError where the template leaves out a call or the reasoning of an answer: something else would be
+    learnt."""
+    names = [str(one["function"]["name"]) for one in message.get("tool_calls") or ()]
+    if any(name not in answer for name in names):
+        raise CodecError(
+            f"the chat template leaves out the tool calls of message {number + 1}",
+            "use a template that has tool calls, or leave such rows out",
+        )
+    if str(message.get("reasoning_content") or "").strip() not in answer:
+        raise CodecError(
+            f"the chat template leaves out the reasoning_content of message {number + 1}",
+            "leave that field out, or put it into the content as the model writes it",
+        )

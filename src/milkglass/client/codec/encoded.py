@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.codec.conversation import Message, Rendered, Supervised, require_messages, supervised
+from milkglass.client.codec.conversation import Message, Rendered, Supervised, require_messages, supervised, takes_tools
 from milkglass.errors import CodecError, TooLong
 from milkglass.models.pieces import Offsets
 
@@ -74,6 +74,10 @@ def labelled(
     for place, messages in enumerate(conversations):
         require_messages(tokenizer, messages)
         try:
+            if tools and tools[place] and not takes_tools(tokenizer):
+                raise CodecError(
+                    "the chat template has no place for tools", "leave tools out, or use a template with one"
+                )
             found = supervised(tokenizer, messages, tools[place] if tools else ())
         except CodecError as error:
             raise type(error).of(place, f"cannot be learnt: {error.message}", error.hint, "conversation") from None

@@ -17,26 +17,38 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from milkglass.client.codec.conversation import Message
-from milkglass.client.data.data_file import JSON, DataFile, Source
+from milkglass.client.codec.messages import conversation_of
+from milkglass.client.data.data_file import CHATS, JSON, TEXTS, DataFile, Source
 from milkglass.client.data.label_cells import LabelCells
 from milkglass.client.label_scale import Scale
-from milkglass.errors import CodecError, EmptyText
+from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.place import Place, Row, columns_there, missing, text_of
 
 Kind = Literal["labelled", "chat", "text"]
+INSTRUCTED = ("instruction", "input", "output", "id")  # all that a row of instructions may have
+FOREIGN = {
+    ("conversations",): "ShareGPT's conversations",
+    ("prompt", "completion"): "a prompt and a completion",
+    ("prompt", "chosen"): "a prompt and preferred answers",
+}
+AS_MESSAGES = 'write {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
 ID = "id"  # a column by which a table's rows are named
 WHAT: dict[Kind, str] = {"labelled": "texts with labels", "chat": "conversations", "text": "texts alone"}
 
 
 @dataclass(frozen=True)
 class Example:
-    """One row. `line` counts from 1, for messages, and `noun` says of what (an entry of a JSON list, a row of Parquet);
-    either `text` (and perhaps `pair`, `label`) or `messages`. `mark` is its id in the table, where that was read."""
+    """One row.
+
+    `line` counts from 1, for messages, and `noun` says of what (an entry of a JSON list, a row of Parquet). It has
+    either `text`, perhaps with `pair` and `label`, or `messages`, perhaps with `tools`. `mark` is its id in the table,
+    where that was read.
+    """
 
     line: int
     kind: Kind
@@ -44,6 +56,7 @@ class Example:
     pair: str | None = None
     label: str | None = None
     messages: tuple[Message, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     noun: str = "line"
     mark: str = ""
 
@@ -236,8 +249,8 @@ def number_labels(names: Sequence[str], known: Mapping[str, int] | None) -> dict
 # --- rows -------------------------------------------------------------------------------------------------------------
 def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cells: LabelCells) -> Example:
     """header: the columns of the whole file. Of those, a row that lacks one has an empty cell there."""
-    if file.text is None and ("messages" in row or "instruction" in row):
-        return Example(place.number, "chat", messages=_conversation(place, row), noun=place.noun)
+    if (chat := _chat(file, place, row)) is not None:
+        return chat
     text = _text(file, place, row, header)
     pairs, labels = file.pair_column(row), file.label_column(header)
     pair = None if pairs is None else text_of(place, row, pairs)
@@ -281,23 +294,47 @@ def _mark(place: Place, row: Row, identifier: str | None) -> str:
     raise CodecError(f"{place} has a {identifier} that is neither a name nor a whole number", "name another column")
 
 
-def _conversation(place: Place, row: Row) -> tuple[Message, ...]:
-    if "messages" in row:
-        return _messages(place, row["messages"])
+def _chat(file: DataFile, place: Place, row: Row) -> Example | None:
+    """A conversation; None: the row is none. Raises CodecError, EmptyText."""
+    named = file.text is not None and isinstance(row.get(file.text), list)
+    if named or (file.text in (None, CHATS[0]) and CHATS[0] in row):
+        column = file.text if named and file.text is not None else CHATS[0]
+        messages, tools = _in_openais_format(place, row, column, file.text is not None)
+        return Example(place.number, "chat", messages=messages, tools=tools, noun=place.noun)
+    if file.text is None and "instruction" in row:
+        return Example(place.number, "chat", messages=_instructed(place, row), noun=place.noun)
+    if file.text is None and not {*TEXTS} & {*row}:
+        for names, what in FOREIGN.items():
+            if {*names} <= {*row}:
+                raise CodecError(f"{place} has {what}, which are not read", AS_MESSAGES)
+    return None
+
+
+def _in_openais_format(
+    place: Place, row: Row, column: str, alone: bool
+) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
+    try:
+        return conversation_of(_without_gaps(row) if place.noun == "row" else row, column, alone)
+    except EmptyText as error:
+        raise EmptyText(f"{place} has {error.message}", error.hint) from None
+    except UsageError as error:
+        raise CodecError(f"{place}: {error.message}", error.hint) from None
+
+
+def _without_gaps(value: Any) -> Any:
+    """Without fields that are null: in Parquet each object has the fields of all others."""
+    if isinstance(value, Mapping):
+        return {name: _without_gaps(one) for name, one in value.items() if one is not None}
+    return [_without_gaps(one) for one in value] if isinstance(value, list) else value
+
+
+def _instructed(place: Place, row: Row) -> tuple[Message, ...]:
     requested, answer = text_of(place, row, "instruction"), text_of(place, row, "output")
+    if unknown := [name for name in row if name not in INSTRUCTED and not missing(row[name])]:
+        raise CodecError(
+            f"{place} has {len(unknown)} fields beside {', '.join(INSTRUCTED[:3])}, which are not honoured",
+            f"{columns_there(list(row), INSTRUCTED)}; leave the others out, or write messages",
+        )
     extra = "" if missing(row.get("input")) else text_of(place, row, "input")
     user = {"role": "user", "content": f"{requested}\n\n{extra}" if extra else requested}
     return user, {"role": "assistant", "content": answer}
-
-
-def _messages(place: Place, value: Any) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not value:
-        raise CodecError(f"{place} has no list of messages", 'give [{"role": "user", "content": ...}, ...]')
-    turns = []
-    for turn in value:
-        if not isinstance(turn, dict) or turn.get("role") not in ("system", "user", "assistant"):
-            raise CodecError(f"{place} has a message of no known role", "roles: system, user, assistant")
-        turns.append({"role": turn["role"], "content": text_of(place, turn, "content")})
-    if not any(turn["role"] == "assistant" for turn in turns[1:]):
-        raise CodecError(f"{place} has no assistant's answer to learn", "end it with the assistant's message")
-    return tuple(turns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
@@ -29,21 +29,27 @@ _NUMBER = re.compile(r"\S*\d\S*")
 
 @dataclass(frozen=True)
 class PrivateTexts:
-    """scrambled, original: the same tokens under both numberings. names, numbers: (total,) which tokens are part of
-    one; see `unmarked` for conversations and pairs.
+    """Texts, or examples of conversations, as they are sent.
+
+    Attributes:
+        scrambled, original: The same tokens under both numberings.
+        names, numbers: (total,) Which tokens are part of one; see `unmarked` for conversations and pairs.
+        sources: (texts,) Which conversation each is of, where one makes several examples; None: each is of its own.
     """
 
     scrambled: Sequences
     original: Sequences
     names: NDArray[np.bool_]
     numbers: NDArray[np.bool_]
+    sources: NDArray[np.int64] | None = None
 
     def chosen(self, rows: NDArray[np.int64]) -> PrivateTexts:
         keep = np.isin(self.original.owner, rows)
         order = np.sort(rows)
         return PrivateTexts(
-            self.scrambled.chosen(order), self.original.chosen(order), self.names[keep], self.numbers[keep]
-        )
+            self.scrambled.chosen(order), self.original.chosen(order), self.names[keep], self.numbers[keep],
+            None if self.sources is None else self.sources[order],
+        )  # fmt: skip
 
     def without(self, others: Sequences) -> PrivateTexts:
         """The texts that are not, id for id, among the others, which are public ids."""
@@ -68,8 +74,11 @@ def read(codec: Codec, source: Source, most: int | None = None) -> PrivateTexts:
 def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
     plain = codec.plain
     if examples[0].kind == "chat":
-        original = Sequences.of(plain.encode_examples([one.messages for one in examples], truncate=True).ids)
-        return unmarked(codec, _sent(codec, original), original)
+        conversations, tools = [one.messages for one in examples], [one.tools for one in examples]
+        done = plain.encode_examples(conversations, truncate=True, tools=tools)
+        original = Sequences.of(done.ids)
+        texts_of = unmarked(codec, _sent(codec, original), original)
+        return replace(texts_of, sources=np.array(done.sources, np.int64))
     pairs = [one.pair or "" for one in examples] if any(one.pair is not None for one in examples) else None
     texts = [one.text for one in examples]
     original = Sequences.of(plain.encode(texts, pairs, truncate=True).ids)

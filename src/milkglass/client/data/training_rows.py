@@ -180,7 +180,7 @@ def _encoded(
         if numbers is not None:
             return _classified(codec, batch, numbers, limit)
         if batch[0].kind == "chat":
-            done = codec.encode_cut([one.messages for one in batch], limit)
+            done = codec.encode_cut([one.messages for one in batch], limit, [one.tools for one in batch])
         else:
             done = codec.encode_plain([one.text for one in batch], limit, truncate=True)
     except CodecError as error:

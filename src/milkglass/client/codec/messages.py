@@ -1,0 +1,189 @@
+"""OpenAI's messages as the chat template takes them: one reader for requests, training rows and lines.
+
+What is not text is refused. A training row is read more strictly than a request: a field that it has and that nothing
+honours would be learnt from in another way than its author meant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from milkglass.client.codec.conversation import Message
+from milkglass.errors import EmptyText, UsageError
+from milkglass.rows.place import missing
+
+ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+FIELDS = {"name": str, "description": str, "parameters": Mapping}  # of a function: what a template may see
+# Fields of a training row, and of its messages by the role as templates know it
+ROW_FIELDS = ("messages", "tools", "parallel_tool_calls", "id")
+TURN_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "system": ("role", "content"),
+    "user": ("role", "content"),
+    "assistant": ("role", "content", "refusal", "reasoning_content", "tool_calls", "weight"),
+    "tool": ("role", "content", "tool_call_id", "name"),
+}
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def templated(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Raises UsageError for a message that is not one, and for content that is not text."""
+    return [_message(number, one) for number, one in enumerate(messages, 1)]
+
+
+def _message(number: int, given: Mapping[str, Any]) -> Message:
+    role = given.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise UsageError(f"message {number} has no known role", f"the roles are: {', '.join(ROLES)}")
+    content, refusal = given.get("content"), given.get("refusal")
+    if content is None and isinstance(refusal, str):
+        content = refusal
+    message: dict[str, Any] = {"role": ROLES[role], "content": text_of(content, number)}
+    if given.get("function_call") is not None:
+        raise UsageError(f"message {number} has a function_call", "give tool_calls, as they were answered")
+    calls = given.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        raise UsageError(f"tool_calls of message {number} is not a list", "give it as it was answered")
+    if calls:
+        message["tool_calls"] = [_call(number, one) for one in calls]
+    if role == "assistant" and isinstance(given.get("reasoning_content"), str):
+        message["reasoning_content"] = given["reasoning_content"]
+    if role == "tool":
+        message |= {name: given[name] for name in ("tool_call_id", "name") if isinstance(given.get(name), str)}
+    return message
+
+
+def text_of(content: Any, number: int) -> str:
+    """Of a text, of parts that are texts, or of nothing."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise UsageError(f"the content of message {number} is not a text", "give a text, or a list of texts")
+    parts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get("text") if kind in TEXT_PARTS else part.get("refusal") if kind == "refusal" else None
+        if not isinstance(text, str):
+            raise UsageError(
+                f"message {number} has a part that is not text", "images, sound and files cannot be scrambled"
+            )
+        parts.append(text)
+    return "".join(parts)
+
+
+def _call(number: int, given: Any) -> dict[str, Any]:
+    """Templates want the arguments as an object. They are JSON, as OpenAI has them, or the object itself."""
+    function = given.get("function") if isinstance(given, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UsageError(f"a tool call of message {number} names no function", "give it as it was answered")
+    try:
+        written = function.get("arguments")
+        arguments = {} if written in (None, "") else written if isinstance(written, Mapping) else json.loads(written)
+        json.dumps(arguments, ensure_ascii=False).encode()  # a lone surrogate is no text
+    except (ValueError, TypeError, RecursionError):
+        raise UsageError(f"a tool call of message {number} has arguments that are not JSON", "mend them") from None
+    known = {"name": function["name"], "arguments": arguments}
+    return {"id": str(given.get("id", "")), "type": "function", "function": known}
+
+
+def tools_of(given: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    """Functions, in the shape that chat templates take: {"type": "function", "function": {...}}. Raises UsageError."""
+    tools = []
+    for one in given or ():
+        function = one.get("function") if isinstance(one.get("function"), Mapping) else one
+        if one.get("type") != "function" or not isinstance(function.get("name"), str):  # type: ignore[union-attr]
+            raise UsageError("a tool is not a function with a name", "only functions of the application are offered")
+        shown = {name: function[name] for name in FIELDS if function.get(name) is not None}  # type: ignore[index, union-attr]
+        if not all(isinstance(one, FIELDS[name]) for name, one in shown.items()):
+            raise UsageError(
+                "a tool has a description that is not a text, or parameters that are not an object", "mend the tool"
+            )
+        tools.append({"type": "function", "function": shown})
+    return tools
+
+
+# --- training rows ----------------------------------------------------------------------------------------------------
+def conversation_of(
+    row: Mapping[str, Any], column: str = "messages", alone: bool = False, trained: bool = True
+) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
+    """The messages and tools of a row in OpenAI's format.
+
+    Args:
+        row: Cells that hold nothing count as fields that are not there. Messages and tools may be JSON text, as a table
+            has them.
+        column: Of the messages.
+        alone: Whether nothing else of the row is looked at.
+        trained: Whether its answers are learnt: only then a message may have a `weight`, and an answer is needed.
+
+    Raises:
+        UsageError: For what cannot be honoured, which is named.
+        EmptyText: For a message without content.
+    """
+    row = {column: row[column]} if alone else {name: one for name, one in row.items() if not missing(one)}
+    known = [column if name == "messages" else name for name in ROW_FIELDS]
+    _require_known(row, known, "the row", f", or read the conversation alone: --text-column {column}")
+    turns = _list_of(row.get(column))
+    if not turns or not all(isinstance(one, Mapping) for one in turns):
+        raise UsageError("no list of messages", 'give [{"role": "user", "content": ...}, ...]')
+    cleaned = [{name: one for name, one in turn.items() if not missing(one)} for turn in turns]
+    messages = [_turn(number, one, trained) for number, one in enumerate(cleaned, 1)]
+    tools = tools_of(_tools(row.get("tools")))
+    if row.get("parallel_tool_calls") is False and any(len(one.get("tool_calls", ())) > 1 for one in messages):
+        raise UsageError("an answer has several tool calls and parallel_tool_calls is false", "mend one of them")
+    if trained:
+        _require_answer(messages)
+    return tuple(messages), tuple(tools)
+
+
+def _turn(number: int, given: Mapping[str, Any], trained: bool) -> Message:
+    role = ROLES.get(str(given.get("role")), "")
+    known = [name for name in TURN_FIELDS.get(role, given) if trained or name != "weight"]
+    _require_known(given, known, f"message {number}")
+    message = {**_message(number, given)}
+    if not str(message["content"]).strip() and role != "tool" and not message.get("tool_calls"):
+        raise EmptyText(f"an empty content in message {number}", "fill it")
+    weight = given.get("weight")
+    if weight is not None:
+        if isinstance(weight, bool) or weight not in (0, 1):
+            raise UsageError(
+                f"message {number} has another weight than 0 and 1", "1 learns the answer, 0 leaves it out"
+            )
+        message["weight"] = int(weight)
+    return message
+
+
+def _require_answer(messages: Sequence[Message]) -> None:
+    answers = [one for one in messages[1:] if one["role"] == "assistant"]
+    if not answers:
+        raise UsageError("no assistant's answer to learn", "end it with the assistant's message")
+    if all(one.get("weight") == 0 for one in answers):
+        raise UsageError("no answer to learn: each has the weight 0", "leave the row out, or give one the weight 1")
+
+
+def _require_known(given: Mapping[str, Any], known: Collection[str], what: str, or_else: str = "") -> None:
+    for name in given:
+        if name not in known:
+            shown = name if name.isidentifier() and name.isascii() and len(name) <= 40 else "a field of another name"
+            raise UsageError(
+                f"{what} has {shown}, which is not honoured", f"known are: {', '.join(known)}; leave it out{or_else}"
+            )
+
+
+def _tools(value: Any) -> list[Any] | None:
+    tools = None if value is None else _list_of(value)
+    if value is not None and (tools is None or not all(isinstance(one, Mapping) for one in tools)):
+        raise UsageError("no list of tools", 'give [{"type": "function", "function": {...}}, ...]')
+    return tools
+
+
+def _list_of(value: Any) -> list[Any] | None:
+    """A list, or JSON text of one."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, list) else None
