@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from milkglass.client.codec import spelling
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.spelling import PLACES, other_places
 from milkglass.client.key.generate import tokenizer_digest
@@ -187,6 +190,29 @@ def test_a_few_other_tokens_end_nothing(model: Plain) -> None:
     asking = Chosen(model, model.spelled(" ".join(WORDS[:PLACES])))
     assert asking.said(messages=QUESTION)["content"] == " ".join(WORDS[:PLACES])
     assert asking.backend.memory.misspelt == 0
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    words=st.lists(
+        st.sampled_from(["patient", " diagnosis", "naïve", " 日本", "\n\n", " 42", "👩", ".", " x"]), max_size=12
+    ),
+    spelled=st.lists(st.booleans(), min_size=12, max_size=12),
+)
+def test_places_are_found_alike_by_names_and_by_letters(model: Plain, words: list[str], spelled: list[bool]) -> None:
+    """Names of tokens are quick; letters hold where a text has broken characters as well."""
+    codec = model.codec
+    parts = [(model.spelled if odd else model.own)(word) for word, odd in zip(words, spelled, strict=False)]
+    ids = [one for part in parts for one in part]
+    own = spelling._own(codec.tokenizer, codec.decode(ids))
+    written, text = spelling._written(codec, ids, True)
+    assert text == "".join(words)
+    by_letters = spelling._runs(written, own, len(text), True)
+    found = other_places(codec, ids)
+    assert {one for run in found for one in run} <= {one for run in by_letters for one in run}  # all of a letter's
+    assert bool(found) == bool(by_letters)
+    cut = model.own("👩")[:-1]  # a character that is not whole ends nothing and breaks nothing
+    assert len(other_places(codec, [*ids, *cut], final=False)) <= len(found)
 
 
 def test_a_conversation_sends_its_answers_in_their_ids(model: Plain) -> None:

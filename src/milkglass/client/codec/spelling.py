@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from milkglass.errors import MisspeltAnswer
 
@@ -64,34 +67,75 @@ def other_places(codec: Codec, ids: Sequence[int], final: bool = True) -> set[tu
 
     A run ends where a token of both ends.
 
-    final: whether the text ends with them; otherwise its last token may still grow.
+    Args:
+        final: whether the text ends with them; otherwise its last token may still grow.
     """
-    decoder, written, text, start = codec.stream(), dict[tuple[int, int], tuple[int, ...]](), "", 0
-    held = list[int]()
-    for one in ids:
-        text += decoder.push([one])
-        held.append(int(codec.inverse[one]))
-        if decoder.is_clean and len(text) > start:
-            written[start, len(text)] = tuple(held)
-            start, held = len(text), []
-    text += decoder.flush() if final else ""
+    original = codec.inverse[np.asarray(ids, np.int64)]
+    original = original[codec.visible[original]]
+    text = codec.decode(ids)
+    own = _own(codec.tokenizer, text)
+    plain = np.array([number for _, several in own for number in several], np.int64)
+    if np.array_equal(original, plain):
+        return set()
+    by_names = _by_names(codec.tokenizer, original, plain)
+    if by_names is None:  # a broken character, or tokens whose names are not the text's
+        written, text = _written(codec, ids, final)
+        return _runs(written, _own(codec.tokenizer, text), len(text), final)
+    return _runs(*by_names, final)
+
+
+Places = dict[tuple[int, int], tuple[int, ...]]
+Own = list[tuple[tuple[int, int], tuple[int, ...]]]
+
+
+def _runs(written: Places, own: Own, length: int, final: bool) -> set[tuple[int, ...]]:
+    """written, own: ids by where they begin and end."""
     runs, run = set[tuple[int, ...]](), list[int]()
     ends = {end for _, end in written}
-    for place, own in _own(codec.tokenizer, text):
-        run += () if written.get(place) == own else own
-        if run and place[1] in ends and (final or place[1] < len(text)):
+    for place, ids in own:
+        run += () if written.get(place) == ids else ids
+        if run and place[1] in ends and (final or place[1] < length):
             runs.add(tuple(run))
             run = []
     return runs | ({tuple(run)} if run and final else set())
 
 
-def _own(tokenizer: Any, text: str) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
+def _by_names(tokenizer: Any, written: NDArray[np.int64], own: NDArray[np.int64]) -> tuple[Places, Own, int] | None:
+    """Both by where their tokens' names begin and end; None where the names do not join to the same."""
+    sides = [tokenizer.convert_ids_to_tokens(one.tolist()) for one in (written, own)]
+    joined = ["".join(map(str, names)) for names in sides]
+    if joined[0] != joined[1]:
+        return None
+    found: list[Own] = []
+    for ids, names in zip((written, own), sides, strict=True):
+        ends = [*accumulate(map(len, names), initial=0)]
+        found.append([(place, (number,)) for place, number in zip(pairwise(ends), ids.tolist(), strict=True)])
+    return dict(found[0]), found[1], len(joined[0])
+
+
+def _written(codec: Codec, ids: Sequence[int], final: bool) -> tuple[Places, str]:
+    """Original ids by the letters that they are of, several where they share one, and the text."""
+    decoder, written, text, start = codec.stream(), Places(), "", 0
+    held = list[int]()
+    for one in ids:
+        original = int(codec.inverse[one])
+        if not codec.visible[original]:
+            continue
+        text += decoder.push([one])
+        held.append(original)
+        if decoder.is_clean and len(text) > start:
+            written[start, len(text)] = tuple(held)
+            start, held = len(text), []
+    return written, text + (decoder.flush() if final else "")
+
+
+def _own(tokenizer: Any, text: str) -> Own:
     """The tokenizer's own ids of a text, by the letters that they are of: several where they share one."""
     batch = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, padding=False, truncation=False, verbose=False,
         split_special_tokens=True,
     )  # fmt: skip
-    result, held, begin = list[tuple[tuple[int, int], tuple[int, ...]]](), list[int](), 0
+    result, held, begin = Own(), list[int](), 0
     starts = [*(start for start, _ in batch["offset_mapping"]), len(text) + 1]
     for number, (_, end), (_, following) in zip(
         batch["input_ids"], batch["offset_mapping"], pairwise(starts), strict=True
