@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from milkglass import files
+from milkglass.client.key import usage
 from milkglass.client.key.file import UnlockedKey, read_key, write_key
 from milkglass.errors import KeyExists, KeyFileError, WrongPassphrase
 from tests.cli.kit import PASSPHRASE, SECRET, Owner, call, document, refused
@@ -136,6 +137,8 @@ def test_what_a_killed_rotation_left_is_removed_and_named(owner: Owner, fresh: P
     assert result.exit_code == 0 and not any(one.exists() for one in left) and all(one.exists() for one in others)
     assert all(f"removed {one}" in result.stderr for one in left)
     left[0].write_bytes(b"cut off")
+    with usage.locked(owner.path):  # it is another command's, and being written
+        assert read_key(owner.path, FRESH).identifier == owner.key.identifier and left[0].exists()
     assert call("key", "show", owner.path, passphrase=FRESH).exit_code == 0 and not left[0].exists()
     for one in others:
         one.unlink()

@@ -73,7 +73,7 @@ class Kept:
         made = {name: np.ascontiguousarray(new[name], kind) for name, kind in self.types.items()}
         files.private_dir(folder)
         with files.atomic_path(path) as partial:  # another process that does the same writes the same
-            save_file(made, partial, {DIGEST: _content(made)})
+            save_file(made, partial, {DIGEST: content_digest(made)})
         return made
 
     def _read(self, path: Path, whole: Callable[[Arrays], bool], stated: str | None) -> Arrays:
@@ -84,14 +84,14 @@ class Kept:
         right = {name: one.dtype for name, one in found.items()} == {
             name: np.dtype(one) for name, one in self.types.items()
         }
-        if not (right and stated == _content(found) and whole(found)):
+        if not (right and stated == content_digest(found) and whole(found)):
             raise CorruptCheckpoint(
                 f"what {self.kind}/{path.name} of the cache keeps is damaged", "remove the file: it is made again"
             )
         return found
 
 
-def _content(arrays: Mapping[str, NDArray[Any]]) -> str:
+def content_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     names = sorted(arrays)
     return digest_of(
         [[name, str(arrays[name].dtype), arrays[name].shape] for name in names], *(arrays[name] for name in names)

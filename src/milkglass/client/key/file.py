@@ -217,17 +217,13 @@ def leftovers(path: Path) -> list[Path]:
         return []
 
 
-def clear_leftovers(path: Path) -> list[Path]:
-    """Remove them. Returns those that were. What another command writes just now stays: it holds the lock meanwhile."""
-    removed: list[Path] = []
+def clear_leftovers(path: Path) -> None:
+    """Remove them, unless another command has the lock: what that one writes just now stays."""
     if not leftovers(path):
-        return removed
-    with usage.locked(path):
+        return
+    with suppress(OSError), usage.locked(path, wait=False):
         for one in leftovers(path):
-            with suppress(OSError):  # a folder that is not ours to write in
-                one.unlink()
-                removed.append(one)
-    return removed
+            one.unlink()
 
 
 @dataclass(frozen=True)

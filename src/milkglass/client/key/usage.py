@@ -146,12 +146,14 @@ def _change(key: Path, change: Any) -> Usage:
 
 
 @contextmanager
-def locked(key: Path) -> Iterator[None]:
+def locked(key: Path, wait: bool = True) -> Iterator[None]:
     """One command at a time. The key's folder is locked: its files are replaced by each writer, and a lock in a file of
-    its own would stay behind."""
+    its own would stay behind. wait: false raises BlockingIOError where another has the lock."""
     folder = os.open(key.absolute().parent, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # let go when it is closed, or its process dies
+        fcntl.flock(
+            folder, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
+        )  # let go when it is closed, or its process dies
         yield
     finally:
         os.close(folder)
