@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 
 from milkglass.system import is_loopback
+
+SOURCE = Path(__file__).parents[2] / "src" / "milkglass"
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1"])
@@ -43,3 +47,24 @@ def test_no_command_leaves_a_core_dump_or_is_read_by_another_process(allowed: st
 def test_the_command_is_that_main() -> None:
     (command,) = entry_points(group="console_scripts", name="milkglass")
     assert command.value == "milkglass.cli.main:main"
+
+
+NO_TEXT = {  # programs of the server, which has no text, no key and no passphrase; one that writes public data
+    *("server/jobs/launch.py", "server/training.py", "server/storage/inspector.py", "demo/data/make.py"),
+}
+CLOSES = {"keep_private", "close_memory", "lock"}  # `lock` is the enclave's, which is more
+
+
+def test_every_program_and_worker_that_holds_text_is_closed() -> None:
+    begun = set()
+    for path in SOURCE.rglob("*.py"):
+        text, name = path.read_text("utf-8"), path.relative_to(SOURCE).as_posix()
+        if '__name__ == "__main__"' in text or "ProcessPoolExecutor(" in text:
+            called = {node.func.id for node in ast.walk(ast.parse(text)) if is_call_by_name(node)}
+            assert name in NO_TEXT or called & CLOSES, name
+            begun.add(name)
+    assert begun >= {*NO_TEXT, "cli/main.py", "models/template_worker.py", "enclave/program.py", "sanitizers/files.py"}
+
+
+def is_call_by_name(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)

@@ -12,6 +12,8 @@ import os
 import resource
 from typing import Any
 
+from milkglass.system import close_memory
+
 MEMORY = 1 << 29  # bytes that rendering may add to what the process has when it has loaded its modules
 
 
@@ -21,7 +23,7 @@ def main() -> None:
     import jinja2
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    close_memory()  # it is given texts
     bound = _address_space() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
     while line := reading.readline():
