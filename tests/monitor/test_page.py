@@ -90,6 +90,14 @@ def test_ids_that_no_row_has_break_nothing(shown: Shown) -> None:
     assert one["question"]["ids"] == [1, 2] and one["answer"]["ids"] == [3]
 
 
+def test_answers_that_were_ended_are_counted(shown: Shown) -> None:
+    backend = Backend(shown.model.codec, Upstream(MilkglassServer(), "http://127.0.0.1:1", TOKEN), [])
+    view = MonitorView(backend, shown.key, ExchangeLog(), shown.attacker)
+    assert json.loads(asyncio.run(view.document(-1)))["misspelt"] == 0
+    backend.memory.misspelt = 2
+    assert json.loads(asyncio.run(view.document(-1)))["misspelt"] == 2
+
+
 def test_what_did_not_change_is_not_made_again_and_others_have_their_turn(shown: Shown) -> None:
     """A full log is made a text at a time, a poll without news is made of nothing."""
     until(lambda: shown.state()["attack"]["state"] == "done")

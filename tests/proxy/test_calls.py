@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milkglass.proxy.text.calls import FORMATS, HERMES, LLAMA, MISTRAL, NAMED, ToolFormat, requirements, tool_format
+from milkglass.proxy.text.calls import (
+    FORMATS,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    NAMED,
+    ToolFormat,
+    requirements,
+    short_id,
+    tool_format,
+    with_short_ids,
+)
 from milkglass.proxy.text.json_span import JsonSpan
 from milkglass.proxy.text.sections import Sections, begins_reasoning
 from tests.proxy.test_text import pieces
@@ -136,6 +147,21 @@ SHAPES: list[tuple[ToolFormat, str, Read]] = [
 def test_calls_are_found_by_their_json_however_text_comes(form: ToolFormat, text: str, expected: Read) -> None:
     for size in range(1, len(text) + 1):
         assert sections_of(text, size, format=form) == expected, size
+
+
+@pytest.mark.parametrize("form", [MISTRAL, NAMED])
+def test_mistrals_templates_get_ids_of_nine_letters(form: ToolFormat) -> None:
+    """They refuse any other, of an application's own too."""
+    sections = Sections(form, TOOLS)
+    (part,) = sections.push('[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]')
+    ids = [one.id for one in part.calls]
+    assert all(len(one) == 9 and one.isalnum() for one in ids) and len({*ids}) == 2
+    assert [short_id(one) for one in ids] == ids
+    call = {"id": "call_0123456789abcdef", "type": "function", "function": {"name": "f", "arguments": {}}}
+    made = with_short_ids({"role": "assistant", "content": "", "tool_calls": [call]})
+    result = with_short_ids({"role": "tool", "content": "1", "tool_call_id": call["id"]})
+    assert made["tool_calls"][0]["id"] == result["tool_call_id"] and len(result["tool_call_id"]) == 9
+    assert with_short_ids({"role": "user", "content": "x"}) == {"role": "user", "content": "x"}
 
 
 ATOMS = (

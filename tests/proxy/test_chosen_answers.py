@@ -180,6 +180,11 @@ def test_an_answer_that_is_spelled_otherwise_is_ended(model: Plain, stream: bool
     assert named(model, text[:60], asking.prompt()) == []  # what was shown of it keeps its ids as well
 
 
+def test_a_hot_answer_is_odd_by_itself(model: Plain) -> None:
+    asking = Chosen(model, model.spelled("Noted " + " ".join(WORDS)))
+    assert asking.said(messages=QUESTION, temperature=1.5)["content"].startswith("Noted patient")
+
+
 def test_a_few_other_tokens_end_nothing(model: Plain) -> None:
     """As many as models write now and then; one more is the limit."""
     words = [*WORDS, *(word.upper() for word in WORDS)][: PLACES + 1]

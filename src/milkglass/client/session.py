@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.codec.conversation import Message
-from milkglass.client.codec.spelling import SpellingCheck
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.label_scale import Scale
 from milkglass.client.remote.remote import Remote, Sampling
@@ -234,16 +233,14 @@ class Session(AbstractContextManager["Session"]):
 
     def _pieces(self, model: str, ids: NDArray[Any], sampling: Sampling, answer: Answer) -> Iterator[str]:
         self._count(1, len(ids))
-        decoder, spelling, counted = self.codec.stream(), SpellingCheck(self.codec), 0
+        decoder, counted = self.codec.stream(), 0
         try:
             for fresh in self.remote.generate(model, ids, sampling):
                 answer.ids += fresh
-                spelling.push(fresh)
                 if answer.tokens - counted >= COUNTED:
                     self._count(0, answer.tokens - counted)
                     counted = answer.tokens
                 yield decoder.push(fresh)
-            spelling.flush()
             yield decoder.flush()
         finally:  # the answer is text under this key too, and so is the part of one that is cut off
             self._count(0, answer.tokens - counted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from milkglass.client.codec.kept_ids import ANSWER_IDS
 
 MOST_TOKENS = 1_000_000  # of all answers: the ones that were longest not asked for go first
 PREFIX = 32  # letters by which an answer is found whose end was changed
-MOST_INSIDE = 64  # answers in one text
+LAST = 64  # answers that are looked for inside of other texts
 QUOTED = 64  # letters of an answer that is repeated in another role than its own: a shorter text may be anyone's
 
 
@@ -53,13 +54,13 @@ class AnswerMemory:
             self._tokens -= len(self._kept.popitem(last=False)[1])
 
     def inside(self, model: str, prompt: str) -> list[list[int]]:
-        """The ids of answers that a text holds whole, the newest first."""
-        found = [
-            ids.tolist()
-            for (name, text), ids in reversed(self._kept.items())
-            if name == model and len(text) > PREFIX and text in prompt
-        ]
-        return found[:MOST_INSIDE]
+        """The ids of answers that a text holds whole, of the last ones, the newest first."""
+        if len(prompt) <= PREFIX:
+            return []
+        whole = (
+            (text, ids) for (name, text), ids in reversed(self._kept.items()) if name == model and len(text) > PREFIX
+        )
+        return [ids.tolist() for text, ids in islice(whole, LAST) if text in prompt]
 
     def with_ids(self, model: str, messages: Sequence[Message]) -> list[Message]:
         """The messages; those that repeat an answer have its ids."""

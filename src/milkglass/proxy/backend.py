@@ -28,7 +28,7 @@ from milkglass.errors import (
 from milkglass.proxy.answers import AnswerMemory
 from milkglass.proxy.observe import Observer, Quiet
 from milkglass.proxy.reply import Question, Reply
-from milkglass.proxy.text.calls import requirements, tool_format
+from milkglass.proxy.text.calls import requirements, tool_format, with_short_ids
 from milkglass.proxy.text.sections import begins_reasoning, reasons
 from milkglass.proxy.text.template_options import template_options
 from milkglass.proxy.text.tokens import TokenNames
@@ -111,6 +111,8 @@ class Backend:
         variables = template_options(asked or {}, self.codec.template_options, reasons(template))
         with self._counting("messages"):
             turns = self.memory.with_ids(self.model(name).name, messages)
+            if (written := tool_format(template)) is not None and written.short_ids:
+                turns = [with_short_ids(one) for one in turns]
             ids = self.codec.encode_chat(turns, tools=tools, begun=begun, options=variables)
         thinks = reasons(template) and not begun
         inside = thinks and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.codec.spelling import SpellingCheck
+from milkglass.client.codec.spelling import HOTTEST, SpellingCheck
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.engines.engine import IdsChunk, IdsRequest
 from milkglass.engines.upstream import Upstream
@@ -146,14 +146,19 @@ class Reply:
                 self.tokens += len(chunk.ids)
                 self._ids += chunk.ids
                 self.received(chunk.ids)
-                try:
-                    spelling.push(chunk.ids)
-                    if chunk.finish:
-                        spelling.flush()
-                except MisspeltAnswer:
-                    self.memory.misspelt += 1
-                    raise
+                if self.question.request.temperature <= HOTTEST:
+                    self._look(spelling, chunk)
                 yield chunk
+
+    def _look(self, spelling: SpellingCheck, chunk: IdsChunk) -> None:
+        """Raises MisspeltAnswer."""
+        try:
+            spelling.push(chunk.ids)
+            if chunk.finish:
+                spelling.flush()
+        except MisspeltAnswer:
+            self.memory.misspelt += 1
+            raise
 
     def _require(self, chunk: IdsChunk) -> None:
         """Raises RemoteError for an id that no row of the model has."""

@@ -86,7 +86,8 @@ def _call(number: int, given: Any) -> dict[str, Any]:
     except (ValueError, TypeError, RecursionError):
         raise UsageError(f"a tool call of message {number} has arguments that are not JSON", "mend them") from None
     known = {"name": function["name"], "arguments": arguments}
-    return {"id": str(given.get("id", "")), "type": "function", "function": known}
+    key = given.get("id")
+    return {"id": "" if key is None else str(key), "type": "function", "function": known}
 
 
 def tools_of(given: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec
 
 # Measured on 600 answers of SmolLM2 at temperatures 0, 0.7 and 1 without top_p (docs/log.md): at most 11 places of 200
-# tokens, so that none is ended
+# tokens, so that none is ended. Hotter answers are odd by themselves, and are not looked at
+HOTTEST = 1.0
 PLACES, TOKENS_A_PLACE = 12, 25
 FIRST = 64  # tokens before the first look; each further look is at twice as many, so that all of them cost a few
 
@@ -58,7 +59,7 @@ class SpellingCheck:
             raise MisspeltAnswer(
                 f"the engine spelled its answer otherwise than the tokenizer writes it, in {self.places} places of "
                 f"{len(self._ids)} tokens, and it was ended",
-                "a model does not write so, and the next question would tell the ids of these words; don't trust it",
+                "a model does not write so: the next question would tell the ids of these words; don't trust it",
             )
 
 

@@ -5,7 +5,9 @@ A call is a JSON object that names a tool of the request. The marks before it on
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from typing import Any, NoReturn
 import regex
 
 Tools = Mapping[str, frozenset[str]]  # a tool's name: what it requires
+SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 ARGUMENTS = ("arguments", "parameters")
 FENCE = r"(?:```[\w-]{0,20}\s{0,64}+)?"  # of code, which some models put round a call
 
@@ -30,6 +33,7 @@ class ToolFormat:
         named: whether a tool's name may stand between the mark and its arguments.
         special: tokens of the tokenizer that must stay in the text.
         begun: the beginning of an answer that calls the tool {name}.
+        short_ids: whether its templates take ids of calls of nine letters and digits alone.
     """
 
     shown_by: tuple[str, ...]
@@ -39,6 +43,7 @@ class ToolFormat:
     named: bool = False
     special: tuple[str, ...] = ()
     begun: str = ""
+    short_ids: bool = False
 
     def head(self, tools: Tools) -> regex.Pattern[str]:
         """What comes before the JSON of a call; its groups are `mark`, where it has one, and `name`."""
@@ -69,10 +74,12 @@ HERMES = ToolFormat(
     ("<tool_call>",), "<tool_call>", "</tool_call>", begun='<tool_call>\n{{"name": "{name}", "arguments": '
 )
 SPECIAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
-NAMED = ToolFormat(("[ARGS]",), "[TOOL_CALLS]", named=True, special=SPECIAL, begun="[TOOL_CALLS]{name}[ARGS]")
+NAMED = ToolFormat(
+    ("[ARGS]",), "[TOOL_CALLS]", named=True, special=SPECIAL, begun="[TOOL_CALLS]{name}[ARGS]", short_ids=True
+)
 MISTRAL = ToolFormat(
     ("[TOOL_CALLS]",), "[TOOL_CALLS]", named=True, special=SPECIAL,
-    begun='[TOOL_CALLS] [{{"name": "{name}", "arguments": ',
+    begun='[TOOL_CALLS] [{{"name": "{name}", "arguments": ', short_ids=True,
 )  # fmt: skip
 TAG = "<|python_tag|>"  # Llama's, before calls of its built-in tools and sometimes of others
 LLAMA = ToolFormat(
@@ -96,6 +103,21 @@ class ToolCall:
 
     def document(self) -> dict[str, Any]:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+def short_id(key: str) -> str:
+    """The same of nine letters and digits, of which no two keys have one."""
+    return key if SHORT_ID.fullmatch(key) else hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+def with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message of a chat, its ids of calls short."""
+    result = dict(message)
+    if "tool_call_id" in result:
+        result["tool_call_id"] = short_id(result["tool_call_id"])
+    if "tool_calls" in result:
+        result["tool_calls"] = [{**one, "id": short_id(one["id"])} for one in result["tool_calls"]]
+    return result
 
 
 def _no_number(name: str) -> NoReturn:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 import regex
 
-from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools, calls_in
+from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools, calls_in, short_id
 from milkglass.proxy.text.json_span import JsonSpan
 from milkglass.proxy.text.stops import unfinished
 
@@ -186,6 +186,8 @@ class Sections:
         calls = calls_in(self._held[json.begin : end], self.tools, json.name, not json.marked)
         if calls is None:
             return self._shown(end)
+        if self.format is not None and self.format.short_ids:
+            calls = [replace(one, id=short_id(one.id)) for one in calls]
         self._held = self._held[end:]
         self._white, self._said, self._begun, self.called = "", False, True, True
         self._after, self._open = json, True
