@@ -86,7 +86,8 @@ def encode(
             )
         unlocked = key.open()
         train = columns.training(source, task)
-        _training_rows(unlocked, *train, out, max_length or 512, skip_long, key.model, as_json, layout)
+        most = 512 if max_length is None else max_length
+        _training_rows(unlocked, *train, out, most, skip_long, key.model, as_json, layout)
         return
     if columns.decides() or skip_long:
         raise UsageError("columns and --skip-long are for training rows", "write them with --out FILE.parquet")

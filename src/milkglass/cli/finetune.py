@@ -14,7 +14,16 @@ import typer
 
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.job_progress import Fetch, comeback, finish
-from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, open_session, option_of, original, with_options
+from milkglass.cli.ui.options import (
+    AsJson,
+    KeyOptions,
+    ServerOptions,
+    open_session,
+    option_of,
+    original,
+    refuse_unused,
+    with_options,
+)
 from milkglass.cli.ui.terminal import bars, emit
 from milkglass.errors import UsageError
 
@@ -116,6 +125,7 @@ def finetune(
     and --label-column name other columns. A .txt has a text a line. With --task regression labels are numbers; the
     server sees them standardised, and in their order.
     """
+    refuse_unused("with --detach, which waits for no result", {"--fetch": fetch} if detach else {})
     if suffix is not None and not SUFFIX.fullmatch(suffix):  # it would cross the wire to be refused there
         raise UsageError(
             f"the suffix {suffix!r} is not 1 to 64 signs of A-Z, a-z, 0-9, _ and -",

@@ -16,7 +16,9 @@ from milkglass.cli.ui.options import (
     KeyOptions,
     ServerOptions,
     SplitOptions,
+    changed,
     open_session,
+    refuse_unused,
     with_options,
 )
 from milkglass.cli.ui.terminal import bars, json_text, note, say, show_classified, show_pieces
@@ -85,6 +87,7 @@ def classify(
     """
     if text and source:
         raise UsageError("texts and --in were both given", "give one of them")
+    refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
     unlocked = key.open()
     rows = to_classify(text, source, columns, id_column)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
@@ -131,6 +134,7 @@ def generate(
 
         if prompt is not None:
             raise UsageError("two arguments were given with --split", "give the prompt alone: the server has one model")
+        _require_split(key, split)
         sampling = sampling_of(max_tokens, temperature or 0.0, top_p, top_k, seed, search)
         text = sys.stdin.read().rstrip("\n") if model_id is None else model_id
         with split_text(split, server) as running:
@@ -140,6 +144,7 @@ def generate(
         missing = "--instruction is for --split" if instruction else "the model's id is missing"
         missing = missing if model_id is None or instruction else "--beams is for --split"
         raise UsageError(missing, "milkglass generate MODEL_ID PROMPT --key FILE --server URL")
+    refuse_unused("without --split", changed(split))
     from milkglass.client.remote.remote import Sampling
 
     with open_session(key, server) as session:
@@ -175,12 +180,15 @@ def chat(
     if split.split is not None:
         from milkglass.cli.split.decoder import sampling_of, split_text
 
+        refuse_unused("with --split", {"a model's id": model_id})
+        _require_split(key, split)
         with split_text(split, server) as running:
             warmth, mass = 0.7 if temperature is None else temperature, 0.95 if top_p is None else top_p
             _talk(running.chat(system, sampling_of(max_tokens, warmth, mass, top_k, seed)))
         return
     if model_id is None:
         raise UsageError("the model's id is missing", "milkglass chat MODEL_ID --key FILE --server URL")
+    refuse_unused("without --split", changed(split))
     from milkglass.client.remote.remote import Sampling
 
     with open_session(key, server) as session:
@@ -188,6 +196,15 @@ def chat(
         sampling = Sampling(max_tokens, temperature, top_p, top_k, seed).completed(session.codec.sampling.values)
         usual = {"temperature": 0.7} if session.codec.sampling.values else {"temperature": 0.7, "top_p": 0.95}
         _talk(session.chat(model_id, system, sampling.completed(usual)))
+
+
+def _require_split(key: KeyOptions, split: SplitOptions) -> None:
+    """Raises UsageError for options of a key, which a split model has not, and for a budget of no sanitizer."""
+    own = {"--key": key.key, "--passphrase-file": key.passphrase_file, "--model": key.model}
+    refuse_unused("with --split", own)
+    if split.no_sanitize:
+        given = changed(split)
+        refuse_unused("with --no-sanitize", {name: given.get(name) for name in ("--epsilon", "--p")})
 
 
 def _say_own(session: Session) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from milkglass.cli.ui.job_progress import NUMBERS, Fetch, finish, steps_of
-from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, Yes, with_options
+from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, Yes, refuse_unused, with_options
 from milkglass.cli.ui.terminal import cell, emit, erase, moment, table
 from milkglass.errors import UsageError
 
@@ -46,6 +46,11 @@ def job(
     """
     if sum((follow or fetch is not None, cancel, delete)) > 1 or (resume and (cancel or delete)):
         raise UsageError("more than one thing to do with the job was given", "give --follow, --cancel or --delete")
+    refuse_unused("without --delete", {} if delete else {"--yes": yes})
+    if not (follow or fetch):
+        own = {"--key": key.key, "--passphrase-file": key.passphrase_file}
+        refuse_unused("without --follow or --fetch", {**own, "--model": key.model})
+    refuse_unused("without --key", {} if key.key else {"--passphrase-file": key.passphrase_file, "--model": key.model})
     from milkglass.client.remote.remote import JOBS
 
     labels = {} if key.key is None else key.open().key.info.labels_by_job.get(job_id, {})

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_skipped
-from milkglass.cli.ui.options import AsJson, require_file, with_options
+from milkglass.cli.ui.options import AsJson, changed, refuse_unused, require_file, with_options
 from milkglass.cli.ui.terminal import emit, note, resumable, table
 from milkglass.errors import UsageError
 
@@ -67,8 +67,9 @@ def data(
     source: Annotated[Path | None, typer.Option("--from", help="The folder that has the data set's own files.")] = None,
     hub: Annotated[bool, typer.Option("--hub", help="Fetch it from the hub, by the library datasets.")] = False,
     split: Annotated[
-        str, typer.Option("--split", help="train, validation or test, as the data set has them.")
-    ] = "train",
+        str | None,
+        typer.Option("--split", help="train, validation or test, as the data set has them.  [default: train]"),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The JSON Lines file to write.")] = None,
     rows: Annotated[int | None, typer.Option("--rows", min=1, help="Write only this many rows.")] = None,
     pair_column: Annotated[
@@ -83,6 +84,8 @@ def data(
     Nothing is sent anywhere; --hub fetches.
     """
     if name is None:
+        given = {"--from": source, "--hub": hub, "--split": split, "--out": out, "--rows": rows}
+        refuse_unused("to list the data sets", {**given, "--pair-column": pair_column, **changed(columns)})
         _list(as_json)
         return
     if out is None:
@@ -103,6 +106,7 @@ def data(
     if Path(name).suffix.lower() in {*KINDS} - {""} or Path(name).is_file():
         if source is not None or hub:
             raise UsageError(f"{name} is a file: --from and --hub are for data sets by name", "leave them out")
+        refuse_unused("of a file of yours", {"--split": split})
         file = columns.file(Path(name), pair_column)
         taken = file.taken()
         told = _taken(taken, chats=file.text is None and taken["text"] in CHATS)
@@ -114,7 +118,7 @@ def data(
         if (source is None) != hub:
             words = "both --from and --hub were given" if hub else f"where is the data set {name}?"
             raise UsageError(words, "give --from FOLDER, or --hub")
-        result = sets.load(name, source, split, note)
+        result = sets.load(name, source, split or "train", note)
     count = sets.write(result, out, score, rows)
     say_skipped(Path(name).name, len(blank), len(empty))
     document = {"out": str(out), "rows": count, **({} if taken is None else {"columns": taken})}

@@ -9,7 +9,7 @@ import typer
 
 from milkglass.cli.sanitize_text import FILES, answer_lines, over_table, read_shape, reader_of, write_file
 from milkglass.cli.ui.columns import Delimiter
-from milkglass.cli.ui.options import AsJson, require_file
+from milkglass.cli.ui.options import AsJson, refuse_unused, require_file
 from milkglass.cli.ui.terminal import note
 from milkglass.errors import UsageError
 
@@ -145,6 +145,7 @@ def sanitize(
     if source == "-":
         if out is not None or also or keep or roles or instruction or delimiter or as_json:
             raise UsageError("stdin is read as lines and answered on stdout", "give a file IN to write an OUT")
+        refuse_unused("for stdin, which is read line by line", {"--workers": workers})
         counted = None if corpus is None else (corpus, read_shape(corpus))
         answer_lines(over_table(selected, reader_of(embeddings, by), counted, 1), seed)
         return

@@ -107,7 +107,7 @@ class TrainingRequest:
         given = training_defaults(train.task, train.rows, hyperparameters, evaluated=len(parts) > 1)
         settings = {
             **given,
-            "max_length": min(given.get("max_length") or limit, limit),
+            "max_length": limit if (length := given.get("max_length")) is None else min(length, limit),
             "task": train.task,
             "num_labels": len(numbers) if isinstance(numbers, Mapping) else None,
         }
@@ -162,8 +162,8 @@ def require_hyperparameters(requested: Mapping[str, Any], called: Callable[[str]
     in messages. Raises UsageError."""
     if columns := [name for name in requested if name.endswith("_column")]:
         raise UsageError(f"there is no hyperparameter {columns[0]!r}", "columns are named by DataFile(path, text=NAME)")
-    length = min(requested.get("max_length") or MAX_LENGTH, MAX_LENGTH)  # a larger one becomes what the model takes
-    hyperparameters_of({**requested, "max_length": length}, called)
+    length = requested.get("max_length")  # a larger one becomes what the model takes
+    hyperparameters_of({**requested, "max_length": None if length is None else min(length, MAX_LENGTH)}, called)
 
 
 def write_rows(

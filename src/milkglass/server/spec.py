@@ -175,12 +175,28 @@ class Status(BaseModel):
     metrics: dict[str, float] = {}
 
 
+LORA = ("lora_rank", "lora_alpha", "full_first", "full_last", "train_tables")
+
+
+def require_used(chosen: Hyperparameters, called: Callable[[str], str] = str) -> None:
+    """Raises UsageError for a setting of LoRA that was given where all weights are trained."""
+    given = [name for name in LORA if name in chosen.model_fields_set]
+    if given and chosen.chosen_method != "lora":
+        raise UsageError(
+            f"{called(given[0])} is for the method lora, and all weights are trained",
+            f"add {called('method')} lora, or leave it out",
+        )
+
+
 def hyperparameters_of(requested: Mapping[str, Any], called: Callable[[str], str] = str) -> dict[str, Any]:
     """The requested ones that are not None, checked as the server will check them: a negative rate is
     refused before an hour of uploading. called: a hyperparameter's name in messages. Raises UsageError."""
     given = {name: value for name, value in requested.items() if value is not None}
     try:
-        return Hyperparameters(**given).model_dump(exclude_none=True, include={*given})
+        chosen = Hyperparameters(**given)
+        if "task" in given or "method" in given:  # otherwise the data decide how it is trained
+            require_used(chosen, called)
+        return chosen.model_dump(exclude_none=True, include={*given})
     except ValidationError as error:
         first = error.errors()[0]
         name, value = str(first["loc"][0]), first["input"]

@@ -12,7 +12,7 @@ import typer
 from milkglass.cli.federated.audit import audit
 from milkglass.cli.federated.prepare import PLAIN, Model, Plain, Seed, SelectionWay, prepare, prepared
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.options import AsJson, with_options
+from milkglass.cli.ui.options import AsJson, refuse_unused, with_options
 from milkglass.cli.ui.terminal import bars, emit, note, resumable, table
 from milkglass.errors import UsageError
 from milkglass.parameters import Limit
@@ -83,6 +83,7 @@ def run(
     folder = resolve(model)
     digest = Checkpoint.open(folder).digest()
     if plain:
+        refuse_unused("with --plain", {"--selection": None if selection == "states" else selection})
         note(PLAIN)
     with bars(as_json) as stage:
         prepared(files, out / "sites", labels, folder, plain, selection, seed, stage, as_json)

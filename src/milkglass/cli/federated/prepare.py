@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.options import AsJson, with_options
+from milkglass.cli.ui.options import AsJson, refuse_unused, with_options
 from milkglass.cli.ui.terminal import bars, emit, note, resumable
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
@@ -81,6 +81,7 @@ def prepare(
     count = len(examples_of(file, agreed))
     folder = resolve(model)
     if plain:
+        refuse_unused("with --plain", {"--selection": None if selection == "states" else selection})
         note(PLAIN)
     with bars(as_json) as stage:
         ghost = None if plain else _ghost(folder, selection, stage)

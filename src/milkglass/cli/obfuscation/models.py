@@ -17,6 +17,7 @@ from milkglass.cli.ui.options import (
     TokenFile,
     Yes,
     original,
+    refuse_unused,
 )
 from milkglass.cli.ui.terminal import cell, emit, erase, megabytes, moment, note, table
 from milkglass.errors import UsageError
@@ -51,7 +52,17 @@ def models(
     """List a server's models (--server or $MILKGLASS_SERVER); without one, what can be scrambled; or look at REF."""
     if server is None and (key or delete):
         raise UsageError("--key and --delete are about a server's models", "name the server with --server")
-    if server and ref is None and not supported:
+    listed = server is not None and ref is None and not supported
+    if not listed:
+        ways = {"--token-file": token_file, "--certificate": certificate, "--allow-http": allow_http}
+        about = "with --supported" if supported else f"to look at {ref}" if ref is not None else "without a server"
+        refuse_unused(about, {"--key": key, "--delete": delete, **ways})
+    if ref is not None and supported:
+        raise UsageError("--supported and a model were both given", "leave one out")
+    refuse_unused("to delete a model", {"--key": key} if delete else {})
+    refuse_unused("without --delete", {"--yes": yes} if not delete else {})
+    refuse_unused("without --key", {"--passphrase-file": passphrase_file} if key is None else {})
+    if listed and server is not None:
         way = ServerOptions(server, token_file, certificate, allow_http)
         if delete:
             from milkglass.client.remote.remote import MODELS

@@ -19,8 +19,10 @@ from milkglass.cli.ui.options import (
     KeyFile,
     KeyOptions,
     PassphraseFile,
+    changed,
     kept_name,
     parameters,
+    refuse_unused,
     require_file,
     with_options,
 )
@@ -99,6 +101,7 @@ def obfuscate(
         begun = "; an interrupted run goes on then" if _unfinished(out).exists() else ""
         fault = f"{key} exists already, under a passphrase of its own"
         raise UsageError(fault, f"leave --generate-passphrase out{begun}")
+    refuse_unused("where no file of yours is read", {} if data or public_text or band_text else changed(columns))
     _require_places(out, key, new_key)  # what needs no model is reported before anyone waits for one
     from milkglass.client.key.generate import scheme_for, scheme_of
     from milkglass.client.obfuscate.preflight import assumed, require_room, require_scramblable
@@ -131,7 +134,7 @@ def obfuscate(
     expected = asked_for if old is None else scheme_of(old.key)
     require_scramblable(base, expected, delta)
     require_room(base, expected, out, delta)
-    if said := assumed(base):
+    for said in filter(None, [assumed(base)]):
         note(said)
     texts = files.read(base) if old is None and files.data is not None else None
     if warning := expected.broken or (UNMIXED if expected.k == 1 and not expected.shares else None):

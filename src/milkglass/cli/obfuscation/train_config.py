@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from milkglass import files
-from milkglass.cli.ui.options import AsJson
+from milkglass.cli.ui.options import AsJson, refuse_unused
 from milkglass.cli.ui.terminal import emit
 from milkglass.errors import UsageError
 
@@ -33,6 +33,7 @@ def train_config(
     from milkglass.engines.export.trainers import RUN, TrainerSettings, as_yaml, configuration
 
     settings = TrainerSettings(model, rows, result, epochs, batch_size, learning_rate, max_length, cpu)
+    refuse_unused("by axolotl, which has no such setting", {"--cpu": cpu} if trainer == "axolotl" else {})
     settings.check(trainer)
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new name, or remove that one first")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, KeyOptions, PassphraseFile, ServerOptions, Yes, with_options
+from milkglass.cli.ui.options import AsJson, KeyOptions, PassphraseFile, ServerOptions, Yes, refuse_unused, with_options
 from milkglass.cli.ui.terminal import bars, cell, confirm, emit, megabytes, moment, note, table
 from milkglass.errors import KeyForOtherModel, UsageError
 
@@ -91,6 +91,7 @@ def uploads(
 
     A model and a finished job need their files no longer.
     """
+    refuse_unused("without --delete", {} if delete else {"--yes": yes})
     with server.open() as remote:
         if delete:
             confirm(f"Delete {delete} from the server?", yes)

@@ -11,10 +11,12 @@ import typer
 
 from milkglass.cli.proxy.commands import EndpointOptions, named_keys
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.options import KeyOptions, ServerOptions, original, with_options
+from milkglass.cli.ui.options import KeyOptions, ServerOptions, changed, original, refuse_unused, with_options
 from milkglass.cli.ui.terminal import INTERRUPTED, note, say
 from milkglass.cli.ui.tls import reached
 from milkglass.errors import UsageError
+
+BUDGET = "2m"
 
 
 @with_options
@@ -28,7 +30,7 @@ def ui(
     budget: Annotated[
         str,
         typer.Option(help="How long the prepared model is attacked, in seconds of the processor: 90, 90s, 2m, 1h."),
-    ] = "2m",
+    ] = BUDGET,
     attack: Annotated[bool, typer.Option("--attack/--no-attack", help="Whether anything is attacked here.")] = True,
     *,
     columns: ColumnOptions,
@@ -43,6 +45,10 @@ def ui(
     """
     from milkglass.threat.budget import Budget
 
+    if not attack:
+        refuse_unused("with --no-attack", {"--public": public, "--budget": None if budget == BUDGET else budget})
+    if public is None:
+        refuse_unused("without --public", changed(columns))
     seconds = Budget.parse(budget).seconds
     door = endpoint.door()
     text = columns.others(public)

@@ -19,6 +19,7 @@ from milkglass.cli.ui.options import (
     ServerOptions,
     TokenFile,
     original,
+    refuse_unused,
     require_folder,
     with_options,
 )
@@ -57,6 +58,10 @@ def classify(
         raise UsageError("give --url or --folder, one of them", "--url for a server, --folder to run both halves here")
     if (text is None) == (file is None):
         raise UsageError("give --text or --file, one of them", "without either there is nothing to classify")
+    if folder is not None:
+        ways = {"--token-file": token_file, "--certificate": certificate, "--allow-http": allow_http}
+        refuse_unused("with --folder, which asks no server", ways)
+    refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
     rows = to_classify(text, file, columns)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
     require_folder(client, "give the client's half that `milkglass split train` wrote")

@@ -13,7 +13,7 @@ import typer
 from milkglass.cli.split.client import audit, classify
 from milkglass.cli.split.decoder import enclaves
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.options import AsJson, kept_name, parameters, read_token, with_options
+from milkglass.cli.ui.options import AsJson, kept_name, parameters, read_token, refuse_unused, with_options
 from milkglass.cli.ui.terminal import bars, emit, note
 from milkglass.progress import Stage, duration
 
@@ -164,8 +164,10 @@ def serve(
     allow_unattested: Annotated[
         bool, typer.Option("--allow-unattested", help="Release it to enclaves that prove nothing, too.")
     ] = False,
-    rows_per_hour: Annotated[int, typer.Option(min=1, help="Rows of the table that may leave an enclave.")] = 200_000,
-    burst: Annotated[int, typer.Option(min=1, help="Of these at once.")] = 20_000,
+    rows_per_hour: Annotated[
+        int | None, typer.Option(min=1, help="Rows of the table that may leave an enclave.  [default: 200000]")
+    ] = None,
+    burst: Annotated[int | None, typer.Option(min=1, help="Of these at once.  [default: 20000]")] = None,
 ) -> None:
     """Serve a server's half, or all layers of a decoder but its embedding layer, on 127.0.0.1.
 
@@ -177,9 +179,14 @@ def serve(
         from milkglass.split.decoder.gate import measurements_of
 
         measurements = measurements_of(allow_measurement or ())
-        policy = RowPolicy(rows_per_hour, burst)
+        policy = RowPolicy(rows_per_hour or 200_000, burst or 20_000)
         _serve_decoder(model, port, home, token, measurements, allow_unattested, policy)
         return
+    given = {
+        "--allow-measurement": allow_measurement, "--allow-unattested": allow_unattested,
+        "--rows-per-hour": rows_per_hour, "--burst": burst,
+    }  # fmt: skip
+    refuse_unused("for a server's half, which has no table", given)
     from milkglass.split.app import opened
     from milkglass.split.app import serve as run
 

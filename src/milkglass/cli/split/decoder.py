@@ -23,6 +23,7 @@ from milkglass.cli.ui.options import (
     TokenFile,
     original,
     read_token,
+    refuse_unused,
     require_file,
     with_options,
 )
@@ -153,8 +154,11 @@ def audit(
     context: typer.Context,
     folder: Folder,
     model: Annotated[str, typer.Option(help="The provider's model, which attackers have.", show_default=False)],
-    epsilon: Annotated[float, typer.Option(help="The sanitizer's budget of a token.")] = 3.0,
-    p: Annotated[float, typer.Option("--p", help="How often a token that is not sensitive is replaced.")] = 0.3,
+    epsilon: Annotated[float | None, typer.Option(help="The sanitizer's budget of a token.  [default: 3]")] = None,
+    p: Annotated[
+        float | None,
+        typer.Option("--p", help="How often a token that is not sensitive is replaced.  [default: 0.3]"),
+    ] = None,
     no_sanitize: Annotated[bool, typer.Option("--no-sanitize", help="Audit what crosses without it.")] = False,
     *,
     audited: AuditOptions,
@@ -169,11 +173,13 @@ def audit(
     from milkglass.enclave import folder as enclave_folder
     from milkglass.enclave.lists import RnmSettings
 
+    if no_sanitize:
+        refuse_unused("with --no-sanitize", {"--epsilon": epsilon, "--p": p})
     require_audit(audited.out, audited.budget, audited.text, audited.public)
     about, files = enclave_folder.EnclaveAbout.read(folder), audited.files(columns)
     from milkglass.split.decoder import audit_scene
 
-    settings = RnmSettings(None if no_sanitize else epsilon, p)
+    settings = RnmSettings(None if no_sanitize else 3.0 if epsilon is None else epsilon, 0.3 if p is None else p)
     base = original(model)
     with enclave_folder.opened(folder) as enclave:
         note(enclave.notice)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
+from dataclasses import fields as fields_of
 from functools import wraps
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -64,6 +66,26 @@ def parameters(help: str) -> Any:  # noqa: A002 - as typer calls it
 def option_of(hyperparameter: str) -> str:
     """The option that sets a hyperparameter, for messages."""
     return "--epochs" if hyperparameter == "n_epochs" else f"--{hyperparameter.replace('_', '-')}"
+
+
+def refuse_unused(where: str, options: Mapping[str, Any]) -> None:
+    """Raises UsageError for the first of these options that was given: `where` says of what it is not used. Options
+    that were not given are None, False or empty."""
+    for name, value in options.items():
+        if value is not None and value is not False and value != [] and value != ():
+            raise UsageError(f"{name} is not used {where}", "leave it out")
+
+
+def changed(options: Any, called: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """The fields of a dataclass of options that differ from their defaults, by the options' names.
+
+    called: Of fields whose option has another name than theirs."""
+    result = {}
+    for one in fields_of(options):
+        value = getattr(options, one.name)
+        if value != one.default:
+            result[called.get(one.name, f"--{one.name.replace('_', '-')}")] = value
+    return result
 
 
 def require_file(path: Path, hint: str) -> None:

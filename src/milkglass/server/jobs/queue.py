@@ -26,7 +26,7 @@ from milkglass.server.jobs.compatibility import require_fit
 from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory
 from milkglass.server.jobs.worker import Worker
 from milkglass.server.settings import ServerSettings
-from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Hyperparameters, JobSpec, Status
+from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Hyperparameters, JobSpec, Status, require_used
 from milkglass.server.storage.data_dir import NO_ROOM, DataDir, known_error, nearly_full, taken
 from milkglass.server.storage.registry import Registry
 from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable, new_id
@@ -61,6 +61,7 @@ class Jobs:
             raise UsageError(
                 "early_stopping needs rows to compare epochs by", "give a validation_file, or leave it out"
             )
+        require_used(chosen)
         self._require(model, (training, validation), chosen)
         chosen = chosen.fitted(self._store.models.get(model).layers)
         self._require_room(model, training, chosen)
