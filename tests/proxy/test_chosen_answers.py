@@ -132,6 +132,12 @@ def test_what_another_agent_is_told_keeps_the_ids_and_a_users_own_word_does_not(
         messages=[{"role": "user", "content": "diagnosis"}]
     )  # a user's own, which the engine could read in letters
     assert inside(model.own("diagnosis"), asking.prompt())
+    guessed = Chosen(model, model.spelled("Summarise this for me, please: the patient has a diagnosis of"))
+    guessed.said(messages=QUESTION)  # a guess of what the user will say; its beginning comes true
+    guessed.said(
+        messages=[{"role": "user", "content": "Summarise this for me, please: the patient " + "is well. " * 9}]
+    )
+    assert inside(model.own(" the patient"), guessed.prompt())
 
 
 def test_reasoning_and_arguments_of_calls_keep_their_ids(model: Plain) -> None:

@@ -17,7 +17,9 @@ from milkglass.client.codec.kept_ids import ANSWER_IDS
 MOST_TOKENS = 1_000_000  # of all answers: the ones that were longest not asked for go first
 PREFIX = 32  # letters by which an answer is found whose end was changed
 LAST = 64  # answers that are looked for inside of other texts
-QUOTED = 64  # letters of an answer that is repeated in another role than its own: a shorter text may be anyone's
+# Letters of an answer that is repeated in another role than its own. A shorter text may be a user's own, and an engine
+# that guessed it in an answer before would see by the ids that it guessed right
+QUOTED = 64
 
 
 @dataclass
@@ -53,13 +55,12 @@ class AnswerMemory:
         while self._tokens > MOST_TOKENS and self._kept:
             self._tokens -= len(self._kept.popitem(last=False)[1])
 
-    def inside(self, model: str, prompt: str) -> list[list[int]]:
-        """The ids of answers that a text holds whole, of the last ones, the newest first."""
-        if len(prompt) <= PREFIX:
+    def inside(self, model: str, prompt: str, least: int = PREFIX + 1) -> list[list[int]]:
+        """The ids of answers of so many letters that a text holds whole, of the last ones, the newest first."""
+        if len(prompt) < least:
             return []
-        whole = (
-            (text, ids) for (name, text), ids in reversed(self._kept.items()) if name == model and len(text) > PREFIX
-        )
+        newest = reversed(self._kept.items())
+        whole = ((text, ids) for (name, text), ids in newest if name == model and len(text) >= least)
         return [ids.tolist() for text, ids in islice(whole, LAST) if text in prompt]
 
     def with_ids(self, model: str, messages: Sequence[Message]) -> list[Message]:
@@ -68,12 +69,13 @@ class AnswerMemory:
 
     def _of(self, model: str, message: Mapping[str, Any]) -> list[int] | None:
         text, own = str(message.get("content") or "").strip(), message.get("role") == "assistant"
-        names = [text, text[:PREFIX] if len(text) >= PREFIX else ""] if own or len(text) >= QUOTED else []
+        names = [text] if own or len(text) >= QUOTED else []
         if own:
+            names += [text[:PREFIX]] if len(text) >= PREFIX else []
             names += [str(message.get("reasoning_content") or "").strip()]
             names += [str(one.get("id")) for one in message.get("tool_calls") or ()]
         for name in filter(None, names):
             if (found := self._kept.get((model, name))) is not None:
                 self._kept.move_to_end((model, name))
                 return found.tolist()
-        return next(iter(self.inside(model, text)), None)
+        return next(iter(self.inside(model, text, PREFIX + 1 if own else QUOTED)), None)
