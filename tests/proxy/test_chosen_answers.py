@@ -254,3 +254,38 @@ def test_memory_is_bounded() -> None:
     assert 5 <= len(held) <= 10 and held[-1] == 29
     assert "answer_ids" not in memory.with_ids("other", [{"role": "assistant", "content": "answer 29"}])[0]
     assert "answer_ids" not in memory.with_ids("m", [{"role": "user", "content": "answer 29"}])[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_answer_of_a_real_model_is_ended(model: Plain, temperature: float) -> None:
+    """SmolLM2 itself, drawn from all tokens; docs/log.md has 600 answers."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = resolve("demo:smollm2")
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    network = AutoModelForCausalLM.from_pretrained(folder).eval()
+    subjects = ("kidney stones", "tax returns")
+    forms = ("Explain {}.", "Write JSON with five facts about {}.", "Erkläre {} auf Deutsch.", "Write code about {}.")
+    asked = [form.format(one) for one in subjects for form in forms]
+    texts = [
+        tokenizer.apply_chat_template([{"role": "user", "content": one}], tokenize=False, add_generation_prompt=True)
+        for one in asked
+    ]
+    batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+    torch.manual_seed(0)
+    drawn: dict[str, Any] = (
+        {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    )
+    with torch.inference_mode():
+        made = network.generate(**batch, max_new_tokens=80, pad_token_id=tokenizer.pad_token_id, **drawn)
+    places = []
+    for row in made[:, batch["input_ids"].shape[1] :].tolist():
+        ids = [one for one in row if one not in tokenizer.all_special_ids]
+        check = spelling.SpellingCheck(model.codec)
+        for one in model.codec.sigma[ids].tolist():
+            check.push([one])
+        check.flush()
+        places.append(check.places)
+    assert len(places) == len(asked) and max(places) <= PLACES
