@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from milkglass.client import layout
 from milkglass.client.obfuscate.upload_check import Outgoing, require_scrambled
 from milkglass.client.remote.remote import Remote
-from milkglass.errors import CorruptCheckpoint, MilkglassError, ModelNotFound, UsageError
+from milkglass.errors import CorruptCheckpoint, MilkglassError, ModelNotFound, RemoteError, UsageError
 from milkglass.models.families import FAMILIES
 from tests import tiny
 from tests.client.stub import TOKEN, Stub
@@ -154,6 +154,26 @@ def test_a_delta_may_go(stub: Stub, whole: Path) -> None:
         remote.upload_model(delta(whole), "mine")
     assert [one["name"] for one in stub.models["mine"]["files"]] == ["delta.safetensors"]
     assert stub.models["mine"]["delta"]["format"] == "milkglass-delta/1" and stub.models["mine"]["index"] is None
+
+
+def test_a_delta_whose_base_the_server_lacks_stays_here(stub: Stub, whole: Path) -> None:
+    """It is asked before gigabytes are sent."""
+    digest = "sha256:" + "0" * 64
+    told = {"message": f"none of the server's base models has the digest {digest}", "hint": "put it there"}
+    stub.replies[f"GET /v1/base-models/{digest}"] = lambda handler: handler.answer(404, {"error": told})
+    with Remote(stub.url, TOKEN) as remote, pytest.raises(RemoteError, match="none of the server's base models"):
+        remote.upload_model(delta(whole), "mine")
+    assert not stub.uploads
+
+
+def test_a_name_of_another_keys_model_is_told_before_anything_is_sent(stub: Stub, whole: Path) -> None:
+    stub.described = {"kind": "decoder", "key_id": "ab" * 16}
+    with Remote(stub.url, TOKEN) as remote, pytest.raises(UsageError, match="has a model mine already, made with"):
+        remote.upload_model(whole, "mine")
+    assert not stub.uploads
+    stub.described = {"kind": "decoder", "key_id": None}
+    with Remote(stub.url, TOKEN) as remote:
+        assert remote.upload_model(whole, "mine") == "mine"
 
 
 def test_unusual_names_of_files_stay_here(stub: Stub, sharded: Path) -> None:

@@ -307,6 +307,11 @@ def test_a_delta_is_assembled_with_its_base(tmp_path: Path, folders: dict[str, P
     folder = folders["llama-untied"]
     about = delta_of(folder, tmp_path / "delta")
     with running(tmp_path / "home", base_models=(folder.parent,)) as client:
+        found = client.get(f"/v1/base-models/{about['base']}")
+        assert found.status_code == 200 and found.json() == {"id": about["base"], "object": "base_model"}
+        none = client.get(f"/v1/base-models/sha256:{'0' * 64}")
+        assert none.status_code == 404 and "none of the server's base models has the digest" in error(none)["message"]
+        assert client.get("/v1/base-models/other").status_code in (400, 422)
         body = registration(client, "scrambled", tmp_path / "delta") | {"delta": about}
         answer = client.post("/v1/models", json=body)
         assert answer.status_code == 200, answer.text

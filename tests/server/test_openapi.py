@@ -22,7 +22,7 @@ def test_every_route_is_described(client: TestClient) -> None:
         "/v1/completions",
         "/classify",
     } <= set(paths)
-    assert len(paths) == 20
+    assert len(paths) == 21
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestWarning")

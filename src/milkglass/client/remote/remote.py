@@ -107,6 +107,8 @@ class Remote(AbstractContextManager["Remote"]):
             raise UsageError("the model's name has other characters than A-Z a-z 0-9 . _ -", "give one with --name")
         outgoing = Outgoing.of(folder)
         documents = outgoing.documents()
+        if documents["delta"] is not None:
+            self._require_base(str(documents["delta"]["base"]))
         if name is not None:
             self._require_free(name, (documents["config"] or {}).get(KEY_ID))
         name = name or f"model-{secrets.token_hex(4)}"
@@ -121,6 +123,14 @@ class Remote(AbstractContextManager["Remote"]):
         created = response_id(self.connection.json("POST", "/v1/models", body, again=True, timeout=ASSEMBLY))
         over(1)
         return created
+
+    def _require_base(self, digest: str) -> None:
+        """Raises RemoteError where the server has not the model that a delta is of. An older server does not say."""
+        try:
+            self.connection.json("GET", f"/v1/base-models/{digest}", timeout=ASSEMBLY)
+        except RemoteError as error:
+            if error.status != 404 or digest in error.message:
+                raise
 
     def _require_free(self, name: str, key_id: object) -> None:
         """Raises UsageError where the server has a model of this name that another key made. One of the same key may be

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter
+from fastapi import Path as FromPath
 from fastapi.responses import FileResponse
 from pydantic import Field
 
@@ -15,11 +16,13 @@ from milkglass.server.storage.registry import Delta, Registration
 from milkglass.server.storage.store import ModelRecord
 
 router = APIRouter(route_class=StrictRoute)
+DIGEST = r"^sha256:[0-9a-f]{64}$"
+Digest = Annotated[str, FromPath(pattern=DIGEST)]
 
 
 class DeltaBody(RequestBody):
     format: str = Field(max_length=64)
-    base: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+    base: str = Field(pattern=DIGEST)
 
 
 class FileBody(RequestBody):
@@ -65,6 +68,13 @@ def model_json(model: ModelRecord, shared: Context) -> dict[str, Any]:
 @router.post("/v1/models")
 async def add_model(body: NewModel, shared: Shared) -> dict[str, Any]:
     return await shared.slowly(lambda: model_json(shared.registry.add(body.registration()), shared))
+
+
+@router.get("/v1/base-models/{digest}")
+async def get_base_model(digest: Digest, shared: Shared) -> dict[str, Any]:
+    """Whether a delta of this model can be put together here."""
+    await shared.slowly(lambda: shared.registry.require_base(digest))
+    return {"id": digest, "object": "base_model"}
 
 
 @router.get("/v1/models")

@@ -187,6 +187,13 @@ class Registry:
                 folder = self.folder(model_id)
             return self._publish(model_id, folder, {}, job, parent)
 
+    def require_base(self, digest: str) -> None:
+        """Raises NotFound where no base model has this digest: a delta of it could not be put together."""
+        try:
+            self._bases.find(digest, {})
+        except WrongBaseModel as error:
+            raise NotFound(error.message, error.hint) from error
+
     def _publish(
         self,
         model_id: str,
