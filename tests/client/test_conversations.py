@@ -298,3 +298,14 @@ def test_a_row_and_a_request_are_read_alike() -> None:
     assert list(tools) == TOOLS
     with pytest.raises(UsageError, match="message 2 has weight, which is not honoured"):
         conversation_of(row_of(ASKED, {**ANSWER, "weight": 1}), trained=False)
+
+
+def test_the_published_alpaca_file_is_read_and_what_it_says_twice_once(tmp_path: Path) -> None:
+    path = tmp_path / "alpaca.jsonl"
+    row = {"instruction": "say hi", "input": "", "output": "hi", "text": "### Instruction: say hi ### Response: hi"}
+    path.write_text(json.dumps(row) + "\n", "utf-8")
+    [one] = read_examples(DataFile(path))
+    assert [turn["content"] for turn in one.messages] == ["say hi", "hi"]
+    path.write_text(json.dumps(row | {"system": "be rude"}) + "\n", "utf-8")
+    with pytest.raises(CodecError, match="1 fields beside instruction"):
+        list(read_examples(DataFile(path)))

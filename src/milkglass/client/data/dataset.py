@@ -30,7 +30,8 @@ from milkglass.progress import Progress, no_progress
 from milkglass.rows.place import Place, Row, columns_there, missing, text_of
 
 Kind = Literal["labelled", "chat", "text"]
-INSTRUCTED = ("instruction", "input", "output", "id")  # all that a row of instructions may have
+# All that a row of instructions may have. text: what the published Alpaca file says again, in a prompt of its own
+INSTRUCTED = ("instruction", "input", "output", "id", "text")
 FOREIGN = {
     ("conversations",): "ShareGPT's conversations",
     ("prompt", "completion"): "a prompt and a completion",
