@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +13,8 @@ from milkglass.audit.answers_scene import scene_of_answers, spelled
 from milkglass.audit.scene import Scene
 from milkglass.client.codec.aliases import AliasChoices
 from milkglass.client.codec.codec import Codec
-from milkglass.client.key.generate import new_key, tokenizer_digest
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.generate import new_key
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import why_not
@@ -28,6 +24,7 @@ from milkglass.threat.observations import Outputs, Tokens, Transcript
 from milkglass.threat.truth import score
 from tests import tiny
 from tests.proxy.kit import TEMPLATE
+from tests.real_models import real_codec
 
 ANSWERS = (
     "Noted patient diagnosis pancreatitis syphilis pregnant bankruptcy invoice attorney merger layoffs overdose",
@@ -38,10 +35,7 @@ ANSWERS = (
 
 @pytest.fixture(scope="module")
 def codec() -> Codec:
-    folder = resolve("demo:smollm2")
-    size = json.loads((folder / "config.json").read_text("utf-8"))["vocab_size"]
-    info = KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)})
-    return Codec.open(Key.new("sha256:test", size, (), info), folder)
+    return real_codec("demo:smollm2")
 
 
 def named(scene: Scene) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, NoChatTemplate, TooLong, UsageError
 from milkglass.models.resolve import resolve
 from tests import tiny
+from tests.real_models import real_codec
 
 HARD = [
     "नमस्ते दुनिया कैसे हो",
@@ -38,20 +38,14 @@ relaxed = settings(
 )
 
 
-def open_real(ref: str) -> Codec:
-    folder = resolve(ref)
-    size = json.loads((folder / "config.json").read_text("utf-8"))["vocab_size"]
-    return Codec.open(Key.new("sha256:test", size, (), KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)})), folder)
-
-
 @pytest.fixture(scope="module")
 def minilm() -> Codec:
-    return open_real("demo:minilm")
+    return real_codec("demo:minilm")
 
 
 @pytest.fixture(scope="module")
 def smollm() -> Codec:
-    return open_real("demo:smollm2")
+    return real_codec("demo:smollm2")
 
 
 @pytest.fixture(scope="module")

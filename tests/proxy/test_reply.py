@@ -10,15 +10,12 @@ from typing import Any
 import pytest
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.key.generate import tokenizer_digest
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
 from milkglass.engines.engine import Finish, IdsChunk, IdsRequest
 from milkglass.errors import ToolUseFailed
-from milkglass.models.resolve import resolve
 from milkglass.proxy.observe import unheard
 from milkglass.proxy.reply import Piece, Question, Reply
 from milkglass.proxy.text.calls import HERMES, LLAMA
+from tests.real_models import real_codec
 
 TOOLS = {"f": frozenset[str](), "g": frozenset[str]()}
 
@@ -37,10 +34,7 @@ class Scripted:
 
 @pytest.fixture(scope="module")
 def codec() -> Codec:
-    folder = resolve("demo:smollm2")
-    size = json.loads((folder / "config.json").read_text("utf-8"))["vocab_size"]
-    info = KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)})
-    return Codec.open(Key.new("sha256:test", size, (), info), folder)
+    return real_codec("demo:smollm2")
 
 
 def read(codec: Codec, text: str, size: int, end: Finish = "stop", **more: Any) -> tuple[list[Piece], str]:
