@@ -162,7 +162,7 @@ class _Layout:
     @classmethod
     def of(cls, tokenizer: Any, messages: Sequence[Message], size: int) -> _Layout:
         """size: bytes of each half of a mark."""
-        marks = {_Mark.drawn(size): number for number, one in enumerate(messages) if one["content"].strip()}
+        marks = {_Mark.drawn(size): number for number, one in enumerate(messages) if one["content"]}
         names = {number: str(mark) for mark, number in marks.items()}
         marked = [{**_seen(one), "content": names.get(number, one["content"])} for number, one in enumerate(messages)]
         text = chat_template.render(tokenizer, marked, add_generation_prompt=True)
@@ -251,8 +251,7 @@ def _joined(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[Promp
         if not piece.text:
             continue
         last = result[-1] if result else None
-        moves = last is not None and last.text.endswith(" ") and piece.literal and not piece.text[0].isspace()
-        if last is not None and moves and piece.private >= last.private:
+        if last is not None and last.text.endswith(" ") and piece.literal and piece.private >= last.private:
             result.pop()
             if len(last.text) > 1:
                 result.append(PromptPiece(last.text[:-1], last.literal, last.private))
@@ -262,29 +261,11 @@ def _joined(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[Promp
 
 
 def _require_same(tokenizer: Any, ids: Sequence[int], text: str) -> None:
-    """Raise EnclaveError where the tokens read as another text than the user's, as the normalizer writes it.
-
-    What the tokenizer does not know is one token, and may be anything.
-    """
+    """Raise EnclaveError where the tokens read as another text than the user's, as the normalizer writes it."""
     normalizer = tokenizer.backend_tokenizer.normalizer
     expected = _letters(text if normalizer is None else normalizer.normalize_str(text))
-    parts, known = list[str](), list[int]()
-    for one in [*ids, None]:
-        if one is None or one == tokenizer.unk_token_id:
-            read = tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            parts.append(_letters(read))
-            known = []
-        else:
-            known.append(one)
-    position = 0
-    for number, part in enumerate(parts):
-        found = expected.find(part, position) if number else (0 if expected.startswith(part) else -1)
-        if found < 0:
-            break
-        position = found + len(part)
-    else:
-        if len(parts) > 1 or position == len(expected):
-            return
+    if _letters(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)) == expected:
+        return
     raise EnclaveError(
         "the tokens that the tokenizer makes of your text read as another text",
         "write it without unusual letters, or don't use this provider: its tokenizer may add to what you say",

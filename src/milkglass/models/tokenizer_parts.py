@@ -8,8 +8,11 @@ whose effect on a text is known, and a provider's only where its regular express
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+
+from tokenizers import pre_tokenizers
 
 from milkglass.errors import ModelError
 
@@ -35,12 +38,6 @@ PUBLISHED_SPLITS = frozenset(
         # GPT-4o
         rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        # DeepSeek
-        r"\p{N}{1,3}",
-        r"[\r\n]",
-        r"\p{P}",
-        r"\s+",
-        r"\s+$",
     }
 )
 # Replacements of published normalizers: (pattern, what stands in its place)
@@ -54,6 +51,11 @@ OWN_NORMALIZERS = PLAIN_NORMALIZERS | {"Precompiled"}  # SentencePiece's table o
 PLAIN_CUTS = frozenset(
     {"ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Digits", "Metaspace", "UnicodeScripts"}
 )
+READS = frozenset({"ByteLevel", "Metaspace", "WordPiece", "ByteFallback", "Fuse", "BPEDecoder"})
+REPEATED = frozenset(
+    {"Replace", "Split", "Punctuation", "Digits", "Strip"}
+)  # other kinds stand once: each may lengthen
+MOST_PARTS = 16
 ENDS = frozenset({"ByteLevel", "BertProcessing", "RobertaProcessing"})
 
 
@@ -72,6 +74,9 @@ def require_known_parts(tokenizer: Any, folder: str, provider: bool) -> None:
             f"the tokenizer in {folder} has the {kind} {_shown(part)}: {fault}",
             "use the published tokenizer of this model" + (", or don't use this provider" if provider else ""),
         )
+    if provider:
+        _require_no_unknown(tokenizer, folder)
+        _require_special_apart(tokenizer, folder)
     if getattr(backend.model, "dropout", None):
         raise ModelError(
             f"the tokenizer in {folder} cuts words at random (dropout {backend.model.dropout})",
@@ -89,6 +94,70 @@ def _faults(backend: Any, provider: bool) -> Iterator[tuple[str, Part, str]]:
     for part in _parts(backend.post_processor, "processors"):
         if fault := _end_fault(part):
             yield "post-processor", part, fault
+    for part in _parts(backend.decoder, "decoders"):
+        if fault := _decoder_fault(part):
+            yield "decoder", part, fault
+    cuts = [*_parts(backend.normalizer, "normalizers"), *_parts(backend.pre_tokenizer, "pretokenizers")]
+    for parts in (cuts, [*_parts(backend.decoder, "decoders")], [*_parts(backend.post_processor, "processors")]):
+        kinds = Counter(part["type"] for part in parts)
+        for part in parts:
+            if len(parts) > MOST_PARTS or (kinds[part["type"]] > 1 and part["type"] not in REPEATED):
+                yield (
+                    "part",
+                    part,
+                    f"it stands {kinds[part['type']]} times among {len(parts)} parts, and may stand once",
+                )
+
+
+def _decoder_fault(part: Part) -> str:
+    if part["type"] in READS:
+        return ""
+    if part["type"] == "Strip":
+        short = part["content"] == " " and part["start"] <= 1 and part["stop"] <= 1
+        return "" if short else "it leaves letters out"
+    if part["type"] == "Replace":
+        [(_, pattern)] = part["pattern"].items()
+        return "" if (pattern, part["content"]) == ("▁", " ") else "what you read would not be what the model wrote"
+    return "it is not on the list of those whose effect on a text is known"
+
+
+def _require_no_unknown(tokenizer: Any, folder: str) -> None:
+    """Raise ModelError for a tokenizer that has no token for some text.
+
+    Its author chooses which words these are, and their one token is not sanitized. Byte-level BPE, and BPE that falls
+    back to bytes, have a token for everything.
+    """
+    backend = tokenizer.backend_tokenizer
+    known = backend.get_vocab(with_added_tokens=False)
+    kind, parts = type(backend.model).__name__, [*_parts(backend.pre_tokenizer, "pretokenizers")]
+    parts += _parts(backend.normalizer, "normalizers")
+    by_letter = any(part["type"] == "ByteLevel" for part in parts)
+    letters = pre_tokenizers.ByteLevel.alphabet() if by_letter else [f"<0x{byte:02X}>" for byte in range(256)]
+    falls_back = by_letter or getattr(backend.model, "byte_fallback", False)
+    missing = [one for one in letters if one not in known]
+    if kind != "BPE" or not falls_back or missing:
+        raise ModelError(
+            f"the tokenizer in {folder} ({kind}) has no token for some texts, which would then be one that says so",
+            "a provider's must be byte-level BPE, or BPE that falls back to bytes; don't use this provider",
+        )
+
+
+def _require_special_apart(tokenizer: Any, folder: str) -> None:
+    """Raise ModelError for a tokenizer whose special tokens are found in plain text: they are not sanitized."""
+    for number in {*tokenizer.all_special_ids, *_special(tokenizer)}:
+        token = tokenizer.convert_ids_to_tokens(number)
+        for text in {str(token), tokenizer.decode([number]), " " + tokenizer.decode([number]).strip()}:
+            found = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+            if number in found:
+                raise ModelError(
+                    f"the tokenizer in {folder} calls an ordinary word special (token {number}): it would not be "
+                    "sanitized",
+                    "don't use this provider",
+                )
+
+
+def _special(tokenizer: Any) -> list[int]:
+    return [number for number, one in tokenizer.added_tokens_decoder.items() if one.special]
 
 
 def _parts(component: Any, name: str) -> Iterator[Part]:
