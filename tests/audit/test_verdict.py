@@ -101,6 +101,14 @@ def test_words_are_those_of_the_attack_that_reads_most_of_them() -> None:
     assert "at least 21 of 100 words, and at least 30 of 100 names" in said
 
 
+def test_content_words_are_those_of_the_attack_that_reads_most_of_them() -> None:
+    """It may read fewer words in all than the strongest."""
+    best, other = cell(0.9, 0.4, "symbol-decoder"), cell(0.7, 0.55, "text-in-context")
+    said = verdict(best, WHO, (best, other))
+    assert "90 of 100 words, and 55 of 100 names" in said and "reads most of your texts" in said
+    assert level(best, (best, other)) == "most" and level(best, (best,)) == "much"
+
+
 def test_at_least_is_rounded_down() -> None:
     best = cell(0.808, 0.595)
     late = replace(best, attack="language-model", title="Language model", costly=True, state="not run")
@@ -124,7 +132,7 @@ def test_a_figure_of_100_percent_is_not_called_too_low() -> None:
     said = verdict(high, WHO, (high, replace(cell(0.9, 1, "gram"), cut=True)))
     assert "of your texts: more than 99 of 100 words, and 100 of 100 names" in said
     low = cell(0.001, 0.2)
-    said = verdict(low, WHO, (low, replace(cell(0, 1, "gram"), cut=True)))
+    said = verdict(low, WHO, (low, replace(cell(0, 0.1, "gram"), cut=True)))
     assert "of your texts: at least 0 of 100 words, and at least 20 of 100 names" in said
 
 

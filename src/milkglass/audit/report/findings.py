@@ -26,7 +26,7 @@ def warnings(
 ) -> tuple[Finding, ...]:
     """All that apply, the gravest first."""
     best = strongest(cells)
-    read = _running(scene, best, spent)
+    read = _running(scene, strongest(cells, "content top-1"), spent)
     result = [
         _broken(scene),
         read,

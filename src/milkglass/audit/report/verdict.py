@@ -64,7 +64,7 @@ def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
     """By the content tokens that the strongest attack reads (all, where none carries content). Where half of a text's
     words are named without their order, "much" at least: a part of these anybody would guess. What may still rise is
     never called the mildest."""
-    share, bag = math.nan if best is None else _share(best), _named(cells)
+    share, bag = math.nan if best is None else _share(best, cells), _named(cells)
     if bag >= MOST and not share >= MOST:
         return "much"
     return level_of(share, bool(unfinished(best, cells)) or (math.isnan(share) and math.isnan(bag)))
@@ -113,24 +113,29 @@ def of_100(share: float, least: bool = False) -> str:
 def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str) -> str:
     least = bool(unfinished(best, cells))
     alone = ""
-    figures = [f"{of_100(_words_read(best, cells), least)} of 100 words"]
+    figures = [f"{of_100(most_read(best, cells, 'tokens top-1'), least)} of 100 words"]
     if units := best.measures["content top-1"].units:
-        figures.append(f"{of_100(best.value('content top-1'), least)} of 100 names and other content words")
+        figures.append(f"{of_100(most_read(best, cells, 'content top-1'), least)} of 100 names and other content words")
         if units < FEW:
             figures[-1] += f", which occur in only {units} of them"
     else:
         alone = f" {NO_CONTENT}"
-    much = "most" if _share(best) >= MOST else "much" if _share(best) >= MUCH else "some"
+    share = _share(best, cells)
+    much = "most" if share >= MOST else "much" if share >= MUCH else "some"
     attacker = _attacker(best.adversary, who[best.adversary])
     said = f"From {crosses}, {attacker}" if crosses else f"{attacker[0].upper()}{attacker[1:]}"
     return f"{said} reads {much} of your texts: {', and '.join(figures)}.{alone}"
 
 
-def _words_read(best: AttackResult, cells: tuple[AttackResult, ...]) -> float:
-    """The share of words, by whichever attack of the same attacker reads most of them: it may be another one than that
-    which reads most of the content words, where that one was cut."""
-    read = (one.value("tokens top-1") for one in cells if one.adversary == best.adversary and one.state == "done")
-    return max((one for one in read if not math.isnan(one)), default=best.value("tokens top-1"))
+def most_read(best: AttackResult, cells: tuple[AttackResult, ...], measure: str) -> float:
+    """The share by a measure, of whichever attack of the same attacker reads most by it: one may read most of all
+    words, and another most of the content words."""
+    read = (
+        one.value(measure)
+        for one in cells
+        if one.adversary == best.adversary and one.state == "done" and not one.of_outputs and measure in one.measures
+    )
+    return max((one for one in read if not math.isnan(one)), default=best.value(measure))
 
 
 def _attacker(name: str, words: str) -> str:
@@ -156,6 +161,6 @@ def _named(cells: tuple[AttackResult, ...]) -> float:
     return state_findings.named_share(cells) if _alone(cells) else math.nan
 
 
-def _share(best: AttackResult) -> float:
-    content = best.value("content top-1")
-    return best.value("tokens top-1") if math.isnan(content) else content
+def _share(best: AttackResult, cells: tuple[AttackResult, ...]) -> float:
+    content = most_read(best, cells, "content top-1")
+    return most_read(best, cells, "tokens top-1") if math.isnan(content) else content

@@ -64,7 +64,10 @@ class CoarseFiles:
                 "--data, --public-text and --task go with --scheme coarse", "leave them out, or add --scheme coarse"
             )
         if given and key.exists():
-            raise UsageError(f"{key} exists already, with the map that was found for it", "leave --data out")
+            raise UsageError(
+                f"{key} exists already, and --data makes a new key with a map of its own",
+                "give another --key; to scramble with the key that is there, leave --data out",
+            )
         if scheme == NAME and not key.exists() and self.data is None:
             raise UsageError("--data is missing", "give your training rows: the symbols are found from them")
 
