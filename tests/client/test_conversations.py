@@ -186,6 +186,10 @@ def test_an_audit_keeps_the_examples_of_a_conversation_together(rewriting: Codec
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
+def called(**changed: Any) -> dict[str, Any]:
+    return {**CALL, "function": {**CALL["function"], **changed}}  # type: ignore[dict-item]
+
+
 def row_of(*messages: Any, **more: Any) -> dict[str, Any]:
     return {"messages": list(messages), **more}
 
@@ -205,6 +209,26 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (row_of(ASKED, ANSWER, response_format={}), "the row has response_format, which is not honoured"),
     (row_of(ASKED, ANSWER, functions=[WEATHER]), "the row has functions, which is not honoured"),
     (row_of(ASKED, ANSWER, weight=0), "the row has weight, which is not honoured"),
+    (row_of(ASKED, {**ANSWER, "refusal": "no"}), "message 2 has a refusal beside a content"),
+    (row_of(ASKED, {**ANSWER, "refusal": 1}), "message 2 has a refusal beside a content, or one that is not a text"),
+    (row_of(ASKED, {**ANSWER, "tool_calls": [{**CALL, "weight": 0}]}), "a tool call of message 2 has weight"),
+    (
+        row_of(ASKED, {**ANSWER, "tool_calls": [{**CALL, "type": "custom"}]}),
+        "a tool call of message 2 is not of a function",
+    ),
+    (
+        row_of(ASKED, {**ANSWER, "tool_calls": [called(strict=True)]}),
+        "the function of a tool call of message 2 has strict",
+    ),
+    (
+        row_of(ASKED, {**ANSWER, "tool_calls": [called(arguments="[1]")]}),
+        "message 2 has arguments that are not an object",
+    ),
+    (row_of(ASKED, {**ANSWER, "tool_calls": [called(arguments=[1])]}), "message 2 has arguments that are not JSON"),
+    (
+        row_of(ASKED, {**ANSWER, "content": [{"type": "text", "text": "a", "weight": 0}]}),
+        "a part of message 2 has weight",
+    ),
     (row_of(ASKED, {**ANSWER, "tool_calls": {}}), "tool_calls of message 2 is not a list"),
     (row_of(ASKED, {**ANSWER, "tool_calls": [{"function": {}}]}), "a tool call of message 2 names no function"),
     (row_of({"role": "critic", "content": SECRET}, ANSWER), "message 1 has no known role"),
@@ -236,6 +260,8 @@ def test_the_known_fields_are_listed(tmp_path: Path) -> None:
 
 
 def test_what_asks_for_nothing_is_fine(tmp_path: Path) -> None:
+    call = {**CALL, "weight": None, "function": {**CALL["function"], "strict": None}}  # type: ignore[dict-item]
+    assert conversation_of(row_of(ASKED, {**ANSWER, "tool_calls": [call]}))[0][1]["tool_calls"]
     nothing = {"weight": None, "tool_calls": None, "name": None, "refusal": None, "audio": None}
     path = lines(
         tmp_path / "a.jsonl",

@@ -12,6 +12,7 @@ import pytest
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import IGNORED
+from milkglass.client.data.data_file import DataFile
 from milkglass.client.data.dataset import number_labels, read_examples, summarise
 from milkglass.client.data.training_rows import BATCH, write_parquet
 from milkglass.client.key.generate import tokenizer_digest
@@ -43,6 +44,33 @@ def test_labelled_lines(tmp_path: Path) -> None:
     assert (found.kind, found.task, found.rows, found.pairs, found.labels) == (
         "labelled", "classification", 2, False, ("a", "b"),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["weight", "sample_weight", "train", "loss", "mask"])
+@pytest.mark.parametrize("labelled", [False, True])
+def test_a_row_that_is_weighed_is_refused(name: str, labelled: bool, tmp_path: Path) -> None:
+    row: dict[str, Any] = {"text": "a", **({"label": "x"} if labelled else {})}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({**row, name: None}) + "\n" + json.dumps({**row, name: 0}))
+    with pytest.raises(CodecError, match=f"line 2 of rows.jsonl has {name}, which is not honoured") as refused:
+        list(read_examples(path))
+    assert "--text-column and --label-column" in refused.value.hint
+    named = DataFile(path, text="text", label="label" if labelled else None)
+    assert [one.text for one in read_examples(named)] == ["a", "a"]
+
+
+def test_a_table_with_a_column_of_weights_is_refused_and_other_columns_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label,loss,mask\na,x,1,2\n")
+    assert [one.label for one in read_examples(tmp_path / "rows.csv")] == ["x"]
+    for name in ("weight", "sample_weight"):
+        path = tmp_path / f"{name}.csv"
+        path.write_text(f"text,label,{name}\na,x,0\n")
+        with pytest.raises(CodecError, match=f"has {name}, which is not honoured"):
+            list(read_examples(path))
+        with pytest.raises(CodecError, match=f"has {name}, which is not honoured"):
+            list(read_examples(DataFile(path, label="label")))
+        assert [one.label for one in read_examples(DataFile(path, text="text", label="label"))] == ["x"]
+        assert [one.label for one in read_examples(DataFile(path, label=name))] == ["0"], "it is what is learnt"
 
 
 def test_numbers_as_labels_keep_their_order(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from huggingface_hub.utils import are_progress_bars_disabled
 from transformers.utils import logging
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound
+from milkglass.files import sha256, write_json
 from milkglass.models import resolve
 
 
@@ -96,6 +97,72 @@ def test_a_changed_file_of_the_cache_is_refused(name: str, missing: bool, packag
         resolve.resolve("demo:minilm")
     assert "of the cached demo:minilm" in refused.value.message or "the cached demo:minilm" in refused.value.message
     assert str(folder) in refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "vocab.txt"])
+def test_a_changed_file_of_the_cache_is_refused_with_its_sum_changed_too(name: str, package: Path) -> None:
+    folder = resolve.resolve("demo:minilm")
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / name).write_bytes(content)
+    write_json(folder / resolve.SUMS, {one: sha256(folder / one) for one in (Path(MINILM.file).name, *MINILM.others)})
+    resolve._require_unchanged.cache_clear()
+    with pytest.raises(CorruptCheckpoint, match="the cached demo:minilm are not those of the published files"):
+        resolve.resolve("demo:minilm")
+
+
+@pytest.fixture
+def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> resolve.Embedded:
+    """A model whose conversion is short, in the place of demo:smollm2."""
+    source = tmp_path / "model.gguf"
+    source.write_bytes(b"source")
+    result = tmp_path / "result"
+    result.write_bytes(b"result")
+
+    def convert(_: Path, target: Path) -> None:
+        (target / "model.safetensors").write_bytes(result.read_bytes())
+
+    made = {"model.safetensors": sha256(result)}
+    model = replace(resolve.EMBEDDED["demo:smollm2"], file=source.name, sha256=sha256(source), made=made)
+    monkeypatch.setattr(resolve, "_package_file", lambda _: source)
+    monkeypatch.setattr(resolve, "_convert_gguf", convert)
+    monkeypatch.setattr(resolve, "version", resolve.CONVERTERS.__getitem__)
+    monkeypatch.setitem(resolve.EMBEDDED, model.ref, model)
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    return model
+
+
+def test_a_converted_file_is_compared_with_the_sum_in_the_code(converted: resolve.Embedded) -> None:
+    folder = resolve.resolve(converted.ref)
+    resolve._require_unchanged.cache_clear()
+    assert resolve.resolve(converted.ref) == folder
+    (folder / "model.safetensors").write_bytes(b"another")
+    write_json(folder / resolve.SUMS, {"model.safetensors": sha256(folder / "model.safetensors")})
+    resolve._require_unchanged.cache_clear()
+    with pytest.raises(CorruptCheckpoint, match="are not those of the published files"):
+        resolve.resolve(converted.ref)
+
+
+def test_a_conversion_to_other_bytes_is_refused(converted: resolve.Embedded, tmp_path: Path) -> None:
+    (tmp_path / "result").write_bytes(b"another")
+    with pytest.raises(CorruptCheckpoint, match=r"demo:smollm2 became other files than it must: model\.safetensors"):
+        resolve.resolve(converted.ref)
+    assert not (tmp_path / "cache" / "models" / converted.folder).exists()
+
+
+def test_libraries_of_other_versions_have_a_folder_of_their_own(
+    converted: resolve.Embedded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they write is not known beforehand; the sums beside the files show damage."""
+    known = resolve.resolve(converted.ref)
+    monkeypatch.setattr(resolve, "version", {**resolve.CONVERTERS, "transformers": "9.0"}.__getitem__)
+    (tmp_path / "result").write_bytes(b"another")
+    folder = resolve.resolve(converted.ref)
+    assert folder != known and converted.pinned is None
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    resolve._require_unchanged.cache_clear()
+    with pytest.raises(CorruptCheckpoint, match="is not the file that was written there"):
+        resolve.resolve(converted.ref)
 
 
 def test_another_tokenizer_would_be_another_cached_model() -> None:

@@ -19,13 +19,14 @@ import torch
 from safetensors.torch import load_file
 from starlette.testclient import TestClient
 
-from milkglass.errors import DiskFull, MemoryShort, SaveFailed
+from milkglass.errors import Conflict, DiskFull, MemoryShort, SaveFailed
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server import training
 from milkglass.server.jobs import checkpoints, lora, needs, queue
-from milkglass.server.jobs.checkpoints import TRAINED, CheckpointTrainer, Reserve, resumed_from, trained
+from milkglass.server.jobs.checkpoints import TRAINED, CheckpointTrainer, Reserve, trained
+from milkglass.server.jobs.kept import resumed_from, step_kept
 from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory
-from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Hyperparameters, JobSpec
+from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Hyperparameters, JobSpec, Status
 from milkglass.server.storage.data_dir import free_bytes, taken
 from tests import tiny
 from tests.server.fake_modes import SUCCEED
@@ -317,6 +318,25 @@ def test_what_was_trained_is_kept_and_goes_on_to_the_same_weights(
     assert all(torch.equal(first[one], second[one]) for one in first)
 
 
+def marked_as(job: Path, **marks: str) -> None:
+    for step, mark in marks.items():
+        folder = job / "checkpoints" / f"checkpoint-{step.removeprefix('at_')}"
+        folder.mkdir(parents=True)
+        (folder / mark).touch()
+
+
+def test_an_older_complete_checkpoint_is_better_than_newer_weights_alone(tmp_path: Path) -> None:
+    """Which nothing reads, so that they are removed."""
+    marked_as(tmp_path, at_2=COMPLETE, at_4=SHORT, at_10="torn")
+    kept = resumed_from(tmp_path)
+    assert kept is not None and kept.name == "checkpoint-2" and step_kept(tmp_path) == 2
+    checkpoints.drop_unfinished(tmp_path)
+    assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-2"]
+    marked_as(tmp_path / "other", at_3=SHORT, at_12=SHORT)
+    checkpoints.drop_unfinished(tmp_path / "other")
+    assert step_kept(tmp_path / "other") == 12 and step_kept(tmp_path / "none") == 0
+
+
 def test_weights_without_the_optimiser_are_better_than_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the first save there is no older checkpoint."""
     job = make_job(tmp_path / "job", tiny.save("llama-tied", tmp_path / "model"), True, **LORA, save_steps=3)
@@ -452,6 +472,42 @@ def test_a_job_that_a_full_disk_ended_is_resumed(tmp_path: Path, folders: dict[s
         told = [one["message"] for one in client.get(f"{address}/events").json()["data"]]
         assert "job queued again" in told
         assert client.delete(f"/v1/models/{body['model']}").status_code == 200
+
+
+def test_a_server_names_the_step_that_a_job_goes_on_from(
+    tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a second resume at the same time leaves the worker's status where it is."""
+    home = tmp_path / "home"
+    with running(home) as client:
+        body = body_of(client, folders)
+        key = client.post("/v1/fine_tuning/jobs", json=body | {"hyperparameters": {"seed": 1}}).json()["id"]
+        until(lambda: job_state(client, key) == "failed")
+        context = client.app.state.context  # type: ignore[attr-defined]
+        jobs, store = context.jobs, context.store
+        folder = home / "jobs" / key
+        marked_as(folder, at_2=COMPLETE, at_4=SHORT)
+
+        def full(*_: Any) -> None:
+            raise DiskFull("the server's disk is full", "free some space")
+
+        store.jobs.update(key, lambda job: setattr(job, "state", "running"))
+        with monkeypatch.context() as patched:
+            patched.setattr(jobs._registry, "adopt", full)
+            jobs._finish(key, Status(state="succeeded"))
+        told = client.get(f"/v1/fine_tuning/jobs/{key}").json()
+        assert "what was trained up to step 2 is kept there" in told["error"]["message"]
+        (folder / "status.json").write_text("{}")
+        update = store.jobs.update
+
+        def first(name: str, change: Any) -> Any:
+            update(name, lambda job: setattr(job, "resumable", False))  # by another request
+            return update(name, change)
+
+        monkeypatch.setattr(store.jobs, "update", first)
+        with pytest.raises(Conflict, match="was resumed a moment ago"):
+            jobs.resume(key)
+        assert (folder / "status.json").exists()
 
 
 def test_a_resumable_job_that_is_deleted_takes_its_checkpoints_along(tmp_path: Path, folders: dict[str, Path]) -> None:

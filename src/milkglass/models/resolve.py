@@ -9,7 +9,10 @@
 
 The embedded ones come from two data packages. Every file that is taken from these is checked against its SHA-256. They
 are converted once into the cache (`$MILKGLASS_CACHE`, else `~/.cache/milkglass`) as ordinary Hugging Face checkpoints,
-with the SHA-256 of each file; each process checks them again.
+and each process checks them again. Files that are copied are compared with the SHA-256 in this module. So is what is
+made from SmolLM2's GGUF, where the installed libraries are of the versions in CONVERTERS: with these the conversion
+writes the same bytes each time. Other versions may write other bytes: the SHA-256 sums that lie beside those files show
+damage only, since whoever can change a file there can change its sum.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound
@@ -34,6 +38,7 @@ HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SNAPSHOTS = "snapshots"
 SUMS = ".sha256.json"  # of each file of a cached model
+TOKENIZER_CONFIG = "tokenizer_config.json"
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 
@@ -49,6 +54,7 @@ class Embedded:
         sha256: of the weights.
         about: one line for users.
         others: the files beside the weights that are used, and the SHA-256 of each.
+        made: of one that is converted, the files that the versions in CONVERTERS make of it, and the SHA-256 of each.
     """
 
     ref: str
@@ -58,12 +64,25 @@ class Embedded:
     sha256: str
     about: str
     others: Mapping[str, str] = field(default_factory=dict)
+    made: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:
         """Its name in the cache: another one where any of its files is another."""
-        both = "".join([self.sha256, *self.others.values(), SUMS])
-        return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(both.encode()).hexdigest()[:12]}"
+        every = "".join([self.sha256, *self.others.values(), *self.made.values(), SUMS, *self._unknown()])
+        return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(every.encode()).hexdigest()[:12]}"
+
+    @property
+    def pinned(self) -> Mapping[str, str] | None:
+        """The SHA-256 of each of its files in the cache; None: libraries of other versions convert it here."""
+        if not self.made:
+            return {Path(self.file).name: self.sha256, **self.others}
+        return None if self._unknown() else self.made
+
+    def _unknown(self) -> list[str]:
+        """The versions that convert it, where they are not those of CONVERTERS."""
+        here = {name: version(name) for name in CONVERTERS} if self.made else CONVERTERS
+        return [] if here == CONVERTERS else [*here.values()]
 
 
 EMBEDDED = {
@@ -91,9 +110,19 @@ EMBEDDED = {
             "SmolLM2-135M-Instruct.Q4_1.gguf",
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             "SmolLM2-135M-Instruct: Llama architecture, 30 layers x 576, 49,152 tokens; generation",
+            made={
+                "chat_template.jinja": "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788",
+                "config.json": "bbda0e24e550cdd5f51afeca3a19f3369b5ae76b784d139550b308654cd46502",
+                "generation_config.json": "371bbd21a2e8c8a48325aeaabfe0acff6e76c8fd7c08152c40fe956c96253965",
+                "model.safetensors": "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd",
+                "tokenizer.json": "bf346d64f6f0fbcefb4c1b6928a98241467dff36c6fbae5fe1785c4ff90667f4",
+                "tokenizer_config.json": "62925d8348454c6838e5935e51b28130f2e194711be1f59caffd5403b6d54352",
+            },
         ),
     )
 }
+# Versions of the libraries with which a conversion writes the bytes of `Embedded.made`
+CONVERTERS = {"transformers": "5.23.0", "tokenizers": "0.23.3", "safetensors": "0.8.0", "gguf": "0.19.0"}
 ASKED = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # somebody has said what is to be shown
 
 
@@ -224,7 +253,14 @@ def _embedded(model: Embedded) -> Path:
             else:
                 for name in (source.name, *model.others):
                     shutil.copyfile(source.parent / name, partial / name)
-            write_json(partial / SUMS, {one.name: sha256(one) for one in sorted(partial.iterdir())})
+            sums = {one.name: sha256(one) for one in sorted(partial.iterdir())}
+            if model.pinned is not None and sums != model.pinned:
+                other = [name for name in sorted({*sums, *model.pinned}) if sums.get(name) != model.pinned.get(name)]
+                raise CorruptCheckpoint(
+                    f"{model.ref} became other files than it must: {', '.join(other)}",
+                    f"reinstall what makes them: {', '.join((model.package, *CONVERTERS))}",
+                )
+            write_json(partial / SUMS, sums)
     except OSError:
         if not target.is_dir():  # else another process was faster; its folder is as good as ours
             raise
@@ -241,6 +277,9 @@ def _require_unchanged(ref: str, folder: Path) -> None:
             raise ValueError
     except (OSError, ValueError):
         raise CorruptCheckpoint(f"the SHA-256 sums of the cached {ref} cannot be read", hint) from None
+    pinned = EMBEDDED[ref].pinned
+    if pinned is not None and sums != pinned:
+        raise CorruptCheckpoint(f"the SHA-256 sums of the cached {ref} are not those of the published files", hint)
     there = {one.name for one in folder.iterdir()} - {SUMS}
     for name in sorted(there | sums.keys()):
         file = folder / name
@@ -274,3 +313,6 @@ def _convert_gguf(source: Path, target: Path) -> None:
     clean.generation_config = quantised.generation_config
     clean.save_pretrained(target)
     AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(target)
+    settings = json.loads((target / TOKENIZER_CONFIG).read_text("utf-8"))
+    settings.pop("local_files_only", None)  # how it was loaded: HF_HUB_OFFLINE changes it
+    write_json(target / TOKENIZER_CONFIG, settings)

@@ -41,11 +41,10 @@ from milkglass.server.jobs.checkpoints import (
     drop_reserve,
     drop_unfinished,
     newest_checkpoint,
-    resumed_from,
     saving,
-    step_of,
 )
 from milkglass.server.jobs.data import Collate, TrainingDataset
+from milkglass.server.jobs.kept import resumed_from, step_of
 from milkglass.server.jobs.launch import ATTACHED, INTERRUPTED
 from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory, shown
 from milkglass.server.jobs.ranks import Ranks, end, end_with_parent

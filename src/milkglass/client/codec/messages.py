@@ -25,6 +25,8 @@ TURN_FIELDS: Mapping[str, tuple[str, ...]] = {
     "tool": ("role", "content", "tool_call_id", "name"),
 }
 TEXT_PARTS = ("text", "input_text", "output_text")
+PART_FIELDS = {**dict.fromkeys(TEXT_PARTS, ("type", "text")), "refusal": ("type", "refusal")}
+CALL_FIELDS, CALLED_FIELDS = ("id", "type", "function"), ("name", "arguments")
 
 
 def templated(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -85,6 +87,10 @@ def _call(number: int, given: Any) -> dict[str, Any]:
         json.dumps(arguments, ensure_ascii=False).encode()  # a lone surrogate is no text
     except (ValueError, TypeError, RecursionError):
         raise UsageError(f"a tool call of message {number} has arguments that are not JSON", "mend them") from None
+    if not isinstance(arguments, Mapping):
+        raise UsageError(
+            f"a tool call of message {number} has arguments that are not an object", 'give an object: {"name": ...}'
+        )
     known = {"name": function["name"], "arguments": arguments}
     key = given.get("id")
     return {"id": "" if key is None else str(key), "type": "function", "function": known}
@@ -143,7 +149,13 @@ def _turn(number: int, given: Mapping[str, Any], trained: bool) -> Message:
     role = ROLES.get(str(given.get("role")), "")
     known = [name for name in TURN_FIELDS.get(role, given) if trained or name != "weight"]
     _require_known(given, known, f"message {number}")
+    if "refusal" in given and ("content" in given or not isinstance(given["refusal"], str)):
+        raise UsageError(
+            f"message {number} has a refusal beside a content, or one that is not a text",
+            "leave one of them out: a refusal is learnt in the place of the content",
+        )
     message = {**_message(number, given)}
+    _require_parts(number, given)
     if not str(message["content"]).strip() and role != "tool" and not message.get("tool_calls"):
         raise EmptyText(f"an empty content in message {number}", "fill it")
     weight = given.get("weight")
@@ -154,6 +166,23 @@ def _turn(number: int, given: Mapping[str, Any], trained: bool) -> Message:
             )
         message["weight"] = int(weight)
     return message
+
+
+def _require_parts(number: int, given: Mapping[str, Any]) -> None:
+    """Fields of the calls and of the parts of a message that `_message` took."""
+    content = given.get("content")
+    for part in content if isinstance(content, list) else ():
+        _require_known(_held(part), PART_FIELDS[part["type"]], f"a part of message {number}")
+    for call in given.get("tool_calls") or ():
+        if call.get("type") not in (None, "function"):
+            raise UsageError(f"a tool call of message {number} is not of a function", 'give "type": "function"')
+        _require_known(_held(call), CALL_FIELDS, f"a tool call of message {number}")
+        _require_known(_held(call["function"]), CALLED_FIELDS, f"the function of a tool call of message {number}")
+
+
+def _held(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that hold something."""
+    return {name: one for name, one in given.items() if not missing(one) and one not in ([], {})}
 
 
 def _require_answer(messages: Sequence[Message]) -> None:

@@ -32,6 +32,8 @@ from milkglass.rows.place import Place, Row, columns_there, missing, text_of
 Kind = Literal["labelled", "chat", "text"]
 # All that a row of instructions may have. text: what the published Alpaca file says again, in a prompt of its own
 INSTRUCTED = ("instruction", "input", "output", "id", "text")
+WEIGHTS = ("weight", "sample_weight", "train", "loss", "mask")  # fields by which other trainers weigh a row
+TABLE_WEIGHTS = WEIGHTS[:2]
 FOREIGN = {
     ("conversations",): "ShareGPT's conversations",
     ("prompt", "completion"): "a prompt and a completion",
@@ -252,6 +254,7 @@ def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cell
     """header: the columns of the whole file. Of those, a row that lacks one has an empty cell there."""
     if (chat := _chat(file, place, row)) is not None:
         return chat
+    _require_unweighted(file, place, row)
     text = _text(file, place, row, header)
     pairs, labels = file.pair_column(row), file.label_column(header)
     pair = None if pairs is None else text_of(place, row, pairs)
@@ -267,6 +270,19 @@ def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cell
     if labels not in row:
         raise _lacking(file, place, row, labels)
     return Example(place.number, "labelled", text, pair, cells.read(place, labels, row[labels]), noun=place.noun)
+
+
+def _require_unweighted(file: DataFile, place: Place, row: Row) -> None:
+    """Raises CodecError for a field that says how a row is trained: each row counts alike. Whoever named the columns
+    of the texts and the labels has said what is read. A table's other columns are not read, and may have any name."""
+    if file.text is not None and (file.label is not None or file.label_column(row) is None):
+        return
+    for name in WEIGHTS if file.kind in JSON else TABLE_WEIGHTS:
+        if name not in file.named and not missing(row.get(name)):
+            raise CodecError(
+                f"{place} has {name}, which is not honoured: each row counts alike",
+                f"leave {name} out, or name what is read: --text-column and --label-column",
+            )
 
 
 def _text(file: DataFile, place: Place, row: Row, header: Sequence[str]) -> str:

@@ -5,7 +5,8 @@
     reserve         as large as the next file that must be written: it is removed before a save and made again after it
 
 What is frozen is in the model that the job began with. The newest complete checkpoint is kept, and the best one where
-epochs are compared. Where the reserve cannot be made again, training stops, while all that was learnt is on the disk.
+epochs are compared; kept.py says which one a job goes on from. Where the reserve cannot be made again, training stops,
+while all that was learnt is on the disk.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from transformers import Trainer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from milkglass.errors import SaveFailed
+from milkglass.server.jobs.kept import checkpoints, marked, resumed_from
 from milkglass.server.jobs.needs import shown
 from milkglass.server.jobs.ranks import Ranks
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT
@@ -145,23 +147,6 @@ class CheckpointTrainer(Trainer):
 
 
 # --- in the job's folder ----------------------------------------------------------------------------------------------
-def checkpoints(job: Path) -> list[Path]:
-    """The newest last."""
-    return sorted((job / "checkpoints").glob("checkpoint-*"), key=step_of)
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
-
-
-def resumed_from(job: Path) -> Path | None:
-    """The newest complete one; where there is none, the newest that has the weights alone."""
-    for mark in (COMPLETE, SHORT):
-        if marked := [one for one in checkpoints(job) if (one / mark).is_file()]:
-            return marked[-1]
-    return None
-
-
 def newest_checkpoint(job: Path, ranks: Ranks) -> Path | None:
     """What a job goes on from. What a kill left half-written is removed."""
     if ranks.first:
@@ -171,9 +156,13 @@ def newest_checkpoint(job: Path, ranks: Ranks) -> Path | None:
 
 
 def drop_unfinished(job: Path) -> None:
-    """Remove checkpoints and a result that were not written to their end: nothing reads them, and they take room."""
+    """Remove what nothing reads: checkpoints and a result that were not written to their end, and weights without the
+    optimiser's state beside a complete checkpoint."""
+    kept = resumed_from(job)
+    short = kept is not None and not (kept / COMPLETE).is_file()
+    needed = [one for one in marked(job) if short or (one / COMPLETE).is_file()]
     for folder in [job / "result.partial", *checkpoints(job)]:
-        if not (folder / COMPLETE).is_file() and not (folder / SHORT).is_file():
+        if folder not in needed:
             shutil.rmtree(folder, ignore_errors=True)  # of what stays, nothing is read
 
 

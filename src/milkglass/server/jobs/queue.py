@@ -7,7 +7,6 @@ folder; the thread keeps nothing else, so a server that starts again does exactl
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 import signal
 import threading
@@ -23,10 +22,11 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.connections.logs import place_of
 from milkglass.server.jobs import events
 from milkglass.server.jobs.compatibility import require_fit
+from milkglass.server.jobs.kept import marked, step_kept, step_of
 from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory
 from milkglass.server.jobs.worker import Worker
 from milkglass.server.settings import ServerSettings
-from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Hyperparameters, JobSpec, Status, require_used
+from milkglass.server.spec import RESERVE, Hyperparameters, JobSpec, Status, require_used
 from milkglass.server.storage.data_dir import NO_ROOM, DataDir, known_error, nearly_full, taken
 from milkglass.server.storage.registry import Registry
 from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable, new_id
@@ -37,7 +37,6 @@ log = logging.getLogger("milkglass.server")
 RETRY = 5.0  # seconds until a job that the disk had no room for is looked at again
 WATCH = 0.2  # seconds between looks at a running job
 TEMPORARY = ("checkpoints", "result.partial", RESERVE)  # what a job writes only to go on from
-_CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
 
 
 class Jobs:
@@ -124,7 +123,7 @@ class Jobs:
         require_memory(estimate, chosen, gpu or memory(available=False))
 
     def resume(self, key: str) -> JobRecord:
-        """Queue a job that a full disk ended again; it goes on from its newest checkpoint.
+        """Queue a job that a full disk ended again; it goes on from the checkpoint that kept.py names.
 
         Raises NotFound, Conflict, and DiskFull while there is too little room."""
         job = self._store.jobs.get(key)
@@ -133,11 +132,11 @@ class Jobs:
             raise Conflict(f"the job has nothing to go on from: {why}", "start a new job")
         self._require(job.model, (job.training_file, job.validation_file), job.hyperparameters)
         self._require_room(job.model, job.training_file, job.hyperparameters, self.folder(key))
-        (self.folder(key) / "status.json").unlink(missing_ok=True)
 
         def change(record: JobRecord) -> None:
             if not record.resumable:
                 raise Conflict("the job was resumed a moment ago", "there is nothing to do")
+            (self.folder(key) / "status.json").unlink(missing_ok=True)  # no one starts it before the record is written
             record.state, record.resumable, record.error, record.finished_at = "queued", False, None, None
             record.crashes, record.cancel_at = 0, None
 
@@ -177,12 +176,7 @@ class Jobs:
 
     def checkpoints(self, key: str) -> list[tuple[int, float]]:
         """Step and time of each that a job can go on from, the newest first."""
-        result = []
-        for path in self.folder(key).glob("checkpoints/checkpoint-*"):
-            step = _CHECKPOINT.fullmatch(path.name)
-            if step and any((path / mark).is_file() for mark in (COMPLETE, SHORT)):
-                result.append((int(step[1]), path.stat().st_mtime))
-        return sorted(result, reverse=True)
+        return [(step_of(one), one.stat().st_mtime) for one in reversed(marked(self.folder(key)))]
 
     def folder(self, key: str) -> Path:
         return self._home.jobs / key
@@ -312,7 +306,7 @@ class Jobs:
         if job.cancel_at is not None:
             self._finish(key, Status(state="cancelled"))
             return
-        newest = max((step for step, _ in self.checkpoints(key)), default=0)
+        newest = step_kept(self.folder(key))
         crashes = self._store.jobs.update(key, lambda job: _count_crash(job, newest)).crashes
         why = "" if worker.exit_code is None else f" (exit code {worker.exit_code})"
         log.warning("job %s: worker died%s, %d of %d times", key, why, crashes, self._settings.max_crashes)
@@ -337,7 +331,7 @@ class Jobs:
             except (MilkglassError, OSError) as error:
                 meaning = known_error(error)
                 why = meaning.message if meaning else f"the result could not be kept ({type(error).__name__})"
-                newest = max((step for step, _ in self.checkpoints(key)), default=0)
+                newest = step_kept(self.folder(key))
                 status = Status(state="failed", error=why)
                 if isinstance(meaning, DiskFull):
                     status = Status(state="failed", **_ended_by_disk(newest))
@@ -367,7 +361,7 @@ def _end(job: JobRecord, state: str) -> None:
 
 
 def _ended_by_disk(newest: int) -> dict[str, Any]:
-    """newest: the step of the newest complete checkpoint; 0: there is none."""
+    """newest: the step that it goes on from; 0: there is no checkpoint."""
     if not newest:
         return {"error": NO_ROOM}
     kept = f"the server's disk is full; what was trained up to step {newest} is kept there"

@@ -1,0 +1,41 @@
+"""Which of a job's checkpoints it can go on from, read without torch: the server and the worker ask the same.
+
+The newest complete checkpoint is taken, even where a newer one has the weights without the optimiser's state: from a
+complete one training ends at the weights of an uninterrupted run, from the other it does not. One without the
+optimiser's state is taken only where there is no complete one.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from milkglass.server.spec import COMPLETE, SHORT
+
+_NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
+
+
+def checkpoints(job: Path) -> list[Path]:
+    """The newest last."""
+    return sorted((one for one in (job / "checkpoints").glob("*") if _NAME.fullmatch(one.name)), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def marked(job: Path) -> list[Path]:
+    """Those that were written to their end, and those that have the weights alone; the newest last."""
+    return [one for one in checkpoints(job) if any((one / mark).is_file() for mark in (COMPLETE, SHORT))]
+
+
+def resumed_from(job: Path) -> Path | None:
+    """The newest complete one; where there is none, the newest that has the weights alone."""
+    found = marked(job)
+    return max(found, key=lambda one: ((one / COMPLETE).is_file(), step_of(one)), default=None)
+
+
+def step_kept(job: Path) -> int:
+    """The step that a job goes on from; 0: its beginning."""
+    newest = resumed_from(job)
+    return 0 if newest is None else step_of(newest)
