@@ -14,7 +14,8 @@ from milkglass.client.model_sampling import ModelSampling
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import IdsChunk, IdsEngine, IdsRequest, ServedModel
 from milkglass.engines.vllm import VLLM
-from milkglass.errors import TooLong, Unauthorized, UsageError
+from milkglass.errors import CodecError, TooLong, Unauthorized, UsageError
+from milkglass.models.tokenizer import LockedTokenizer
 from milkglass.proxy import refusals
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import Backend
@@ -120,6 +121,7 @@ def test_what_asks_for_nothing_in_a_clients_own_way_is_nothing(asking: Asking) -
         "top_k": [-1, 0], "tools": [[], None], "tool_choice": ["", "auto", "none"], "logprobs": [False],
         "top_logprobs": [0], "response_format": [{"type": "text"}, {}], "function_call": ["none", "auto"],
         "functions": [[]], "stream_options": [{}], "logit_bias": [{}], "include": [[]], "modalities": [["text"]],
+        "verbosity": ["medium"], "max_tool_calls": [None], "store": [True], "service_tier": ["flex"],
     }  # fmt: skip
     for name, values in nothing.items():
         for value in values:
@@ -143,7 +145,11 @@ def test_what_asks_for_nothing_in_a_clients_own_way_is_nothing(asking: Asking) -
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"include": 1.5}, "include"),
         ({"include": "x"}, "include"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"guided_json": {}}, "guided_json"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
+        ({"max_tool_calls": 3}, "max_tool_calls"),
     ],
 )
 def test_what_looks_like_nothing_and_asks_for_something_is_refused(asking: Asking, more: Any, name: str) -> None:
@@ -177,6 +183,42 @@ def test_too_much_is_said_in_openais_words(asking: Asking, model: Scrambled, pat
         assert "truncate" not in answer.text
     if path == "completions":
         assert f"({len(asking.engine.asked[-1].prompt)} in the prompt, 64 in the completion)" in error["message"]
+
+
+def test_a_responses_own_fields_are_kept_or_refused_by_name(asking: Asking) -> None:
+    for more, name in (
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"x": 1}}, "text.x"),
+        ({"include": ["x"]}, "include"),
+    ):
+        answer = asking.one("responses", **more)
+        assert answer.status_code == 400 and name in answer.json()["error"]["message"]
+    neutral = {"text": {"format": {"type": "text"}, "verbosity": "medium"}, "include": ["reasoning.encrypted_content"]}
+    assert asking.one("responses", **neutral).status_code == 200
+
+
+def test_a_tokenizer_that_panics_ends_in_words(model: Scrambled, caplog: pytest.LogCaptureFixture) -> None:
+    class PanicException(BaseException):
+        """As the tokenizers library raises it."""
+
+    class Panicking:
+        def __call__(self, *arguments: Any, **options: Any) -> None:
+            raise PanicException("please call me")
+
+        decode = batch_decode = __call__
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(model.codec.tokenizer, name)
+
+    locked = LockedTokenizer(Panicking())
+    asking = Asking(replace(model, codec=replace(model.codec, tokenizer=locked)))
+    for path in ("chat/completions", "completions", "responses"):
+        error = asking.one(path).json()["error"]
+        assert "the tokenizer failed on this text" in error["message"] and error["code"] != "internal_error"
+    assert "please call me" not in caplog.text and "Panic" not in caplog.text
+    for read in (locked, locked.decode, locked.batch_decode):
+        with pytest.raises(CodecError, match="the tokenizer failed on this text"):
+            read("x")
 
 
 def test_an_applications_error_names_no_option_of_a_command_line() -> None:

@@ -21,6 +21,7 @@ from milkglass.client.results import Answer, Conversation
 from milkglass.engines.engine import IdsChunk, IdsRequest
 from milkglass.models.resolve import resolve
 from milkglass.proxy.answers import AnswerMemory
+from milkglass.proxy.text.calls import letter_escapes
 from tests.proxy.test_bodies import Asking
 
 WORDS = [
@@ -186,6 +187,77 @@ def test_an_answer_that_is_spelled_otherwise_is_ended(model: Plain, stream: bool
     assert named(model, text[:60], asking.prompt()) == []  # what was shown of it keeps its ids as well
 
 
+def escaped(text: str) -> str:
+    return "".join(f"\\u{ord(letter):04x}" for letter in text)
+
+
+def a_call(arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "note", "arguments": {arguments}}}\n</tool_call>'
+
+
+ESCAPED = {
+    "text": f'{{"text": "{escaped(" " + " ".join(WORDS))}"}}',
+    "a letter of each": '{"text": "' + " ".join(escaped(one[0]) + one[1:] for one in WORDS) + '"}',
+    "keys": "{" + ", ".join(f'"{escaped(" " + one)}": 1' for one in WORDS) + "}",
+    "inside of a string": json.dumps(f'{{"text": "{escaped(" ".join(WORDS))}"}}'),
+    "escaped escapes": '"' + escaped('{"text": "' + escaped(" ".join(WORDS[:3])) + '"}') + '"',
+}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ESCAPED)
+def test_a_call_that_escapes_plain_letters_is_ended(model: Plain, kind: str, stream: bool, temperature: float) -> None:
+    asking = Chosen(model, model.own(a_call(ESCAPED[kind])))
+    more = {"tools": TOOLS, "stream": stream, "temperature": temperature, "max_tokens": 3000}
+    answer = asking.one("chat/completions", messages=QUESTION, **more)
+    assert "misspelt_answer" in answer.text and "arguments" not in answer.text
+    assert asking.backend.memory.misspelt == 1
+
+
+def test_escapes_that_programs_write_are_none(model: Plain) -> None:
+    assert letter_escapes(r'{"a": "\u0026\u003c\u0022\u005c\n\/\u00e9\u007f\u20ac \\u0061 \ud83d\ude00"}') == 0
+    assert letter_escapes(r'{"\u0061": "\u007E\\\u0020"}') == 3
+    said = {"text": "naïve 日本 <a href='x'>\n\t& \\u0061 \\u0062" * 9}
+    for arguments in (json.dumps(said), json.dumps(json.dumps(said)), json.dumps(said, ensure_ascii=False)):
+        asking = Chosen(model, model.own(a_call(arguments)))
+        call = asking.said(messages=QUESTION, tools=TOOLS)["tool_calls"][0]["function"]
+        assert json.loads(call["arguments"]) == said
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize("more", [{}, {"stop": ["!"]}])
+def test_short_answers_are_counted_together(model: Plain, path: str, more: dict[str, Any]) -> None:
+    words = [one for one in WORDS if len(model.own(" " + one)) == 1]
+    answers = [[*model.own("Noted"), *model.spelled(f" {one}"), *model.own("!")] for one in words]
+    asking, most = Chosen(model, *answers), spelling.most_places(sum(map(len, answers)))
+    told = [asking.one(path, max_tokens=60, **more).text for _ in words]
+    shown = sum("misspelt_answer" not in one for one in told)
+    assert PLACES <= shown <= most < len(words) and asking.backend.memory.misspelt == len(words) - shown
+    assert asking.said(messages=QUESTION)["content"] == "Yes."  # an honest answer is none of these
+
+
+def test_the_same_piece_of_text_counts_once_and_old_answers_are_forgotten(model: Plain) -> None:
+    last = spelling.LastAnswers()
+    for _ in range(40):  # a model's own habit
+        check = spelling.SpellingCheck(model.codec, last)
+        check.push([*model.own("Well,"), *model.spelled(" diagnosis")])
+        check.flush()
+    assert last.counted(check.found)[0] == 1
+    for number in range(200):
+        check = spelling.SpellingCheck(model.codec, last)
+        check.found.tokens, check.found.runs = 100, {(number,)}
+    assert last.counted(check.found) == (41, 4100, 1)
+
+
+def test_an_answer_that_breaks_off_is_counted(model: Plain) -> None:
+    last = spelling.LastAnswers()
+    check = spelling.SpellingCheck(model.codec, last)
+    check.push([*model.own("Noted"), *model.spelled(" patient diagnosis"), *model.own(" and")])
+    check.close()
+    assert check.places >= 2
+
+
 def test_a_hot_answer_is_odd_by_itself(model: Plain) -> None:
     asking = Chosen(model, model.spelled("Noted " + " ".join(WORDS)))
     assert asking.said(messages=QUESTION, temperature=1.5)["content"].startswith("Noted patient")
@@ -280,10 +352,10 @@ def test_no_answer_of_a_real_model_is_ended(model: Plain, temperature: float) ->
     )
     with torch.inference_mode():
         made = network.generate(**batch, max_new_tokens=80, pad_token_id=tokenizer.pad_token_id, **drawn)
-    places = []
+    places, last = list[int](), spelling.LastAnswers()
     for row in made[:, batch["input_ids"].shape[1] :].tolist():
         ids = [one for one in row if one not in tokenizer.all_special_ids]
-        check = spelling.SpellingCheck(model.codec)
+        check = spelling.SpellingCheck(model.codec, last)  # of one key: counted together as well
         for one in model.codec.sigma[ids].tolist():
             check.push([one])
         check.flush()

@@ -6,13 +6,14 @@ Out of scope: keys, texts.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from milkglass.errors import CorruptCheckpoint, ModelError
+from milkglass.errors import CodecError, CorruptCheckpoint, ModelError
 from milkglass.models.checkpoint import read_model_json, require_readable
 from milkglass.models.families import family_of
 from milkglass.models.tokenizer_parts import require_known_parts
@@ -35,8 +36,7 @@ def load_tokenizer(folder: Path, provider: bool = False) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except BaseException as error:
-        # The tokenizers library panics on some files, with an error that is no Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise ModelError(
             f"the tokenizer in {folder.name} cannot be loaded ({type(error).__name__})",
@@ -46,6 +46,11 @@ def load_tokenizer(folder: Path, provider: bool = False) -> Any:
         raise ModelError(f"{folder.name} has no fast tokenizer", "save a tokenizer.json beside the model")
     require_known_parts(tokenizer, folder.name, provider)
     return tokenizer
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether the tokenizers library panicked, as on some files and texts, with an error that is no Exception."""
+    return not isinstance(error, Exception) and type(error).__name__ == "PanicException"
 
 
 def decodes_by_byte(tokenizer: Any) -> bool:
@@ -85,21 +90,36 @@ class LockedTokenizer:
 
     A fast tokenizer keeps settings between calls, among them whether special tokens are read in a text. A call sets
     them and then reads the text. Without a lock, the settings of one thread would hold for another thread's text.
+
+    Raises:
+        CodecError: The tokenizer panicked, for example where a pattern of its own took too many steps.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._lock = tokenizer, threading.RLock()
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
         with self._lock:
+            try:
+                yield
+            except BaseException as error:
+                if not is_panic(error):
+                    raise
+                raise CodecError(
+                    "the tokenizer failed on this text", "use the tokenizer that the model was published with"
+                ) from None  # its message may quote the text
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        with self._turn():
             return self._tokenizer(*arguments, **options)
 
     def decode(self, *arguments: Any, **options: Any) -> Any:
-        with self._lock:
+        with self._turn():
             return self._tokenizer.decode(*arguments, **options)
 
     def batch_decode(self, *arguments: Any, **options: Any) -> Any:
-        with self._lock:
+        with self._turn():
             return self._tokenizer.batch_decode(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:

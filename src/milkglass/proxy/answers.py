@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec.conversation import Message
 from milkglass.client.codec.kept_ids import ANSWER_IDS
+from milkglass.client.codec.spelling import LastAnswers
 
 MOST_TOKENS = 1_000_000  # of all answers: the ones that were longest not asked for go first
 PREFIX = 32  # letters by which an answer is found whose end was changed
@@ -28,9 +29,11 @@ class AnswerMemory:
 
     Attributes:
         misspelt: how many answers were ended because they were spelled otherwise than the tokenizer writes.
+        last: the spelling of the last answers.
     """
 
     misspelt: int = 0
+    last: LastAnswers = field(default_factory=LastAnswers, repr=False)
     _kept: OrderedDict[tuple[str, str], NDArray[np.int32]] = field(default_factory=OrderedDict, repr=False)
     _tokens: int = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -92,10 +92,14 @@ class Reply:
     finish: str = "stop"
     _called: bool = False
     _ids: list[int] = field(default_factory=list, repr=False)
+    _spelling: SpellingCheck = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._spelling = SpellingCheck(self.codec, self.memory.last, self.question.request.temperature > HOTTEST)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Raises RemoteError for an engine that fails, ToolUseFailed for an answer that is no call though one was
-        demanded."""
+        demanded, MisspeltAnswer for one that is spelled otherwise than the tokenizer writes."""
         texts, calls = {"content": "", "reasoning": ""}, list[str]()
         try:
             async with aclosing(self._answered()) as pieces:
@@ -104,7 +108,13 @@ class Reply:
                         texts[piece.kind] += piece.text
                     calls += [one.id for one in piece.calls]
                     yield piece
-        finally:  # what an application shows of an answer that broke off may come back as well
+        except MisspeltAnswer:
+            self.memory.misspelt += 1
+            raise
+        finally:
+            with suppress(CodecError):
+                self._spelling.close()
+            # what an application shows of an answer that broke off may come back as well
             self.memory.remember(self.question.model, [*texts.values()], calls, self._ids)
 
     async def _answered(self) -> AsyncGenerator[Piece, None]:
@@ -127,6 +137,7 @@ class Reply:
                 if stops.found:
                     break
                 self.finish = chunk.finish or self.finish
+        self._spelling.flush()
         for one in self._read(sections.flush(), pending):
             yield one
         if pending:
@@ -139,26 +150,16 @@ class Reply:
         self.finish = "tool_calls" if self._called and self.finish == "stop" else self.finish
 
     async def _chunks(self) -> AsyncGenerator[IdsChunk, None]:
-        spelling = SpellingCheck(self.codec)
         async with aclosing(self.upstream.generate(self.question.model, self.question.request)) as chunks:
             async for chunk in chunks:
                 self._require(chunk)
                 self.tokens += len(chunk.ids)
                 self._ids += chunk.ids
                 self.received(chunk.ids)
-                if self.question.request.temperature <= HOTTEST:
-                    self._look(spelling, chunk)
+                self._spelling.push(chunk.ids)
+                if chunk.finish:
+                    self._spelling.flush()
                 yield chunk
-
-    def _look(self, spelling: SpellingCheck, chunk: IdsChunk) -> None:
-        """Raises MisspeltAnswer."""
-        try:
-            spelling.push(chunk.ids)
-            if chunk.finish:
-                spelling.flush()
-        except MisspeltAnswer:
-            self.memory.misspelt += 1
-            raise
 
     def _require(self, chunk: IdsChunk) -> None:
         """Raises RemoteError for an id that no row of the model has."""
@@ -180,6 +181,7 @@ class Reply:
     def _read(self, parts: Iterable[Part], pending: list[Logprobs] | None = None) -> Iterator[Piece]:
         for part in parts:
             calls = part.calls
+            self._spelling.escaped(part.escapes)
             if calls and self.question.single:
                 calls = [] if self._called else calls[:1]
             self._called = self._called or bool(part.calls)

@@ -1,17 +1,19 @@
 """Whether an answer is written in the tokens in which the tokenizer would write its text.
 
 A model writes its words as the tokenizer does, but for a few. A server that spells words in other tokens wants to see
-in the next prompt how they are sent: each place tells it an id (attack `chosen-answers`). Such an answer is ended.
+in the next prompt how they are sent: each place tells it an id (attack `chosen-answers`). Such an answer is ended. So
+is one that adds to too many places of the answers before it, or that writes plain letters of calls as JSON escapes.
 
 Out of scope: sending the ids of an answer again as they came, which tells nothing (kept_ids.py).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +27,54 @@ if TYPE_CHECKING:
 # tokens, so that none is ended. Hotter answers are odd by themselves, and are not looked at
 HOTTEST = 1.0
 PLACES, TOKENS_A_PLACE = 12, 25
+WINDOW = 4000  # tokens of answers whose places are counted together, by the same limit
 FIRST = 64  # tokens before the first look; each further look is at twice as many, so that all of them cost a few
+
+
+def most_places(tokens: int) -> int:
+    return PLACES + tokens // TOKENS_A_PLACE
+
+
+@dataclass
+class Spelled:
+    """What was counted of an answer.
+
+    Attributes:
+        tokens: those that were looked at.
+        runs: the tokenizer's own ids of the different pieces of text that were found in other tokens.
+        escapes: of plain letters, in the JSON of calls.
+    """
+
+    tokens: int = 0
+    runs: set[tuple[int, ...]] = field(default_factory=set, repr=False)
+    escapes: int = 0
+
+    @property
+    def places(self) -> int:
+        return len(self.runs) + self.escapes
+
+
+@dataclass
+class LastAnswers:
+    """The last answers under a key, of WINDOW tokens and more. A piece of text counts once, however often it came."""
+
+    _kept: deque[Spelled] = field(default_factory=lambda: deque(maxlen=WINDOW), repr=False)
+
+    def begin(self) -> Spelled:
+        """A further answer, which is counted as it grows."""
+        tokens = sum(one.tokens for one in self._kept)
+        while self._kept and tokens - self._kept[0].tokens >= WINDOW:
+            tokens -= self._kept.popleft().tokens
+        self._kept.append(Spelled())
+        return self._kept[-1]
+
+    def counted(self, answer: Spelled) -> tuple[int, int, int]:
+        """(places of all, tokens of all, places that this answer added)."""
+        others = [one for one in self._kept if one is not answer]
+        before = set[tuple[int, ...]]().union(*(one.runs for one in others))
+        added = len(answer.runs - before) + answer.escapes
+        places = len(before) + sum(one.escapes for one in others) + added
+        return places, sum(one.tokens for one in others) + answer.tokens, added
 
 
 @dataclass
@@ -34,33 +83,71 @@ class SpellingCheck:
 
     Attributes:
         codec: the key's.
-        places: different pieces of text that were found in other tokens than the tokenizer's.
+        last: the answers before it.
+        hot: whether it was drawn above HOTTEST: its tokens are odd by themselves, and its escapes alone are counted.
+        found: what was counted.
     """
 
     codec: Codec = field(repr=False)
-    places: int = 0
+    last: LastAnswers = field(default_factory=LastAnswers, repr=False)
+    hot: bool = False
+    found: Spelled = field(init=False)
     _ids: list[int] = field(default_factory=list, repr=False)
     _next: int = FIRST
+    _seen: int = 0
+
+    def __post_init__(self) -> None:
+        self.found = self.last.begin()
+
+    @property
+    def places(self) -> int:
+        return self.found.places
 
     def push(self, ids: Sequence[int]) -> None:
         """Scrambled ids. Raises MisspeltAnswer."""
         self._ids += ids
-        if len(self._ids) >= self._next:
+        if not self.hot and len(self._ids) >= self._next:
             self._next = 2 * len(self._ids)
             self._look(final=False)
 
     def flush(self) -> None:
         """At the end. Raises MisspeltAnswer."""
-        self._look(final=True)
+        if not self.hot and self._seen != len(self._ids):
+            self._seen = len(self._ids)
+            self._look(final=True)
+
+    def close(self) -> None:
+        """Count what came of an answer that broke off."""
+        if not self.hot and self._seen != len(self._ids):
+            self._count(final=False)
+
+    def escaped(self, count: int) -> None:
+        """So many further escapes of plain letters were in a call. Raises MisspeltAnswer."""
+        self.found.escapes += count
+        if count:
+            self._require()
+
+    def _count(self, final: bool) -> None:
+        self.found.runs, self.found.tokens = other_places(self.codec, self._ids, final), len(self._ids)
 
     def _look(self, final: bool) -> None:
-        self.places = len(other_places(self.codec, self._ids, final))
-        if self.places > PLACES + len(self._ids) // TOKENS_A_PLACE:
-            raise MisspeltAnswer(
-                f"the engine spelled its answer otherwise than the tokenizer writes it, in {self.places} places of "
-                f"{len(self._ids)} tokens, and it was ended",
-                "a model does not write so: the next question would tell the ids of these words; don't trust it",
-            )
+        self._count(final)
+        self._require()
+
+    def _require(self) -> None:
+        if self.places > most_places(len(self._ids)):
+            self._end(self.places, f"{len(self._ids)} tokens")
+        places, tokens, added = self.last.counted(self.found)
+        if places > most_places(tokens) and added > len(self._ids) // TOKENS_A_PLACE:
+            self._end(places, f"{tokens} tokens with the answers before it")
+
+    @staticmethod
+    def _end(places: int, tokens: str) -> NoReturn:
+        raise MisspeltAnswer(
+            f"the engine spelled its answer otherwise than the tokenizer writes it, in {places} places of {tokens}, "
+            "and it was ended",
+            "a model does not write so: the next question would tell the ids of these words; don't trust it",
+        )
 
 
 def other_places(codec: Codec, ids: Sequence[int], final: bool = True) -> set[tuple[int, ...]]:

@@ -23,8 +23,15 @@ Message = dict[str, Any]
 # Fields of OpenAI's that are about its own service: they change nothing of an answer here, and are sent to no one.
 IGNORED = (
     "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store",
-    "verbosity", "include", "max_tool_calls",
+    "include",
 )  # fmt: skip
+LOGPROBS = "message.output_text.logprobs"
+# What `include` may name beside it: parts of calls of OpenAI's own tools and of its service, which no answer here has.
+ABSENT = frozenset({
+    "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
+    "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+})  # fmt: skip
 CONSTRAINED = "constrained decoding needs the texts of tokens at the engine, which must not have them"
 # What would tell the engine the tokens' texts, or has no meaning for text: why, and the values that ask for nothing.
 PRIVATE: Mapping[str, tuple[str, Sequence[Any]]] = {
@@ -42,6 +49,8 @@ PRIVATE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "previous_response_id": ("no conversation is kept: send the whole of it", ("",)),
     "conversation": ("no conversation is kept: send the whole of it", ("",)),
     "background": ("no answer is kept: read it as it comes", (False,)),
+    "verbosity": ("models behind a key have no such setting: ask for it in words", ("", "medium")),
+    "max_tool_calls": ("an application calls the tools itself, and counts them", ()),
     "prompt_template": ("templates are kept by a service that is not asked", ()),
 }
 # Values by which clients say "not given", beside null
@@ -72,7 +81,10 @@ def _known(value: Any) -> Any:
     included = value.get("include")
     if included is not None and not (isinstance(included, list) and all(isinstance(one, str) for one in included)):
         raise PydanticCustomError("not_names", "`include` is a list of names")
-    if "message.output_text.logprobs" in (included or ()):
+    for name in included or ():
+        if name not in ABSENT and (name != LOGPROBS or "input" not in value):
+            raise PydanticCustomError("not_offered", f"`include` of {name[:60]} is not offered by this call")
+    if LOGPROBS in (included or ()):
         value = {"top_logprobs": 0, **value}
     kept = {
         name: one
@@ -201,7 +213,10 @@ class ResponseBody(Templated):
 
     @model_validator(mode="after")
     def _plain_text(self) -> ResponseBody:
-        form = (self.text or {}).get("format")
+        text = self.text or {}
+        if (more := sorted(set(text) - {"format", "verbosity"})) or text.get("verbosity") not in (None, "", "medium"):
+            raise PydanticCustomError("not_offered", f"`text.{(more or ['verbosity'])[0][:60]}` is not offered")
+        form = text.get("format")
         if form is not None and not (isinstance(form, Mapping) and form.get("type") == "text"):
             raise PydanticCustomError("not_private", f"`text.format` is not offered: {CONSTRAINED}")
         return self

@@ -18,6 +18,8 @@ import regex
 Tools = Mapping[str, frozenset[str]]  # a tool's name: what it requires
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 ARGUMENTS = ("arguments", "parameters")
+ESCAPE = re.compile(r"\\(?:u00([2-6][0-9A-Fa-f]|7[0-9A-Ea-e])|.)", re.DOTALL)  # those of printable ASCII: their code
+ESCAPED = "\"\\<>&'"
 FENCE = r"(?:```[\w-]{0,20}\s{0,64}+)?"  # of code, which some models put round a call
 
 
@@ -95,10 +97,17 @@ def tool_format(template: str) -> ToolFormat | None:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that a model wrote. arguments: JSON, as text."""
+    """A call that a model wrote.
+
+    Attributes:
+        name: of the tool.
+        arguments: JSON, as text.
+        escapes: of plain letters in arguments that were JSON inside of a string.
+    """
 
     name: str
     arguments: str
+    escapes: int = 0
     id: str = field(default_factory=lambda: "call_" + secrets.token_hex(12))
 
     def document(self) -> dict[str, Any]:
@@ -160,11 +169,23 @@ def _made(name: Any, given: Any, tools: Tools) -> ToolCall | None:
     """Raises ValueError, RecursionError."""
     if not isinstance(name, str) or name not in tools:
         return None
+    escapes = 0
     if isinstance(given, str):
+        escapes = letter_escapes(given)
         given = DECODER.decode(given) if given.strip() else None
     if given is None and not tools[name]:
         given = {}
-    return ToolCall(name, _written(given)) if isinstance(given, dict) else None
+    return ToolCall(name, _written(given), escapes) if isinstance(given, dict) else None
+
+
+def letter_escapes(text: str) -> int:
+    """How many plain letters a JSON text writes as escapes, which neither models nor programs do.
+
+    The next turn writes them as letters, in the tokenizer's own tokens. Not counted are those that JSON must escape,
+    and those that programs escape for the sake of HTML.
+    """
+    codes = (one[1] for one in ESCAPE.finditer(text))
+    return sum(code is not None and chr(int(code, 16)) not in ESCAPED for code in codes)
 
 
 def _written(arguments: Mapping[str, Any]) -> str:

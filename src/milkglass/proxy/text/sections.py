@@ -14,7 +14,7 @@ from typing import Literal
 
 import regex
 
-from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools, calls_in, short_id
+from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools, calls_in, letter_escapes, short_id
 from milkglass.proxy.text.json_span import JsonSpan
 from milkglass.proxy.text.stops import unfinished
 
@@ -28,11 +28,12 @@ NO_TOOLS: Tools = {}
 
 @dataclass(frozen=True)
 class Part:
-    """What became certain of an answer: text of one kind, or calls."""
+    """What became certain of an answer: text of one kind, or calls. escapes: of plain letters in the JSON of calls."""
 
     kind: Kind
     text: str = ""
     calls: Sequence[ToolCall] = ()
+    escapes: int = 0
 
 
 NOTHING = Part("content")
@@ -188,10 +189,11 @@ class Sections:
             return self._shown(end)
         if self.format is not None and self.format.short_ids:
             calls = [replace(one, id=short_id(one.id)) for one in calls]
+        escapes = letter_escapes(self._held[json.begin : end]) + sum(one.escapes for one in calls)
         self._held = self._held[end:]
         self._white, self._said, self._begun, self.called = "", False, True, True
         self._after, self._open = json, True
-        return Part("call", calls=calls)
+        return Part("call", calls=calls, escapes=escapes)
 
     def _gap(self, json: _Json, final: bool) -> Part | None:
         """After a call: layout, closing marks, and in the same section the next call."""
