@@ -141,3 +141,11 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(tmp_path:
     other = written(tmp_path / "other.jsonl", [{"text": "a", "label": "new"}, {"text": "b", "label": "newer"}])
     refused(call("compare", model, data, "--validation", other), 2, "not among the training rows'")
     assert not list(tmp_path.glob("milkglass-compare"))
+
+
+def test_rows_of_one_class_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """What a refused run left would keep the next one from its folder."""
+    rows, out = tmp_path / "rows.csv", tmp_path / "kept"
+    rows.write_text("text,label\n" + "the nurse called,a\n" * 120, "utf-8")
+    refused(call("compare", tiny.save("bert", tmp_path / "bert"), rows, "--out", out), 5, "has 1 label only")
+    assert not out.exists()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.data.data_file import DataFile
-from milkglass.client.data.dataset import Summary, read_examples
+from milkglass.client.data.dataset import Summary, read_examples, require_classes
 from milkglass.client.data.training_rows import checked
 from milkglass.client.obfuscate.preflight import require_scramblable
 from milkglass.client.training_defaults import steps_of
@@ -65,13 +65,15 @@ class OwnRows:
         file's name and what it holds. Raises CodecError for rows without labels, or too few."""
         files = [data] if validation is None else [data, validation]
         summary, *_ = found = [checked(one, "classification") for one in files]
+        require_classes(data, summary)
         for one, holds in zip(files, found, strict=True):
             skipped(one.name, holds)
         rows = list(read_examples(data))
         order = np.random.default_rng(seed).permutation(len(rows))
         count = max(LEAST, round(SHARE * len(rows)))
         if validation is None and len(rows) < 2 * LEAST:
-            raise CodecError(f"{data.name} has {len(rows)} rows, {2 * LEAST} are needed", "give --validation too")
+            fault = f"{data.name} has {len(rows)} rows, {2 * LEAST} are needed"
+            raise CodecError(fault, "give more rows, or --validation too")
         kept = [rows[i] for i in (order if validation is not None else order[count:])]
         apart = list(read_examples(validation)) if validation is not None else [rows[i] for i in order[:count]]
         numbers = {name: number for number, name in enumerate(summary.labels)}
