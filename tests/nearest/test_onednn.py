@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -25,6 +29,23 @@ def test_a_packed_weight_gives_the_same_products(shape: tuple[int, int], rows: i
     )  # one row: other kernels
     summed = x.abs().double() @ weight.abs().double().T + bias.abs().double()
     assert ((found - expected).abs() <= 2 * torch.finfo(kind).eps * summed).all()
+
+
+def test_a_limit_on_instructions_is_kept() -> None:
+    """In a process of its own: oneDNN reads it once."""
+    code = (
+        "import torch; from milkglass.nearest.onednn import onednn_linear, packed, quick_in_bf16\n"
+        "linear, kind = onednn_linear(), torch.bfloat16 if quick_in_bf16() else torch.float32\n"
+        "if linear is not None: linear(torch.ones(3, 64, dtype=kind), packed(torch.ones(5, 64, dtype=kind)), None)"
+    )
+    for limit in ("SSE41", "AVX2", "AVX512_CORE"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "DNNL_MAX_CPU_ISA": limit},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
 
 
 @pytest.mark.parametrize("biased", [True, False])

@@ -13,10 +13,12 @@ Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tenso
 
 
 def quick_in_bf16() -> bool:
-    """Whether this processor has instructions for bf16. Older releases of torch cannot say: then it has none."""
+    """Whether this processor has instructions for bf16, and oneDNN may use them: DNNL_MAX_CPU_ISA can forbid it. Older
+    releases of torch cannot say: then it has none."""
     requested: Any = getattr(torch.cpu, "get_capabilities", dict)
     info = requested()
-    return bool(info.get("amx_bf16") or info.get("avx512_bf16"))
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return bool(info.get("amx_bf16") or info.get("avx512_bf16")) and supported is not None and bool(supported())
 
 
 def onednn_linear() -> Linear | None:
