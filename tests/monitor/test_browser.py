@@ -110,7 +110,7 @@ def test_a_refusal_is_said_and_the_message_is_not_lost(tab: Tab, shown: Shown) -
     tab.value("document.getElementById('message').focus()")
     tab.type("hello")
     tab.press("Enter")
-    tab.until("document.getElementById('trouble').textContent.includes('the model takes')")
+    tab.until("document.getElementById('trouble').textContent.includes('maximum context length')")
     assert tab.value("document.getElementById('message').value") == "hello"
     assert tab.value("document.getElementById('trouble').getAttribute('role')") == "alert"
 
