@@ -6,6 +6,7 @@ import base64
 import hashlib
 import random
 import struct
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -264,7 +265,7 @@ def test_no_changed_bit_of_a_certificate_ends_in_another_error() -> None:
             bad[at] ^= bits
             others = [other.public_bytes(Encoding.PEM) for other in chain]
             others[place] = pem(bytes(bad))
-            with pytest.raises(EnclaveError):
+            with suppress(EnclaveError):  # a bit that no signature covers may change, and then nothing else does
                 check(replace(Forge(), who=replace(authority(), chain=b"".join(others))).bytes())
 
 
