@@ -241,15 +241,13 @@ def test_of_a_thousand_texts_no_private_token_crosses_whatever_the_normalizer_do
     assert own > 3000 and kept < 0.3 * own
 
 
-@pytest.mark.parametrize("word", ["Ġthe", "Ġfever", "a"])
+@pytest.mark.parametrize("word", ["Ġthe", "day", "a"])
 def test_a_provider_cannot_call_a_word_unknown_or_special(folder: Path, tmp_path: Path, word: str) -> None:
     """Such a token is not sanitized, and the provider would choose which words these are."""
     for field in ("unk_token", "pad_token"):
         named = shutil.copytree(folder, tmp_path / f"{field} {word}")
         config = json.loads((named / "tokenizer_config.json").read_text("utf-8"))
-        known = load_tokenizer(folder).get_vocab()
-        if word not in known:
-            pytest.skip("the tiny tokenizer has no such token")
+        assert word in load_tokenizer(folder).get_vocab()
         (named / "tokenizer_config.json").write_text(json.dumps(config | {field: word}), "utf-8")
         with pytest.raises(ModelError, match="calls an ordinary word special"):
             load_tokenizer(named, provider=True)
