@@ -13,15 +13,13 @@ a trained model's inputs have in common is not in this figure.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 
 import numpy as np
+from frame.result import show
 from scipy.sparse import csr_matrix
 from scipy.sparse.linalg import svds
-
-from milkglass.experiments.runs import now
 
 PRUNED, OTHERS = 0.99, 30_000
 
@@ -53,19 +51,13 @@ def main() -> None:
             figures[f"named, {tokens} tokens, width {width}"] = {
                 "measured": round(float(np.mean(found)), 1), "least": round(min(found), 1), "most": round(max(found), 1)
             }  # fmt: skip
-    result = {
-        "recipe": "pruned_spans",
+    about = {
         "paper": "DAGER under random pruning (GHOST, Table 3): a simulation",
         "pruned": PRUNED,
         "others": OTHERS,
         "rounds": options.rounds,
-        "made": now(),
-        "seconds": round(time.monotonic() - started),
-        "figures": figures,
     }
-    print(json.dumps(result, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    show("pruned_spans", about, figures, started, options.json)
 
 
 if __name__ == "__main__":

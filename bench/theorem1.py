@@ -13,17 +13,16 @@ cluster by 2 gamma^2 - 1, gamma being the seed's beta-quantile. Clusters of exac
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
+from frame.result import show
 
 from milkglass.attacks.embeddings.matching import ClusterBatch, likelihood
 from milkglass.client.key.generate import reserved_ids
-from milkglass.experiments.runs import now
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.models.resolve import resolve
@@ -107,20 +106,14 @@ def main() -> None:
     options = parser.parse_args()
     started = time.monotonic()
     figures = measured(options.model, options.k, options.beta, options.keys)
-    result = {
-        "recipe": "theorem1",
+    about = {
         "paper": "ObfusLM, Definition 1 and Theorem 1",
         "model": options.model,
         "k": options.k,
         "beta": options.beta,
         "keys": options.keys,
-        "made": now(),
-        "seconds": round(time.monotonic() - started),
-        "figures": figures,
     }
-    print(json.dumps(result, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    show("theorem1", about, figures, started, options.json)
 
 
 if __name__ == "__main__":
