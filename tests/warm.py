@@ -236,11 +236,13 @@ class _Asked:
 
 
 class _Again(subprocess.Popen):  # type: ignore[type-arg]
-    """Where a forked process starts another program of ours: a fork of itself, if no other thread can hold a lock."""
+    """Where a forked process starts another program of ours: a fork of itself, if no other thread can hold a lock.
+
+    Threads of OpenMP count: a fork has none of them, and waits for them forever in its first loop."""
 
     def _execute_child(self, *given: Any) -> None:
         command = EXECUTE.bind(self, *given).arguments["args"]
-        if not _ours(command) or threading.active_count() > 1:
+        if not _ours(command) or len([*Path("/proc/self/task").iterdir()]) > 1:
             super()._execute_child(*given)  # type: ignore[misc]
             return
         asked = _Asked.of(self, given)
