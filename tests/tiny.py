@@ -131,7 +131,7 @@ def _of_type(model_type: str, kind: str) -> PreTrainedModel:
 
 BUILDERS |= {
     model_type: partial(_of_type, model_type, family.kind)
-    for family in FAMILIES
+    for family in FAMILIES.values()
     for model_type in family.model_types
     if model_type not in {TYPES.get(name, name) for name in BUILDERS}
 }

@@ -46,6 +46,10 @@ class UsageError(MilkglassError):
     exit_code = 2
 
 
+class PluginError(UsageError):
+    """An installed package adds an attack, a scheme or another method that cannot be used."""
+
+
 class ToolUseFailed(UsageError):
     """A call of a tool was demanded, and the model made none."""
 

@@ -199,7 +199,7 @@ def test_unusual_names_of_files_stay_here(stub: Stub, sharded: Path) -> None:
     assert list(Outgoing.of(sharded).weights) == names
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_all_names_of_supported_models_are_known(family: Any) -> None:
     import torch
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification

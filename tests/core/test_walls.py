@@ -50,7 +50,10 @@ ALLOWED = {
     "demo": "attacks client models schemes threat",
     "cli": (
         "attacks audit client datasets demo enclave engines experiments federated gradient_defences hidden_states"
-        " metrics models monitor proxy rows sanitizers schemes server server.spec split threat"
+        " lab metrics models monitor proxy rows sanitizers schemes server server.spec split threat"
+    ),
+    "lab": (
+        "attacks audit client defences engines gradient_defences hidden_states models noise sanitizers schemes threat"
     ),
     "__init__": "audit client models proxy schemes",
 }

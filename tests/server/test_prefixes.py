@@ -22,7 +22,7 @@ from tests.server.test_generating import Heard, drain
 DECODERS = [
     name
     for name in tiny.NAMES
-    if any(f.kind == "decoder" and tiny.TYPES.get(name, name) in f.model_types for f in FAMILIES)
+    if any(f.kind == "decoder" and tiny.TYPES.get(name, name) in f.model_types for f in FAMILIES.values())
 ]
 
 

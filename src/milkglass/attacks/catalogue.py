@@ -48,7 +48,7 @@ from milkglass.attacks.token_ids.sda import SDA
 from milkglass.attacks.token_ids.symbol_decoder import SymbolDecoder
 from milkglass.attacks.token_ids.text_in_context import TextInContext
 from milkglass.attacks.token_ids.tfa import TFA
-from milkglass.catalogue import Catalogue
+from milkglass.catalogue import Catalogue, JoinedCatalogues
 from milkglass.threat.attack import Attack
 
 # In the order in which an audit hands candidates from one to the next.
@@ -83,6 +83,8 @@ ATTACKS: Catalogue[Attack] = Catalogue(
     BagOfWords(),
     FloatHoles(),
     SpanMembership(),
+    group="milkglass.attack",
+    kind=Attack,
 )
 
 # Those that an audit may lack which an earlier version began: it goes on, and plays them as well.
@@ -105,6 +107,8 @@ GRADIENT_ATTACKS: Catalogue[Attack] = Catalogue(
     ShadowMean(),
     ShadowGeneration(),
     ShadowDecoding(),
+    group="milkglass.gradient_attack",
+    kind=Attack,
 )
 
-EVERY: Catalogue[Attack] = Catalogue("attack", *ATTACKS.values(), *GRADIENT_ATTACKS.values())
+EVERY: Catalogue[Attack] = JoinedCatalogues("attack", ATTACKS, GRADIENT_ATTACKS)

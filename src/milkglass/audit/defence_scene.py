@@ -1,8 +1,9 @@
 """The scene of any defence that was split into two halves: what its client sends for the private texts, what rests on
 its server, and what attackers know of it.
 
-Obfuscated tables have the scene of an audit of a key (key_scene.py). Here are sanitized words, which are other words in
-other places, and hidden states, one for each token.
+Obfuscated tables have the scene of an audit of a key (key_scene.py). Sanitized words are other words in other places;
+of hidden states there is one for each token. A client half of any other class has the scene that its own `send`,
+`origin` and `rehearsal` give.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def scene_of(
         return _of_words(base, client, server, private, others)
     if isinstance(client, EncoderClient):
         return _of_states(base, client, server, private, others)
-    raise UsageError(f"there is no scene for a {type(client).__name__}", "add it to audit/defence_scene.py")
+    return _of_any(base, client, server, private, others)
 
 
 def _of_table(
@@ -105,6 +106,64 @@ def _of_states(
     seen = (*server.rest(), *client.send(private))
     truth = truth_of(codec, ids, ids, corpora.values())
     return public_scene(base, codec, seen, truth, others, scheme={"name": defence.name}, broken=defence.broken)
+
+
+def _of_any(
+    base: Checkpoint, client: Client, server: Server, private: Sequence[str], public: Mapping[str, Sequence[str]]
+) -> Scene:
+    """The scene of a client half that is known by its interface alone."""
+    codec = public_codec(base)
+
+    def public_ids(texts: Sequence[str]) -> Sequences:
+        return Sequences.of(codec.encode(texts, truncate=True).ids)
+
+    ids, seen = public_ids(private), client.send(private)
+    sent = next((one.ids for one in seen if isinstance(one, Tokens)), ids)
+    corpora = {who: public_ids(texts) for who, texts in public.items()}
+    truth = replace(truth_of(codec, sent, ids, corpora.values()), origin=_origin(client, private, ids, sent))
+    others = []
+    for who, texts in public.items():
+        runs = client.rehearsal(0) is not None and any(isinstance(one, Tokens) for one in seen)
+        rehearse = _rehearsal_of_any(client, texts) if runs else None
+        others.append(Adversary.with_text(who, Knowledge(corpus=corpora[who], rehearse=rehearse)))
+    return public_scene(base, codec, (*server.rest(), *seen), truth, others, scheme={"name": type(client).__name__})
+
+
+def _origin(client: Client, texts: Sequence[str], original: Sequences, sent: Sequences) -> Ids | None:
+    """Raises UsageError where `Client.origin` gives something else than a place for each token."""
+    origin = client.origin(texts, original, sent)
+    if origin is None:
+        if [*map(len, sent)] != [*map(len, original)]:
+            raise UsageError(
+                f"{type(client).__name__} sends {len(sent.ids)} ids for {len(original.ids)} tokens and does not say "
+                "where each token was sent",
+                "implement Client.origin",
+            )
+        return None
+    if (
+        origin.shape != original.ids.shape
+        or origin.min(initial=0) < NO_BELIEF
+        or origin.max(initial=0) >= len(sent.ids)
+    ):
+        raise UsageError(
+            f"{type(client).__name__}.origin gives {origin.shape} places from {origin.min(initial=0)} to "
+            f"{origin.max(initial=0)}; {original.ids.shape} from -1 to {len(sent.ids) - 1} are needed",
+            "give the place of each token among the sent ids, or -1",
+        )
+    return origin
+
+
+def _rehearsal_of_any(client: Client, texts: Sequence[str]) -> Rehearsal:
+    def rehearse(corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
+        """Raises ValueError for other text than the attacker's own, whose words are known."""
+        own = client.rehearsal(seed)
+        if own is None or len(corpus) != len(texts):
+            raise ValueError("only the attacker's own text can be rehearsed")
+        sent = next(one.ids for one in own.send(texts) if isinstance(one, Tokens))
+        origin = _origin(own, texts, corpus, sent)
+        return sent, np.arange(len(corpus.ids), dtype=np.int64) if origin is None else origin
+
+    return rehearse
 
 
 def public_scene(

@@ -34,6 +34,7 @@ from milkglass.errors import UsageError
 from milkglass.models.resolve import resolve
 from milkglass.progress import Stage, no_stage
 from milkglass.threat import transcript_file
+from milkglass.threat.attack import Attack
 from milkglass.threat.budget import DEFAULT, Budget
 
 THREADS = 4  # of an attack: each more makes the same work take more of the processor's time, which a budget counts
@@ -52,6 +53,7 @@ def audit_key(
     rows: int | None = None,
     seed: int = 1,
     model: str | None = None,
+    attacks: Mapping[str, Attack] | None = None,
     stage: Stage = no_stage,
 ) -> Audit:
     """Attack your own model, key and text, and write what is recovered into `out`, a folder with private text.
@@ -68,6 +70,7 @@ def audit_key(
         rows: read only so many texts.
         seed: decides which half is private, and every random draw.
         model: the original model, if it moved since the key was made.
+        attacks: by the names that their results have; None: all of the catalogue.
         stage: receives how far the work is.
 
     Raises:
@@ -96,10 +99,11 @@ def audit_key(
         reads = AuditFiles(DataFile.of(text), sources["public"], sources["known"], rows, seed)
         return build(unlocked.key, codec, base, reads, stage, transcript)
 
+    chosen = ATTACKS if attacks is None else attacks
     with limited_threads():
-        scene, work = begun(staged, about, folder, stage)
-        advance = stage("attack", planned(scene, ATTACKS))
-        result, _ = played(scene, work, folder, Budget.parse(budget), seed, lambda cell: advance(1))
+        scene, work = begun(staged, about, folder, stage, chosen)
+        advance = stage("attack", planned(scene, chosen))
+        result, _ = played(scene, work, folder, Budget.parse(budget), seed, lambda cell: advance(1), chosen)
     remember(unlocked.path, result)
     return result
 
@@ -119,20 +123,30 @@ def identity(
 
 
 def begun(
-    staged: Callable[[Stage], Scene], about: Mapping[str, Any], out: Path, stage: Stage
+    staged: Callable[[Stage], Scene],
+    about: Mapping[str, Any],
+    out: Path,
+    stage: Stage,
+    attacks: Mapping[str, Attack] = ATTACKS,
 ) -> tuple[Scene, ResumeStore]:
-    """The scene, and what a stopped audit of it left. about: what decides the result."""
-    whole = {**about, "attacks": [signature(one) for one in ATTACKS.values()]}
-    fewer = {**about, "attacks": [signature(one) for name, one in ATTACKS.items() if name not in ADDED]}
+    """Returns the scene, and what a stopped audit of it left. about: what decides the result."""
+    whole = {**about, "attacks": [signature(one) for one in attacks.values()]}
+    fewer = {**about, "attacks": [signature(one) for name, one in attacks.items() if name not in ADDED]}
     scene = staged(stage)
     return scene, ResumeStore.open(out / "work", whole, fewer)  # a text that cannot be read leaves nothing behind
 
 
 def played(
-    scene: Scene, work: ResumeStore, out: Path, budget: Budget, seed: int, progress: Callable[[AttackResult], None]
+    scene: Scene,
+    work: ResumeStore,
+    out: Path,
+    budget: Budget,
+    seed: int,
+    progress: Callable[[AttackResult], None],
+    attacks: Mapping[str, Attack] = ATTACKS,
 ) -> tuple[Audit, Path]:
-    """All attacks, and the report: its page."""
-    result = audit(scene, ATTACKS, work, budget, seed, progress=progress)
+    """Run the attacks and write the report. Returns the report and its page."""
+    result = audit(scene, attacks, work, budget, seed, progress=progress)
     page = write(result, out)
     if not result.unfinished:
         work.remove()

@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from milkglass.cli.audit import audit
 from milkglass.cli.codec import decode, encode
 from milkglass.cli.compare import compare
+from milkglass.cli.conformance import conformance
 from milkglass.cli.federated.commands import federated
 from milkglass.cli.finetune import finetune
 from milkglass.cli.inference import chat, classify, generate
@@ -123,7 +124,7 @@ def demo(
 
 for command in (
     *(models, obfuscate, verify, export, encode, decode, sanitize, serve, upload, uploads, finetune, compare, jobs),
-    *(job, train_config, classify, generate, chat, proxy, ui, audit, reproduce, data, demo),
+    *(job, train_config, classify, generate, chat, proxy, ui, audit, reproduce, data, conformance, demo),
 ):
     app.command()(command)
 for name, group in {"split": splits, "federated": federated, "key": keys}.items():

@@ -36,9 +36,12 @@ PARTS = frozenset((
 
 
 def unknown(names: Iterable[str]) -> list[str]:
-    """Those names with a part that is neither a number of at most 4 digits nor in a model of a supported family."""
-    return sorted(name for name in names if not all(_known(part) for part in name.split(".")))
+    """Returns the names with a part that is neither a number of up to 4 digits nor in a model of a supported family."""
+    from milkglass.models.families import FAMILIES
 
+    parts = PARTS.union(*(family.parts for family in FAMILIES.added.values()))
 
-def _known(part: str) -> bool:
-    return part in PARTS or (part.isascii() and part.isdecimal() and len(part) <= 4)
+    def known(part: str) -> bool:
+        return part in parts or (part.isascii() and part.isdecimal() and len(part) <= 4)
+
+    return sorted(name for name in names if not all(map(known, name.split("."))))

@@ -5,6 +5,7 @@
     sanitizer = "custext+", epsilon = 3, words = "glove.txt"   words replaced before they are sent
     sanitizer = "rnm", epsilon = 3, by = "tokens"              ids replaced before they are sent; RNM's default
     encoder = "dp-forward", epsilon = 8                        a model cut in two, hidden states disturbed
+    defence = "reversed"                                       a whole defence that an installed package brings
 
 Importing this page imports them all: commands do so only when they need it.
 """
@@ -29,6 +30,18 @@ from milkglass.threat.defence import Defence
 CONTROLS: Catalogue[HiddenStateDefence] = Catalogue("control", Undisturbed())  # nothing is protected
 
 
+OTHER_DEFENCES: Catalogue[Defence] = Catalogue("defence", group="milkglass.defence", kind=Defence)
+
+
+def other_defence_of(name: str, parameters: Mapping[str, Any]) -> Defence:
+    """Returns a whole defence of an installed package. Raises UsageError, also for one of hidden states, which is given
+    as an encoder."""
+    defence = OTHER_DEFENCES.make(name, parameters)
+    if isinstance(defence, HiddenStateDefence):
+        raise UsageError(f"{name} is a defence of hidden states", f'write encoder = "{name}"')
+    return defence
+
+
 def hidden_state_defence_of(name: str, parameters: Mapping[str, Any]) -> HiddenStateDefence:
     """A defence of hidden states, or a control. Raises UsageError."""
     return (CONTROLS if name in CONTROLS else HIDDEN_STATE_DEFENCES).make(name, parameters)
@@ -41,6 +54,8 @@ def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
         return Plain()
     if "encoder" in provided:
         return hidden_state_defence_of(provided.pop("encoder"), provided)
+    if "defence" in provided:
+        return other_defence_of(provided.pop("defence"), provided)
     if "sanitizer" in provided:
         return _sanitizer(provided.pop("sanitizer"), provided, data)
     bands = provided.pop("bands", None)  # here the factor alone: they are counted on the corpus

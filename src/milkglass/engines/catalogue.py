@@ -7,4 +7,6 @@ from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.sglang import SGLang
 from milkglass.engines.vllm import VLLM
 
-ENGINES: Catalogue[IdsEngine] = Catalogue("engine", MilkglassServer(), VLLM(), SGLang(), LlamaCpp())
+ENGINES: Catalogue[IdsEngine] = Catalogue(
+    "engine", MilkglassServer(), VLLM(), SGLang(), LlamaCpp(), group="milkglass.engine", kind=IdsEngine
+)

@@ -14,7 +14,7 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from milkglass.attacks.catalogue import EVERY
-from milkglass.defences.catalogue import hidden_state_defence_of, sanitizer_of
+from milkglass.defences.catalogue import hidden_state_defence_of, other_defence_of, sanitizer_of
 from milkglass.errors import UsageError
 from milkglass.experiments.recipe_file import from_entries, kind_of
 from milkglass.schemes.catalogue import scheme_of_recipe
@@ -79,6 +79,9 @@ def require_defence(name: str, entry: Mapping[str, Any]) -> None:
     if "encoder" in provided:
         with naming_refusals(f"defences.{name}"):
             hidden_state_defence_of(provided.pop("encoder"), provided)
+    elif "defence" in provided:
+        with naming_refusals(f"defences.{name}"):
+            other_defence_of(provided.pop("defence"), provided)
     elif "sanitizer" in provided:
         if not isinstance(words := provided.pop("words", ""), str):
             raise UsageError(f"defences.{name}: words is {kind_of(words)}", "it names a GloVe file")

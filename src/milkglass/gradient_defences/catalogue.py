@@ -27,6 +27,8 @@ GRADIENT_DEFENCES: Catalogue[GradientDefence] = Catalogue(
     FrozenEmbeddings(),
     Dropout(),
     DPSGD(),
+    group="milkglass.defence",
+    kind=GradientDefence,
 )
 
 

@@ -23,6 +23,8 @@ HIDDEN_STATE_DEFENCES: Catalogue[HiddenStateDefence] = Catalogue(
     TextObfuscator(),
     GELO(),
     TextMixer(),
+    group="milkglass.defence",
+    kind=HiddenStateDefence,
 )
 TRAINING = "training"  # a parameter of every method, whose values commands and files keep apart from the others
 

@@ -16,4 +16,6 @@ SANITIZERS: Catalogue[SanitizerMethod] = Catalogue(
     CusTextMethod(),
     CusTextPlusMethod(),
     RnmMethod(),
+    group="milkglass.sanitizer",
+    kind=SanitizerMethod,
 )

@@ -22,6 +22,8 @@ SCHEMES: Catalogue[Scheme] = Catalogue(
     Orthogonal(),
     Permuted(),
     SentinelLMs(),
+    group="milkglass.scheme",
+    kind=Scheme,
 )
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.papers import Paper
+from milkglass.sequences import Ids, Sequences
 from milkglass.threat.observations import Observation
 
 
@@ -51,6 +52,25 @@ class Client(abc.ABC):
         Raises:
             CodecError: a text that cannot cross.
         """
+
+    def origin(self, texts: Sequence[str], original: Sequences, sent: Sequences) -> Ids | None:
+        """Returns where each token of the texts was sent, by which an audit grades guesses.
+
+        Args:
+            texts: what was given to `send`.
+            original: their public ids, special tokens too.
+            sent: the ids that crossed for them.
+
+        Returns:
+            (total of original,) for each token its place in `sent`, counted over all texts, or NO_BELIEF (-1) where it
+            was not sent. None: each token was sent in its own place.
+        """
+        return None
+
+    def rehearsal(self, seed: int) -> Client | None:
+        """Returns this half with an attacker's own secret, for an attacker who knows the defence and not its secret
+        (Kerckhoffs). None: an attacker cannot run the defence."""
+        return None
 
     def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
         """(texts, classes) for the texts last sent, from what the server answered; here it is that already."""

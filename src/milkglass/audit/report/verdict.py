@@ -17,7 +17,6 @@ from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER, Scene
 MOST, MUCH = 0.5, 0.1  # shares of the content tokens that are read, from which on a level holds
 FEW = 8  # texts with content words: of fewer the share may be luck
 ALL = 0.9995  # from here on a share is printed as 100.0 %
-BASELINES = {name for name, one in ATTACKS.items() if one.baseline}
 LABELS: Mapping[Level, str] = {
     "most": "Most is read", "much": "Much is read", "some": "Some is read", "unknown": "Not finished",
 }  # fmt: skip
@@ -84,7 +83,7 @@ def unfinished(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> li
     starts from the clusters ended, of those that start there or take long, since the others read less."""
     if best is not None and best.value("tokens top-1") >= ALL:
         return []
-    left = [cell for cell in cells if cell.attack not in BASELINES or cell == best]
+    left = [cell for cell in cells if not (cell.attack in ATTACKS and ATTACKS[cell.attack].baseline) or cell == best]
     if any(cell.joint and cell.state == "done" and not cell.cut for cell in left):
         left = [cell for cell in left if cell.joint or cell.costly]
     return sorted({cell.title for cell in left if cell.cut or cell.state in ("failed", "not run")})

@@ -108,10 +108,12 @@ def _catalogue() -> tuple[dict[str, Any], str]:
     from milkglass.models.resolve import EMBEDDED
 
     embedded = table([(f"  {model.ref}", model.about) for model in EMBEDDED.values()])
-    families = table([(f"  {one.name}", one.kind, ", ".join(one.model_types)) for one in FAMILIES])
+    families = table([(f"  {one.name}", one.kind, ", ".join(one.model_types)) for one in FAMILIES.values()])
     document = {
         "embedded": [{"ref": model.ref, "about": model.about} for model in EMBEDDED.values()],
-        "families": [{"name": one.name, "kind": one.kind, "model_types": list(one.model_types)} for one in FAMILIES],
+        "families": [
+            {"name": one.name, "kind": one.kind, "model_types": list(one.model_types)} for one in FAMILIES.values()
+        ],
     }
     return document, (
         f"embedded models:\n{embedded}\n\nsupported families:\n{families}\n\n"

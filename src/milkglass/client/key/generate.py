@@ -37,7 +37,7 @@ from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key, hashed_permutation, packed_groups, permutation
 from milkglass.client.layout import TOKENIZER_FILES
 from milkglass.client.model_sampling import ModelSampling
-from milkglass.errors import CorruptCheckpoint, UnsupportedModel, UsageError
+from milkglass.errors import CorruptCheckpoint, MissingExtra, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint, read_model_json
 from milkglass.models.families import Architecture, of
 from milkglass.noise.stream import subkey
@@ -149,8 +149,15 @@ def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
 
 
 def scheme_of(key: Key) -> Scheme:
+    """Returns the scheme that made a key. Raises MissingExtra for one that is not installed here."""
     parameters = dict(key.info.scheme)
-    return scheme_named(parameters.pop("name"), parameters)
+    name = str(parameters.pop("name"))
+    if name.removesuffix("+") not in SCHEMES:
+        raise MissingExtra(
+            f"this key was made with the scheme {name!r}, which is not installed here",
+            "install the package that brings it (the one with an entry point of the group milkglass.scheme)",
+        )
+    return scheme_named(name, parameters)
 
 
 def require_finite(table: torch.Tensor) -> None:

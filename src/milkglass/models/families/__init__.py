@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from milkglass.catalogue import Catalogue
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families.bert import BERT
@@ -17,22 +18,25 @@ from milkglass.models.families.gpt2 import GPT2
 from milkglass.models.families.llama import LLAMA
 from milkglass.models.families.roberta import ROBERTA
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: Catalogue[Family] = Catalogue(
+    "family",
     BERT,
     ROBERTA,
     DISTILBERT,
     GPT2,
     LLAMA,
+    group="milkglass.family",
+    kind=Family,
 )
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
     """Raises UnsupportedModel, naming the model type and what is supported."""
     model_type = str(config.get("model_type", "(none)"))
-    for family in FAMILIES:
+    for family in FAMILIES.values():
         if model_type in family.model_types:
             return family
-    known = ", ".join(sorted(name for family in FAMILIES for name in family.model_types))
+    known = ", ".join(sorted(name for family in FAMILIES.values() for name in family.model_types))
     raise UnsupportedModel(
         f"model type {model_type!r} is not supported: no file in models/families/ says which of its tensors are "
         "indexed by token id",

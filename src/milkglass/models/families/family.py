@@ -66,7 +66,8 @@ class Family:
     `pinned` gives the ids that must keep their place, because the architecture uses the *number* itself. `stream` says
     what touches the residual stream, or why its dimensions cannot be mixed. `neurons` is the module of each layer whose
     outputs enter the nonlinearity of the feed-forward network. `layers` names the parts of each layer, where a scheme
-    may change them all.
+    may change them all. `parts` are the words between the dots of tensor names that no built-in family has (those are
+    in client/layout.py): a model with another word cannot be uploaded.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Family:
     biases: tuple[str, ...] = ()
     pinned: Callable[[Mapping[str, Any]], tuple[int, ...]] = _none
     layers: LayerNames | None = None
+    parts: frozenset[str] = frozenset()
 
     def locate(self, checkpoint: Checkpoint) -> Architecture:
         tables = _matching(checkpoint, self.table)

@@ -1,0 +1,36 @@
+"""`milkglass conformance`: check the methods that an installed package adds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from milkglass.cli.ui.options import AsJson
+from milkglass.cli.ui.terminal import emit, note
+from milkglass.errors import PluginError
+
+
+def conformance(
+    package: Annotated[str, typer.Argument(help="The package's name, as pip knows it.")], *, as_json: AsJson = False
+) -> None:
+    """Check every attack, scheme, sanitizer, defence, engine and family that an installed PACKAGE adds."""
+    from milkglass.lab.conformance import checked
+
+    results = []
+    for one in checked(package):
+        results.append(one)
+        if not as_json:
+            note(f"{'ok  ' if one.failure is None else 'FAIL'}  {one.group} {one.entry}: {one.check}")
+            if one.failure is not None:
+                note(f"      {one.failure}")
+    failed = [one for one in results if one.failure is not None]
+    emit(
+        as_json,
+        {"package": package, "passed": not failed, "checks": [asdict(one) for one in results]},
+        f"{package}: {len(results) - len(failed)} of {len(results)} checks passed",
+    )
+    if failed:
+        names = ", ".join(sorted({one.entry for one in failed}))
+        raise PluginError(f"{package} fails in: {names}", "the lines above say what each check found")

@@ -1,0 +1,352 @@
+"""What every method must keep, whoever writes it: checks that run on the entry points of an installed package.
+
+Each check is a function of one entry, a tiny model (tiny.py) and an empty folder; a failed assertion says what is
+wrong. The project's own tests go further: they know the methods that they test.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from milkglass.audit.defence_scene import scene_of
+from milkglass.audit.run import run
+from milkglass.audit.scene import ALIKE
+from milkglass.catalogue import loaded
+from milkglass.client.codec.codec import Codec
+from milkglass.client.key.file import seal, unseal
+from milkglass.client.key.generate import new_key, scheme_of
+from milkglass.client.layout import unknown
+from milkglass.client.obfuscate.scramble import scramble
+from milkglass.client.obfuscate.upload_check import require_scrambled
+from milkglass.client.obfuscate.verify import verify
+from milkglass.defences.obfuscated_tables import Plain
+from milkglass.engines.engine import IdsEngine, IdsRequest
+from milkglass.errors import MilkglassError, UsageError
+from milkglass.gradient_defences.defence import GradientDefence, share
+from milkglass.lab import tiny
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families.family import Family
+from milkglass.noise.stream import Stream
+from milkglass.papers import Paper
+from milkglass.sanitizers.method import SanitizerMethod
+from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.schemes.scheme import Scheme
+from milkglass.threat.attack import Attack, why_not
+from milkglass.threat.budget import Budget
+from milkglass.threat.defence import Defence, LabelledTexts
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Activations, Observation, Tokens, Transcript
+from milkglass.threat.training_step import SharedStep, batch
+
+GROUPS = ("attack", "gradient_attack", "scheme", "sanitizer", "defence", "engine", "family")
+SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))
+TEXTS = [*tiny.TEXTS]
+CORPUS = LabelledTexts([*TEXTS, *(text.replace("the", "a") for text in TEXTS)], [0, 1] * 4)
+Check = Callable[[Any, Path], None]
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The outcome of one check.
+
+    Attributes:
+        entry: the method's name.
+        group: the entry point's group without "milkglass.".
+        check: what is checked, in words.
+        failure: what is wrong; None: the check passed.
+    """
+
+    entry: str
+    group: str
+    check: str
+    failure: str | None
+
+
+def checked(package: str) -> Iterator[CheckResult]:
+    """Check every entry point of an installed package.
+
+    Raises:
+        UsageError: there is no such package, or it has no entry point of Milkglass.
+        PluginError: an entry point that cannot be loaded.
+    """
+    try:
+        points = [one for one in distribution(package).entry_points if one.group.startswith("milkglass.")]
+    except PackageNotFoundError:
+        raise UsageError(f"no package {package!r} is installed", f"pip install {package}") from None
+    if not points:
+        groups = ", ".join(f"milkglass.{one}" for one in GROUPS)
+        raise UsageError(f"{package} has no entry point of Milkglass", f"the groups are {groups}")
+    for point in points:
+        yield from _checked(point)
+
+
+def _checked(point: EntryPoint) -> Iterator[CheckResult]:
+    group = point.group.removeprefix("milkglass.")
+    if group not in GROUPS:
+        yield CheckResult(point.name, group, "the group exists", f"it is one of {', '.join(GROUPS)}")
+        return
+    entry = loaded(point)
+    kinds = [kind for kind in CHECKS if isinstance(entry, kind)]
+    if group not in {CHECKS[kind][0] for kind in kinds}:
+        expected = " or ".join(
+            kind.__name__ for kind, (own, _) in CHECKS.items() if own == group.removeprefix("gradient_")
+        )
+        yield CheckResult(
+            point.name, group, "the entry is of its group", f"it is a {type(entry).__name__}, no {expected}"
+        )
+        return
+    for check in CHECKS[kinds[0]][1]:
+        with TemporaryDirectory(prefix="milkglass-check-") as folder:
+            failure = None
+            try:
+                check(entry, Path(folder))
+            except Exception as error:  # noqa: BLE001 - whatever a package raises is what is reported
+                failure = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            yield CheckResult(point.name, group, str(check.__doc__).strip().rstrip("."), failure)
+
+
+# --- every method -----------------------------------------------------------------------------------------------------
+def is_frozen_dataclass(entry: Any, folder: Path) -> None:
+    """It is a frozen dataclass whose defaults make it."""
+    kind = type(entry)
+    assert is_dataclass(kind) and kind.__dataclass_params__.frozen, f"{kind.__name__} is no frozen dataclass"  # type: ignore[attr-defined]
+    assert kind() == entry, f"{kind.__name__}() is another instance"
+
+
+def names_its_paper(entry: Any, folder: Path) -> None:
+    """It names its paper, and its page says what it does."""
+    paper = getattr(type(entry), "paper", None)
+    assert paper is None or isinstance(paper, Paper), f"paper is {paper!r}; milkglass.papers.ours(...) makes one"
+    assert (inspect.getmodule(type(entry)) or entry).__doc__, "its module has no docstring"
+
+
+# --- attacks ----------------------------------------------------------------------------------------------------------
+def declares_what_it_needs(attack: Attack, folder: Path) -> None:
+    """It declares what it sees and assumes, and refuses with a reason where that is missing."""
+    assert attack.title and attack.sees, "title or sees is empty"
+    assert all(issubclass(one, Observation) for one in attack.sees), "sees holds something that is no observation"
+    unknown = (attack.assumes | attack.uses) - {field.name for field in fields(Knowledge)}
+    assert not unknown, f"Knowledge has no {', '.join(sorted(unknown))}"
+    assert why_not(attack, Transcript((), 10), Knowledge()), "it applies to an empty transcript"
+
+
+def runs_or_refuses(attack: Attack, folder: Path) -> None:
+    """It runs on what is not defended, or refuses with a reason; two runs with one seed are equal."""
+    base = _encoder(folder)
+    client, server = Plain().split(base, CORPUS, SECRET, folder / "server")
+    scene = scene_of(base, client, server, TEXTS, {ALIKE: CORPUS.texts[4:]})
+    outcomes = [run(scene, {attack.name: attack}, None, Budget(), 1).cells for _ in range(2)]
+    for cells in outcomes:
+        failed = [cell for cell in cells if cell.state == "failed"]
+        assert not failed, f"it failed: {failed[0].reason}"
+        assert all(cell.reason for cell in cells if cell.state == "does not apply"), "it refuses without a reason"
+    measures = [[(cell.adversary, str(cell.measures)) for cell in cells] for cells in outcomes]
+    assert measures[0] == measures[1], "two runs with one seed differ"
+
+
+# --- schemes ----------------------------------------------------------------------------------------------------------
+def makes_the_same_model_again(scheme: Scheme, folder: Path) -> None:
+    """One secret makes one model, another secret makes another, and the result is verified."""
+    base = _model_for(scheme, folder)
+    key = new_key(base, "tiny", scheme, base.digest(), SECRET)
+    other = new_key(base, "tiny", scheme, base.digest(), OTHER)
+    for name, one in {"a": key, "b": key, "c": other}.items():
+        scramble(base, one, folder / name)
+    weights = [(folder / name / "model.safetensors").read_bytes() for name in ("a", "b", "c")]
+    assert weights[0] == weights[1], "the same secret makes another model"
+    assert weights[0] != weights[2], "another secret makes the same model"
+    failed = [check.name for check in verify(base, key, folder / "a") if not check.passed]
+    assert not failed, f"verify finds {', '.join(failed)} wrong"
+    assert require_scrambled(folder / "a")
+
+
+def is_kept_in_its_key(scheme: Scheme, folder: Path) -> None:
+    """A key file keeps the scheme and its parameters."""
+    base = _model_for(scheme, folder)
+    key = unseal(seal(new_key(base, "tiny", scheme, base.digest(), SECRET), "of a check", scrypt_n=2**10), "of a check")
+    assert scheme_of(key) == scheme, "the reopened key has another scheme"
+
+
+def leaves_no_secret_on_the_server(scheme: Scheme, folder: Path) -> None:
+    """The scrambled folder holds neither the secret nor the map of ids, and ids come back."""
+    base = _model_for(scheme, folder)
+    key = new_key(base, "tiny", scheme, base.digest(), SECRET)
+    scramble(base, key, folder / "out")
+    maps = [one.astype(kind).tobytes() for one in (key.sigma, key.inverse) for kind in ("<i4", "<i8", "<u2")]
+    for file in (folder / "out").iterdir():
+        content = file.read_bytes()
+        assert not [one for one in (key.root, key.root.hex().encode(), *maps) if one in content], (
+            f"{file.name} holds it"
+        )
+    codec = Codec.open(key, base.folder)
+    (sent,) = codec.encode([TEXTS[0]]).ids
+    if codec.readable:
+        plain = codec.tokenizer(TEXTS[0])["input_ids"]
+        assert codec.inverse[sent].tolist() == plain, "a text does not come back"
+
+
+# --- sanitizers -------------------------------------------------------------------------------------------------------
+def sends_only_words_of_its_table(method: SanitizerMethod, folder: Path) -> None:
+    """Only words of its table cross, and one stream gives one result."""
+    words = tuple(sorted({word.strip(",") for text in TEXTS for word in text.split()} - {"120", "80"}))
+    table = WordVectors(words, np.random.default_rng(0).normal(size=(len(words), 6)).astype(np.float32))
+    sanitizer = method.over(table, np.arange(len(words)))
+    sent = sanitizer.texts([*TEXTS, "Kowalczyk has 4711 zlotys"], Stream.of_seed(1))
+    assert sent == sanitizer.texts([*TEXTS, "Kowalczyk has 4711 zlotys"], Stream.of_seed(1)), "one stream, two results"
+    assert "Kowalczyk" not in sent[-1] and "4711" not in sent[-1], "a word that is not in the table crosses"
+    json.dumps(method.document())
+
+
+# --- defences ---------------------------------------------------------------------------------------------------------
+def splits_by_its_secret(defence: Defence, folder: Path) -> None:
+    """One secret makes the same halves; another sends something else."""
+    base = _encoder(folder)
+    halves = [
+        defence.split(base, CORPUS, secret, folder / name)
+        for name, secret in (("a", SECRET), ("b", SECRET), ("c", OTHER))
+    ]
+    sent = [_crossed(client.send(TEXTS)) for client, _ in halves]
+    assert sent[0] == sent[1], "the same secret sends something else"
+    assert sent[0] != sent[2], "another secret sends the same"
+    assert json.dumps(defence.document()) and defence.document()["name"]
+
+
+def keeps_its_halves_apart(defence: Defence, folder: Path) -> None:
+    """The server's folder holds neither the secret nor a text; the client's is its owner's alone and loads again."""
+    base = _encoder(folder)
+    client, _ = defence.split(base, CORPUS, SECRET, folder / "server")
+    client.save(folder / "client")
+    content = b"\n".join(one.read_bytes() for one in (folder / "server").rglob("*") if one.is_file())
+    found = [
+        one for one in (SECRET, SECRET.hex().encode(), *(text.encode() for text in CORPUS.texts)) if one in content
+    ]
+    assert not found, "the server's folder holds the secret or a text"
+    for path in (folder / "client", *(folder / "client").rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, f"others can read {path.name} of the client's half"
+    loaded, server = defence.load(base, folder / "client", folder / "server")
+    assert _crossed(loaded.send(TEXTS)) == _crossed(client.send(TEXTS)), "the loaded half sends something else"
+    server.rest()
+
+
+def can_be_attacked(defence: Defence, folder: Path) -> None:
+    """An audit of it runs to its end."""
+    from milkglass.attacks.catalogue import ATTACKS
+
+    base = _encoder(folder)
+    client, server = defence.split(base, CORPUS, SECRET, folder / "server")
+    scene = scene_of(base, client, server, TEXTS, {ALIKE: CORPUS.texts[4:]})
+    chosen = {name: ATTACKS[name] for name in ("knn", "channel", "near-hidden", "decipherment")}
+    failed = [cell for cell in run(scene, chosen, None, Budget(), 1).cells if cell.state == "failed"]
+    assert not failed, f"{failed[0].attack} failed: {failed[0].reason}"
+
+
+def shares_a_gradient(defence: GradientDefence, folder: Path) -> None:
+    """What is shared has the names and shapes of the step, is finite, and is decided by the seed."""
+    step = SharedStep.open(_encoder(folder).folder, "classification")
+    ids, mask = batch([[5, 9, 7, 6], [8, 11, 4]], pad=1)
+    before = {name: one.clone() for name, one in step.module.state_dict().items()}
+    shared = [share(step, ids, mask, torch.tensor([0, 1]), defence, 0, Stream.of_seed(1)).tensors for _ in range(2)]
+    sizes = {name: one.shape for name, one in step.module.named_parameters()}
+    for name, one in shared[0].items():
+        assert one.shape == sizes[name] and one.isfinite().all(), f"{name} is not a finite tensor of its shape"
+        assert torch.equal(one, shared[1][name]), f"{name} differs between two runs with one seed"
+    assert all(torch.equal(one, before[name]) for name, one in step.module.state_dict().items()), (
+        "the model was changed"
+    )
+
+
+# --- engines and families ---------------------------------------------------------------------------------------------
+def asks_with_ids_alone(engine: IdsEngine, folder: Path) -> None:
+    """A request holds the ids and the model's name and no other text, and what is not offered is refused."""
+    call = engine.completion("model-name", IdsRequest((5, 9, 7), max_tokens=4))
+    assert call.path.startswith("/"), f"the path is {call.path!r}"
+    assert "5" in json.dumps(call.body), "the ids are not in the body"
+    assert callable(engine.reader(IdsRequest((5,), max_tokens=1)))
+    if "seed" not in engine.options:
+        try:
+            engine.require(IdsRequest((5,), max_tokens=1, seed=1))
+        except UsageError:
+            return
+        raise AssertionError("an option that is not offered is not refused")
+
+
+def refuses_a_bad_answer(engine: IdsEngine, folder: Path) -> None:
+    """An event that is no answer is refused with an error of Milkglass."""
+    for event in ({}, {"choices": 3}, {"choices": [{"token_ids": ["5"]}]}, {"output_ids": "x"}, {"tokens": [1.5]}):
+        try:
+            chunk = engine.reader(IdsRequest((5,), max_tokens=4))(event)
+        except MilkglassError:
+            continue
+        assert not chunk.ids, f"an event {event} gave ids"
+
+
+def permutes_without_change(family: Family, folder: Path) -> None:
+    """Permuting the ids of a model of each of its types changes no logit."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    from milkglass.schemes.mixture import Mixture
+
+    for model_type in family.model_types:
+        base = Checkpoint.open(tiny.save(model_type, family.kind, folder / model_type))
+        odd = unknown(base.tensors)
+        assert not odd, f"{model_type}: {odd[0]} has a word that is not in Family.parts"
+        key = new_key(base, "tiny", None, base.digest(), SECRET)
+        scramble(base, key, folder / f"{model_type}-out", mixture=Mixture.identity(tiny.TOKENS))
+        loader = AutoModelForMaskedLM if family.kind == "encoder" else AutoModelForCausalLM
+        ids = torch.from_numpy(np.random.default_rng(0).integers(4, tiny.TOKENS, (2, 9)))
+        sigma = torch.from_numpy(key.sigma).long()
+        with torch.inference_mode():
+            plain = loader.from_pretrained(base.folder).eval()(ids).logits
+            moved = loader.from_pretrained(folder / f"{model_type}-out").eval()(sigma[ids]).logits[..., sigma]
+        assert (plain - moved).abs().max() <= 1e-4, f"{model_type}: logits differ by {(plain - moved).abs().max():.2g}"
+
+
+CHECKS: Mapping[type, tuple[str, tuple[Check, ...]]] = {
+    Attack: ("attack", (is_frozen_dataclass, names_its_paper, declares_what_it_needs, runs_or_refuses)),
+    Scheme: (
+        "scheme",
+        (
+            is_frozen_dataclass, names_its_paper, makes_the_same_model_again, is_kept_in_its_key,
+            leaves_no_secret_on_the_server,
+        ),
+    ),
+    SanitizerMethod: ("sanitizer", (is_frozen_dataclass, sends_only_words_of_its_table)),
+    GradientDefence: ("defence", (is_frozen_dataclass, names_its_paper, shares_a_gradient)),
+    Defence: (
+        "defence",
+        (is_frozen_dataclass, names_its_paper, splits_by_its_secret, keeps_its_halves_apart, can_be_attacked),
+    ),
+    IdsEngine: ("engine", (asks_with_ids_alone, refuses_a_bad_answer)),
+    Family: ("family", (permutes_without_change,)),
+}  # fmt: skip
+
+
+def _encoder(folder: Path) -> Checkpoint:
+    return Checkpoint.open(tiny.save("bert", "encoder", folder / "base"))
+
+
+def _model_for(scheme: Scheme, folder: Path) -> Checkpoint:
+    """A decoder where layers are rewritten, which schemes can do for the Llama family alone."""
+    if scheme.needs_whole_layers:
+        return Checkpoint.open(tiny.save("llama", "decoder", folder / "base"))
+    return _encoder(folder)
+
+
+def _crossed(seen: tuple[Observation, ...]) -> list[bytes]:
+    parts = []
+    for one in seen:
+        if isinstance(one, Tokens):
+            parts += [one.ids.ids.tobytes(), one.ids.lengths.tobytes()]
+        elif isinstance(one, Activations):
+            parts += [one.hidden.numpy().tobytes(), one.lengths.tobytes()]
+    return parts

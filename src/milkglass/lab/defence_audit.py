@@ -1,0 +1,76 @@
+"""The audit of any defence, from its two halves to its report."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from milkglass.attacks.catalogue import ATTACKS
+from milkglass.audit.audit import audit, write
+from milkglass.audit.defence_scene import scene_of
+from milkglass.audit.key_audit import limited_threads
+from milkglass.audit.report.result import Audit
+from milkglass.audit.resume import ResumeStore
+from milkglass.audit.scene import ALIKE, require_enough, require_texts
+from milkglass.catalogue import signature
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.resolve import resolve
+from milkglass.progress import Stage, no_stage
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import DEFAULT, Budget
+from milkglass.threat.defence import Client, Server
+
+
+def audit_defence(
+    base: Checkpoint | Path | str,
+    client: Client,
+    server: Server,
+    private: Sequence[str],
+    public: Sequence[str] | Mapping[str, Sequence[str]],
+    *,
+    attacks: Mapping[str, Attack] | None = None,
+    budget: str = DEFAULT,
+    seed: int = 1,
+    out: Path | str | None = None,
+    stage: Stage = no_stage,
+) -> Audit:
+    """Attack a defence: what its client sends for the private texts, and what rests on its server.
+
+    Args:
+        base: the public model, or its name, such as "demo:minilm".
+        client: sends the private texts once. Where a token is not sent in its own place, `Client.origin` says where.
+        server: its `rest` is what an attacker who reads the server's disk has.
+        private: the texts that are sent, 20 or more.
+        public: text of the attacker's, of the same kind; or for each attacker, by name, its text. What contains a
+            private text or is part of one is left out.
+        attacks: by the names that their results have; None: all of the catalogue.
+        budget: processor time that attacks may take, such as "90s" or "15m".
+        seed: of every random draw.
+        out: a new folder for the report, which holds private text; None: no report is written.
+        stage: receives how far the work is.
+
+    Returns:
+        The verdict, and the result of each attack by each attacker.
+
+    Raises:
+        UsageError: too little text, or a client that does not say where it sends a token.
+        ModelError: a model that cannot be opened.
+    """
+    limit, chosen = Budget.parse(budget), ATTACKS if attacks is None else attacks
+    require_enough(private, "the list of private texts")
+    model = base if isinstance(base, Checkpoint) else Checkpoint.open(resolve(str(base)))
+    others = public if isinstance(public, Mapping) else {ALIKE: public}
+    with limited_threads(), tempfile.TemporaryDirectory(prefix="milkglass-audit-") as work:
+        scene = scene_of(model, client, server, private, others)
+        require_texts(scene, others)
+        texts = hashlib.sha256("\0".join(private).encode()).hexdigest()
+        about = {"texts": texts, "attacks": [signature(one) for one in chosen.values()]}
+        advance = stage("attack", len(chosen))
+        result = audit(
+            scene, chosen, ResumeStore.open(Path(work) / "cells", about), limit, seed, lambda cell: advance(1)
+        )
+    if out is not None:
+        write(result, Path(out))
+    return result
