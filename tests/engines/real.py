@@ -80,7 +80,7 @@ def running(engine: str, folder: Path) -> Iterator[str]:
 @contextmanager
 def started(words: list[str], port: int, log: Path, environment: dict[str, str] | None = None) -> Iterator[str]:
     """The address of a server that this command starts, once it is healthy. It ends with the block.
-    environment: one thread without a say (`bench/engines.py` gives all of them)."""
+    environment: one thread without a say."""
     if environment is None:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | VLLM_ENVIRONMENT
     with log.open("wb") as file:
