@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from milkglass.client.key.generate import tokenizer_digest
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, NoChatTemplate, TooLong, UsageError
+from milkglass.models import chat_template
 from milkglass.models.resolve import resolve
 from tests import tiny
 from tests.real_models import real_codec
@@ -230,6 +232,18 @@ def test_a_template_that_does_not_end_is_ended(smollm: Codec, monkeypatch: pytes
     assert "zanzibar" not in str(caught.value)
     monkeypatch.undo()
     assert smollm.encode_chat(talk).size  # another process renders the next one
+
+
+def test_a_template_has_no_more_time_while_its_process_is_new(smollm: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = copy.deepcopy(smollm.tokenizer._tokenizer)
+    tokenizer.chat_template = "".join(f"{{% for i{n} in range(99999) %}}" for n in range(3)) + "{% endfor %}" * 3
+    chat_template._WORKER.close()
+    monkeypatch.setattr(chat_template, "SECONDS", 1.0)
+    start = time.monotonic()
+    for _ in range(2):  # each time-out ends the process
+        with pytest.raises(CodecError, match="within 1 s"):
+            replace(smollm, tokenizer=tokenizer).encode_chat([{"role": "user", "content": "hi"}])
+    assert time.monotonic() - start < chat_template.START_SECONDS
 
 
 @pytest.mark.parametrize(

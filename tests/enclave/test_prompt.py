@@ -19,6 +19,7 @@ from milkglass.enclave.package import RowPolicy, TablePackage
 from milkglass.errors import CodecError, EnclaveError, ModelError
 from milkglass.models import chat_template
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
 from tests import tiny
 
@@ -133,10 +134,13 @@ def rewritten(folder: Path, out: Path, **parts: Any) -> Path:
     return out
 
 
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 LOOKS_AHEAD = {"type": "Replace", "pattern": {"Regex": r"user(?=[\s\S]*fever)"}, "content": "user $1"}
 LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 400}
 LEAVES_OUT = {"type": "Split", "pattern": {"String": "fever"}, "behavior": "Removed", "invert": False}
 CUTS = {"type": "Split", "pattern": {"Regex": "my(?=.*fever)"}, "behavior": "Isolated", "invert": False}
+SPACES_ALONE = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": True}
+ANOTHER_WORD = {"type": "Replace", "pattern": {"String": "not"}, "content": "now"}
 TWICE = {
     "type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2,
     "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}], "special_tokens": {},
@@ -165,8 +169,12 @@ def test_a_providers_tokenizer_with_a_part_of_its_own_is_refused(
 def test_of_the_users_own_folder_only_what_changes_a_text_is_refused(folder: Path, tmp_path: Path) -> None:
     assert load_tokenizer(rewritten(folder, tmp_path / "cuts", pre_tokenizer=CUTS)).is_fast
     for number, parts in enumerate(
-        ({"normalizer": LOOKS_AHEAD}, {"normalizer": LONGER}, {"pre_tokenizer": LEAVES_OUT})
-    ):
+        (
+            {"normalizer": LOOKS_AHEAD}, {"normalizer": LONGER}, {"normalizer": ANOTHER_WORD},
+            {"pre_tokenizer": LEAVES_OUT},
+            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPACES_ALONE, BYTES]}},
+        )
+    ):  # fmt: skip
         with pytest.raises(ModelError, match="the (normalizer|pre-tokenizer)"):
             load_tokenizer(rewritten(folder, tmp_path / str(number), **parts))
 
@@ -219,9 +227,8 @@ def opened_table(folder: Path, known: Any) -> OpenTable:
 def test_of_a_thousand_texts_no_private_token_crosses_whatever_the_normalizer_does(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list of parts is passed over; epsilon is small and each token is replaced. What stands in the template's
-    place is the same for every text, and of the user's own no row crosses as it was more often than one in five, which
-    is what a list of five candidates gives."""
+    """The list of parts is passed over, and each token is replaced (p = 1). What stands in the template's place is the
+    same for every text, and no row of the user's crosses as it was: a token is not among its own candidates."""
     monkeypatch.setattr("milkglass.models.tokenizer.require_known_parts", lambda *_: None)
     hostile = load_tokenizer(rewritten(folder, tmp_path / "hostile", normalizer=LOOKS_AHEAD), provider=True)
     hostile.chat_template = CHATML
@@ -238,7 +245,7 @@ def test_of_a_thousand_texts_no_private_token_crosses_whatever_the_normalizer_do
         kept += int((crossed[found.private] == found.ids[found.private]).sum())
         own += int(found.private.sum())
     assert len(outside) == 1
-    assert own > 3000 and kept < 0.3 * own
+    assert own > 3000 and kept == 0
 
 
 @pytest.mark.parametrize("word", ["Ġthe", "day", "a"])
@@ -265,7 +272,41 @@ def test_a_provider_has_a_token_for_every_text(folder: Path, tmp_path: Path) -> 
             load_tokenizer(rewritten(folder, tmp_path / str(number), model=changed), provider=True)
 
 
-BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+SPACE_OF_ITS_OWN = {"replacement": "n", "prepend_scheme": "never", "split": False}
+MANY_MORE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "X", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {"X": {"id": "X", "ids": [9] * 100, "tokens": ["a"] * 100}},
+}
+
+
+def test_a_published_tokenizer_may_be_a_providers() -> None:
+    """SmolLM2 has no token for 21 bytes: texts with one of them, control characters, are refused one by one."""
+    known = load_tokenizer(resolve("demo:smollm2"), provider=True)
+    for text in (
+        "my father's fever is 39.5 °C \N{FACE WITH THERMOMETER}",
+        "Zażółć gęślą jaźń",
+        "我父亲发烧了",
+        "a\tb\r\n",
+    ):
+        assert prompt.tokens(known, prompt.text_pieces(text, ""), 100, special=True).private.any()
+    with pytest.raises(EnclaveError, match="read as another text"):
+        prompt.tokens(known, prompt.text_pieces("bell\x06", ""), 100, special=True)
+
+
+def test_a_word_that_is_found_before_the_normalizer_is_no_reason_to_refuse_a_text(folder: Path, tmp_path: Path) -> None:
+    """Otherwise the provider would hear whether a text has the word that it chose."""
+    whole = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    number = 1 + max(*whole["model"]["vocab"].values(), *(one["id"] for one in whole["added_tokens"]))
+    word = {
+        "id": number, "content": "Fever", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+        "special": False,
+    }  # fmt: skip
+    added = {"normalizer": {"type": "Lowercase"}, "added_tokens": [*whole["added_tokens"], word]}
+    known = load_tokenizer(rewritten(folder, tmp_path / "added", **added), provider=True)
+    for text in ("Fever", "my father has a Fever", "my father has a dog"):
+        assert prompt.tokens(known, prompt.text_pieces(text, ""), 100, special=True).private.any()
 
 
 @pytest.mark.parametrize(
@@ -276,6 +317,18 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
         ({"decoder": {"type": "Replace", "pattern": {"String": " not"}, "content": ""}}, "the decoder Replace"),
         ({"decoder": {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}}, "the decoder Replace"),
         ({"decoder": {"type": "Strip", "content": "a", "start": 9, "stop": 0}}, "the decoder Strip"),
+        ({"decoder": {"type": "BPEDecoder", "suffix": "Ġthe"}}, "the decoder BPEDecoder"),
+        ({"decoder": {"type": "WordPiece", "prefix": "Ġthe", "cleanup": False}}, "the decoder WordPiece"),
+        (
+            {"decoder": {"type": "Metaspace", "replacement": "n", "prepend_scheme": "never", "split": False}},
+            "Metaspace",
+        ),
+        (
+            {"pre_tokenizer": {"type": "Metaspace", "replacement": "n", "prepend_scheme": "never", "split": False}},
+            "Meta",
+        ),
+        ({"post_processor": MANY_MORE}, "puts 100 tokens around a text"),
+        ({"decoder": None}, "reads a plain sentence as another one"),
     ],
 )
 @pytest.mark.parametrize("provider", [True, False])

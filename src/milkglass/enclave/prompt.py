@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from milkglass.client.codec.conversation import Message, require_messages, require_text
 from milkglass.errors import CodecError, EmptyText, EnclaveError, TooLong
 from milkglass.models import chat_template
-from milkglass.models.pieces import TextPiece, special_around, tokenize
+from milkglass.models.pieces import TextPiece, reads_as, special_around, tokenize
 
 SPACES = "\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009"  # white space that no template strips alone
 
@@ -261,17 +261,11 @@ def _joined(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[Promp
 
 
 def _require_same(tokenizer: Any, ids: Sequence[int], text: str) -> None:
-    """Raise EnclaveError where the tokens read as another text than the user's, as the normalizer writes it."""
+    """Raise EnclaveError where the tokens read as another text than the user's, as the normalizer writes both."""
     normalizer = tokenizer.backend_tokenizer.normalizer
-    expected = _letters(text if normalizer is None else normalizer.normalize_str(text))
-    if _letters(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)) == expected:
+    if reads_as(tokenizer, None if normalizer is None else normalizer.normalize_str, ids, text):
         return
     raise EnclaveError(
         "the tokens that the tokenizer makes of your text read as another text",
         "write it without unusual letters, or don't use this provider: its tokenizer may add to what you say",
     )
-
-
-def _letters(text: str) -> str:
-    """A text without white space, and SentencePiece's sign for it: decoders differ in where they write it."""
-    return "".join(text.replace("▁", " ").split())

@@ -82,9 +82,10 @@ class _Worker:
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0  # the process that started it: a fork must not share its pipes
-        self._ready = False
+        self._ready = False  # whether it said that its modules are loaded
 
     def start(self) -> None:
+        """Start the process, and don't wait for it."""
         with self._turn:
             self._started()
 
@@ -92,7 +93,12 @@ class _Worker:
         line = json.dumps(request).encode() + b"\n"
         with self._turn:
             process = self._started()
-            answer = self._asked(process, line)
+            if not self._ready and self._asked(process, b"", START_SECONDS) is None:
+                raise CodecError(
+                    "the process that renders chat templates did not start", "is the machine overloaded? Try again"
+                )
+            self._ready = True
+            answer = self._asked(process, line, SECONDS)
         fault = None if answer is None else answer.get("fault")
         if answer is not None and fault is None:
             return answer
@@ -125,15 +131,16 @@ class _Worker:
         self._owner, self._ready = os.getpid(), False
         return self._process
 
-    def _asked(self, process: subprocess.Popen[bytes], line: bytes) -> dict[str, Any] | None:
-        """The answer, or None where the process had to be ended, or ended."""
+    def _asked(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> dict[str, Any] | None:
+        """The next line of the process, after it was given `line`; None where it had to be ended, or ended."""
         assert process.stdin is not None and process.stdout is not None
-        deadline = time.monotonic() + (SECONDS if self._ready else SECONDS + START_SECONDS)
+        deadline = time.monotonic() + seconds
         parts, size, left = list[bytes](), 0, memoryview(line)
         os.set_blocking(process.stdin.fileno(), False)
         try:
             with selectors.DefaultSelector() as waiting:
-                waiting.register(process.stdin, selectors.EVENT_WRITE)
+                if left:
+                    waiting.register(process.stdin, selectors.EVENT_WRITE)
                 waiting.register(process.stdout, selectors.EVENT_READ)
                 while not (parts and parts[-1].endswith(b"\n")):
                     events = waiting.select(max(0.0, deadline - time.monotonic()))
@@ -149,7 +156,6 @@ class _Worker:
                             size += len(parts[-1])
                             if not parts[-1] or size > LARGEST:
                                 raise TimeoutError
-            self._ready = True
             return dict(json.loads(b"".join(parts)))
         except (OSError, ValueError):
             self.close()

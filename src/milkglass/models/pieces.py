@@ -6,7 +6,7 @@ piece depends on another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,22 @@ def special_around(tokenizer: Any) -> tuple[list[int], list[int]]:
         if whole[start : start + len(bare)] == bare:
             return whole[:start], whole[start + len(bare) :]
     return [], []
+
+
+def reads_as(tokenizer: Any, normalize: Callable[[str], str] | None, ids: Sequence[int], text: str) -> bool:
+    """Whether the tokens of a text read as the text that `normalize` makes of it, but for white space.
+
+    An added token may be found in the text before it is normalized, and reads as it was written. So what is read may
+    also be the same after `normalize`: otherwise a tokenizer's author would choose words of which a text is refused.
+    """
+    read = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    normalize = normalize or str
+    return _letters(normalize(text)) in (_letters(read), _letters(normalize(read)))
+
+
+def _letters(text: str) -> str:
+    """A text without white space, and SentencePiece's sign for it: decoders differ in where they write it."""
+    return "".join(text.replace("▁", " ").split())
 
 
 def _tokens(tokenizer: Any, text: str, literal: bool) -> tuple[list[int], Offsets]:

@@ -2,7 +2,7 @@
 
 A chat template is a program that came with a model. It runs here, without the key, the passphrase or the network's
 secrets of the process that asks, and with a bound on memory. The deadline is that process's: it ends this one
-(chat_template.py). Each request and each answer is one line of JSON.
+(chat_template.py). Each request and each answer is one line of JSON; an empty answer comes first.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def main() -> None:
     close_memory()  # it is given texts
     bound = _address_space() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+    writing.write(b"{}\n")  # ready: from now on each answer has the deadline of one conversation
+    writing.flush()
     while line := reading.readline():
         request = json.loads(line)
         try:

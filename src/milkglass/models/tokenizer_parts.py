@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tokenizers import pre_tokenizers
-
 from milkglass.errors import ModelError
+from milkglass.models.pieces import reads_as
 
 Part = dict[str, Any]
 
@@ -56,6 +55,14 @@ REPEATED = frozenset(
     {"Replace", "Split", "Punctuation", "Digits", "Strip"}
 )  # other kinds stand once: each may lengthen
 MOST_PARTS = 16
+MOST_ADDED = 16  # tokens that a post-processor puts around a text
+PATTERNS = frozenset({r" {2,}", r"\s+"})  # of PUBLISHED_REPLACEMENTS: another text where they are no regular expression
+# Of decoders and pre-tokenizers: a field that may have one value, since every other one would change what is read
+FIXED = {"Metaspace": ("replacement", "▁"), "WordPiece": ("prefix", "##"), "BPEDecoder": ("suffix", "</w>")}
+# Bytes that no text but one with control characters has: those that UTF-8 does not use, and the first bytes of
+# characters that Unicode has not assigned. A published tokenizer may lack a token for them
+RARE_BYTES = frozenset({*range(0x20), 0x7F, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)}) - frozenset(b"\t\n\r")
+SENTENCE = "I am not ill, and 2 of my friends now call the doctor."
 ENDS = frozenset({"ByteLevel", "BertProcessing", "RobertaProcessing"})
 
 
@@ -82,6 +89,7 @@ def require_known_parts(tokenizer: Any, folder: str, provider: bool) -> None:
             f"the tokenizer in {folder} cuts words at random (dropout {backend.model.dropout})",
             'set "dropout" to null in its tokenizer.json',
         )
+    _require_readable(tokenizer, backend, folder)
 
 
 def _faults(backend: Any, provider: bool) -> Iterator[tuple[str, Part, str]]:
@@ -111,7 +119,7 @@ def _faults(backend: Any, provider: bool) -> Iterator[tuple[str, Part, str]]:
 
 def _decoder_fault(part: Part) -> str:
     if part["type"] in READS:
-        return ""
+        return _fixed_fault(part)
     if part["type"] == "Strip":
         short = part["content"] == " " and part["start"] <= 1 and part["stop"] <= 1
         return "" if short else "it leaves letters out"
@@ -121,21 +129,50 @@ def _decoder_fault(part: Part) -> str:
     return "it is not on the list of those whose effect on a text is known"
 
 
+def _fixed_fault(part: Part) -> str:
+    name, value = FIXED.get(part["type"], ("", ""))
+    return "" if part.get(name, value) == value else f"its {name} is another than {value}"
+
+
+def _require_readable(tokenizer: Any, backend: Any, folder: str) -> None:
+    """Raise ModelError for a tokenizer that reads a plain English sentence as another one.
+
+    Its letters are ASCII, which no published normalizer changes but for their case. Nothing is said of a tokenizer that
+    has no token for a word of it.
+    """
+    ids = tokenizer(SENTENCE, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    if tokenizer.unk_token_id not in ids and not reads_as(tokenizer, str.casefold, ids, SENTENCE):
+        raise ModelError(
+            f"the tokenizer in {folder} reads a plain sentence as another one: it would change or leave out what you "
+            "write",
+            "use the published tokenizer of this model",
+        )
+
+
+def _byte_letters() -> dict[int, str]:
+    """Return the letter that byte-level BPE writes for each byte (GPT-2's table)."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + place) for place, byte in enumerate(others)}
+
+
 def _require_no_unknown(tokenizer: Any, folder: str) -> None:
     """Raise ModelError for a tokenizer that has no token for some text.
 
     Its author chooses which words these are, and their one token is not sanitized. Byte-level BPE, and BPE that falls
-    back to bytes, have a token for everything.
+    back to bytes, have a token for everything. Where a published one lacks a rare byte and has no token for what it
+    does not know, it leaves the byte out, and the text is refused (`reads_as`).
     """
     backend = tokenizer.backend_tokenizer
     known = backend.get_vocab(with_added_tokens=False)
     kind, parts = type(backend.model).__name__, [*_parts(backend.pre_tokenizer, "pretokenizers")]
     parts += _parts(backend.normalizer, "normalizers")
     by_letter = any(part["type"] == "ByteLevel" for part in parts)
-    letters = pre_tokenizers.ByteLevel.alphabet() if by_letter else [f"<0x{byte:02X}>" for byte in range(256)]
+    letters = _byte_letters() if by_letter else {byte: f"<0x{byte:02X}>" for byte in range(256)}
     falls_back = by_letter or getattr(backend.model, "byte_fallback", False)
-    missing = [one for one in letters if one not in known]
-    if kind != "BPE" or not falls_back or missing:
+    missing = {byte for byte, letter in letters.items() if letter not in known}
+    replaced = bool(missing) and backend.model.unk_token is not None
+    if kind != "BPE" or not falls_back or replaced or not missing <= RARE_BYTES:
         raise ModelError(
             f"the tokenizer in {folder} ({kind}) has no token for some texts, which would then be one that says so",
             "a provider's must be byte-level BPE, or BPE that falls back to bytes; don't use this provider",
@@ -182,9 +219,8 @@ def _normalizer_fault(part: Part, provider: bool) -> str:
         return ""
     if kind == "Replace":
         [(form, pattern)] = part["pattern"].items()
-        if (pattern, part["content"]) in PUBLISHED_REPLACEMENTS:
-            return ""
-        if not provider and form == "String" and 0 < len(part["content"]) <= len(pattern):
+        published = (pattern, part["content"]) in PUBLISHED_REPLACEMENTS
+        if published and (form == "Regex" or pattern not in PATTERNS):
             return ""
         return "it replaces a part of a text by another, and it is not a published one"
     return "it is not on the list of those whose effect on a text is known"
@@ -193,15 +229,15 @@ def _normalizer_fault(part: Part, provider: bool) -> str:
 def _cut_fault(part: Part, provider: bool) -> str:
     kind = part["type"]
     if kind in PLAIN_CUTS:
-        return ""
+        return _fixed_fault(part)
     if kind == "Punctuation":
         return "" if part["behavior"] != "Removed" else "it leaves parts of a text out"
     if kind == "Split":
         [(form, pattern)] = part["pattern"].items()
-        published = pattern in PUBLISHED_SPLITS or (form == "String" and pattern == " ")
+        published = form == "Regex" and pattern in PUBLISHED_SPLITS  # each of them takes every letter
         if part["behavior"] == "Removed" and not (published and part["invert"]):
             return "it leaves parts of a text out"
-        if provider and not published:
+        if provider and not published and (form, pattern) != ("String", " "):
             return "its regular expression is not a published one"
         return ""
     return "it is not on the list of those whose effect on a text is known"
@@ -214,7 +250,14 @@ def _end_fault(part: Part) -> str:
         orders = [
             [one["Sequence"]["id"] for one in part[form] if "Sequence" in one] for form in ("single", "pair")
         ]  # fmt: skip
-        return "" if orders == [["A"], ["A", "B"]] else "it repeats a text or leaves one out"
+        if orders != [["A"], ["A", "B"]]:
+            return "it repeats a text or leaves one out"
+        ids = {name: len(one["ids"]) for name, one in part["special_tokens"].items()}
+        added = max(
+            sum(ids.get(one["SpecialToken"]["id"], 0) for one in part[form] if "SpecialToken" in one)
+            for form in ("single", "pair")
+        )
+        return f"it puts {added} tokens around a text" if added > MOST_ADDED else ""
     return "it is not on the list of those whose effect on a text is known"
 
 
