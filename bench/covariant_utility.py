@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from milkglass.client.codec.codec import Codec
 from milkglass.datasets.sets import describe
-from milkglass.experiments.kinds.generation import NAMES, InstructionFile, greedy
+from milkglass.experiments.kinds.generation import MEASURES, InstructionFile, greedy
 from milkglass.metrics import ifeval, text
 from milkglass.metrics.interval import Interval
 
@@ -70,7 +70,7 @@ def utility(folder: Path, codec: Codec, asked: Questions) -> dict[str, Interval]
     if asked.dialogues:
         written = answers(model, codec, asked.dialogues, SUMMARY_TOKENS)
         likeness = text.rouge(written, asked.references, np.random.default_rng(0))
-        result |= {name: likeness[name] for name in NAMES}
+        result |= {name: likeness[name] for name in MEASURES}
     if asked.prompts:
         written = answers(model, codec, [one.text for one in asked.prompts], IFEVAL_TOKENS)
         for name, found in ifeval.score(asked.prompts, written).measures.items():

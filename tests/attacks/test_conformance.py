@@ -8,7 +8,7 @@ import inspect
 import numpy as np
 import pytest
 
-from milkglass.attacks.catalogue import EVERY
+from milkglass.attacks.catalogue import ALL_ATTACKS
 from milkglass.papers import Paper
 from milkglass.threat.attack import Attack, why_not
 from milkglass.threat.budget import Budget
@@ -18,9 +18,9 @@ from milkglass.threat.observations import Observation, Transcript
 EMPTY = Transcript((), 10)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_ATTACKS)
 def test_it_says_what_it_is(name: str) -> None:
-    kind = type(EVERY[name])
+    kind = type(ALL_ATTACKS[name])
     assert kind.name == name
     assert isinstance(kind.paper, Paper)
     assert kind.title
@@ -29,33 +29,33 @@ def test_it_says_what_it_is(name: str) -> None:
     assert kind.assumes <= {field.name for field in dataclasses.fields(Knowledge)}
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_ATTACKS)
 def test_it_is_a_final_frozen_dataclass_with_sensible_defaults(name: str) -> None:
-    kind = type(EVERY[name])
+    kind = type(ALL_ATTACKS[name])
     assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert not [one for one in kind.__subclasses__() if one.__module__.startswith("milkglass.")]
     assert not inspect.isabstract(kind)
-    assert kind() == EVERY[name]
+    assert kind() == ALL_ATTACKS[name]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_ATTACKS)
 def test_it_refuses_with_a_reason_where_it_cannot_apply(name: str) -> None:
-    attack = EVERY[name]
+    attack = ALL_ATTACKS[name]
     assert str(why_not(attack, EMPTY, Knowledge())).startswith("the server sees no ")
     with pytest.raises(Exception, match="does not apply: the server sees no "):
         attack(EMPTY, Knowledge(), Budget(), np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_ATTACKS)
 def test_its_page_explains_it(name: str) -> None:
     """One file a method, which says what it exploits and what it does not know. Variants of one method may share a
     file: they have a base of their own there."""
-    module = inspect.getmodule(type(EVERY[name]))
+    module = inspect.getmodule(type(ALL_ATTACKS[name]))
     assert module is not None
     text = module.__doc__ or ""
     assert len(text) > 300
     assert "Out of scope" in text or "does not know" in text, name
-    here = [type(one) for one in EVERY.values() if inspect.getmodule(type(one)) is module]
+    here = [type(one) for one in ALL_ATTACKS.values() if inspect.getmodule(type(one)) is module]
     bases = [{base for base in kind.__bases__ if inspect.getmodule(base) is module} for kind in here]
     assert len(here) == 1 or set.intersection(*bases)
 

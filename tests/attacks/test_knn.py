@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from milkglass.attacks.embeddings.ednn import EDNN, differences
-from milkglass.attacks.embeddings.knn import KNN, ROWS, nearest
+from milkglass.attacks.embeddings.knn import KNN, ROWS_AT_A_TIME, nearest
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
 from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.threat.attack import Attack, why_not
@@ -86,7 +86,7 @@ def test_why_not_gives_the_reason() -> None:
 
 
 def test_a_short_budget_reads_what_was_sent_most_often() -> None:
-    it = scene(lambda table, seed: table, n=2 * ROWS, sentences=60)
+    it = scene(lambda table, seed: table, n=2 * ROWS_AT_A_TIME, sentences=60)
 
     class Once(Budget):
         """Time for one block of rows."""
@@ -100,7 +100,7 @@ def test_a_short_budget_reads_what_was_sent_most_often() -> None:
         assert guess.table is not None
         read = guess.table[:, 0] != NO_BELIEF
         counts = it.transcript.tokens.counts(it.transcript.size)
-        assert read.sum() == ROWS
+        assert read.sum() == ROWS_AT_A_TIME
         assert counts[read].min() >= counts[~read].max()
         assert (guess.table[read, 0] == it.truth.inverse[read]).all()
 

@@ -125,7 +125,7 @@ def test_the_product_is_chosen_by_its_fingerprints_and_the_gain_that_was_folded_
 
 def test_a_short_budget_reads_the_commonest_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of both attacks: rows are compared in blocks, those sent first, until the time is over."""
-    monkeypatch.setattr(knn, "ROWS", 50)
+    monkeypatch.setattr(knn, "ROWS_AT_A_TIME", 50)
     ticks = iter([1.0, 1.0] + [0.0] * 10)
     monkeypatch.setattr(Budget, "left", lambda self: next(ticks))
     model, known, sigma = case(permuted_columns)

@@ -74,7 +74,7 @@ class Counting(Attack):
 
 
 def counted(attack: Counting, monkeypatch: pytest.MonkeyPatch) -> tuple[BudgetPoint, ...]:
-    monkeypatch.setattr(curve, "FIRST", 20)
+    monkeypatch.setattr(curve, "FIRST_TOKENS", 20)
     rng, every = np.random.default_rng(0), np.ones(N, np.bool_)
     sent = Sequences.of(rng.integers(0, N, (25, 4)).tolist())
     known = Adversary.with_text(ALIKE, Knowledge(corpus=Sequences.of([[1, 2]])))

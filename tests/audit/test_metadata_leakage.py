@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from milkglass.audit.metadata_leakage import LONG, entropy, metadata_leakage, pattern
+from milkglass.audit.metadata_leakage import MIN_PATTERN_TOKENS, entropy, metadata_leakage, pattern
 from milkglass.sequences import Sequences
 
 
@@ -21,7 +21,7 @@ def test_a_substitution_keeps_all_of_it() -> None:
 
 
 def test_known_figures() -> None:
-    long = np.arange(LONG)
+    long = np.arange(MIN_PATTERN_TOKENS)
     twice = np.where(long == 3, 0, long)
     found = metadata_leakage(Sequences.of([long, long + 50, twice, twice, [1, 2]]))
     assert found.repeated == pytest.approx(0.2)

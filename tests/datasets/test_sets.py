@@ -64,7 +64,7 @@ def test_a_description_holds_together(name: str) -> None:
     assert about.licence and about.about and about.columns
     assert (about.task == "classification") == bool(about.labels)
     assert about.numbers == dict(zip(about.labels, range(len(about.labels)), strict=True))
-    known = {*glue.MEASURES, *text.NAMES, "perplexity"}
+    known = {*glue.MEASURES, *text.MEASURES, "perplexity"}
     assert set(about.metrics) <= known
     assert about.metrics or about.task == "prompts"
     assert set(about.splits) <= {"train", "validation", "validation_mismatched", "test"}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from milkglass.metrics import interval, recovery
 from milkglass.metrics.interval import ratio, share
-from milkglass.metrics.text import NAMES, likeness
+from milkglass.metrics.text import MEASURES, likeness
 from milkglass.sequences import Sequences
 
 
@@ -63,10 +63,10 @@ def test_nothing_to_count_is_not_a_zero() -> None:
 
 
 def test_likeness_of_texts() -> None:
-    same = dict(zip(NAMES, likeness("the cat sat on the mat", "the cat sat on the mat"), strict=True))
+    same = dict(zip(MEASURES, likeness("the cat sat on the mat", "the cat sat on the mat"), strict=True))
     assert (same["rouge-1"], same["rouge-2"], same["rouge-l"]) == (1, 1, 1)
     assert same["meteor"] == pytest.approx(1 - 0.5 * (1 / 6) ** 3)  # one chunk of six matches
-    turned = dict(zip(NAMES, likeness("the cat sat", "sat cat the"), strict=True))
+    turned = dict(zip(MEASURES, likeness("the cat sat", "sat cat the"), strict=True))
     assert turned["rouge-1"] == 1
     assert turned["rouge-2"] == 0
     assert turned["rouge-l"] == pytest.approx(1 / 3)

@@ -40,9 +40,9 @@ def test_what_a_conversation_repeats_is_counted_and_not_kept_twice(log: Exchange
 
 
 def test_the_oldest_go_first(log: ExchangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(exchanges.KEPT + 5):
+    for number in range(exchanges.EXCHANGES_KEPT + 5):
         log.sent([number, number])
-    assert len(log.exchanges) == exchanges.KEPT and log.exchanges[0].number == 6
+    assert len(log.exchanges) == exchanges.EXCHANGES_KEPT and log.exchanges[0].number == 6
     monkeypatch.setattr(exchanges, "TOKENS", 100)
     log.sent(list(range(1000, 1090)))
     assert [one.number for one in log.exchanges] == [*range(101, 107)]

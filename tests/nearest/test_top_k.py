@@ -94,7 +94,7 @@ def test_the_answer_does_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch, m
     whole = top_k.top_k(queries, table, 9, metric)
     monkeypatch.setattr(cosines, "BLOCK_BYTES", 1 << 12)
     monkeypatch.setattr(top_k, "BLOCK_BYTES", 1 << 12)
-    monkeypatch.setattr(top_k, "BLOCK", 1 << 12)
+    monkeypatch.setattr(top_k, "COSINE_BYTES", 1 << 12)
     parts = top_k.top_k(queries, table, 9, metric)
     assert torch.equal(parts.rows, whole.rows) and torch.equal(parts.values, whole.values)
 

@@ -35,6 +35,8 @@ FILES = {
     "hidden_states/mixing/textmixer.py": "first weights of the server's half",
     "schemes/symbols/learnt.py": "first weights and dropout, seeded by the key's stream, of a network that is dropped",
     "threat/training_step.py": "first weights of a head, which all sites and the server have",
+    "lab/conformance.py": "made-up tables and ids on which methods are checked",
+    "lab/tiny.py": "weights of models on which methods are checked",
     "federated/seeds.py": "the order of rows, which is not taken as secret; recorded runs are audited by it",
 }
 NAMES = (  # full names, after the file's own imports are resolved

@@ -208,7 +208,7 @@ def test_tables_and_lines(ghost: Ghost, tmp_path: Path) -> None:
 def test_an_interrupted_run_goes_on_to_the_same_end(
     ghost: Ghost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int | None
 ) -> None:
-    monkeypatch.setattr(files, "ROWS", 3)
+    monkeypatch.setattr(files, "ROWS_A_PART", 3)
     source, out = lines_file(tmp_path / "in.jsonl", 11), tmp_path / "out.jsonl"
     work, calls = files._sanitized, list[int]()
 
@@ -314,7 +314,7 @@ def test_a_death_between_the_report_and_the_file_goes_on(
 def test_an_unfinished_run_of_another_job_is_not_thrown_away(
     ghost: Ghost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "ROWS", 2)
+    monkeypatch.setattr(files, "ROWS_A_PART", 2)
     source, out = lines_file(tmp_path / "in.jsonl", 4), tmp_path / "out.jsonl"
     work = files._sanitized
 

@@ -69,7 +69,7 @@ def test_a_tail_that_rejection_cannot_draw_is_drawn_in_full(monkeypatch: pytest.
     monkeypatch.setattr(sanitizer.heads, "_full", lambda places, rng: (asked.append(len(places)), full(places, rng))[1])
     x = words.vectors.astype(np.float64)
     fits(drawn(sanitizer, 3, 100_000), literal.santext_law(x, x[3], 4.0))
-    assert sum(asked) > 10_000 and max(asked) <= heads.ROWS
+    assert sum(asked) > 10_000 and max(asked) <= heads.WORDS_AT_A_TIME
 
 
 def test_a_words_numbers_do_not_depend_on_its_company() -> None:

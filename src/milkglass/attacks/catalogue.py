@@ -111,4 +111,4 @@ GRADIENT_ATTACKS: Catalogue[Attack] = Catalogue(
     kind=Attack,
 )
 
-EVERY: Catalogue[Attack] = JoinedCatalogues("attack", ATTACKS, GRADIENT_ATTACKS)
+ALL_ATTACKS: Catalogue[Attack] = JoinedCatalogues("attack", ATTACKS, GRADIENT_ATTACKS)

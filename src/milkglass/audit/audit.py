@@ -28,7 +28,7 @@ from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 
-SHOWN = 6  # examples
+EXAMPLES_SHOWN = 6  # examples
 ATTACKING = 0.75  # share of the budget for the attacks; the rest is for the key's budget
 
 
@@ -121,7 +121,7 @@ def examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int)
     sent = scene.truth.tokens
     reading = done.readings[best.adversary, best.attack]
     ends = np.cumsum(sent.lengths)
-    selected = np.random.default_rng(seed).permutation(np.flatnonzero(sent.lengths > 4))[:SHOWN]
+    selected = np.random.default_rng(seed).permutation(np.flatnonzero(sent.lengths > 4))[:EXAMPLES_SHOWN]
     result = []
     for number in sorted(selected.tolist()):
         place = slice(ends[number] - sent.lengths[number], ends[number])

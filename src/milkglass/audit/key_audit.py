@@ -24,7 +24,7 @@ from milkglass.audit.plan import planned
 from milkglass.audit.report.preflight import require_audit
 from milkglass.audit.report.result import Audit
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.scene import LEAST, Scene
+from milkglass.audit.scene import MIN_PRIVATE_TEXTS, Scene
 from milkglass.catalogue import signature
 from milkglass.client.data.data_file import DataFile, Source
 from milkglass.client.key import usage
@@ -35,7 +35,7 @@ from milkglass.models.resolve import resolve
 from milkglass.progress import Stage, no_stage
 from milkglass.threat import transcript_file
 from milkglass.threat.attack import Attack
-from milkglass.threat.budget import DEFAULT, Budget
+from milkglass.threat.budget import DEFAULT_BUDGET, Budget
 
 THREADS = 4  # of an attack: each more makes the same work take more of the processor's time, which a budget counts
 
@@ -49,7 +49,7 @@ def audit_key(
     public: Source | str | None = None,
     known: Source | str | None = None,
     server_transcript: Path | str | None = None,
-    budget: str = DEFAULT,
+    budget: str = DEFAULT_BUDGET,
     rows: int | None = None,
     seed: int = 1,
     model: str | None = None,
@@ -79,8 +79,8 @@ def audit_key(
     """
     folder = Path(out)
     require_audit(folder, budget)
-    if rows is not None and rows < LEAST:
-        raise UsageError(f"rows={rows} leaves too few texts to say anything", f"give {LEAST} or more")
+    if rows is not None and rows < MIN_PRIVATE_TEXTS:
+        raise UsageError(f"rows={rows} leaves too few texts to say anything", f"give {MIN_PRIVATE_TEXTS} or more")
     sources = {name: None if one is None else DataFile.of(one) for name, one in
                (("text", text), ("public", public), ("known", known))}  # fmt: skip
     given = [one for one in sources.values() if one is not None]

@@ -19,12 +19,12 @@ from milkglass.sequences import Ids
 from milkglass.threat.observations import Outputs, Tokens, Transcript
 
 SHARES = (0.10, 0.25, 0.50)
-FIRST = 1000
+FIRST_TOKENS = 1000
 
 
 def sizes(total: int) -> list[int]:
     """1,000, 3,000, 10,000, ... and `total`."""
-    steps = (round(FIRST * 10 ** (i / 2) / FIRST) * FIRST for i in range(20))
+    steps = (round(FIRST_TOKENS * 10 ** (i / 2) / FIRST_TOKENS) * FIRST_TOKENS for i in range(20))
     return [*(one for one in steps if one < 0.8 * total), total]
 
 

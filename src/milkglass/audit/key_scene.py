@@ -14,7 +14,16 @@ import numpy as np
 import torch
 
 from milkglass.audit.decontaminate import without_private
-from milkglass.audit.scene import ALIKE, KNOWN, LEAST, OTHER, Adversary, Scene, require_enough, require_texts
+from milkglass.audit.scene import (
+    ALIKE,
+    KNOWN,
+    MIN_PRIVATE_TEXTS,
+    OTHER,
+    Adversary,
+    Scene,
+    require_enough,
+    require_texts,
+)
 from milkglass.client.codec.aliases import responses_of
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.data_file import Source
@@ -117,10 +126,10 @@ def build(
         known = read(codec, files.known)
         attackers[KNOWN] = AttackerText(alike, known=known)
         private = private.without(known.original)
-        if len(private.original) < LEAST // 2:
+        if len(private.original) < MIN_PRIVATE_TEXTS // 2:
             raise UsageError(
-                f"without those of {files.known.name}, {len(private.original)} private texts are left, {LEAST // 2} "
-                "are needed",
+                f"without those of {files.known.name}, {len(private.original)} private texts are left, "
+                f"{MIN_PRIVATE_TEXTS // 2} are needed",
                 "give as --known only what an attacker has, a template or a published piece",
             )
     if seen is not None and seen.all(Tokens):
@@ -145,10 +154,10 @@ def _unread(seen: Transcript, held: Sequences, codec: Codec, text: Source) -> Tr
     fresh = np.array([i for i, one in enumerate(original) if one.tobytes() not in known], np.int64)
     if len(fresh) == len(sent):
         return seen
-    if len(fresh) < LEAST // 2:
+    if len(fresh) < MIN_PRIVATE_TEXTS // 2:
         raise UsageError(
             f"of the transcript's {len(sent)} texts {len(fresh)} are left without those that the attackers have, "
-            f"{LEAST // 2} are needed",
+            f"{MIN_PRIVATE_TEXTS // 2} are needed",
             f"the attackers are given half of {text.name} and all of --known: give more text of the same kind",
         )
     keep = np.isin(sent.owner, fresh)

@@ -14,7 +14,7 @@ import numpy as np
 
 from milkglass.sequences import Ids, Sequences
 
-LONG = 16  # tokens; the pattern of a shorter text recognises few
+MIN_PATTERN_TOKENS = 16  # tokens; the pattern of a shorter text recognises few
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def metadata_leakage(sent: Sequences) -> MetadataLeakage:
     """nan where there is nothing to measure."""
     texts = list(sent)
     distinct = list({one.tobytes(): one for one in texts}.values())
-    long = [one for one in distinct if len(one) >= LONG]
+    long = [one for one in distinct if len(one) >= MIN_PATTERN_TOKENS]
     seen = Counter(map(pattern, distinct))
     return MetadataLeakage(
         length_bits=entropy(sent.lengths),

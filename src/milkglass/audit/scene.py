@@ -18,8 +18,8 @@ from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Tokens, Transcript
 from milkglass.threat.truth import Truth
 
-LEAST = 20  # private texts; with fewer nothing can be said
-FEW = 5  # texts of an attacker
+MIN_PRIVATE_TEXTS = 20  # private texts; with fewer nothing can be said
+MIN_ATTACKER_TEXTS = 5  # texts of an attacker
 MODEL_ONLY, OTHER, ALIKE, KNOWN = "model only", "other text", "same kind of text", "known texts"
 WORDS = {
     OTHER: "public text of another kind",
@@ -138,10 +138,10 @@ class Scene:
 
 def require_enough(texts: Sized, name: str) -> None:
     """Raises UsageError where there are too few private texts. name: of their file."""
-    if len(texts) < LEAST:
+    if len(texts) < MIN_PRIVATE_TEXTS:
         raise UsageError(
-            f"{name} holds {len(texts)} of the {LEAST} texts that an audit needs",
-            f"give {LEAST} or more: an attacker's share of so few says nothing",
+            f"{name} holds {len(texts)} of the {MIN_PRIVATE_TEXTS} texts that an audit needs",
+            f"give {MIN_PRIVATE_TEXTS} or more: an attacker's share of so few says nothing",
         )
 
 
@@ -150,9 +150,9 @@ def require_texts(scene: Scene, names: Iterable[str]) -> None:
     corpora = {one.name: one.knowledge.corpus for one in scene.adversaries}
     for name in names:
         left = len(corpora.get(name) or ())
-        if left < FEW:
+        if left < MIN_ATTACKER_TEXTS:
             raise UsageError(
                 f"{left} texts are left to the attacker who has {WORDS.get(name, name)}, without those that contain "
-                f"what you send or are part of it; {FEW} are needed",
+                f"what you send or are part of it; {MIN_ATTACKER_TEXTS} are needed",
                 "give more text, or text with fewer repetitions: with so little every attack would seem to fail",
             )

@@ -17,7 +17,7 @@ from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, ModelRef, Pass
 from milkglass.cli.ui.terminal import bars, emit, note, percent, resumable, table
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
-from milkglass.threat.budget import DEFAULT, Budget
+from milkglass.threat.budget import DEFAULT_BUDGET, Budget
 
 LARGER = 4  # times the budget, that an audit which did not finish asks for
 
@@ -50,7 +50,7 @@ def audit(
             help="Processor time that attacks may take: 90s, 2m, 1h; a bare number is seconds. Scrambling the model "
             "before them is not counted, and those that read most may take half a minute each in any case."
         ),
-    ] = DEFAULT,
+    ] = DEFAULT_BUDGET,
     rows: Annotated[int | None, typer.Option(help="Read only this many texts.")] = None,
     seed: Annotated[int, typer.Option(help="Decides which half of the texts is private, and every random draw.")] = 1,
     model: ModelRef = None,

@@ -75,14 +75,14 @@ def over_table(
     from dataclasses import replace
 
     from milkglass.sanitizers.files import count_file
-    from milkglass.sanitizers.tables.word_list import NAME, english
+    from milkglass.sanitizers.tables.word_list import LIST_NAME, english
 
     with bars(quiet) as stage:
         counts = None
         if counted is not None:
             counts = count_file(reader, *counted, workers, stage("count", counted[0].stat().st_size))
         elif method.needs_counts:
-            note(f"no --corpus: which {units(reader)} are rare, {NAME} decides")
+            note(f"no --corpus: which {units(reader)} are rare, {LIST_NAME} decides")
             counts = reader.listed_counts(stage("look up frequencies", len(english())))
         sanitizer = method.reading(reader, counts)
         if method.has_lists:

@@ -30,7 +30,7 @@ from milkglass.threat.defence import Client, Server
 from milkglass.threat.observations import Observation, Tokens, Weights
 
 SECRET, ABOUT = "secret", "defence.json"
-ROWS = 32  # texts answered at a time
+TEXTS_AT_A_TIME = 32  # texts answered at a time
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class TokenServer(Server):
         texts = [row for ids, types in parts for row in zip(ids, types, strict=False)]
         result = np.empty((len(texts), int(model.config.num_labels)), np.float32)
         order = np.argsort([len(ids) for ids, _ in texts], kind="stable")
-        for start in range(0, len(order), ROWS):
-            part = order[start : start + ROWS]
+        for start in range(0, len(order), TEXTS_AT_A_TIME):
+            part = order[start : start + TEXTS_AT_A_TIME]
             result[part] = _logits(model, [texts[i] for i in part])
         return result
 

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from pydantic import ValidationError
 
-from milkglass.attacks.catalogue import EVERY
+from milkglass.attacks.catalogue import ALL_ATTACKS
 from milkglass.defences.catalogue import hidden_state_defence_of, other_defence_of, sanitizer_of
 from milkglass.errors import UsageError
 from milkglass.experiments.recipe_file import from_entries, kind_of
@@ -130,8 +130,8 @@ def attacks_of(entries: Entries) -> dict[str, Attack]:
 
 def _attack(name: str, parameters: Mapping[str, Any]) -> Attack:
     base = str(parameters.get("attack", name))
-    attack = EVERY.make(base, {key: value for key, value in parameters.items() if key != "attack"})
-    if name in EVERY and (name != base or attack != EVERY[base]):
+    attack = ALL_ATTACKS.make(base, {key: value for key, value in parameters.items() if key != "attack"})
+    if name in ALL_ATTACKS and (name != base or attack != ALL_ATTACKS[base]):
         raise UsageError(f"{name!r} is the name of an attack with its own parameters", "give this one another name")
     if not name or "/" in name:
         raise UsageError(f"{name!r} cannot be a name", "give a name without /: results are stored in files under it")

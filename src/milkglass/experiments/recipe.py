@@ -21,7 +21,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments.recipe_file import from_entries, settings
 from milkglass.experiments.runs import RunFolder
 
-NOTHING = "a share of nothing, such as the precision of a class that no answer names"
+UNDEFINED_SHARE = "a share of nothing, such as the precision of a class that no answer names"
 CUT = "the time of the recipe ended the attack: how far a search got is not a sample, and it has no interval"
 
 
@@ -142,7 +142,7 @@ def untold(measured: Mapping[str, float], cuts: bool) -> dict[str, dict[str, Any
     a value, "NAME +-, ...", is missing where the attack was cut (audit/outcome.py)."""
     cut = {name for name in measured if cuts and math.isfinite(measured.get(value_of(name), math.nan))}
     return {
-        name: {"measured": None, "why": CUT if name in cut else NOTHING}
+        name: {"measured": None, "why": CUT if name in cut else UNDEFINED_SHARE}
         for name, one in measured.items()
         if not math.isfinite(one)
     }

@@ -15,7 +15,7 @@ from milkglass.client.data.data_file import Source
 from milkglass.client.data.dataset import Example, in_order, number_labels, read_examples, summarise, unlabelled
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, naming
 from milkglass.federated.ghost_stage import passed, remove_finished, require_no_parts
-from milkglass.federated.rows import BYTES, ROWS, SiteRows, Stamp, load, of_texts, save, stamp_of
+from milkglass.federated.rows import BYTES, ROWS_FILE, SiteRows, Stamp, load, of_texts, save, stamp_of
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import longest
 from milkglass.progress import Progress, no_progress
@@ -27,7 +27,7 @@ from milkglass.sequences import Ids, Sequences
 
 GHOST = "ghost"
 SITES, SHOWN = (".jsonl", ".json", ".csv", ".tsv", ".parquet"), ".jsonl, .json, .csv, .tsv or .parquet"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 ALLOWED = "1 to 40 of A-Z, a-z, 0-9, - and _, with a letter or a digit first"
 
 
@@ -39,7 +39,7 @@ def files_of(folder: Path) -> dict[str, Path]:
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() not in SITES or not path.is_file():
             continue
-        if not NAME.fullmatch(path.stem):
+        if not SITE_NAME.fullmatch(path.stem):
             raise UsageError(f"{path.name!r} cannot name a site: {ALLOWED}", "rename the file")
         name = path.stem
         if name in result:
@@ -53,7 +53,7 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 def require_name(name: str) -> str:
     """A site's name becomes a file's, and may come from another machine."""
-    if not NAME.fullmatch(name):
+    if not SITE_NAME.fullmatch(name):
         raise UsageError(f"a site's name is not {ALLOWED}", "rename it")
     return name
 
@@ -127,7 +127,7 @@ def matches(
 ) -> None:
     """Whether a site's folder is of this file's texts and classes, and of this model, if it has a stamp. selection:
     GHOST's; None: the texts are as they were. Raises UsageError; a damaged folder is reported by `load`."""
-    if not (folder / ROWS).is_file():
+    if not (folder / ROWS_FILE).is_file():
         return  # a site that dropped out, which is reported in its round
     rows, stamp = load(folder), stamp_of(folder)
     examples = examples_of(source, labels)

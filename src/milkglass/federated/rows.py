@@ -31,9 +31,9 @@ from milkglass.errors import CorruptCheckpoint
 from milkglass.models.checkpoint import json_text, read_json
 from milkglass.sequences import Ids, Sequences
 
-ROWS, STAMP, REPORT, SECRET = "rows.safetensors", "stamp.json", "report.json", "draws.secret"
+ROWS_FILE, STAMP_FILE, REPORT_FILE, SECRET_FILE = "rows.safetensors", "stamp.json", "report.json", "draws.secret"
 TEXTS = "texts.mark"
-VERSION = 2  # of the stamp: 1 had no parameters and no seal
+STAMP_VERSION = 2  # of the stamp: 1 had no parameters and no seal
 BYTES = 32  # of a secret
 
 
@@ -100,14 +100,14 @@ def save(
     """Into a folder that is there, empty, and not yet under its name. The stamp is sealed here. texts: what the rows
     are of."""
     arrays = {"ids": rows.ids.ids, "lengths": rows.ids.lengths, "labels": rows.labels}
-    with files.atomic_path(folder / ROWS) as path:
+    with files.atomic_path(folder / ROWS_FILE) as path:
         save_file({name: np.ascontiguousarray(one, np.int64) for name, one in arrays.items()}, path)
     if stamp is not None:
-        files.write(folder / STAMP, json_text({"milkglass_stamp": VERSION, **asdict(stamp.sealed(secret))}))
+        files.write(folder / STAMP_FILE, json_text({"milkglass_stamp": STAMP_VERSION, **asdict(stamp.sealed(secret))}))
     if report is not None:
-        files.write(folder / REPORT, json_text(report))
+        files.write(folder / REPORT_FILE, json_text(report))
     files.write(folder / TEXTS, texts_mark(secret, texts) + "\n")
-    files.write(folder / SECRET, secret)
+    files.write(folder / SECRET_FILE, secret)
 
 
 def texts_mark(secret: bytes, texts: Sequence[str]) -> str:
@@ -124,42 +124,42 @@ def of_texts(folder: Path, texts: Sequence[str]) -> bool:
 
 def load(folder: Path) -> SiteRows:
     """Raises CorruptCheckpoint, OSError where the folder has no rows."""
-    if not (folder / ROWS).is_file():
-        raise FileNotFoundError(f"there is no {ROWS}")
+    if not (folder / ROWS_FILE).is_file():
+        raise FileNotFoundError(f"there is no {ROWS_FILE}")
     try:
-        result = load_file(folder / ROWS)
+        result = load_file(folder / ROWS_FILE)
         rows = SiteRows(Sequences(result["ids"], result["lengths"]), result["labels"])
     except (SafetensorError, KeyError, ValueError):
-        raise CorruptCheckpoint(f"{ROWS} of {folder.name} is damaged", "prepare the site again") from None
+        raise CorruptCheckpoint(f"{ROWS_FILE} of {folder.name} is damaged", "prepare the site again") from None
     if not len(rows) or len(rows.labels) != len(rows) or (rows.ids.lengths < 1).any():
-        raise CorruptCheckpoint(f"{ROWS} of {folder.name} has rows that are not valid", "prepare the site again")
+        raise CorruptCheckpoint(f"{ROWS_FILE} of {folder.name} has rows that are not valid", "prepare the site again")
     return rows
 
 
 def stamp_of(folder: Path) -> Stamp | None:
     """None where the rows did not pass through anything; see `Stamp.holds`. Raises CorruptCheckpoint."""
-    if not (folder / STAMP).is_file():
+    if not (folder / STAMP_FILE).is_file():
         return None
-    match read_json(folder / STAMP):
+    match read_json(folder / STAMP_FILE):
         case {
             "milkglass_stamp": 2, "method": str(method), "model": str(model), "rows": str(rows),
             "search": dict(search), "selection": dict(selection), "seal": str(seal),
         }:  # fmt: skip
             return Stamp(method, model, rows, search, selection, seal)
-    fault = f"{STAMP} of {folder.name} is damaged, or not of version {VERSION}"
+    fault = f"{STAMP_FILE} of {folder.name} is damaged, or not of version {STAMP_VERSION}"
     raise CorruptCheckpoint(fault, "prepare the site again")
 
 
 def report_of(folder: Path) -> dict[str, Any] | None:
     """What GHOST did, counted; None where the rows did not pass through it. Raises CorruptCheckpoint."""
-    return read_json(folder / REPORT) if (folder / REPORT).is_file() else None
+    return read_json(folder / REPORT_FILE) if (folder / REPORT_FILE).is_file() else None
 
 
 def secret_of(folder: Path) -> bytes:
     """Raises CorruptCheckpoint."""
-    result = (folder / SECRET).read_bytes() if (folder / SECRET).is_file() else b""
+    result = (folder / SECRET_FILE).read_bytes() if (folder / SECRET_FILE).is_file() else b""
     if len(result) != BYTES:
-        raise CorruptCheckpoint(f"{SECRET} of {folder.name} is not {BYTES} bytes", "prepare the site again")
+        raise CorruptCheckpoint(f"{SECRET_FILE} of {folder.name} is not {BYTES} bytes", "prepare the site again")
     return result
 
 

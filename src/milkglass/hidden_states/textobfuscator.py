@@ -41,7 +41,7 @@ from milkglass.papers import Paper
 from milkglass.parameters import limited
 
 ROUNDS = 10  # of k-means
-KEPT = 0.9  # of a centre, when a batch has tokens of its cluster
+CENTRE_MOMENTUM = 0.9  # of a centre, when a batch has tokens of its cluster
 
 
 class Centres(torch.nn.Module):
@@ -67,7 +67,7 @@ class Centres(torch.nn.Module):
 
     @torch.no_grad()
     def follow(self, means: torch.Tensor, present: torch.Tensor) -> None:
-        moved = KEPT * self.centres[present] + (1 - KEPT) * means
+        moved = CENTRE_MOMENTUM * self.centres[present] + (1 - CENTRE_MOMENTUM) * means
         self.centres[present] = torch.where(self.seen[present, None], moved, means)
         self.seen[present] = True
 

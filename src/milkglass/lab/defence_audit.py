@@ -19,7 +19,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.progress import Stage, no_stage
 from milkglass.threat.attack import Attack
-from milkglass.threat.budget import DEFAULT, Budget
+from milkglass.threat.budget import DEFAULT_BUDGET, Budget
 from milkglass.threat.defence import Client, Server
 
 
@@ -31,7 +31,7 @@ def audit_defence(
     public: Sequence[str] | Mapping[str, Sequence[str]],
     *,
     attacks: Mapping[str, Attack] | None = None,
-    budget: str = DEFAULT,
+    budget: str = DEFAULT_BUDGET,
     seed: int = 1,
     out: Path | str | None = None,
     stage: Stage = no_stage,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 DRAWS = 1000
 LEVEL = 0.95
-BLOCK = 4_000_000  # resampling weights held at a time
+MAX_WEIGHTS = 4_000_000  # resampling weights held at a time
 HEAPS = 2000  # sums that many units are dealt into, which moves an interval's width less than 1,000 draws do
 
 
@@ -59,7 +59,7 @@ UNDEFINED = Interval(float("nan"), float("nan"), float("nan"), 0)
 
 def _draws(units: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
     """(b, units) how often each unit is drawn, in blocks, DRAWS rows in all."""
-    step = max(1, BLOCK // units)
+    step = max(1, MAX_WEIGHTS // units)
     for start in range(0, DRAWS, step):
         yield rng.multinomial(units, np.full(units, 1 / units), size=min(step, DRAWS - start)).astype(np.float64)
 

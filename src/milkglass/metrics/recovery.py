@@ -13,7 +13,7 @@ from milkglass.metrics import text
 from milkglass.metrics.interval import Interval, ratio, resampled, share
 from milkglass.sequences import Ids, Sequences
 
-TOP = (1, 3, 10)
+RANKS = (1, 3, 10)
 TEXTS = 500  # texts compared by ROUGE and METEOR: a sample, drawn by the caller's generator
 
 
@@ -34,7 +34,7 @@ def tokens(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.ran
     right = guess == truth.ids[:, None]
     weights = np.bincount(truth.owner, weights=counted, minlength=len(truth)).astype(np.float64)
     result = {}
-    for k in TOP:
+    for k in RANKS:
         if k <= guess.shape[1]:
             hits = (right[:, :k].any(1) & counted).astype(np.float64)
             result[k] = ratio(np.bincount(truth.owner, hits, len(truth)).astype(np.float64), weights, rng)
@@ -58,7 +58,7 @@ def mean(
 def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
     """The same over the vocabulary: guess (n, k) by scrambled id, inverse (n,), counted (n,) by scrambled id."""
     right = guess == inverse[:, None]
-    return {k: share(right[counted, :k].any(1), rng) for k in TOP if k <= guess.shape[1]}
+    return {k: share(right[counted, :k].any(1), rng) for k in RANKS if k <= guess.shape[1]}
 
 
 def exact(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> Interval:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.metrics.interval import Interval, ratio, resampled
 
-NAMES = ("rouge-1", "rouge-2", "rouge-l", "meteor")
+MEASURES = ("rouge-1", "rouge-2", "rouge-l", "meteor")
 # A word of any script; of scripts that put no blanks between words, a character.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 
@@ -98,7 +98,7 @@ def rouge_rows(texts: Sequence[str], references: Sequence[str]) -> dict[str, NDA
     if len(texts) != len(references):
         raise UsageError(f"{len(texts)} texts for {len(references)} references", "give one each")
     rows = [likeness(reference, one) for one, reference in zip(texts, references, strict=True)]
-    return dict(zip(NAMES, np.array(rows, np.float64).reshape(-1, len(NAMES)).T, strict=True))
+    return dict(zip(MEASURES, np.array(rows, np.float64).reshape(-1, len(MEASURES)).T, strict=True))
 
 
 def means(rows: Mapping[str, NDArray[np.float64]], rng: np.random.Generator) -> dict[str, Interval]:

@@ -37,10 +37,10 @@ from milkglass.threat.observations import Tokens
 State = Literal["working", "done", "failed"]
 ROW = 64  # ids a text, where the whole vocabulary is sent once
 DECIPHERED = "decipherment"
-LEAST = 50  # tokens that must have crossed before they are deciphered
+MIN_TOKENS = 50  # tokens that must have crossed before they are deciphered
 GROWN = 1.1  # times as many tokens, before they are again
 PAUSE = 1.0  # seconds between two looks
-ALL = 0.999  # of the vocabulary
+WHOLE_VOCABULARY = 0.999  # of the vocabulary
 ANEW = 30.0  # seconds of the processor for one decipherment
 T = TypeVar("T")
 THREAD = "attack"  # the name of each thread in which something is attacked
@@ -134,7 +134,7 @@ class LiveAttacker:
             await asyncio.sleep(PAUSE)
             texts = log.crossed()
             total = sum(map(len, texts))
-            if total >= max(LEAST, GROWN * seen):
+            if total >= max(MIN_TOKENS, GROWN * seen):
                 seen = total
                 try:
                     await in_thread(partial(self._decipher, scene, candidates, texts, corpus))
@@ -164,7 +164,7 @@ class LiveAttacker:
                 if one.guess is not None and one.guess.table is not None:
                     self.readings.append(LiveReading(one.result.title, one.guess.table[:, 0], one.result.cut))
             show()
-            if any(one.result.value("vocabulary top-1") >= ALL for one in played.played):
+            if any(one.result.value("vocabulary top-1") >= WHOLE_VOCABULARY for one in played.played):
                 break
         return candidates
 

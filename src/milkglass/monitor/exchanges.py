@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from milkglass.proxy.observe import Ids, Received
 from milkglass.sequences import common_prefix
 
-KEPT = 100  # exchanges
+EXCHANGES_KEPT = 100  # exchanges
 COMPARED = 8  # of the last ones, in search of what a question repeats
 TOKENS = 200_000  # of all exchanges together: the oldest go first
 
@@ -109,6 +109,6 @@ class ExchangeLog:
 
     def _forget(self) -> None:
         held = sum(len(one.whole) + len(one.answer) for one in self.exchanges)
-        while len(self.exchanges) > KEPT or (held > TOKENS and len(self.exchanges) > 1):
+        while len(self.exchanges) > EXCHANGES_KEPT or (held > TOKENS and len(self.exchanges) > 1):
             gone = self.exchanges.popleft()
             held -= len(gone.whole) + len(gone.answer)

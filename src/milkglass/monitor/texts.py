@@ -24,7 +24,7 @@ from milkglass.threat.guess import NO_BELIEF
 
 Mark = Literal["right", "wrong", "unread", "special"]
 Side = Literal["question", "answer"]
-SHOWN = 2000  # tokens of one text
+TOKENS_SHOWN = 2000  # tokens of one text
 UNREAD = "\u00b7"
 
 
@@ -99,7 +99,7 @@ class TextViews:
         return ShownText(length, there, there[self.codec.visible[self.codec.inverse[there]]])
 
     def _document(self, text: ShownText, reading: LiveReading | None) -> dict[str, Any]:
-        shown = text.ids[:SHOWN]
+        shown = text.ids[:TOKENS_SHOWN]
         return {
             "client": self.codec.decode(shown, skip_special=False) if len(shown) else "",
             "ids": shown.tolist(),

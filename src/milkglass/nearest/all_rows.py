@@ -31,7 +31,7 @@ Lists = tuple[NDArray[np.int32], NDArray[np.float32]]  # (n, k) columns and cosi
 TILE = 1024  # rows and columns of a tile: 4 MB
 SAMPLE = 2048  # columns that guesses are made from
 HEAP = 16  # of these columns, of which only the largest counts where that suffices
-ROWS = 256  # rows compared at a time where single rows are compared again
+ROWS_COMPARED_AGAIN = 256  # rows compared at a time where single rows are compared again
 HELD = 512  # pairs that a row of a strip holds on average, at most, unless k is large
 
 
@@ -198,8 +198,8 @@ def _ordered_bits(bits: NDArray[np.int32]) -> NDArray[np.int32]:
 
 def _again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> None:
     """Write the lists of these rows anew, after a comparison with all others."""
-    for start in range(0, len(rows), ROWS):
-        part = rows[start : start + ROWS]
+    for start in range(0, len(rows), ROWS_COMPARED_AGAIN):
+        part = rows[start : start + ROWS_COMPARED_AGAIN]
         block = unit[part] @ unit.T
         block[np.arange(len(part)), part] = -np.inf
         ids[part], cosines[part] = best(block, ids.shape[1])

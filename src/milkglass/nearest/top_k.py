@@ -16,7 +16,7 @@ from milkglass.nearest.select import HEAP
 from milkglass.nearest.similarities import Metric
 from milkglass.nearest.slack import Slack
 
-BLOCK = 16 << 20  # bytes of cosines at a time: more is taken from the system anew each time, page by page
+COSINE_BYTES = 16 << 20  # bytes of cosines at a time: more is taken from the system anew each time, page by page
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ExactIndex:
     def top_k(self, queries: torch.Tensor, k: int) -> TopK:
         """queries: (q, d)."""
         k = min(k, len(self.table))
-        step = max(16, BLOCK // (4 * len(self.table)))
+        step = max(16, COSINE_BYTES // (4 * len(self.table)))
         parts = [self._block(part.float(), k) for part in queries.to(self.table.device).split(step) if len(part)]
         empty = TopK(torch.empty(0, k, dtype=torch.long), torch.empty(0, k))
         parts = parts or [empty]

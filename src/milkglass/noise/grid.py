@@ -26,8 +26,8 @@ from milkglass.noise import rounded
 from milkglass.noise.stream import Stream
 
 FINE = 24  # the noise is 2^24 to 2^25 steps wide: fp32 shows no more
-LONGEST = 44  # bits of a bound counted in steps, so that fp64 holds sums of them and noise
-MOST = 2**52
+MAX_BOUND_BITS = 44  # bits of a bound counted in steps, so that fp64 holds sums of them and noise
+MAX_STEPS = 2**52
 
 Sample = Callable[[Stream, int, float], NDArray[np.int64]]
 
@@ -36,7 +36,7 @@ def step_of(width: float, bound: float | None = None) -> float:
     """g for noise of that standard deviation or scale, and data of coordinates up to `bound` (None: not bounded)."""
     exponent = math.floor(math.log2(width)) - FINE
     if bound is not None:
-        exponent = max(exponent, math.ceil(math.log2(bound)) - LONGEST)
+        exponent = max(exponent, math.ceil(math.log2(bound)) - MAX_BOUND_BITS)
     return 2.0**exponent
 
 
@@ -56,9 +56,10 @@ def cut(x: torch.Tensor, width: float, bound: float | None = None, factor: float
     Multiply by `step_of` for the number. Sums of such tensors are whole, too.
     """
     steps = x.detach().to(torch.float64, copy=True).mul_(factor / step_of(width, bound)).trunc_()
-    if float(steps.abs().max() if steps.numel() else 0) > MOST:
+    if float(steps.abs().max() if steps.numel() else 0) > MAX_STEPS:
         raise UsageError(
-            f"a number is more than {MOST:.0e} times as large as the steps of its noise", "clip it, or add more noise"
+            f"a number is more than {MAX_STEPS:.0e} times as large as the steps of its noise",
+            "clip it, or add more noise",
         )
     return steps
 

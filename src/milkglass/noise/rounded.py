@@ -30,7 +30,7 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 PIECE = 1 << 16  # samples at a time, which a processor's cache holds
-RARE = 2.0**-32  # a tail below this is worked out with 60 digits
+SMALL_TAIL = 2.0**-32  # a tail below this is worked out with 60 digits
 ERROR = 2.0**-42  # of the inverse in fp64, relative to 1 + z: two hundred times what SciPy's functions are off
 DIGITS = 60
 
@@ -70,7 +70,7 @@ def _rounded(bits: NDArray[np.uint64], ratio: float, inverse: Callable[[Floats],
     # bits that were not drawn: dz = dp / density, and the tail over the density is at most 1.26 (Gaussian), 1 (Laplace)
     slack = (ratio * ERROR) * (1 + z) + (ratio * 1.3 * 2.0**-64) / tail
     unsure = np.abs(scaled - magnitude - 0.5) >= 0.5 - slack
-    return magnitude.astype(np.int64), unsure | (tail < RARE)
+    return magnitude.astype(np.int64), unsure | (tail < SMALL_TAIL)
 
 
 def _certain(bits: int, ratio: float, guess: int, tail: Callable[[Any], Any], further: Stream) -> int:

@@ -28,7 +28,7 @@ from milkglass.noise.stream import Stream
 from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.method import Reader, SanitizerMethod
 from milkglass.sanitizers.rows import Block, FileShape, blocks_of
-from milkglass.sanitizers.tables.word_list import NAME
+from milkglass.sanitizers.tables.word_list import LIST_NAME
 from milkglass.sanitizers.text import TextSanitizer, WordTally
 from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer
 from milkglass.system import keep_private
@@ -134,7 +134,7 @@ def promised(guarantee: str | None, seeded: bool) -> str | None:
 def describe(method: SanitizerMethod, counted: Path | None) -> dict[str, Any]:
     """What a report says of a method. counted: the text in which frequencies were counted; without one a list of
     English words has them, where the method needs any."""
-    listed = {"frequencies": NAME} if method.needs_counts else {}
+    listed = {"frequencies": LIST_NAME} if method.needs_counts else {}
     return {**method.document(), **(listed if counted is None else {"frequencies_counted": True})}
 
 

@@ -27,7 +27,7 @@ TEXTS = frozenset((
     "text", "text_pair", "sentence", "sentence1", "sentence2", "instruction", "input", "output", "prompt", "response",
     "question", "question1", "question2", "answer", "premise", "hypothesis", "dialogue", "summary",
 ))  # fmt: skip
-ROWS, SIZE = 512, 1 << 18  # rows, and characters, after which a block ends
+ROWS_A_BLOCK, CHARACTERS_A_BLOCK = 512, 1 << 18  # rows, and characters, after which a block ends
 LINE = 1 << 24  # characters of a line or a field
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 Slot = tuple[Any, Any]  # a container and the key or index of a text in it
@@ -210,7 +210,7 @@ def blocks_of(path: Path, shape: FileShape) -> Iterator[Block]:
                 lines.append(line)
                 raw.append(row)
                 size += _size(row)
-                if len(raw) == ROWS or size >= SIZE:
+                if len(raw) == ROWS_A_BLOCK or size >= CHARACTERS_A_BLOCK:
                     yield Block(number, tuple(lines), tuple(raw))
                     number, lines, raw, size = number + 1, [], [], 0
         except UnicodeDecodeError:

@@ -24,7 +24,7 @@ from milkglass.sanitizers.tables.table import Ids, Mask, Vectors, WordVectors
 UNKNOWN = -1  # a word that the table does not have
 EPSILON = Limit(1e-9, high=1e6)  # beyond it nothing is ever replaced, and distances times epsilon overflow
 SHARE = Limit(0, high=1)
-BLOCK = 8192  # words drawn at a time, which bounds memory
+WORDS_AT_A_TIME = 8192  # words drawn at a time, which bounds memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +100,14 @@ class Sanitizer(abc.ABC):
         if not isinstance(stream, Stream):
             raise TypeError(f"draws come from a noise.stream.Stream, not from a {type(stream).__name__}")
         out, drawn = ids.copy(), np.zeros(len(ids), np.bool_)
-        for start in range(0, len(ids), BLOCK):
-            part = ids[start : start + BLOCK]
+        for start in range(0, len(ids), WORDS_AT_A_TIME):
+            part = ids[start : start + WORDS_AT_A_TIME]
             places = np.where(part == UNKNOWN, UNKNOWN, self.table.places[part])
             requested = (part == UNKNOWN) | ((places >= 0) & self.due(part, stream))
-            out[start : start + BLOCK][requested] = self.table.candidates[self.draw(places[requested], stream)]
-            drawn[start : start + BLOCK] = requested
+            out[start : start + WORDS_AT_A_TIME][requested] = self.table.candidates[
+                self.draw(places[requested], stream)
+            ]
+            drawn[start : start + WORDS_AT_A_TIME] = requested
         return out, drawn
 
     @cached_property

@@ -19,7 +19,7 @@ from milkglass.sanitizers.tables.table import Ids, Mask, Vectors
 
 HEAD = 64
 SAMPLE = 256  # words that g is the mean distance to
-ROWS = 64  # words prepared at a time
+WORDS_AT_A_TIME = 64  # words prepared at a time
 TRIALS = 8192  # rejections tried at a time
 PATIENCE = 256  # trials for one word, after which its tail is drawn from in full
 SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
@@ -83,15 +83,15 @@ class Heads:
         on a row's place in it, and a word's numbers must not depend on the other words."""
         new = np.unique(places)
         new = new[~self.ready[new]]
-        slots = new % ROWS
+        slots = new % WORDS_AT_A_TIME
         by_slot = np.argsort(slots, kind="stable")
         turn = np.empty(len(new), np.int64)  # its number among those of its slot
         turn[by_slot] = np.arange(len(new)) - np.searchsorted(slots[by_slot], slots[by_slot])
         for number in range(int(turn.max(initial=-1)) + 1):
             part = new[turn == number]
-            block = np.full(ROWS, part[0])
-            block[part % ROWS] = part
-            self._keep(block, part % ROWS)
+            block = np.full(WORDS_AT_A_TIME, part[0])
+            block[part % WORDS_AT_A_TIME] = part
+            self._keep(block, part % WORDS_AT_A_TIME)
 
     def _keep(self, places: Ids, slots: Ids) -> None:
         """Work out what (ROWS,) places need, and keep that of these slots; the others are there to fill the block."""
@@ -125,8 +125,10 @@ class Heads:
             done, first = taken.any(1), taken.argmax(1)
             result[waiting[done]] = guess[done, first[done]]
             waiting, tried = waiting[~done], tried + times
-        for start in range(0, len(waiting), ROWS):  # rejections leave no trace in the law of what is drawn at last
-            part = waiting[start : start + ROWS]
+        for start in range(
+            0, len(waiting), WORDS_AT_A_TIME
+        ):  # rejections leave no trace in the law of what is drawn at last
+            part = waiting[start : start + WORDS_AT_A_TIME]
             result[part] = self._full(places[part], stream)
         return result
 

@@ -24,7 +24,7 @@ from milkglass.errors import UsageError
 from milkglass.parameters import Limit
 from milkglass.schemes.mixture import Ids
 
-LEAST = 4  # times k: tokens in a band, so that there is something to choose from
+MIN_CLUSTERS_A_BAND = 4  # times k: tokens in a band, so that there is something to choose from
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Bands:
         parts = [order[classes[order] == one] for one in np.unique(classes)[::-1]]
         joined: list[Ids] = []
         for part in parts:
-            if joined and len(joined[-1]) < LEAST * k:
+            if joined and len(joined[-1]) < MIN_CLUSTERS_A_BAND * k:
                 joined[-1] = np.concatenate([joined[-1], part])
             elif len(part):
                 joined.append(part)
-        if len(joined) > 1 and len(joined[-1]) < LEAST * k:
+        if len(joined) > 1 and len(joined[-1]) < MIN_CLUSTERS_A_BAND * k:
             joined[-2:] = [np.concatenate(joined[-2:])]
         return joined

@@ -24,8 +24,8 @@ from milkglass.schemes.mixture import Ids
 
 Leftover = Literal["merge", "paper"]  # what becomes of clusters smaller than k
 
-MANY = 100_000  # rows of a table; of fewer, to look again takes what a first look in bf16 saves
-LONG = 1024  # numbers of a row whose products take much longer than what is done with them
+MANY_ROWS = 100_000  # rows of a table; of fewer, to look again takes what a first look in bf16 saves
+LONG_ROW = 1024  # numbers of a row whose products take much longer than what is done with them
 WAVE, FEWEST, WAVE_BYTES = 192, 32, 128 << 20  # seeds compared at a time, at least, and bytes of their cosines
 
 
@@ -60,7 +60,7 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
     free = place >= 0  # by row of the table
     at = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
     clusters: list[Ids] = []
-    cosines = Cosines.of(table, look=k if len(table) >= MANY else 0)
+    cosines = Cosines.of(table, look=k if len(table) >= MANY_ROWS else 0)
     for row in _rows(cosines, order, free, place, (6 * k, int(at) + 2), 5 * k):
         free[row.row] = False
         members = row.nearest(free, k - 1, at) if k > 1 else order[:0]
@@ -95,7 +95,7 @@ def _rows(
 
     # Rows of long vectors take all threads to make. Others are made by two workers, which also look for likely values
     every = torch.get_num_threads()
-    workers = 1 if cosines.table.shape[1] >= LONG else min(2, every)
+    workers = 1 if cosines.table.shape[1] >= LONG_ROW else min(2, every)
     with threads_each(every // workers) as begin, ThreadPoolExecutor(workers, initializer=begin) as pool:
 
         def begun() -> list[Future[_Wave]]:

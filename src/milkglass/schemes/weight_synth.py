@@ -18,7 +18,7 @@ from milkglass.schemes.mixture import Ids
 
 Noise = Callable[[int], NDArray[np.float64]]  # that many draws of Laplace(1)
 
-STEP = 2.0**-40  # noisy scores are rounded to multiples of it
+SCORE_STEP = 2.0**-40  # noisy scores are rounded to multiples of it
 
 
 def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise: Noise) -> list[NDArray[np.float32]]:
@@ -50,6 +50,6 @@ def _weights(table: torch.Tensor, members: Ids, epsilon: float, z: NDArray[np.fl
     unit = unit_rows(table, members.reshape(-1), torch.float64).reshape(*members.shape, -1)
     cosines = np.round((unit @ unit.transpose(1, 2)).numpy(), DECIMALS)
     scale = (cosines.max(2, keepdims=True) - cosines.min(2, keepdims=True)) / 2
-    u = np.round((epsilon * cosines / 2 + scale * z) / STEP) * STEP
+    u = np.round((epsilon * cosines / 2 + scale * z) / SCORE_STEP) * SCORE_STEP
     e = np.exp(u - u.max(2, keepdims=True))
     return (e / e.sum(2, keepdims=True)).astype(np.float32)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from milkglass.errors import UsageError
 
-DEFAULT = "15m"  # two to five times what all strong attacks take on some thousands of sentences
+DEFAULT_BUDGET = "15m"  # two to five times what all strong attacks take on some thousands of sentences
 
 
 @dataclass

@@ -19,7 +19,7 @@ from milkglass.metrics.recovery import Recovery
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.guess import NO_BELIEF, Guess
 
-LEAST = 1e-12  # a chance below counts as this much: an attacker who calls the truth impossible is wrong by 40 bits
+MIN_CHANCE = 1e-12  # a chance below counts as this much: an attacker who calls the truth impossible is wrong by 40 bits
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Truth:
         chance = np.take_along_axis(guess.chances, column[:, None], 1)[:, 0]
         if guess.weights is not None:
             chance = chance * np.where(listed, 1.0, guess.weights[self.tokens.ids])
-        return -np.log2(np.maximum(chance, LEAST))
+        return -np.log2(np.maximum(chance, MIN_CHANCE))
 
 
 def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150) -> NDArray[np.bool_]:

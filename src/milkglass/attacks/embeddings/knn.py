@@ -27,7 +27,7 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
-ROWS = 512  # rows compared at a time
+ROWS_AT_A_TIME = 512  # rows compared at a time
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", bud
     many rows as the budget allows, from the first one on."""
     index = ExactIndex.of(public, metric, k)
     result = []
-    for block in seen.split(ROWS):
+    for block in seen.split(ROWS_AT_A_TIME):
         if budget is not None and budget.left() <= 0:
             break
         result.append(index.top_k(block, k).rows)

@@ -47,7 +47,7 @@ from milkglass.threat.attack import Cost
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-ROWS = 2048  # multiplied and sorted at a time
+ROWS_AT_A_TIME = 2048  # multiplied and sorted at a time
 READERS = 4  # matrices that are tried
 QUANTILES = 1024  # of the lengths of rows
 SAMPLE = 256  # rows that decide between products
@@ -95,7 +95,7 @@ def _lengths(table: Tensor, reader: Tensor | None) -> Tensor:
     if reader is None:
         return table.norm(dim=1)
     inner = reader.T @ reader
-    return torch.cat([((block @ inner) * block).sum(1).clamp_min(0).sqrt() for block in table.split(ROWS)])
+    return torch.cat([((block @ inner) * block).sum(1).clamp_min(0).sqrt() for block in table.split(ROWS_AT_A_TIME)])
 
 
 def fingerprints(table: Tensor, reader: Tensor | None, points: int) -> Tensor:
@@ -103,7 +103,7 @@ def fingerprints(table: Tensor, reader: Tensor | None, points: int) -> Tensor:
     width = table.shape[1] if reader is None else len(reader)
     places = torch.linspace(0, width - 1, min(points, width)).round().long()
     result = []
-    for block in table.split(ROWS):
+    for block in table.split(ROWS_AT_A_TIME):
         rows = block if reader is None else block @ reader.T
         result.append(rows.sort(dim=1).values[:, places])
     return torch.cat(result)

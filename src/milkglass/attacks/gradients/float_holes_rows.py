@@ -17,14 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from milkglass import papers
-from milkglass.attacks.gradients.free_tokens import MOST, NOT_SHARED, dealt, table_gradient
+from milkglass.attacks.gradients.free_tokens import MAX_SHARE_OF_ROWS, NOT_SHARED, dealt, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.attacks.noise_holes import FEWEST, Holes
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import required
 
-ROWS = 4096  # looked at at a time
+ROWS_AT_A_TIME = 4096  # looked at at a time
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,11 @@ class FloatHolesRows(Inversion):
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         rows, hole = required(table_gradient(batch)).float().numpy(), holes(batch)
-        noise = np.concatenate([hole.noise(rows[at : at + ROWS]).all(1) for at in range(0, len(rows), ROWS)])
+        noise = np.concatenate(
+            [hole.noise(rows[at : at + ROWS_AT_A_TIME]).all(1) for at in range(0, len(rows), ROWS_AT_A_TIME)]
+        )
         named = np.flatnonzero(~noise)
-        return dealt(named if len(named) <= MOST * len(rows) else named[:0], batch)
+        return dealt(named if len(named) <= MAX_SHARE_OF_ROWS * len(rows) else named[:0], batch)
 
 
 def holes(batch: SharedBatch) -> Holes:

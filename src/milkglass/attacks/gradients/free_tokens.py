@@ -36,7 +36,7 @@ SAMPLE = 512  # rows from which the span of the others is taken
 LEVEL = 0.5  # how far the squared lengths of rows of noise may spread, relative to their middle
 SIGMAS = 8.0  # a row of noise is not so much longer than others, among any number of rows
 NOT_SHARED = "the gradient of the embeddings is not shared"
-MOST = 0.5  # share of the vocabulary above which rows are not distinguished
+MAX_SHARE_OF_ROWS = 0.5  # share of the vocabulary above which rows are not distinguished
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,13 @@ def bag(grad: Tensor, apart: float = 1e-2) -> Ids | None:
     """(k,) the ids that were read, ascending, by the gradient (v, d) of the embeddings; None where the rows are all
     alike."""
     there = (grad != 0).any(1)
-    if int(there.sum()) > MOST * len(grad):
+    if int(there.sum()) > MAX_SHARE_OF_ROWS * len(grad):
         there = _unlike(grad, apart)
-    return there.nonzero()[:, 0].numpy().astype(np.int64) if 0 < int(there.sum()) <= MOST * len(grad) else None
+    return (
+        there.nonzero()[:, 0].numpy().astype(np.int64)
+        if 0 < int(there.sum()) <= MAX_SHARE_OF_ROWS * len(grad)
+        else None
+    )
 
 
 def _unlike(grad: Tensor, apart: float) -> Tensor:

@@ -42,14 +42,14 @@ from milkglass.threat.knowledge import required
 OFF = 0.02  # of the width, by which its estimate from other rows may be wrong
 NUMBERS = 12  # of the first row that are compared with a Laplacian seed's
 SURE = 0.99  # correlation of a seed's noise with the first rows
-ROWS = 64  # that a seed's noise is compared with
+ROWS_COMPARED = 64  # that a seed's noise is compared with
 LEFT = 1e-5  # of the noise's width, below which an entry is rounding
 
 
 Words = NDArray[np.uint32]
 Test = Callable[[Words], NDArray[np.bool_]]
 SEEDS = 1 << 32
-BLOCK = 1 << 14  # seeds at a time: 64 KiB a row, which a processor's cache holds
+SEEDS_AT_A_TIME = 1 << 14  # seeds at a time: 64 KiB a row, which a processor's cache holds
 FAR = 397
 
 
@@ -140,7 +140,7 @@ class _Drawn:
 
     def fits(self, grad: torch.Tensor, seed: int) -> bool:
         """Whether the first rows are this noise, a few of them more."""
-        part = grad[:ROWS].double()
+        part = grad[:ROWS_COMPARED].double()
         pair = torch.stack([part.flatten(), self.noise(part.shape, seed).flatten()])
         return bool(torch.corrcoef(pair)[0, 1] > SURE)
 
@@ -189,13 +189,15 @@ def search(
     Args:
         stopped: asked between blocks; the search ends where it says so.
     """
-    starts = range(first, min(first + count, SEEDS), BLOCK)
+    starts = range(first, min(first + count, SEEDS), SEEDS_AT_A_TIME)
     with ThreadPoolExecutor(threads) as pool:
         for at in range(0, len(starts), 4 * threads):
             if stopped():
                 return
             part = starts[at : at + 4 * threads]
-            for seeds in pool.map(lambda start: _passing(tests, start, min(BLOCK, first + count - start)), part):
+            for seeds in pool.map(
+                lambda start: _passing(tests, start, min(SEEDS_AT_A_TIME, first + count - start)), part
+            ):
                 yield from seeds
 
 

@@ -29,7 +29,7 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Outputs, Transcript, Weights
 
-BLOCK = 512  # places that are read at a time
+PLACES_AT_A_TIME = 512  # places that are read at a time
 
 
 def prompts(transcript: Transcript) -> Sequences:
@@ -97,7 +97,7 @@ class ERA(Attack):
         result, known = states(transcript)
         k = min(self.k, head.shape[1])
         guess = np.full((len(known), k), NO_BELIEF, np.int64)
-        for part in np.array_split(np.flatnonzero(known), -(-len(known) // BLOCK) or 1):
+        for part in np.array_split(np.flatnonzero(known), -(-len(known) // PLACES_AT_A_TIME) or 1):
             # section 5.2: argmax_j h . H[j]
             guess[part] = (result[torch.from_numpy(part)] @ head).topk(k).indices.numpy()
         return Guess(running=guess)

@@ -43,8 +43,8 @@ from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Outputs, Tokens, Transcript, Weights
 
 FLOOR = 0.01  # of what one place can say against a candidate
-BLOCK = 256  # places whose candidates are weighed at once
-ALL = 2.0  # no probability is higher: no id is certain enough to be left alone
+PLACES_AT_A_TIME = 256  # places whose candidates are weighed at once
+NEVER_CERTAIN = 2.0  # no probability is higher: no id is certain enough to be left alone
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ERAPlus(Solver):
         created = transcript.outputs.kept(known)  # the places of which the model says something
         tokens = knowledge.tokens(size)
         share = np.zeros(tokens) if knowledge.corpus is None else np.log(PublicBigrams(knowledge.corpus, tokens).share)
-        table = EvidenceTable(result, created, ALL, share, len(created.ids) + 1, size)
+        table = EvidenceTable(result, created, NEVER_CERTAIN, share, len(created.ids) + 1, size)
         where = np.flatnonzero(table.line[created.ids] >= 0)
         if not len(where):
             return result
@@ -112,6 +112,8 @@ def weighed(states: torch.Tensor, head: torch.Tensor, member: Ids) -> Floats:
     """
     parts = [
         torch.einsum("md,mwd->mw", block, head[ids].float()).numpy()
-        for block, ids in zip(states.split(BLOCK), torch.from_numpy(member).split(BLOCK), strict=True)
+        for block, ids in zip(
+            states.split(PLACES_AT_A_TIME), torch.from_numpy(member).split(PLACES_AT_A_TIME), strict=True
+        )
     ]
     return np.concatenate(parts).astype(np.float64)

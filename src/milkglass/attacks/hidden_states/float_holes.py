@@ -35,11 +35,11 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
-BLOCK = 16  # coordinates looked at before tokens are dropped
+COORDINATES_AT_A_TIME = 16  # coordinates looked at before tokens are dropped
 PIECE = 1 << 16  # factors at a time, which a processor's cache holds
 SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
 CLOSE = 3  # coordinates by which a token may be behind the best and is kept
-TRIED, LOOKED = 9, 2  # factors that the first row does not separate, and rows that do
+MAX_FACTORS, ROWS_TRIED = 9, 2  # factors that the first row does not separate, and rows that do
 SPARSE = 1 << 10  # of so many factors one is tried where none fits
 
 
@@ -137,11 +137,11 @@ class _Reader:
         if not len(best) and self.attack.always:
             best, ruled = self._fitting(numbers[::SPARSE], row, len(row))
             best = best[ruled == ruled.min()]
-        return self._closest(best, rows[1 : 1 + LOOKED]) if len(best) else None
+        return self._closest(best, rows[1 : 1 + ROWS_TRIED]) if len(best) else None
 
     def _closest(self, numbers: Floats, rows: Floats) -> np.float32:
         """Of neighbouring factors that the first row does not separate, the one that fits the rows after it best."""
-        part = numbers[np.unique(np.linspace(0, len(numbers) - 1, TRIED).astype(np.int64))]
+        part = numbers[np.unique(np.linspace(0, len(numbers) - 1, MAX_FACTORS).astype(np.int64))]
         if len(part) == 1:
             return np.float32(part[0])
         ruled = [sum(self.tokens(row, at, one)[1] for at, row in enumerate(rows, 1)) for one in part]
@@ -172,8 +172,8 @@ class _Reader:
         """(k,) the tokens that a row (d,) rules out least, and by how many coordinates the first of them."""
         states, width = self.at(place), len(row)
         alive, ruled = np.arange(self.size), np.zeros(self.size, np.int32)
-        for start in range(0, width, BLOCK):
-            part = slice(start, start + BLOCK)
+        for start in range(0, width, COORDINATES_AT_A_TIME):
+            part = slice(start, start + COORDINATES_AT_A_TIME)
             x = states[alive][:, part] * factor
             ruled[alive] += (~self.holes.reachable(x, np.broadcast_to(row[part], x.shape))).sum(1).astype(np.int32)
             alive = alive[ruled[alive] <= ruled[alive].min() + CLOSE]

@@ -33,7 +33,7 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
-BLOCK = 8192  # tokens that the embedding layer is given at a time
+TOKENS_AT_A_TIME = 8192  # tokens that the embedding layer is given at a time
 ALONE = 512  # tokens run at a time, each in a text of its own
 
 
@@ -110,7 +110,7 @@ class NearestState(Attack):
 def embedded(runner: Any, size: int, position: int) -> torch.Tensor:
     """(n, d) what the embeddings give for every token at this place."""
     parts = []
-    for part in torch.arange(size)[:, None].split(BLOCK):
+    for part in torch.arange(size)[:, None].split(TOKENS_AT_A_TIME):
         parts.append(runner.embeddings(input_ids=part, position_ids=torch.full_like(part, position))[:, 0])
     return torch.cat(parts)
 

@@ -45,7 +45,7 @@ from milkglass.threat.observations import Transcript
 IDS = 1024  # run at a time, each as a text of its own
 LEVELS = 1001  # quantiles by which two sets of correlations are compared
 PROBE = 4  # a sample over this is enough for them
-LEAST = 1e-6  # share of the largest variance below which a direction holds rounding errors alone
+MIN_VARIANCE_SHARE = 1e-6  # share of the largest variance below which a direction holds rounding errors alone
 
 
 class NeuronReader:
@@ -111,9 +111,9 @@ def whitening(clean: Tensor, noisy: Tensor) -> Tensor:
     noisy: (n, f) the same tokens. Without noise, the r directions in which neurons vary at all, unscaled."""
     shrunk = (clean * noisy).sum() / clean.square().sum()  # a norm divides by the noise as well
     noise = noisy - shrunk * clean
-    none = float(noise.square().mean()) <= LEAST * float(clean.square().mean())
+    none = float(noise.square().mean()) <= MIN_VARIANCE_SHARE * float(clean.square().mean())
     values, directions = torch.linalg.eigh(torch.cov((clean if none else noise).T.double(), correction=0))
-    held = values > LEAST * values[-1]
+    held = values > MIN_VARIANCE_SHARE * values[-1]
     return (directions[:, held] / (1.0 if none else values[held].sqrt())).float()
 
 

@@ -47,13 +47,13 @@ from milkglass.attacks.assignment import Solver, ranked
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable, restricted
-from milkglass.attacks.token_ids.decipherment.reader import FEW, CausalReader, ReadBatch, unreadable
+from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, CausalReader, ReadBatch, unreadable
 from milkglass.threat.attack import Cost
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
-BLOCK = 128  # texts between two looks at what is still needed
+TEXTS_AT_A_TIME = 128  # texts between two looks at what is still needed
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class LanguageModel(Solver):
         reading = texts.mapped(required(ranked(candidates, transcript.size, 1).table)[:, 0])
         queue, common = table.urgent(texts, rng), None
         while len(queue) and budget.left() > 0:
-            part, queue = table.needed(texts, queue[:BLOCK]), queue[BLOCK:]
+            part, queue = table.needed(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]
             read: list[ReadBatch] = []
             for one in reader.reads(reading, part):
                 read.append(one)
@@ -142,7 +142,7 @@ class LanguageModel(Solver):
                     break
             if common is None and read:
                 states = torch.cat([one.states for one in read])
-                common = reader.common(states[torch.from_numpy(rng.permutation(len(states))[:FEW])])
+                common = reader.common(states[torch.from_numpy(rng.permutation(len(states))[:PLACES_AVERAGED])])
             for one in read:
                 open_places = table.open_at(texts.ids[one.where])
                 ids = texts.ids[one.where[open_places]]

@@ -50,8 +50,8 @@ WEIGHTS = np.array([(v, w) for v in np.linspace(0, 2, 11) for w in np.linspace(0
 TRAINING = 0.8  # of the budget
 BEFORE_READING, CHOOSING = 0.5, 0.5  # where a language model reads after the training: of the budget, of what is left
 UNSEEN = 0.05  # occurrences of a token that the public text lacks
-LEAST = 1e-6  # of what is left of the shares, when all members are listed
-READ = 512  # tokens read at a time
+MIN_SHARE = 1e-6  # of what is left of the shares, when all members are listed
+TOKENS_AT_A_TIME = 512  # tokens read at a time
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Beliefs:
     def read(self, texts: Sequences) -> Iterator[tuple[int, Ids, NDArray[np.float64], NDArray[np.float64]]]:
         """texts: of symbols. For each place whose symbol has members: the place, the members (m,), and log P of each by
         the transformer and by the chain, (m,)."""
-        for numbers in batches(texts, READ):
+        for numbers in batches(texts, TOKENS_AT_A_TIME):
             inputs = stacked(texts, numbers)
             with torch.inference_mode():
                 found = {
@@ -109,7 +109,7 @@ class Beliefs:
             best = np.argsort(-likely, kind="stable")[:k]
             result[place, : len(best)], chances[place, : len(best)] = members[best], likely[best]
             left = share[members].sum() - share[members[best]].sum()
-            chances[place, -1] = max(0.0, 1 - likely[best].sum()) / max(left, LEAST)
+            chances[place, -1] = max(0.0, 1 - likely[best].sum()) / max(left, MIN_SHARE)
         return Listed(result, chances)
 
 

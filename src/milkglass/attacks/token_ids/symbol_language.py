@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
-from milkglass.attacks.token_ids.decipherment.reader import FEW, CausalReader
+from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, CausalReader
 from milkglass.attacks.token_ids.symbol_beam import Beam, gain
 from milkglass.sequences import Ids, Sequences, batched
 from milkglass.threat.budget import Budget
@@ -109,7 +109,9 @@ class LanguageReader:
         reading = Sequences(listed.tokens[:, 0], texts.lengths)
         states = [one.states for one in reader.reads(reading, np.arange(len(texts)))]
         every = torch.cat(states) if states else torch.zeros(0, reader.head.shape[1])
-        plain = cls(reader, reader.common(every[torch.from_numpy(rng.permutation(len(every))[:FEW])]), width)
+        plain = cls(
+            reader, reader.common(every[torch.from_numpy(rng.permutation(len(every))[:PLACES_AVERAGED])]), width
+        )
         readings = [
             replace(plain, strength=one).best(texts, listed) for one in STRENGTHS if budget.left() > 0 or not one
         ]

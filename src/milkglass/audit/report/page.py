@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from milkglass.audit.outcome import strongest
 from milkglass.audit.report import charts
 from milkglass.audit.report.result import Audit
-from milkglass.audit.report.verdict import LABELS, MOST, MUCH
+from milkglass.audit.report.verdict import LABELS, MOST_SHARE, MUCH_SHARE
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER
 from milkglass.metrics.interval import Interval
 
@@ -110,5 +110,11 @@ def render(result: Audit) -> str:
     source = files("milkglass.audit.report").joinpath("page.html").read_text("utf-8")
     pictures = {name: Markup(svg) for name, svg in drawn(result).items()}  # our own text, escaped where it quotes
     return environment.from_string(source).render(
-        r=result, columns=COLUMNS, label=LABELS[result.level], most=MOST, much=MUCH, **_played(result), **pictures
+        r=result,
+        columns=COLUMNS,
+        label=LABELS[result.level],
+        most=MOST_SHARE,
+        much=MUCH_SHARE,
+        **_played(result),
+        **pictures,
     )

@@ -14,9 +14,9 @@ from milkglass.audit.report import state_findings
 from milkglass.audit.report.result import Level
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER, Scene
 
-MOST, MUCH = 0.5, 0.1  # shares of the content tokens that are read, from which on a level holds
-FEW = 8  # texts with content words: of fewer the share may be luck
-ALL = 0.9995  # from here on a share is printed as 100.0 %
+MOST_SHARE, MUCH_SHARE = 0.5, 0.1  # shares of the content tokens that are read, from which on a level holds
+FEW_TEXTS = 8  # texts with content words: of fewer the share may be luck
+PRINTED_AS_ALL = 0.9995  # from here on a share is printed as 100.0 %
 LABELS: Mapping[Level, str] = {
     "most": "Most is read", "much": "Much is read", "some": "Some is read", "unknown": "Not finished",
 }  # fmt: skip
@@ -33,7 +33,7 @@ PHRASES = {
     KNOWN: "an attacker with text like yours, who knows some of it word for word",
 }
 RUNS = ", and can run "  # in an attacker's words, before what it runs
-NOTHING = "No attack was run to its end: this audit says nothing."
+NO_ATTACK_ENDED = "No attack was run to its end: this audit says nothing."
 NO_CONTENT = (
     "No token of these texts counts as a name or another content word, since all are marks or among the commonest ones "
     "here: all tokens are judged instead. More or longer texts have some."
@@ -52,7 +52,7 @@ def verdict(
     """
     words = state_findings.words(who, cells)
     if best is None:
-        return " ".join([words or NOTHING, *_more(best, cells)])
+        return " ".join([words or NO_ATTACK_ENDED, *_more(best, cells)])
     said = _sentence(best, who, cells, crosses)
     return " ".join(
         [said, *([words] if _alone(cells) and words else []), ADVICE[level(best, cells)], *_more(best, cells)]
@@ -64,16 +64,16 @@ def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
     words are named without their order, "much" at least: a part of these anybody would guess. What may still rise is
     never called the mildest."""
     share, bag = math.nan if best is None else _share(best, cells), _named(cells)
-    if bag >= MOST and not share >= MOST:
+    if bag >= MOST_SHARE and not share >= MOST_SHARE:
         return "much"
     return level_of(share, bool(unfinished(best, cells)) or (math.isnan(share) and math.isnan(bag)))
 
 
 def level_of(share: float, may_rise: bool = False) -> Level:
     """By the share that is read, from 0 to 1; nan: it is not known. may_rise: whether it is "at least" so much."""
-    if share >= MOST:
+    if share >= MOST_SHARE:
         return "most"
-    if share >= MUCH:
+    if share >= MUCH_SHARE:
         return "much"
     return "unknown" if may_rise else "some"
 
@@ -81,7 +81,7 @@ def level_of(share: float, may_rise: bool = False) -> Level:
 def unfinished(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> list[str]:
     """Titles of attacks that failed, were cut or had no turn, and may read more than the strongest: where one that
     starts from the clusters ended, of those that start there or take long, since the others read less."""
-    if best is not None and best.value("tokens top-1") >= ALL:
+    if best is not None and best.value("tokens top-1") >= PRINTED_AS_ALL:
         return []
     left = [cell for cell in cells if not (cell.attack in ATTACKS and ATTACKS[cell.attack].baseline) or cell == best]
     if any(cell.joint and cell.state == "done" and not cell.cut for cell in left):
@@ -102,9 +102,9 @@ def of_100(share: float, least: bool = False) -> str:
     """`0.824` as `82`; what would round to nothing, or to all, says so. least: whether it may rise."""
     if 0 < share < 0.01 and not least:
         return "fewer than 1"
-    if 0.995 <= share < ALL:
+    if 0.995 <= share < PRINTED_AS_ALL:
         return "more than 99"
-    if least and share < ALL:
+    if least and share < PRINTED_AS_ALL:
         return f"at least {math.floor(100 * share + 1e-9)}"
     return f"{100 * share:.0f}"
 
@@ -115,12 +115,12 @@ def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackRes
     figures = [f"{of_100(most_read(best, cells, 'tokens top-1'), least)} of 100 words"]
     if units := best.measures["content top-1"].units:
         figures.append(f"{of_100(most_read(best, cells, 'content top-1'), least)} of 100 names and other content words")
-        if units < FEW:
+        if units < FEW_TEXTS:
             figures[-1] += f", which occur in only {units} of them"
     else:
         alone = f" {NO_CONTENT}"
     share = _share(best, cells)
-    much = "most" if share >= MOST else "much" if share >= MUCH else "some"
+    much = "most" if share >= MOST_SHARE else "much" if share >= MUCH_SHARE else "some"
     attacker = _attacker(best.adversary, who[best.adversary])
     said = f"From {crosses}, {attacker}" if crosses else f"{attacker[0].upper()}{attacker[1:]}"
     return f"{said} reads {much} of your texts: {', and '.join(figures)}.{alone}"

@@ -36,7 +36,7 @@ NO_TEXT = (
     "attackers had no public text, since every text of the site is attacked, so that attacks on shadows were not run "
     "or read too little: give some with --public FILE"
 )
-ENOUGH = 100_000  # tokens of public text, from which on more hardly changes the figures
+ENOUGH_PUBLIC_TOKENS = 100_000  # tokens of public text, from which on more hardly changes the figures
 NO_SHADOWS = "the site's texts did not pass through ghost: there are no shadows"
 
 
@@ -72,7 +72,7 @@ def leakage(
     results = {name: pool.result() for name, pool in pools.items()}
     if ghost and attacked:
         results[AS_THEY_ARE] = _as_they_are(site, seed)
-    few = ghost and public.tokens < ENOUGH
+    few = ghost and public.tokens < ENOUGH_PUBLIC_TOKENS
     result = Leakage(
         site=site.recorded.site,
         ghost=ghost,

@@ -35,7 +35,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.observations import Gradients
 from milkglass.threat.training_step import SharedStep
 
-NEAR = {"rtol": 1e-4, "atol": 1e-6}  # weights that two machines compute alike; another head or rate is far off
+TOLERANCES = {"rtol": 1e-4, "atol": 1e-6}  # weights that two machines compute alike; another head or rate is far off
 
 
 class SiteTexts:
@@ -135,7 +135,7 @@ class RecordedRun:
     def _verify(self) -> None:
         last, recorded = deque(self._weights(), maxlen=1)[0], self.run.weights()
         same = last.keys() == recorded.keys() and all(one.shape == last[name].shape for name, one in recorded.items())
-        if not same or not all(torch.allclose(last[name], one, **NEAR) for name, one in recorded.items()):
+        if not same or not all(torch.allclose(last[name], one, **TOLERANCES) for name, one in recorded.items()):
             raise UsageError(
                 "the recorded updates do not lead from this model to the run's weights",
                 "give the --model of the run; if it is that, an update or the weights were changed",

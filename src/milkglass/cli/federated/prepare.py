@@ -69,7 +69,7 @@ def prepare(
     file = columns.texts(source)
     from milkglass.federated.prepare import examples_of, require_free
     from milkglass.federated.prepare import prepare as made
-    from milkglass.federated.rows import REPORT, report_of
+    from milkglass.federated.rows import REPORT_FILE, report_of
     from milkglass.models.resolve import resolve
     from milkglass.sanitizers.ghost.tally import weak_spots
 
@@ -92,7 +92,7 @@ def prepare(
     document = {"out": str(out), "site": out.name, "texts": len(rows), "classes": len(names), "ghost": not plain}
     report = report_of(out)
     info = f"prepared {len(rows):,} texts for site {out.name} in {out}"
-    info += "" if report is None else f"\n{weak_spots(report)}; {out / REPORT} has more"
+    info += "" if report is None else f"\n{weak_spots(report)}; {out / REPORT_FILE} has more"
     emit(as_json, {**document, "report": report}, lambda: info)
 
 

@@ -50,7 +50,7 @@ from milkglass.threat.observations import Tokens, Transcript, Weights
 from milkglass.threat.truth import Truth, content_tokens
 
 # A table under the name that a family gives its own: attacks on a table read it and nothing else of a model.
-NAME, CONFIG = "embeddings.word_embeddings.weight", {"model_type": "bert"}
+TABLE_NAME, CONFIG = "embeddings.word_embeddings.weight", {"model_type": "bert"}
 ATTACKER = "model only"
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")
 
@@ -180,7 +180,7 @@ def scrambled(table: WordTable, key: Key, mixture: RowMap) -> torch.Tensor:
 
 def view(rows: torch.Tensor) -> Model:
     """The table as attacks see one."""
-    return Model({NAME: rows}, CONFIG)
+    return Model({TABLE_NAME: rows}, CONFIG)
 
 
 # --- one variant ------------------------------------------------------------------------------------------------------

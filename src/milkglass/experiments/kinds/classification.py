@@ -79,7 +79,7 @@ def running_counts(variant: Variant) -> torch.Tensor:
     return torch.from_numpy(counts)
 
 
-BATCH = 64
+TEXTS_A_BATCH = 64
 
 
 @torch.inference_mode()
@@ -90,8 +90,8 @@ def predicted(model: Path, held_out: Path, max_length: int) -> tuple[NDArray[np.
     rows = TrainingDataset(held_out, "classification", max_length)
     collate = Collate(net.config.pad_token_id or 0)
     guess, truth = [], []
-    for start in range(0, len(rows), BATCH):
-        batch = collate([rows[i] for i in range(start, min(start + BATCH, len(rows)))])
+    for start in range(0, len(rows), TEXTS_A_BATCH):
+        batch = collate([rows[i] for i in range(start, min(start + TEXTS_A_BATCH, len(rows)))])
         truth.append(batch.pop("labels").numpy())
         guess.append(net(**batch).logits.argmax(-1).numpy())
     return np.concatenate(guess), np.concatenate(truth)

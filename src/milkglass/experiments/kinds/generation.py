@@ -51,8 +51,8 @@ from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Outputs, Transcript, Weights
 from milkglass.threat.truth import Truth, score
 
-BATCH = 8
-NAMES = ("rouge-1", "rouge-l")
+PROMPTS_A_BATCH = 8
+MEASURES = ("rouge-1", "rouge-l")
 Rows = NDArray[np.float64]
 
 
@@ -149,7 +149,7 @@ class GenerationRecipe(GeneratorTuning):
                 rows = TrainingDataset(variant.job / "validation.parquet", "causal-lm", self.training.max_length)
                 created = answers(model, codec, held_out, self.evaluation)
                 scores = text.rouge_rows([codec.decode(one) for one in created.ids], created.references)
-                scores, of = {name: scores[name] for name in NAMES}, f", {variant.name} {when}"
+                scores, of = {name: scores[name] for name in MEASURES}, f", {variant.name} {when}"
                 result |= loss_figures(row_losses(model, rows), self.seed, of, run.predictions)
                 result |= mean_figures(scores, self.seed, of, run.predictions)
             result |= read(self.seed, base, variant, codec, created)
@@ -183,8 +183,8 @@ def row_losses(model: PreTrainedModel, rows: TrainingDataset) -> tuple[Rows, Row
     """(u,) the sum of the cross-entropies over the tokens that carry a label, and (u,) how many these are."""
     collate = Collate(model.config.pad_token_id or 0)
     losses, tokens = list[torch.Tensor](), list[torch.Tensor]()
-    for start in range(0, len(rows), BATCH):
-        batch = collate([rows[i] for i in range(start, min(start + BATCH, len(rows)))])
+    for start in range(0, len(rows), PROMPTS_A_BATCH):
+        batch = collate([rows[i] for i in range(start, min(start + PROMPTS_A_BATCH, len(rows)))])
         labels = batch.pop("labels")
         logits, expected = model(**batch).logits[:, :-1].transpose(1, 2), labels[:, 1:]
         every = torch.nn.functional.cross_entropy(logits, expected, ignore_index=-100, reduction="none")
@@ -221,8 +221,8 @@ def answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation: Mappin
 def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> list[np.ndarray[Any, Any]]:
     """What the model continues each prompt with, up to and with its end-of-sequence id."""
     created: list[np.ndarray[Any, Any]] = []
-    for start in range(0, len(prompts), BATCH):
-        group = prompts[start : start + BATCH]
+    for start in range(0, len(prompts), PROMPTS_A_BATCH):
+        group = prompts[start : start + PROMPTS_A_BATCH]
         rows = [torch.from_numpy(prompt).long() for prompt in group]
         # On the left, so that all answers begin at one place
         ids = pad_sequence(rows, True, model.config.pad_token_id or 0, "left")
@@ -295,4 +295,4 @@ def graded(
     recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, readable, created.ids), rng)
     of_client = ("tokens top-1", "rouge-1", "rouge-l")
     alike = {f"{name} of the client's": recovery[name] for name in of_client}
-    return with_spread({name: likeness[name] for name in NAMES} | alike, of)
+    return with_spread({name: likeness[name] for name in MEASURES} | alike, of)

@@ -189,7 +189,7 @@ def require_uncut(cell: AttackResult) -> None:
 
 
 # --- EDNN, Figure 2 ---------------------------------------------------------------------------------------------------
-ROWS = 1024  # rows compared at a time
+ROWS_AT_A_TIME = 1024  # rows compared at a time
 Floats = NDArray[np.float64]
 
 
@@ -203,9 +203,9 @@ def own_and_nearest(server: torch.Tensor, public: torch.Tensor, origin: Ids) -> 
     """
     theirs, mine = differences(public.double()), differences(server.double())
     own, other = [], []
-    for start in range(0, len(mine), ROWS):
-        place = torch.from_numpy(origin[start : start + ROWS])
-        far = torch.cdist(mine[start : start + ROWS], theirs)
+    for start in range(0, len(mine), ROWS_AT_A_TIME):
+        place = torch.from_numpy(origin[start : start + ROWS_AT_A_TIME])
+        far = torch.cdist(mine[start : start + ROWS_AT_A_TIME], theirs)
         rows = torch.arange(len(place))
         own.append(far[rows, place].clone())
         far[rows, place] = torch.inf

@@ -31,7 +31,7 @@ from milkglass.sequences import Ids, Sequences
 
 PADDING, UNKNOWN = 0, 1
 SPECIAL: tuple[int, ...] = (PADDING, UNKNOWN)
-SHOWN = ("", "<unk>")  # how the two are read
+SPECIAL_WORDS = ("", "<unk>")  # how the two are read
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class WordTable:
         table = read_glove(path)
         own = torch.from_numpy(table.vectors)
         rows = torch.cat([torch.zeros(1, own.shape[1]), own.mean(0, keepdim=True), own])
-        return cls((*SHOWN, *table.words), rows)
+        return cls((*SPECIAL_WORDS, *table.words), rows)
 
     def __len__(self) -> int:
         return len(self.words)

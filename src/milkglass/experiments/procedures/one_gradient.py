@@ -21,7 +21,7 @@ from milkglass.noise.stream import BYTES, Stream
 from milkglass.threat.observations import Gradients
 from milkglass.threat.training_step import SharedStep
 
-DRAWN = 2 * BYTES  # bytes that each batch takes of the recipe's stream, as `share` does
+STREAM_BYTES = 2 * BYTES  # bytes that each batch takes of the recipe's stream, as `share` does
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class SharedGradients:
         if self._kept is None or self._kept[0] != number:
             self._kept = None
             stream = Stream.of_seed(self.seed)
-            stream.bytes(DRAWN * number)
+            stream.bytes(STREAM_BYTES * number)
             part = self.rows.part(np.arange(self.size * number, self.size * (number + 1)))
             seen = share(self.step, *part.batch(self.pad), self.defence, 0, stream)
             self._kept = number, dict(seen.tensors)

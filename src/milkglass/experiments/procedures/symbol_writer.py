@@ -28,7 +28,7 @@ from milkglass.client.codec.conversation import Message
 from milkglass.client.codec.encoded import IGNORED
 
 Rows = NDArray[np.float64]
-LEAST = -700.0  # of a log-probability: below it exp is 0 in fp64, and a symbol would have no mass
+MIN_LOG_PROBABILITY = -700.0  # of a log-probability: below it exp is 0 in fp64, and a symbol would have no mass
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SymbolWriter:
         """(..., n) log p, in fp64. client: (..., n), server: (..., m) logits."""
         answers = server.double().log_softmax(-1)
         own, mass = self._beliefs(client, answers)
-        belief = ((1 - self.weight) * mass.clamp(min=LEAST) + self.weight * answers).log_softmax(-1)
+        belief = ((1 - self.weight) * mass.clamp(min=MIN_LOG_PROBABILITY) + self.weight * answers).log_softmax(-1)
         return own + (belief - mass)[..., self.symbols]
 
     def within(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ class SymbolWriter:
 
     def _beliefs(self, client: torch.Tensor, server: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(..., n) log p_c, and (..., m) log m."""
-        own = client.double().log_softmax(-1)[..., : len(self.symbols)].clamp(min=LEAST)
+        own = client.double().log_softmax(-1)[..., : len(self.symbols)].clamp(min=MIN_LOG_PROBABILITY)
         return own, torch.zeros_like(server).index_add_(-1, self.symbols, own.exp()).log()
 
 

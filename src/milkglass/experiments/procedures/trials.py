@@ -47,7 +47,7 @@ BAGS = {
 }
 COMMITTEE = "all four"
 Answered = tuple[dict[str, float], dict[str, Any], str, NDArray[np.float32]]
-VERSION = 3  # raised when code changes what a cell's settings make: older cells are not taken for it
+CELL_VERSION = 3  # raised when code changes what a cell's settings make: older cells are not taken for it
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def trained(
 ) -> TrainedHalves:  # fmt: skip
     """Raises JobFailed for a training that failed."""
     about = {
-        "version": VERSION,
+        "version": CELL_VERSION,
         "base": digest,
         "data": dict(problem.sums),
         "defence": defence.document(),

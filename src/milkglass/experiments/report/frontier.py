@@ -22,7 +22,7 @@ from milkglass.experiments.report.panels import GREY, Axis, svg_page, svg_text
 from milkglass.experiments.report.summary import CONTENT, rows
 
 PLAIN, ALONE, CONSTANT, CONTROL = "plain", "client alone", "commonest class", "no defence"
-ALL = 99.95  # percent of the content: nothing is hidden
+ALL_READ = 99.95  # percent of the content: nothing is hidden
 ON, OFF = "#b4530a", "#0b4f6c"
 LEFT, TOP, ACROSS, UP, NAMES = 52, 34, 560, 360, 340  # of the drawing: margins, axes, room for names, in pixels
 
@@ -113,7 +113,7 @@ def drawn(every: Sequence[FrontierPoint], level: float | None, about: str, notes
         if one.defence == PLAIN:
             parts += _line(bottom - y.at(one.utility), f"the client alone with the same model, {one.utility:.1f}")
     for number, one in enumerate(listed, 1):
-        useful = not one.control and one.content < ALL and (level is None or one.utility > level)
+        useful = not one.control and one.content < ALL_READ and (level is None or one.utility > level)
         parts += _point(number, one, ON if useful and not one.beaten(every) else OFF, x, y)
     return svg_page(LEFT + ACROSS + NAMES, below + 16 * len(notes) + 10, about, parts)
 

@@ -53,6 +53,6 @@ def _width(part: str) -> str:
 
 
 def _attack(part: str) -> str:
-    from milkglass.attacks.catalogue import EVERY
+    from milkglass.attacks.catalogue import ALL_ATTACKS
 
-    return f"attack: {EVERY[part].title}" if part in EVERY else ""
+    return f"attack: {ALL_ATTACKS[part].title}" if part in ALL_ATTACKS else ""

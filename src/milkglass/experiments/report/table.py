@@ -22,7 +22,7 @@ from milkglass.experiments.report.glossary import meanings
 
 ALIKE = 0.005  # figures that differ by less, relative to the paper's, are the same number
 SETTINGS = ("model", "task", "lora", "seed", "seeds", "private", "rows", "order", "seconds", "attacks", "attacked")
-LAST = ("private tokens", "seconds")  # input and cost of a run, not results
+NOT_RESULTS = ("private tokens", "seconds")  # input and cost of a run, not results
 UNEXPLAINED = "Not explained: the recipe gives no reason."
 
 
@@ -93,7 +93,7 @@ def read(result: Mapping[str, Any]) -> ResultTable:
         glance=tuple((data, tuple(part)) for data, part in glance.rows(measured).items()),
         curves=curves.of(measured),
         beside=beside,
-        groups=tuple((what, tuple(rest[what])) for what in sorted(rest, key=lambda what: what in LAST)),
+        groups=tuple((what, tuple(rest[what])) for what in sorted(rest, key=lambda what: what in NOT_RESULTS)),
         untold=tuple((name, str(one["why"])) for name, one in result.get("untold", {}).items()),
         notes=tuple(notes),
         meanings=meanings(result["figures"], shares="task" in result),

@@ -25,7 +25,7 @@ from milkglass.sanitizers.ghost.parts import FinishedParts, finished
 from milkglass.sanitizers.ghost.tally import GhostTally, document
 from milkglass.sanitizers.rows import KINDS, Block, FileShape, blocks_of
 
-ROWS = 8  # of a part: what an interruption loses at most
+ROWS_A_PART = 8  # of a part: what an interruption loses at most
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def job_of(ghost: Ghost, plan: GhostJob, seed: int | None) -> str:
     """Names a run by its source, its model, its parameters and, where one was given, its seed."""
     shape: list[object] = [plan.shape.kind, sorted(plan.shape.texts), plan.shape.header]
     shape += [plan.shape.delimiter] if plan.shape.kind == "csv" and plan.shape.delimiter != "," else []
-    return ghost.job_digest([ROWS, sha256(plan.source), shape], seed)
+    return ghost.job_digest([ROWS_A_PART, sha256(plan.source), shape], seed)
 
 
 def _finished(parts: FinishedParts, number: int) -> tuple[str, GhostTally]:
@@ -125,8 +125,8 @@ def _finished(parts: FinishedParts, number: int) -> tuple[str, GhostTally]:
 def _parts(plan: GhostJob) -> Iterator[Block]:
     number = 0
     for block in blocks_of(plan.source, plan.shape):
-        for at in range(0, len(block.raw), ROWS):
-            yield Block(number, block.lines[at : at + ROWS], block.raw[at : at + ROWS])
+        for at in range(0, len(block.raw), ROWS_A_PART):
+            yield Block(number, block.lines[at : at + ROWS_A_PART], block.raw[at : at + ROWS_A_PART])
             number += 1
 
 

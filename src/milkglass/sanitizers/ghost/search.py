@@ -38,8 +38,8 @@ from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
 from milkglass.system import cores
 
 Lists = NDArray[np.int32]
-STEP, MOST = 10, 100  # Algorithm 1, line 18; the published code's limit
-ROWS = 64  # tokens filtered at a time
+REACH_STEP, MAX_REACH = 10, 100  # Algorithm 1, line 18; the published code's limit
+TOKENS_AT_A_TIME = 64  # tokens filtered at a time
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,11 @@ def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
     tokens = table.candidates
     require_k(settings.k, len(tokens) - 1, lowest=1)
     same = lemmas[tokens] if settings.lemma and lemmas is not None else None
-    widest = min(settings.k + MOST, len(tokens) - 1)
+    widest = min(settings.k + MAX_REACH, len(tokens) - 1)
     near = nearest(table.vectors[tokens], widest)[0]  # all that may be asked for, at once
     lists, reach = [near[at, :0] for at in range(len(tokens))], np.zeros(len(tokens), np.int32)
     empty = np.arange(len(tokens))
-    for k in range(settings.k, near.shape[1] + STEP, STEP):
+    for k in range(settings.k, near.shape[1] + REACH_STEP, REACH_STEP):
         width = min(k, near.shape[1])
         kept = _filtered(near[:, :width], empty, same, settings)
         reach[empty] = width
@@ -130,7 +130,7 @@ def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
 
 def _filtered(near: Lists, places: Ids, same: Ids | None, settings: Search) -> Mask:
     """(p, k) which neighbours of these tokens are shadows. near: (m, k)."""
-    blocks = [places[start : start + ROWS] for start in range(0, len(places), ROWS)]
+    blocks = [places[start : start + TOKENS_AT_A_TIME] for start in range(0, len(places), TOKENS_AT_A_TIME)]
     with ThreadPoolExecutor(cores()) as pool:
         return np.concatenate([*pool.map(lambda part: _block(near, part, same, settings), blocks)])
 
@@ -170,7 +170,15 @@ NAMES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bo
 
 def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
     """64 hex digits over all that a search depends on. texts: what each token reads as."""
-    about = [FORMAT, [STEP, MOST], version(), settings.document(), list(table.words), list(texts), table.vectors.shape]
+    about = [
+        FORMAT,
+        [REACH_STEP, MAX_REACH],
+        version(),
+        settings.document(),
+        list(table.words),
+        list(texts),
+        table.vectors.shape,
+    ]
     return digest_of(about, table.vectors, table.candidates.astype(np.int64))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from milkglass.metrics.text import NAMES, likeness
+from milkglass.metrics.text import MEASURES, likeness
 from milkglass.sanitizers.ghost.ghost import Ghost, Shadow
 from milkglass.sanitizers.tables.table import Mask
 
@@ -38,13 +38,13 @@ class GhostTally:
     unsettled: int = 0
     loss: float = 0.0
     sweeps: int = 0
-    likeness: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
+    likeness: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEASURES, 0.0))
     left: list[str] = field(default_factory=list)
 
     def add(self, other: GhostTally) -> None:
         for name, value in asdict(other).items():
             if name == "likeness":
-                self.likeness = {one: self.likeness[one] + value[one] for one in NAMES}
+                self.likeness = {one: self.likeness[one] + value[one] for one in MEASURES}
             elif name == "left":
                 self.left = sorted({*self.left, *value})
             else:
@@ -62,7 +62,7 @@ class GhostTally:
             self.unsettled += not shadow.choice.settled
             self.loss += shadow.choice.loss
             self.sweeps += len(shadow.choice.history) - 1
-        for name, value in zip(NAMES, likeness(text, shadow.text), strict=True):
+        for name, value in zip(MEASURES, likeness(text, shadow.text), strict=True):
             self.likeness[name] += value
 
 
@@ -94,7 +94,7 @@ def document(ghost: Ghost, done: GhostTally, seeded: bool) -> dict[str, Any]:
             "one_shadow": done.one_shadow,
             "one_shadow_share": _mean(done.one_shadow, done.tokens),
         },
-        "likeness": {name: _mean(done.likeness[name], done.texts) for name in NAMES},
+        "likeness": {name: _mean(done.likeness[name], done.texts) for name in MEASURES},
         "selection_loss": _mean(done.loss, done.selected) if done.selected else None,
         "sweeps": _mean(done.sweeps, done.selected) if done.selected else None,
         "not_settled": done.unsettled,

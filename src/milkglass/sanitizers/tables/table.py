@@ -74,7 +74,7 @@ class WordVectors:
         return result
 
 
-ROWS = 4096  # rows held as text at a time
+ROWS_AS_TEXT = 4096  # rows held as text at a time
 LINE = 1 << 16  # bytes of a line
 HINT = "give a GloVe text file: a word and its numbers on each line"
 
@@ -101,7 +101,7 @@ def read_glove(path: Path) -> WordVectors:
             if is_word(word) and word not in words:
                 words[word] = None
                 pending.append(" ".join(values))
-                if len(pending) == ROWS:
+                if len(pending) == ROWS_AS_TEXT:
                     flush()
         flush()
     except UnicodeDecodeError:

@@ -29,10 +29,10 @@ from milkglass.models.kept import Arrays, Kept, digest_of
 from milkglass.progress import Progress, no_progress
 from milkglass.sequences import Sequences
 
-NAME = "a list of English words (wordfreq)"
-LEAST = 1e-7
+LIST_NAME = "a list of English words (wordfreq)"
+MIN_FREQUENCY = 1e-7
 CAPITAL, START = 0.1, 0.07
-BLOCK = 8192  # words tokenized at a time
+WORDS_AT_A_TIME = 8192  # words tokenized at a time
 SCALE = 1e12  # counts are of so many running words: the rarest piece of the rarest word still counts
 BEFORE = "a"  # a word that others follow
 BLANKS, INSIDE = "\u0120\u2581", "##"  # what stands for the blank before a word, and for none
@@ -45,7 +45,11 @@ def english() -> dict[str, float]:
     from wordfreq import get_frequency_dict
 
     every = get_frequency_dict("en", wordlist="best")
-    return {word: share for word, share in every.items() if share >= LEAST and not any(one.isdigit() for one in word)}
+    return {
+        word: share
+        for word, share in every.items()
+        if share >= MIN_FREQUENCY and not any(one.isdigit() for one in word)
+    }
 
 
 def token_counts(
@@ -56,7 +60,7 @@ def token_counts(
     progress: of `len(english())` words. Raises CorruptCheckpoint where what is kept is damaged.
     """
     keep = Kept("word_list", {"counts": np.int64}, folder)
-    about = ["milkglass-token-counts/2", version("wordfreq"), LEAST, CAPITAL, START, rows]
+    about = ["milkglass-token-counts/2", version("wordfreq"), MIN_FREQUENCY, CAPITAL, START, rows]
     digest = digest_of([*about, tokenizer.backend_tokenizer.to_str()])
 
     def whole(found: Arrays) -> bool:
@@ -68,8 +72,8 @@ def token_counts(
 def _counted(tokenizer: Any, rows: int, progress: Progress) -> NDArray[np.int64]:
     result = np.zeros(rows)
     every, share_of = list(english()), np.array(list(english().values()))
-    for start in range(0, len(every), BLOCK):
-        words, shares = every[start : start + BLOCK], share_of[start : start + BLOCK]
+    for start in range(0, len(every), WORDS_AT_A_TIME):
+        words, shares = every[start : start + WORDS_AT_A_TIME], share_of[start : start + WORDS_AT_A_TIME]
         for ids, weight in _ways(tokenizer, words):
             mass = np.repeat(shares * weight, ids.lengths)
             result += np.bincount(ids.ids, mass, minlength=rows)[:rows]

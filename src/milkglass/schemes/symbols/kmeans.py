@@ -33,8 +33,11 @@ from milkglass.progress import Progress
 from milkglass.schemes.mixture import Draws, Ids
 from milkglass.schemes.symbols.finder import Evidence, Floats, FoundSymbols, MapFinder, TaskTexts, Vectors, thousandths
 
-BLOCK = 4096  # rows of distances held at a time
-KEPT, FLOOR = 0.7, 0.05  # of the price: how much stays from one round to the next, and what bounds it from below
+ROWS_AT_A_TIME = 4096  # rows of distances held at a time
+PRICE_MOMENTUM, FLOOR = (
+    0.7,
+    0.05,
+)  # of the price: how much stays from one round to the next, and what bounds it from below
 PRIOR = 4.0  # texts that a token's own score must outweigh
 SEEN = 0.3  # of trust: from two texts on a token has a score of its own
 SHARPNESS = 12.0  # of the kernel over cosines
@@ -131,7 +134,8 @@ def assign(points: Floats, centres: Floats, price: NDArray[np.float64]) -> Ids:
     """(c,) the cheapest symbol of each token; ties fall to the lower number. |x|^2 is the same for all symbols."""
     own = (centres.astype(np.float64) ** 2).sum(1) + price
     parts = [
-        (own - 2.0 * (points[start : start + BLOCK] @ centres.T)).argmin(1) for start in range(0, len(points), BLOCK)
+        (own - 2.0 * (points[start : start + ROWS_AT_A_TIME] @ centres.T)).argmin(1)
+        for start in range(0, len(points), ROWS_AT_A_TIME)
     ]
     return np.concatenate(parts).astype(np.int64)
 
@@ -139,7 +143,7 @@ def assign(points: Floats, centres: Floats, price: NDArray[np.float64]) -> Ids:
 def next_price(price: NDArray[np.float64], mass: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
     """(m,) the prices of the next round. mass: (m,) of the symbols."""
     load = mass / mass.sum()
-    return KEPT * price + (1 - KEPT) * factor * np.log(load * len(load) + FLOOR)
+    return PRICE_MOMENTUM * price + (1 - PRICE_MOMENTUM) * factor * np.log(load * len(load) + FLOOR)
 
 
 def sums(rows: Floats, numbers: Ids, symbols: int) -> Floats:

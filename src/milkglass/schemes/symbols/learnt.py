@@ -35,7 +35,7 @@ from milkglass.schemes.symbols.kmeans import Clusters, centred
 
 INNER, HIDDEN, DROPPED = 64, 96, 0.3  # dimensions of a token, of each direction of the network; dropout
 COMMITMENT = 0.25
-BATCH, REFRESH = 64, 100  # rows a step, steps between two moves of the centres
+ROWS_A_STEP, REFRESH = 64, 100  # rows a step, steps between two moves of the centres
 SETTLE = 25  # rounds of k-means when the symbols are first found
 
 
@@ -136,12 +136,12 @@ class Training:
     def run(self, progress: Progress) -> FoundSymbols:
         """A third of the epochs without symbols, then those with."""
         rows = np.flatnonzero(self.task.texts.lengths)
-        epochs = max(3, -(-self.settings.steps * BATCH // max(1, len(rows))))
+        epochs = max(3, -(-self.settings.steps * ROWS_A_STEP // max(1, len(rows))))
         first, tokens = epochs // 3, torch.from_numpy(self.clusters.tokens)
         tables = [self.network.moved.weight, self.network.own.weight]
         others = [one for one in self.network.parameters() if all(one is not table for table in tables)]
         optimiser = torch.optim.AdamW([{"params": tables, "weight_decay": 0.05}, {"params": others}], fused=True)
-        steps, done = -(-len(rows) // BATCH), 0
+        steps, done = -(-len(rows) // ROWS_A_STEP), 0
         for epoch in range(epochs):
             if epoch == first:
                 self._move(tokens, SETTLE)
@@ -172,7 +172,7 @@ class Training:
     def _batches(self, rows: Ids) -> Iterator[Ids]:
         """Numbers of rows, BATCH at a time and of about one length, in a drawn order."""
         order = rows[np.argsort(self.task.texts.lengths[rows] + self.drawn.uniform(len(rows)), kind="stable")]
-        parts = np.array_split(order, -(-len(order) // BATCH))
+        parts = np.array_split(order, -(-len(order) // ROWS_A_STEP))
         for number in np.argsort(self.drawn.uniform(len(parts))):
             yield parts[number]
 

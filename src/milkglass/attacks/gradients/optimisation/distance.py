@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 Kind = Literal["squares", "cosine", "norms"]
-LEAST = 1e-12  # a norm below this is taken as this
+MIN_NORM = 1e-12  # a norm below this is taken as this
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +135,9 @@ class Distance:
 
     def _one(self, created: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         if self.kind == "cosine":
-            value = 1.0 - (created * seen).sum() / (created.norm().clamp_min(LEAST) * seen.norm().clamp_min(LEAST))
+            value = 1.0 - (created * seen).sum() / (
+                created.norm().clamp_min(MIN_NORM) * seen.norm().clamp_min(MIN_NORM)
+            )
         else:
             gap = created - seen
             value = gap.square().sum() if self.kind == "squares" else gap.norm()
@@ -153,9 +155,9 @@ class Distance:
 
     def _of(self, one: InnerProducts, square: float) -> torch.Tensor:
         if self.kind == "cosine":
-            return 1.0 - one.inner / (one.square.clamp_min(LEAST**2).sqrt() * max(square**0.5, LEAST))
+            return 1.0 - one.inner / (one.square.clamp_min(MIN_NORM**2).sqrt() * max(square**0.5, MIN_NORM))
         gap = one.square - 2 * one.inner + square
-        return gap if self.kind == "squares" else gap.clamp_min(LEAST**2).sqrt()
+        return gap if self.kind == "squares" else gap.clamp_min(MIN_NORM**2).sqrt()
 
 
 def product(created: torch.Tensor, seen: torch.Tensor) -> InnerProducts:

@@ -32,9 +32,9 @@ from milkglass.threat.training_step import SharedStep
 
 Floats = NDArray[np.float64]
 
-ROWS = 256  # places that go through a model at once, where guesses are judged
+PLACES_AT_A_TIME = 256  # places that go through a model at once, where guesses are judged
 SHARP = 20.0  # how much a soft label of the next token prefers the nearest one
-NOTHING = 1e-6  # a gradient with a norm below this share of the largest is left out
+MIN_NORM_SHARE = 1e-6  # a gradient with a norm below this share of the largest is left out
 
 
 FEWEST = 10  # texts, with fewer of which a common beginning may be chance
@@ -195,7 +195,7 @@ class Problem:
     @property
     def together(self) -> int:
         """How many guesses are best judged at once."""
-        return max(1, ROWS // self.mask.numel()) if self.layers else 1
+        return max(1, PLACES_AT_A_TIME // self.mask.numel()) if self.layers else 1
 
     def _judged(self, guesses: torch.Tensor, targets: torch.Tensor) -> Floats:
         count = len(guesses)
@@ -231,7 +231,7 @@ def comparable(step: SharedStep, tensors: Any) -> tuple[str, ...]:
     shared = [name for name in step.names if name in tensors and name != step.table_name]
     norms = {name: float(tensors[name].float().norm()) for name in shared}
     largest = max(norms.values(), default=0.0)
-    return tuple(name for name in shared if norms[name] > NOTHING * largest)
+    return tuple(name for name in shared if norms[name] > MIN_NORM_SHARE * largest)
 
 
 def misfit(step: SharedStep, tensors: Any) -> str | None:

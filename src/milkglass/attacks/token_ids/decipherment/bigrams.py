@@ -16,7 +16,7 @@ from milkglass.sequences import Ids, Sequences
 Floats = NDArray[np.float64]
 
 WINDOW = 250  # ids to either side among which an unseen token takes its estimate from
-LEAST = 0.003  # what an unseen token counts at the very least
+MIN_COUNT = 0.003  # what an unseen token counts at the very least
 
 
 def summed(where: Ids, values: Floats, size: int) -> Floats:
@@ -47,7 +47,7 @@ def unseen(counts: Floats) -> Floats:
     at = np.arange(len(counts))
     low, high = np.maximum(at - WINDOW, 0), np.minimum(at + WINDOW + 1, len(counts))
     expected = (once[high] - once[low]) / (never[high] - never[low] + 1)
-    return np.clip(expected, LEAST, 1.0)
+    return np.clip(expected, MIN_COUNT, 1.0)
 
 
 class PublicBigrams:

@@ -20,7 +20,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.knowledge import Candidates, Group
 
 NEARLY_ALL = 0.98
-LONGEST = 2000  # places of boilerplate looked at
+MAX_BOILERPLATE = 2000  # places of boilerplate looked at
 FEWEST = 20  # sequences below which agreement may be chance
 
 
@@ -31,7 +31,7 @@ def constant(texts: Sequences, backwards: bool = False) -> Ids:
     result: list[int] = []
     if len(lengths) < FEWEST:
         return np.empty(0, np.int64)
-    for at in range(min(LONGEST, int(lengths.max()))):
+    for at in range(min(MAX_BOILERPLATE, int(lengths.max()))):
         long = lengths > at
         places = ends[long] - 1 - at if backwards else (ends - lengths)[long] + at
         kinds, counts = np.unique(texts.ids[places], return_counts=True)

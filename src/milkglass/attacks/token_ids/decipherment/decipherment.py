@@ -59,7 +59,7 @@ from milkglass.threat.observations import Tokens, Transcript
 
 UNLIKELIEST = -1e6  # a candidate that another attack rules out is not believed, but can be counted with
 SPREADS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)  # values of tau that are tried
-KEPT = 30  # readings kept for an id that had no candidates before
+READINGS_KEPT = 30  # readings kept for an id that had no candidates before
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Decipherment(Solver):
         result = dense_mean_field.settle(counts, seen, public, pins, self.growth, step, aliases)
         if result is None:
             return Candidates(tuple(known), tuple(np.zeros((1, 1)) for _ in known))
-        order = np.argsort(-result.belief, axis=1, kind="stable")[:, :KEPT]
+        order = np.argsort(-result.belief, axis=1, kind="stable")[:, :READINGS_KEPT]
         belief = np.log(np.maximum(np.take_along_axis(result.belief, order, axis=1), 1e-30)).astype(np.float64)
         groups = [Group(result.rows[[i]], result.columns[order[i]]) for i in range(len(result.rows))]
         zeros = [np.zeros((1, 1)) for _ in known]

@@ -27,8 +27,8 @@ from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, Pu
 from milkglass.attacks.token_ids.decipherment.block_assignment import BlockAssignment
 from milkglass.sequences import Ids
 
-ENOUGH = 50.0  # a token seen more often than this weighs no more in the regression
-LEAST = 0.05  # predicted shares are never below this part of a class' mean share
+MAX_WEIGHT_COUNT = 50.0  # a token seen more often than this weighs no more in the regression
+MIN_RELATIVE_SHARE = 0.05  # predicted shares are never below this part of a class' mean share
 ROUNDS = 10  # of k-means
 
 
@@ -83,7 +83,7 @@ class Profiles:
         seen = np.flatnonzero(total)
         if not len(seen):
             return np.ones(counts.shape, np.float32)
-        weight = np.minimum(total[seen], ENOUGH)[:, None]
+        weight = np.minimum(total[seen], MAX_WEIGHT_COUNT)[:, None]
         roots = np.sqrt(counts[seen] / total[seen][:, None])
         x_mean, y_mean = (weight * unit[seen]).sum(0) / weight.sum(), (weight * roots).sum(0) / weight.sum()
         x = unit[seen] - x_mean
@@ -91,7 +91,7 @@ class Profiles:
         square[np.diag_indices(len(square))] += self.ridge * max(np.trace(square) / len(square), 1e-12)
         slopes = np.linalg.solve(square, x.T @ ((roots - y_mean) * weight))
         predicted = np.maximum((unit - x_mean) @ slopes + y_mean, 0) ** 2
-        predicted = np.maximum(predicted, LEAST * common)
+        predicted = np.maximum(predicted, MIN_RELATIVE_SHARE * common)
         return ((counts + self.weight * predicted) / (total[:, None] + self.weight) / common).astype(np.float32)
 
 

@@ -39,9 +39,9 @@ from milkglass.threat.knowledge import required
 CLINGING = frozenset(".,;:!?')]}%")  # written without a space before
 OPENING = frozenset("'([{$#")  # and without one after
 WINDOW = 256  # a longer text is read in parts
-LEAST = 1e-7  # a probability, below which a token's mean is not believed
-FEW = 512  # places from which the mean is taken
-BATCH = 1024  # ids
+MIN_PROBABILITY = 1e-7  # a probability, below which a token's mean is not believed
+PLACES_AVERAGED = 512  # places from which the mean is taken
+IDS_AT_A_TIME = 1024  # ids
 TOKENIZER = "tokenizer.json"
 
 
@@ -176,7 +176,7 @@ class CausalReader:
                 where.append(starts[number] + np.flatnonzero(inside))
         whole, requested = Sequences.of(lines), Sequences.of(at)
         everywhere, joins = np.concatenate([np.empty(0, np.int64), *where]), np.concatenate([[], *joined]).astype(bool)
-        for part in batches(whole, BATCH):
+        for part in batches(whole, IDS_AT_A_TIME):
             hidden = self.model(input_ids=stacked(whole, part)).last_hidden_state
             rows = np.repeat(np.arange(len(part)), requested.lengths[part])
             if not len(rows):
@@ -190,7 +190,7 @@ class CausalReader:
     def common(self, states: torch.Tensor) -> Floats:
         """(V,) the logarithm of how likely each of its ids is on average."""
         total = sum((torch.softmax(part @ self.head.T, 1).sum(0) for part in states.split(64)), torch.zeros(1))
-        return np.log(total.double().numpy() / max(1, len(states)) + LEAST)
+        return np.log(total.double().numpy() / max(1, len(states)) + MIN_PROBABILITY)
 
     @torch.inference_mode()
     def normaliser(self, states: torch.Tensor) -> Floats:
