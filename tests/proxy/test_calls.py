@@ -97,6 +97,11 @@ SHAPES: list[tuple[ToolFormat, str, Read]] = [
     (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', [F]),
     (HERMES, '<tool_call>\n{\n  "name": "f",\n  "arguments": {\n    "a": 1\n  }\n}\n</tool_call>', [F]),
     (HERMES, '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}</tool_call>', [F]),
+    (HERMES, '<tool_call>{"type": "function", "function": {"name": "f"}, "arguments": {"a": 1}}</tool_call>', [F]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {}, "parameters": {"a": 1}}</tool_call>', [F]),
+    (HERMES, '<tool_call>{"name": "g", "arguments": []}</tool_call>', [G]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1, }, }</tool_call>', [F]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": "[1,]\\",}"}}</tool_call>', [("call", ("f", {"a": '[1,]",}'}))]),
     (HERMES, '```json\n<tool_call>{"name": "g"}</tool_call>\n```', [G]),
     (HERMES, '<tool_call>\n```json\n{"name": "g"}\n```\n</tool_call>', [G]),
     (HERMES, '<tool_call>\n<tool_call>\n{"name": "g"}\n</tool_call>\n</tool_call>', [G]),
@@ -104,6 +109,12 @@ SHAPES: list[tuple[ToolFormat, str, Read]] = [
     *((HERMES, text, [("content", text)]) for text in (
         '<tool_call>{"name": "other", "arguments": {"n": "<tool_call>"}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": 3}</tool_call>',
+        '<tool_call>{"name": "f", "input": {"a": 1}}</tool_call>', '<tool_call>{"name": "f", "args": {"a": 1}}</tool_call>',
+        '<tool_call>{"name": "f", "a": 1}</tool_call>', '<tool_call>{"name": "f", "arguments": {}, "a": 1}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": null, "kwargs": {"a": 1}}</tool_call>',
+        '<tool_call>{"function": {"name": "f", "args": {"a": 1}}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 2}}</tool_call>',
+        '<tool_call>{"name": "needs", "arguments": []}</tool_call>', '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
         '<tool_call>{"name": "f", "arguments": "[1]"}</tool_call>',
         '<tool_call>{"name": "needs"}</tool_call>',
         '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
@@ -120,6 +131,7 @@ SHAPES: list[tuple[ToolFormat, str, Read]] = [
     (MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]g[ARGS]{}"}', [("call", ("f", {"a": "[TOOL_CALLS]g[ARGS]{}"}))]),
     (MISTRAL, "[TOOL_CALLS]other[ARGS]{}", [("content", "[TOOL_CALLS]other[ARGS]{}")]),
     (MISTRAL, "[TOOL_CALLS]f[ARGS]{", [("content", "[TOOL_CALLS]f[ARGS]{")]),
+    (MISTRAL, "[TOOL_CALLS]g[ARGS]", [("content", "[TOOL_CALLS]g[ARGS]")]),  # it may be cut off
     # Llama
     (LLAMA, '<|python_tag|>{"name": "g", "parameters": {"q": "ü"}}', [("call", ("g", {"q": "ü"}))]),
     (LLAMA, '{"name": "f", "parameters": {"a": 1}}', [F]),
@@ -213,6 +225,19 @@ def test_a_template_shows_how_its_model_calls() -> None:
     assert llama is LLAMA and llama.begin("f") == '{"name": "f", "parameters": ' and llama.begin("") == '{"name": "'
     assert tool_format("[TOOL_CALLS]{{ name }}[ARGS]") is NAMED and NAMED.begin("f") == "[TOOL_CALLS]f[ARGS]"
     assert tool_format("{{ messages }}") is None
+    coder = "<tool_call>\n<function=example>\n<parameter=p>\nv\n</parameter>\n</function>\n</tool_call>"
+    assert tool_format(coder) is tool_format("<tool_call>name\n<arg_key>k</arg_key></tool_call>") is None  # no JSON
+
+
+def test_arguments_stay_as_the_model_wrote_them() -> None:
+    def arguments(text: str) -> str:
+        sections = Sections(HERMES, TOOLS)
+        parts = [*sections.push(f'<tool_call>{{"name": "f", "arguments": {text}}}</tool_call>'), *sections.flush()]
+        return parts[0].calls[0].arguments
+
+    for text in ('{"price": 1.10, "n": 12345678901234567890123, "f": 1.0e2}', '{"a":[1 ,2]}', '{"a": "\\u00e9"}'):
+        assert arguments(text) == arguments(json.dumps(text)) == text
+    assert arguments('{"a": "two\nlines"}') == '{"a": "two\\nlines"}'  # a line feed in a string is no strict JSON
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -71,7 +71,7 @@ def test_each_model_is_asked_with_its_own_key(two: tuple[Scrambled, Scrambled], 
             assert text == texts[names.index(name)] and alone.of("").codec is model.codec
         with pytest.raises(ModelNotFound, match="no such model here"):
             backends.of("third")
-        with pytest.raises(ModelNotFound, match="names no model, and models of several keys"):
+        with pytest.raises(ModelNotFound, match="names no model, and several keys are served"):
             backends.of("")
         with pytest.raises(ModelNotFound, match="the engine serves no model third"):
             opened(server.url, two, ("first", "third"), ("first", "second"))
@@ -125,6 +125,15 @@ def test_an_engine_does_not_choose_the_key(two: tuple[Scrambled, Scrambled], tmp
         register(client, "more", old.folder)  # type: ignore[arg-type]  (what no key knows is not offered, and said)
         backends, _ = opened(server.url, two, (), ("more", "x"))
         assert [one.name for one in backends.models] == ["more"]
+
+
+def test_a_request_without_a_name_is_not_the_engines_to_give_a_key(two: tuple[Scrambled, Scrambled]) -> None:
+    """Two keys are given, and the engine lists the model of the old one alone."""
+    for names in (("tiny", "clinic-new"), ("clinic-new", "tiny")):
+        backends, _ = connecting(served(two, names))
+        with pytest.raises(ModelNotFound, match="several keys are served"):
+            backends.of("")
+    assert connecting(served(two[:1], ("tiny",)))[0].of("").codec is two[0].codec
 
 
 def test_a_key_notes_its_models_names(two: tuple[Scrambled, Scrambled], tmp_path: Path) -> None:

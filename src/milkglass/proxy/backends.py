@@ -39,9 +39,11 @@ class ServedKey:
 class Backends:
     """Attributes:
     each: of one key and one engine; no model is in two of them.
+    keys: how many keys were given, those among them of which the engine lists no model.
     """
 
     each: Sequence[Backend]
+    keys: int = 1
 
     @property
     def models(self) -> list[ServedModel]:
@@ -50,10 +52,8 @@ class Backends:
     def of(self, name: str) -> Backend:
         """The backend that has a model; of a single key the only one for "". Raises ModelNotFound."""
         shown = ", ".join(one.name for one in self.models[:5])
-        if not name and len(self.each) > 1:  # else the order of the engine's list would choose the key
-            raise ModelNotFound(
-                "the request names no model, and models of several keys are served", f"name one: {shown}"
-            )
+        if not name and self.keys > 1:  # else the engine's list of models would choose the key
+            raise ModelNotFound("the request names no model, and several keys are served", f"name one: {shown}")
         for one in self.each:
             if not name or name in [model.name for model in one.models]:
                 return one
@@ -109,7 +109,7 @@ async def all_connected(
             backend, more = await connected(key.codec, upstream, own, key.observer)
             each.append(backend)
             warnings += more
-    return Backends(each), warnings
+    return Backends(each, len(keys)), warnings
 
 
 def _owner(model: ServedModel, keys: Sequence[ServedKey], said: ServedKey | None) -> ServedKey:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -18,6 +18,10 @@ import regex
 Tools = Mapping[str, frozenset[str]]  # a tool's name: what it requires
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 ARGUMENTS = ("arguments", "parameters")
+ABOUT_CALLS = frozenset({"name", "type", "id", "function", *ARGUMENTS})
+UNKNOWN_MARKS = ("<function=", "<arg_key>")  # of calls in XML between Hermes' marks (Qwen3-Coder, GLM 4.5)
+STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*+[}\]])', re.DOTALL)
+WHITE = re.compile(r"[ \t\r\n]*+")
 ESCAPE = re.compile(r"\\(?:u00([2-6][0-9A-Fa-f]|7[0-9A-Ea-e])|.)", re.DOTALL)  # those of printable ASCII: their code
 ESCAPED = "\"\\<>&'"
 FENCE = r"(?:```[\w-]{0,20}\s{0,64}+)?"  # of code, which some models put round a call
@@ -92,6 +96,8 @@ FORMATS = (HERMES, NAMED, MISTRAL, LLAMA)
 
 def tool_format(template: str) -> ToolFormat | None:
     """That of a chat template; None: it shows none that is known here."""
+    if any(mark in template for mark in UNKNOWN_MARKS):
+        return None
     return next((one for one in FORMATS if any(mark in template for mark in one.shown_by)), None)
 
 
@@ -144,38 +150,90 @@ def calls_in(text: str, tools: Tools, name: str | None = None, bare: bool = Fals
         bare: whether no mark was before it, so that an object with a description is the description of a tool.
     """
     try:
-        read, _ = DECODER.raw_decode(text)
+        text, _ = _value(text)
         if name is not None:
-            calls = [_made(name, read, tools)]
+            calls = [_made(name, text, tools)]
         else:
-            calls = [_call(one, tools, bare) for one in (read if isinstance(read, list) else [read])]
+            items = [one for _, one in _members(text)] if text.startswith("[") else [text]
+            calls = [_call(one, tools, bare) for one in items]
     except (ValueError, RecursionError):
         return None
     found = [one for one in calls if one is not None]
     return found if found and len(found) == len(calls) else None
 
 
-def _call(one: Any, tools: Tools, bare: bool) -> ToolCall | None:
-    inner = one.get("function", one) if isinstance(one, dict) else None
-    if isinstance(inner, str) and isinstance(one, dict):  # {"function": NAME, "arguments": ...}
-        inner = {"name": inner, **one}
-    if not isinstance(inner, dict) or (bare and "description" in inner):
+def _value(text: str) -> tuple[str, Any]:
+    """The text of the JSON value that a text begins with, without commas after a last member, and the value.
+
+    Raises ValueError, RecursionError.
+    """
+    try:
+        value, end = DECODER.raw_decode(text)
+    except ValueError:
+        text = STRING_OR_COMMA.sub(lambda found: found[1] or "", text)
+        value, end = DECODER.raw_decode(text)
+    return text[:end], value
+
+
+def _members(text: str) -> Iterator[tuple[str, str]]:
+    """Yield what a sound JSON object or list holds, each as its text, with its name in an object."""
+    at = _white(text, 1)
+    while text[at] not in "}]":
+        name = ""
+        if text[0] == "{":
+            name, at = DECODER.raw_decode(text, at)
+            at = _white(text, _white(text, at) + 1)
+        _, stop = DECODER.raw_decode(text, at)
+        yield name, text[at:stop]
+        at = _white(text, stop)
+        at = _white(text, at + 1) if text[at] == "," else at
+
+
+def _white(text: str, at: int) -> int:
+    """The place after white space."""
+    found = WHITE.match(text, at)
+    return at if found is None else found.end()
+
+
+def _call(text: str, tools: Tools, bare: bool) -> ToolCall | None:
+    """The call that a JSON value says. None: it says none, or something beside its name that may be its arguments."""
+    if not text.startswith("{"):
         return None
-    given = next((inner[key] for key in ARGUMENTS if inner.get(key) is not None), None)
-    return _made(inner.get("name"), given, tools)
+    given = dict(_members(text))
+    function = given.get("function", "")
+    if function.startswith("{"):
+        inner = dict(_members(function))
+        if any(key in given and key in inner for key in ARGUMENTS):
+            return None
+        given |= inner
+    elif function:  # {"function": NAME, "arguments": ...}
+        given.setdefault("name", function)
+    written = [given[key] for key in ARGUMENTS if key in given]
+    full = [one for one in written if not _is_empty(one)]
+    if "name" not in given or (bare and "description" in given) or len(full) > 1:
+        return None
+    if not full and not {*given} <= ABOUT_CALLS:
+        return None
+    return _made(DECODER.decode(given["name"]), (full or [one for one in written if one[0] == "{"] or [""])[0], tools)
 
 
-def _made(name: Any, given: Any, tools: Tools) -> ToolCall | None:
-    """Raises ValueError, RecursionError."""
+def _is_empty(text: str) -> bool:
+    """Whether a JSON text is null, or holds nothing."""
+    value = DECODER.decode(text)
+    return value is None or value in ([], {}) or (isinstance(value, str) and not value.strip())
+
+
+def _made(name: Any, text: str, tools: Tools) -> ToolCall | None:
+    """A call of a tool with these arguments, in JSON; "": it has none. Raises ValueError, RecursionError."""
     if not isinstance(name, str) or name not in tools:
         return None
-    escapes = 0
+    text, given, escapes = (*_value(text), 0) if text else ("", None, 0)
     if isinstance(given, str):
-        escapes = letter_escapes(given)
-        given = DECODER.decode(given) if given.strip() else None
+        escapes, text = letter_escapes(given), given.strip()
+        given = DECODER.decode(text) if text else None
     if given is None and not tools[name]:
-        given = {}
-    return ToolCall(name, _written(given), escapes) if isinstance(given, dict) else None
+        text, given = "{}", {}
+    return ToolCall(name, _written(text, given), escapes) if isinstance(given, dict) else None
 
 
 def letter_escapes(text: str) -> int:
@@ -188,8 +246,13 @@ def letter_escapes(text: str) -> int:
     return sum(code is not None and chr(int(code, 16)) not in ESCAPED for code in codes)
 
 
-def _written(arguments: Mapping[str, Any]) -> str:
-    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+def _written(text: str, arguments: Mapping[str, Any]) -> str:
+    """Arguments as the model wrote them (1.10 stays 1.10), or where that is no strict JSON, in other words."""
+    plain = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    try:
+        json.loads(text)
+    except ValueError:
+        text = plain
     try:
         text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
