@@ -236,6 +236,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (row_of(ASKED, ANSWER, tools="none"), "no list of tools"),
     (row_of(ASKED, ANSWER, tools=[{"type": "web_search"}]), "a tool is not a function with a name"),
     (row_of(ASKED, {**ANSWER, "tool_calls": [CALL, CALL]}, parallel_tool_calls=False), "several tool calls"),
+    (row_of(ASKED, ANSWER, parallel_tool_calls="no"), "parallel_tool_calls is neither true nor false"),
+    (
+        row_of(ASKED, ANSWER, tools=[{"type": "function", "function": {**WEATHER, "strict": True}}]),
+        "a tool's function has strict, which is not honoured",
+    ),
+    (
+        row_of(ASKED, ANSWER, tools=[{"type": "function", "function": {**WEATHER, "foo": 1}}]),
+        "a tool's function has foo, which is not honoured",
+    ),
+    (row_of(ASKED, ANSWER, tools=[{**TOOLS[0], "weight": 1}]), "a tool has weight, which is not honoured"),
     (row_of(ASKED), "no assistant's answer to learn"),
     (row_of(), "no list of messages"),
 ]

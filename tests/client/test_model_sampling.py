@@ -38,6 +38,28 @@ VALUES = {name: value for name, value in QWEN.items() if name != "do_sample"}
             {},
             ("temperature", "top_p", "top_k"),
         ),
+        (
+            {
+                "bad_words_ids": [[5]],
+                "suppress_tokens": [1],
+                "sequence_bias": [[[5], -1.0]],
+                "guidance_scale": 1.5,
+                "min_new_tokens": 3,
+                "presence_penalty": 1.0,
+                "frequency_penalty": 0.5,
+            },
+            {},
+            (
+                "presence_penalty",
+                "frequency_penalty",
+                "guidance_scale",
+                "min_new_tokens",
+                "bad_words_ids",
+                "suppress_tokens",
+                "sequence_bias",
+            ),
+        ),
+        ({"guidance_scale": 1.0, "bad_words_ids": [], "suppress_tokens": None, "min_length": 0}, {}, ()),
         ({"num_beams": 4, "typical_p": 1.0, "no_repeat_ngram_size": 3}, {}, ("no_repeat_ngram_size", "num_beams")),
     ],
 )

@@ -100,11 +100,44 @@ def test_messages_become_what_templates_take() -> None:
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "names no function"),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, "not JSON"),
         ({"content": "x"}, "no known role"),
+        ({"role": "user", "content": "x", "images": ["aGk="]}, "message 1 has images"),
+        ({"role": "user", "content": "x", "name": "Bob"}, "message 1 has name"),
+        ({"role": "assistant", "content": "x", "prefix": True}, "message 1 has prefix"),
+        ({"role": "assistant", "content": "x", "audio": {"id": "a"}}, "message 1 has audio"),
+        (
+            {"role": "assistant", "content": "x", "reasoning": "a", "reasoning_content": "b"},
+            "reasoning that is not one",
+        ),
+        ({"role": "user", "content": [{"type": "text", "text": "x", "weight": 0}]}, "a part of message 1 has weight"),
     ],
 )
 def test_messages_that_are_none_are_refused(message: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         templated([message])
+
+
+def test_fields_that_say_nothing_are_taken() -> None:
+    empty = {"audio": None, "function_call": None, "tool_calls": None, "refusal": None, "prefix": False, "images": []}
+    part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+    assert templated([{"role": "assistant", "content": [part], "annotations": [{"a": 1}], **empty}]) == [
+        {"role": "assistant", "content": "x"}
+    ]
+    assert templated([{"role": "assistant", "content": "x", "reasoning": "so"}]) == [
+        {"role": "assistant", "content": "x", "reasoning_content": "so"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        ({"type": "function", "function": {"name": "f", "foo": 1}}, "a tool's function has foo"),
+        ({"type": "function", "name": "f", "foo": 1}, "a tool's function has foo"),
+        ({"type": "function", "function": {"name": "f"}, "weight": 1}, "a tool has weight"),
+    ],
+)
+def test_a_tools_field_that_would_be_left_out_is_refused(tool: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        tools_of([tool])
 
 
 def test_tools_are_functions() -> None:

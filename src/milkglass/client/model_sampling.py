@@ -21,9 +21,11 @@ RANGES: Mapping[str, tuple[float, float]] = {
 }
 ABOVE = frozenset({"top_p", "repetition_penalty"})  # whose lowest value is outside
 # Fields that no engine of ids is asked for, and the values that change nothing
-OTHERS: Mapping[str, float] = {
+OTHERS: Mapping[str, Any] = {
     "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": 1.0, "no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0, "penalty_alpha": 0.0, "num_beams": 1, "diversity_penalty": 0.0,
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "guidance_scale": 1.0, "min_length": 0, "min_new_tokens": 0,
+    "bad_words_ids": [], "suppress_tokens": [], "begin_suppress_tokens": [], "sequence_bias": {},
 }  # fmt: skip
 NOTHING: Mapping[str, float] = {}
 

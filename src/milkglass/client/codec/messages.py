@@ -7,7 +7,7 @@ honours would be learnt from in another way than its author meant.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from milkglass.client.codec.conversation import Message
@@ -27,11 +27,24 @@ TURN_FIELDS: Mapping[str, tuple[str, ...]] = {
 TEXT_PARTS = ("text", "input_text", "output_text")
 PART_FIELDS = {**dict.fromkeys(TEXT_PARTS, ("type", "text")), "refusal": ("type", "refusal")}
 CALL_FIELDS, CALLED_FIELDS = ("id", "type", "function"), ("name", "arguments")
+# Fields of a request's message, by the role as templates know it, and those that say nothing to the model
+MESSAGE_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "system": ("role", "content"),
+    "user": ("role", "content"),
+    "assistant": ("role", "content", "refusal", "reasoning_content", "reasoning", "tool_calls"),
+    "tool": ("role", "content", "tool_call_id", "name"),
+}
+SAYS_NOTHING = frozenset({"cache_control", "annotations", "logprobs", "id", "index"})
 
 
 def templated(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Raises UsageError for a message that is not one, and for content that is not text."""
-    return [_message(number, one) for number, one in enumerate(messages, 1)]
+    """Raises UsageError for a message that is not one, for content that is not text, and for a field that would be left
+    out."""
+    result = [_message(number, one) for number, one in enumerate(messages, 1)]
+    for number, (given, message) in enumerate(zip(messages, result, strict=True), 1):
+        asked = [name for name, one in _held(given).items() if name not in SAYS_NOTHING and one is not False]
+        _require_known(asked, MESSAGE_FIELDS[message["role"]], f"message {number}")
+    return result
 
 
 def _message(number: int, given: Mapping[str, Any]) -> Message:
@@ -49,8 +62,12 @@ def _message(number: int, given: Mapping[str, Any]) -> Message:
         raise UsageError(f"tool_calls of message {number} is not a list", "give it as it was answered")
     if calls:
         message["tool_calls"] = [_call(number, one) for one in calls]
-    if role == "assistant" and isinstance(given.get("reasoning_content"), str):
-        message["reasoning_content"] = given["reasoning_content"]
+    if role == "assistant":
+        thoughts = [given[name] for name in ("reasoning_content", "reasoning") if given.get(name)]
+        if any(not isinstance(one, str) or one != thoughts[0] for one in thoughts):
+            raise UsageError(f"message {number} has a reasoning that is not one text", "give reasoning_content alone")
+        if thoughts:
+            message["reasoning_content"] = thoughts[0]
     if role == "tool":
         message |= {name: given[name] for name in ("tool_call_id", "name") if isinstance(given.get(name), str)}
     return message
@@ -72,6 +89,7 @@ def text_of(content: Any, number: int) -> str:
             raise UsageError(
                 f"message {number} has a part that is not text", "images, sound and files cannot be scrambled"
             )
+        _require_known({*_held(part)} - SAYS_NOTHING, PART_FIELDS[str(kind)], f"a part of message {number}")
         parts.append(text)
     return "".join(parts)
 
@@ -96,14 +114,29 @@ def _call(number: int, given: Any) -> dict[str, Any]:
     return {"id": "" if key is None else str(key), "type": "function", "function": known}
 
 
-def tools_of(given: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """Functions, in the shape that chat templates take: {"type": "function", "function": {...}}. Raises UsageError."""
+def tools_of(given: Sequence[Mapping[str, Any]] | None, strict: bool = True) -> list[dict[str, Any]]:
+    """Functions, in the shape that chat templates take: {"type": "function", "function": {...}}.
+
+    Args:
+        given: Functions in OpenAI's shapes.
+        strict: Whether `strict` may be true, which asks an engine to hold a model's answer to the schema. It is left
+            out: no engine here is told the schema.
+
+    Raises:
+        UsageError: For what is no function, or has a field that would be left out.
+    """
     tools = []
     for one in given or ():
-        function = one.get("function") if isinstance(one.get("function"), Mapping) else one
-        if one.get("type") != "function" or not isinstance(function.get("name"), str):  # type: ignore[union-attr]
+        nested = one.get("function")
+        function = nested if isinstance(nested, Mapping) else one
+        if one.get("type") != "function" or not isinstance(function.get("name"), str):
             raise UsageError("a tool is not a function with a name", "only functions of the application are offered")
-        shown = {name: function[name] for name in FIELDS if function.get(name) is not None}  # type: ignore[index, union-attr]
+        known = [*FIELDS, "strict"] if strict else [*FIELDS]
+        asked = [name for name, value in _held(function).items() if name not in SAYS_NOTHING and value is not False]
+        _require_known(asked, [*known, "type"] if function is one else known, "a tool's function")
+        if function is not one:
+            _require_known({*_held(one)} - SAYS_NOTHING, ("type", "function"), "a tool")
+        shown = {name: function[name] for name in FIELDS if function.get(name) is not None}
         if not all(isinstance(one, FIELDS[name]) for name, one in shown.items()):
             raise UsageError(
                 "a tool has a description that is not a text, or parameters that are not an object", "mend the tool"
@@ -137,7 +170,9 @@ def conversation_of(
         raise UsageError("no list of messages", 'give [{"role": "user", "content": ...}, ...]')
     cleaned = [{name: one for name, one in turn.items() if not missing(one)} for turn in turns]
     messages = [_turn(number, one, trained) for number, one in enumerate(cleaned, 1)]
-    tools = tools_of(_tools(row.get("tools")))
+    tools = tools_of(_tools(row.get("tools")), strict=False)
+    if not isinstance(row.get("parallel_tool_calls", True), bool):
+        raise UsageError("parallel_tool_calls is neither true nor false", "give one of them, or leave it out")
     if row.get("parallel_tool_calls") is False and any(len(one.get("tool_calls", ())) > 1 for one in messages):
         raise UsageError("an answer has several tool calls and parallel_tool_calls is false", "mend one of them")
     if trained:
@@ -193,7 +228,7 @@ def _require_answer(messages: Sequence[Message]) -> None:
         raise UsageError("no answer to learn: each has the weight 0", "leave the row out, or give one the weight 1")
 
 
-def _require_known(given: Mapping[str, Any], known: Collection[str], what: str, or_else: str = "") -> None:
+def _require_known(given: Iterable[str], known: Collection[str], what: str, or_else: str = "") -> None:
     for name in given:
         if name not in known:
             shown = name if name.isidentifier() and name.isascii() and len(name) <= 40 else "a field of another name"

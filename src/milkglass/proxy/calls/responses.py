@@ -19,6 +19,7 @@ from milkglass.proxy.text.tool_choice import chosen
 from milkglass.server.storage.store import new_id
 
 MADE_BY_MODELS = ("reasoning",)  # items of earlier answers that templates do not take
+OF_ITEMS = ("type", "id", "status", "phase")  # of a message among the input's items
 
 
 def messages_of(body: ResponseBody) -> list[dict[str, Any]]:
@@ -30,7 +31,7 @@ def messages_of(body: ResponseBody) -> list[dict[str, Any]]:
     for number, item in enumerate(body.input, 1):
         kind = item.get("type", "message")
         if kind == "message":
-            messages.append({"role": item.get("role"), "content": item.get("content")})
+            messages.append({name: one for name, one in item.items() if name not in OF_ITEMS})
         elif kind == "function_call":
             _add_call(messages, item)
         elif kind == "function_call_output":
