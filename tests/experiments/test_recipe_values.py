@@ -14,7 +14,7 @@ import pytest
 
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.experiments import recipe_file as settings_module
-from milkglass.experiments.recipe import CUT, UNDEFINED_SHARE, untold
+from milkglass.experiments.recipe import CUT, UNDEFINED_SHARE, undefined_figures
 from tests.experiments.test_recipes import ALL
 from tests.experiments.test_settings import BASE, READERS, recipe
 
@@ -167,6 +167,6 @@ def test_what_has_no_value_says_why() -> None:
     nan = float("nan")
     measured = {"rouge-1, dlg": 0.5, "rouge-1 +-, dlg": nan, "precision, a": nan, "precision +-, a": nan, "loss": 1.0}
     for cuts in (True, False):
-        reasons = {name: one["why"] for name, one in untold(measured, cuts).items()}
+        reasons = {name: one["why"] for name, one in undefined_figures(measured, cuts).items()}
         cut = CUT if cuts else UNDEFINED_SHARE
         assert reasons == {"rouge-1 +-, dlg": cut, "precision, a": UNDEFINED_SHARE, "precision +-, a": UNDEFINED_SHARE}

@@ -275,7 +275,7 @@ def test_where_the_drift_is_epsilon_no_slope_is_told_but_the_local_one() -> None
     found = theory.figures(losses, gradients, after, 3 * gradients + 1, (1.4, 7.3))
     assert found.figures["epsilon is a drift"] == 1 and found.figures["epsilon, largest"] == 7.3
     for name in ("slope of the loss deviation", "slope of the gradient deviation, of its mean"):
-        assert name not in found.figures and "a drift is larger than every pair's deviations" in found.untold[name]
+        assert name not in found.figures and "a drift is larger than every pair's deviations" in found.undefined[name]
     assert found.figures["slope of the gradient deviation, local"] == pytest.approx(3)
     assert set(found.lines) == {"loss, local epsilon", "gradient, local epsilon"}
     json.dumps(found.to_json(), allow_nan=False)
@@ -284,7 +284,7 @@ def test_where_the_drift_is_epsilon_no_slope_is_told_but_the_local_one() -> None
         found.figures["slope of the gradient deviation"] == pytest.approx(3)
         and found.figures["epsilon is a drift"] == 0
     )
-    assert found.untold == dict.fromkeys(
+    assert found.undefined == dict.fromkeys(
         ("slope of the loss deviation, of its mean", "slope of the loss deviation, local, of its mean"),
         "the deviation is 0 for all pairs",
     )

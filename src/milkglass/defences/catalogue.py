@@ -49,32 +49,32 @@ def hidden_state_defence_of(name: str, parameters: Mapping[str, Any]) -> HiddenS
 
 def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
     """data: the folder from which an entry's file names start. Raises UsageError."""
-    provided = dict(entry)
-    if not provided:
+    values = dict(entry)
+    if not values:
         return Plain()
-    if "encoder" in provided:
-        return hidden_state_defence_of(provided.pop("encoder"), provided)
-    if "defence" in provided:
-        return other_defence_of(provided.pop("defence"), provided)
-    if "sanitizer" in provided:
-        return _sanitizer(provided.pop("sanitizer"), provided, data)
-    bands = provided.pop("bands", None)  # here the factor alone: they are counted on the corpus
-    return TableDefence(scheme_of_recipe(provided), None if bands is None else float(bands))
+    if "encoder" in values:
+        return hidden_state_defence_of(values.pop("encoder"), values)
+    if "defence" in values:
+        return other_defence_of(values.pop("defence"), values)
+    if "sanitizer" in values:
+        return _sanitizer(values.pop("sanitizer"), values, data)
+    bands = values.pop("bands", None)  # here the factor alone: they are counted on the corpus
+    return TableDefence(scheme_of_recipe(values), None if bands is None else float(bands))
 
 
-def _sanitizer(name: str, provided: dict[str, Any], data: Path | None) -> Defence:
-    words = provided.pop("words", None)
+def _sanitizer(name: str, values: dict[str, Any], data: Path | None) -> Defence:
+    words = values.pop("words", None)
     path = None if words is None else (data or Path()) / str(words)
     if path is not None and not path.is_file():
         raise UsageError(f"there is no {path}", "words names a GloVe file, from the data folder on")
-    return sanitizer_of(name, provided, path)
+    return sanitizer_of(name, values, path)
 
 
 def sanitizer_of(name: str, entry: Mapping[str, Any], words: Path | None) -> SanitizerDefence:
     """words: a GloVe file. By tokens where the paper's method is and no file is given, unless `by` says otherwise."""
-    provided = dict(entry)
-    by = provided.pop("by", None)
-    method = SANITIZERS.make(name, provided)
+    values = dict(entry)
+    by = values.pop("by", None)
+    method = SANITIZERS.make(name, values)
     return SanitizerDefence(
         method, words, ("tokens" if method.by_tokens and words is None else "words") if by is None else by
     )

@@ -108,16 +108,16 @@ def _logits(model: Any, rows: list[tuple[Ids, Ids | None]]) -> NDArray[np.float3
     import torch
 
     width = max(len(ids) for ids, _ in rows)
-    provided = {"input_ids": np.full((len(rows), width), int(model.config.pad_token_id or 0), np.int64)}
-    provided["attention_mask"] = np.zeros((len(rows), width), np.int64)
+    inputs = {"input_ids": np.full((len(rows), width), int(model.config.pad_token_id or 0), np.int64)}
+    inputs["attention_mask"] = np.zeros((len(rows), width), np.int64)
     if all(types is not None for _, types in rows):
-        provided["token_type_ids"] = np.zeros((len(rows), width), np.int64)
+        inputs["token_type_ids"] = np.zeros((len(rows), width), np.int64)
     for row, (ids, types) in enumerate(rows):
-        provided["input_ids"][row, : len(ids)], provided["attention_mask"][row, : len(ids)] = ids, 1
-        if types is not None and "token_type_ids" in provided:
-            provided["token_type_ids"][row, : len(ids)] = types
+        inputs["input_ids"][row, : len(ids)], inputs["attention_mask"][row, : len(ids)] = ids, 1
+        if types is not None and "token_type_ids" in inputs:
+            inputs["token_type_ids"][row, : len(ids)] = types
     with torch.inference_mode():
-        return np.asarray(model(**{name: torch.from_numpy(one) for name, one in provided.items()}).logits.float())
+        return np.asarray(model(**{name: torch.from_numpy(one) for name, one in inputs.items()}).logits.float())
 
 
 def _classifier(folder: Path) -> Any:

@@ -40,14 +40,14 @@ class DatasetSpec:
     training: Mapping[str, Any] = field(default_factory=dict)
 
 
-def hyperparameters(provided: Mapping[str, Any]) -> Hyperparameters:
+def hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
     """Raises UsageError, naming the setting, its value's type and what is needed."""
     try:
-        return Hyperparameters(**provided)
+        return Hyperparameters(**values)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"])) or "settings"
-        result = f" is {kind_of(provided[name])}" if name in provided else ""
+        result = f" is {kind_of(values[name])}" if name in values else ""
         words = str(first["msg"]).lower()
         raise UsageError(f"training: {name}: {words}{result and f'; it{result}'}", "see the recipe") from None
 
@@ -75,24 +75,24 @@ def require_data(name: str, entry: Mapping[str, Any]) -> None:
 
 def require_defence(name: str, entry: Mapping[str, Any]) -> None:
     """An entry of [defences], without the tables that are laid over the recipe's. Raises UsageError."""
-    provided = dict(entry)
-    if "encoder" in provided:
+    values = dict(entry)
+    if "encoder" in values:
         with naming_refusals(f"defences.{name}"):
-            hidden_state_defence_of(provided.pop("encoder"), provided)
-    elif "defence" in provided:
+            hidden_state_defence_of(values.pop("encoder"), values)
+    elif "defence" in values:
         with naming_refusals(f"defences.{name}"):
-            other_defence_of(provided.pop("defence"), provided)
-    elif "sanitizer" in provided:
-        if not isinstance(words := provided.pop("words", ""), str):
+            other_defence_of(values.pop("defence"), values)
+    elif "sanitizer" in values:
+        if not isinstance(words := values.pop("words", ""), str):
             raise UsageError(f"defences.{name}: words is {kind_of(words)}", "it names a GloVe file")
         with naming_refusals(f"defences.{name}"):
-            sanitizer_of(provided.pop("sanitizer"), provided, Path(words) if words else None)
-    elif provided:
-        bands = provided.pop("bands", 1.0)
+            sanitizer_of(values.pop("sanitizer"), values, Path(words) if words else None)
+    elif values:
+        bands = values.pop("bands", 1.0)
         if isinstance(bands, bool) or not isinstance(bands, int | float):
             raise UsageError(f"defences.{name}: bands is {kind_of(bands)}", "give a number, the factor of the counts")
         with naming_refusals(name):
-            scheme_of_recipe(provided)
+            scheme_of_recipe(values)
 
 
 @contextmanager

@@ -92,7 +92,7 @@ class Recipe(abc.ABC):
         measured = self.measure(run)
         kept = {"predictions": run.predictions} if run.predictions else {}
         about = self.result(run)
-        if undefined := untold(measured, self.cuts):
+        if undefined := undefined_figures(measured, self.cuts):
             about = {**about, "untold": {**about.get("untold", {}), **undefined}}
         whole = {**about, "made": run.made(), "figures": self.figures(measured), **kept}
         path = run.out / f"{self.name}.json"
@@ -137,7 +137,7 @@ class Recipe(abc.ABC):
         return result
 
 
-def untold(measured: Mapping[str, float], cuts: bool) -> dict[str, dict[str, Any]]:
+def undefined_figures(measured: Mapping[str, float], cuts: bool) -> dict[str, dict[str, Any]]:
     """The figures without a value, each null with a reason. cuts: of the recipe; then the interval of a figure that has
     a value, "NAME +-, ...", is missing where the attack was cut (audit/outcome.py)."""
     cut = {name for name in measured if cuts and math.isfinite(measured.get(value_of(name), math.nan))}

@@ -110,8 +110,8 @@ def prepare(
     report = None if ghost is None or done is None else document(ghost, done.tally, seed is not None)
     drawn = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
     require_free(folder)
-    with files.new_dir(folder) as created:
-        save(created, rows, stamp, secrets.token_bytes(BYTES) if seed is None else drawn, report, texts)
+    with files.new_dir(folder) as partial:
+        save(partial, rows, stamp, secrets.token_bytes(BYTES) if seed is None else drawn, report, texts)
     if done is not None:
         done.parts.remove()
     return rows

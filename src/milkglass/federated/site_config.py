@@ -52,14 +52,14 @@ class Node:
                 raise UsageError(f"the node's configuration names no {name}", hint)
         if odd := sorted({*config} - known):
             raise UsageError(f"the node's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known))}")
-        provided = {name: _alike(name, config[name], demands[name]) for name in demands if name in config}
-        way = provided.pop("selection", Selection().way)
+        values = {name: _alike(name, config[name], demands[name]) for name in demands if name in config}
+        way = values.pop("selection", Selection().way)
         if way not in get_args(SelectionMethod):
             raise UsageError(f"the selection is {way!r}", f"one of {', '.join(get_args(SelectionMethod))}")
         selection = Selection(way)
         rows = Path(str(config["rows"])).expanduser().absolute()
         site = Site(require_name(rows.name), rows, gradient_defence_named(str(config.get("shield", "none"))))
-        return cls(site, resolve(str(config["model"])), Search(**provided), selection)
+        return cls(site, resolve(str(config["model"])), Search(**values), selection)
 
     def demand(self) -> GhostDemand:
         """The model is read for its digest, at each call."""

@@ -141,10 +141,10 @@ def shell(config: Mapping[str, Any], layers: int, classes: int) -> Any:
 
     raw = {name: value for name, value in config.items() if name not in ("id2label", "label2id", "architectures")}
     kind = raw.pop("model_type")
-    created = AutoConfig.for_model(kind, **raw, num_labels=classes)
-    created.num_hidden_layers, created.vocab_size = layers, int(created.pad_token_id or 0) + 1
+    shell_config = AutoConfig.for_model(kind, **raw, num_labels=classes)
+    shell_config.num_hidden_layers, shell_config.vocab_size = layers, int(shell_config.pad_token_id or 0) + 1
     with Undrawn():
-        return AutoModelForSequenceClassification.from_config(created, dtype=torch.float32)
+        return AutoModelForSequenceClassification.from_config(shell_config, dtype=torch.float32)
 
 
 def write(folder: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:

@@ -108,10 +108,10 @@ def whole(
     """
     if len(guess) != len(truth) or int(batches.sum()) != len(truth):
         raise ValueError(f"{len(guess)} guesses for {len(truth)} texts in batches of {int(batches.sum())}")
-    provided = _assigned(guess, truth, batches)
-    shared = np.array([_shared(one, other) for one, other in zip(provided, truth, strict=True)], np.float64)
-    placed = np.array([(a[: len(b)] == b[: len(a)]).sum() for a, b in zip(provided, truth, strict=True)], np.float64)
-    alike = [a.tobytes() == b.tobytes() for a, b in zip(provided, truth, strict=True) if len(b)]
+    assigned = _assigned(guess, truth, batches)
+    shared = np.array([_shared(one, other) for one, other in zip(assigned, truth, strict=True)], np.float64)
+    placed = np.array([(a[: len(b)] == b[: len(a)]).sum() for a, b in zip(assigned, truth, strict=True)], np.float64)
+    alike = [a.tobytes() == b.tobytes() for a, b in zip(assigned, truth, strict=True) if len(b)]
     lengths = truth.lengths.astype(np.float64)
     measures = {
         "token recall": ratio(shared, lengths, rng),
@@ -119,7 +119,7 @@ def whole(
         "tokens named": _named(guess, truth, batches, rng),
         "exact texts": share(np.array(alike), rng),
     }
-    return measures | texts(provided, truth, read, rng)
+    return measures | texts(assigned, truth, read, rng)
 
 
 def _named(guess: Sequences, truth: Sequences, batches: Ids, rng: np.random.Generator) -> Interval:

@@ -39,15 +39,15 @@ class _Drawing(TorchDispatchMode):
         }
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        provided = kwargs or {}
+        keywords = kwargs or {}
         if func in self._drawn:
-            return self._drawn[func](*args, **provided)
-        if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, provided):
+            return self._drawn[func](*args, **keywords)
+        if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, keywords):
             raise UnsupportedModel(
                 f"this model draws with {func}, whose randomness PyTorch keeps in 32 bits of a seed",
                 "use a model whose only random operator is dropout, or train it without dropout",
             )
-        return func(*args, **provided)
+        return func(*args, **keywords)
 
     def _fill(self, target: torch.Tensor, p: float = 0.5, generator: None = None) -> torch.Tensor:
         return target.copy_(kept(self._stream, target, p))
@@ -59,14 +59,14 @@ class _Drawing(TorchDispatchMode):
         return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 
 
-def _drops_nothing(func: Any, args: tuple[Any, ...], provided: Mapping[str, Any]) -> bool:
+def _drops_nothing(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
     """Whether it is an operator of attention whose dropout is off."""
     names = [one.name for one in func._schema.arguments]
     if "dropout_p" not in names:
         return False
     place = names.index("dropout_p")
     default = func._schema.arguments[place].default_value
-    return bool((args[place] if place < len(args) else provided.get("dropout_p", default)) == 0)
+    return bool((args[place] if place < len(args) else keywords.get("dropout_p", default)) == 0)
 
 
 @contextmanager

@@ -71,25 +71,27 @@ class ERAPlus(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        result, size = self._prior(transcript, knowledge, budget, rng), transcript.size
-        before, known = states(transcript)
-        created = transcript.outputs.kept(known)  # the places of which the model says something
+        prior, size = self._prior(transcript, knowledge, budget, rng), transcript.size
+        before, has_context = states(transcript)
+        generated = transcript.outputs.kept(has_context)  # the places of which the model says something
         tokens = knowledge.tokens(size)
-        share = np.zeros(tokens) if knowledge.corpus is None else np.log(PublicBigrams(knowledge.corpus, tokens).share)
-        table = EvidenceTable(result, created, NEVER_CERTAIN, share, len(created.ids) + 1, size)
-        where = np.flatnonzero(table.line[created.ids] >= 0)
-        if not len(where):
-            return result
-        ids = created.ids[where]
+        log_share = (
+            np.zeros(tokens) if knowledge.corpus is None else np.log(PublicBigrams(knowledge.corpus, tokens).share)
+        )
+        table = EvidenceTable(prior, generated, NEVER_CERTAIN, log_share, len(generated.ids) + 1, size)
+        listed = np.flatnonzero(table.line[generated.ids] >= 0)
+        if not len(listed):
+            return prior
+        ids = generated.ids[listed]
         member = table.member[table.line[ids]]
-        said_here = before[torch.from_numpy(known)][torch.from_numpy(where)]
-        scores = weighed(said_here, public_head(required(knowledge.public_model)), member)
-        scores -= share[member]
+        contexts = before[torch.from_numpy(has_context)][torch.from_numpy(listed)]
+        scores = weighed(contexts, public_head(required(knowledge.public_model)), member)
+        scores -= log_share[member]
         table.update(ids, scores, FLOOR)
-        words, _ = table.weighed(table.evidence(self.damping), table.belief(result.likelihood))
-        stored = [np.zeros(one.shape) for one in result.likelihood]
-        table.store(words, stored, np.zeros(size, np.int64), result.groups)
-        return Candidates(result.groups, tuple(a + b for a, b in zip(result.likelihood, stored, strict=True)))
+        posterior, _ = table.weighed(table.evidence(self.damping), table.belief(prior.likelihood))
+        combined = [np.zeros(one.shape) for one in prior.likelihood]
+        table.store(posterior, combined, np.zeros(size, np.int64), prior.groups)
+        return Candidates(prior.groups, tuple(a + b for a, b in zip(prior.likelihood, combined, strict=True)))
 
     def _prior(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator

@@ -79,8 +79,8 @@ def train(
             if budget.left() <= 0:
                 return
             expected = stacked(corpus, groups[number])
-            provided = states[torch.from_numpy(places(corpus, groups[number]))].reshape(*expected.shape, -1)
-            loss = torch.nn.functional.cross_entropy(inverter(provided).flatten(0, 1), expected.flatten())
+            inputs = states[torch.from_numpy(places(corpus, groups[number]))].reshape(*expected.shape, -1)
+            loss = torch.nn.functional.cross_entropy(inverter(inputs).flatten(0, 1), expected.flatten())
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             if clip is not None:
@@ -97,8 +97,8 @@ def inverted(inverter: torch.nn.Module, states: torch.Tensor, tokens: Sequences,
     guess = np.full((len(tokens.ids), k), NO_BELIEF, np.int64)
     for numbers in groups:
         where = places(tokens, numbers)
-        provided = states[torch.from_numpy(where)].reshape(len(numbers), -1, states.shape[1])
-        guess[where] = inverter(provided).topk(k, dim=-1).indices.flatten(0, 1).numpy()
+        inputs = states[torch.from_numpy(where)].reshape(len(numbers), -1, states.shape[1])
+        guess[where] = inverter(inputs).topk(k, dim=-1).indices.flatten(0, 1).numpy()
     return guess
 
 
@@ -145,11 +145,14 @@ class InvBert(Attack):
     min_seconds = 240.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        provided = self._given(transcript)
-        lengths, sent = np.concatenate([np.empty(0, np.int64), *(one.lengths for one in provided)]), transcript.tokens
-        if provided and not np.array_equal(lengths, sent.lengths):
+        sent_states = self._given(transcript)
+        lengths, sent = (
+            np.concatenate([np.empty(0, np.int64), *(one.lengths for one in sent_states)]),
+            transcript.tokens,
+        )
+        if sent_states and not np.array_equal(lengths, sent.lengths):
             return f"the states after layer {self.layer} are not those of the {len(sent)} texts that were sent"
-        if any(len(one.hidden) != one.lengths.sum() for one in provided):
+        if any(len(one.hidden) != one.lengths.sum() for one in sent_states):
             return f"the states after layer {self.layer} are not one for each token"
         return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
 
@@ -158,13 +161,13 @@ class InvBert(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         public = required(knowledge.corpus)
-        provided, (first, second, third) = budget.left(), rng.spawn(3)
+        seconds, (first, second, third) = budget.left(), rng.spawn(3)
         own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         corpus = public.mapped(sigma)
-        states, read = self.states(own, corpus, within(corpus, budget, first, PUBLIC * provided))
+        states, read = self.states(own, corpus, within(corpus, budget, first, PUBLIC * seconds))
         known = torch.from_numpy(read[corpus.owner])
         corpus = public.chosen(np.flatnonzero(read))
-        seen, reached = self.observed(transcript, within(transcript.tokens, budget, second, SENT * provided))
+        seen, reached = self.observed(transcript, within(transcript.tokens, budget, second, SENT * seconds))
         inverter = InvBertModel(required(knowledge.public_model), self.depth)
         train(inverter, states[known], corpus, self, budget.part(TRAINING, budget.progress), rng)
         part = np.flatnonzero(reached)
@@ -179,6 +182,6 @@ class InvBert(Attack):
 
     def observed(self, transcript: Transcript, groups: Iterable[Ids]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
         """The client's states: as they were sent, else computed from the ids, of the texts in `groups`."""
-        if provided := self._given(transcript):
-            return torch.cat([one.hidden.float() for one in provided]), np.ones(len(transcript.tokens), np.bool_)
+        if sent_states := self._given(transcript):
+            return torch.cat([one.hidden.float() for one in sent_states]), np.ones(len(transcript.tokens), np.bool_)
         return self.states(transcript.model, transcript.tokens, groups)

@@ -79,10 +79,10 @@ class LinearWords(Attack):
         return tuple(bags)
 
     def train(
-        self, provided: torch.Tensor, public: Sequences, words: Ids, budget: Budget, rng: np.random.Generator
+        self, embedded: torch.Tensor, public: Sequences, words: Ids, budget: Budget, rng: np.random.Generator
     ) -> torch.nn.Linear:
         """One output a word that the public text has."""
-        layer = torch.nn.Linear(provided.shape[1], len(words))
+        layer = torch.nn.Linear(embedded.shape[1], len(words))
         torch.nn.init.zeros_(layer.weight)  # nothing is drawn but the order of the texts, and that from `rng`
         column = np.searchsorted(words, public.ids)
         present = csr_array((np.ones(len(column), np.float32), (public.owner, column)), (len(public), len(words)))
@@ -98,7 +98,7 @@ class LinearWords(Attack):
                 if budget.left() <= 0:
                     return layer
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(
-                    layer(provided[rows]), torch.from_numpy(present[rows.numpy()].toarray()), reduction="sum"
+                    layer(embedded[rows]), torch.from_numpy(present[rows.numpy()].toarray()), reduction="sum"
                 ) / len(rows)
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
@@ -129,14 +129,14 @@ class MLC(LinearWords):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
-        provided, (order, other) = budget.left(), rng.spawn(2)
+        seconds, (order, other) = budget.left(), rng.spawn(2)
         own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         public, sent = corpus.mapped(sigma), transcript.tokens
-        means, read = embeddings(own, public, within(public, budget, order, PUBLIC * provided))
+        means, read = embeddings(own, public, within(public, budget, order, PUBLIC * seconds))
         public, means = corpus.chosen(np.flatnonzero(read)), means[torch.from_numpy(read)]
         centre = means.mean(0)
         spread = means.std(0).clamp_min(1e-6) if len(means) > 1 else torch.ones_like(centre)
-        seen, reached = embeddings(transcript.model, sent, within(sent, budget, other, SENT * provided))
+        seen, reached = embeddings(transcript.model, sent, within(sent, budget, other, SENT * seconds))
         words = np.unique(public.ids)
         layer = self.train((means - centre) / spread, public, words, budget, rng)
         return Guess(bags=self.named(layer, (seen - centre) / spread, reached, words))

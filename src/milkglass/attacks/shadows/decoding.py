@@ -81,8 +81,8 @@ class ShadowDecoding(Attack):
         for group, evenly in zip(known.groups, known.likelihood, strict=True):
             for row, even in zip(group.rows.tolist(), evenly, strict=True):
                 hits = looked_up(keys, counts, row * size + group.members)
-                provided = (hits + self.prior * np.exp(even)) / (times[group.members] + self.prior)
-                best = np.argsort(-provided * (share[group.members] + 1e-9), kind="stable")[: self.candidates]
+                likelihood = (hits + self.prior * np.exp(even)) / (times[group.members] + self.prior)
+                best = np.argsort(-likelihood * (share[group.members] + 1e-9), kind="stable")[: self.candidates]
                 behind[row], p[row] = NO_BELIEF, 0.0
-                behind[row, : len(best)], p[row, : len(best)] = group.members[best], provided[best]
+                behind[row, : len(best)], p[row, : len(best)] = group.members[best], likelihood[best]
         return Channel(behind, p, share)

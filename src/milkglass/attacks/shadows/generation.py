@@ -138,9 +138,9 @@ def _logits(model: Any, shadows: Tensor, written: Tensor, separator: int, last: 
     positions = torch.cat([torch.arange(t), torch.arange(written.shape[1] + 1)])
     # without a mask, transformers takes positions that begin again for another text, which sees nothing of the first
     mask = torch.ones_like(ids)
-    provided = {"attention_mask": mask, "position_ids": positions.expand(b, -1), "logits_to_keep": last}
+    options = {"attention_mask": mask, "position_ids": positions.expand(b, -1), "logits_to_keep": last}
     # a vocabulary for each place is most of the memory
-    result: Tensor = model(input_ids=ids, use_cache=False, **provided).logits
+    result: Tensor = model(input_ids=ids, use_cache=False, **options).logits
     return result[:, :, :separator]
 
 

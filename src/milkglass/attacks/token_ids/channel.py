@@ -103,8 +103,8 @@ class Neighbours:
             return np.tile(self.share[right] + 1e-9, (len(left), 1))
         expected = left[:, None] * len(self.share) + right[None, :]
         seen = looked_up(self.keys, self.count, expected)
-        provided = seen / np.maximum(self.times[left], 1.0)[:, None]
-        return np.asarray((1 - self.mix) * (self.share[right] + 1e-9)[None, :] + self.mix * provided)
+        observed = seen / np.maximum(self.times[left], 1.0)[:, None]
+        return np.asarray((1 - self.mix) * (self.share[right] + 1e-9)[None, :] + self.mix * observed)
 
 
 def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[Ids, Floats]]:

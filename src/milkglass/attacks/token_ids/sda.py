@@ -148,12 +148,12 @@ class SDA(Attack):
         near[words] = nearest(table[torch.from_numpy(words)], table, self.candidates + 1).numpy()[:, 1:]  # not itself
         near[fixed] = fixed[:, None]
         optimiser = torch.optim.AdamW(scorer.parameters(), lr=self.learning_rate, weight_decay=0.0, fused=True)
-        left, provided = budget.left(), self.training * budget.left()
+        left, training_seconds = budget.left(), self.training * budget.left()
         groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // self.batch_size))]
         done = 0
         for _ in range(self.epochs):
             for number in rng.permutation(len(groups)).tolist():
-                if done == self.steps or left - budget.left() >= provided:
+                if done == self.steps or left - budget.left() >= training_seconds:
                     return scorer.eval()
                 done += 1
                 real = stacked(corpus, groups[number])

@@ -95,9 +95,9 @@ def _server_words(found: list[dict[str, Any]]) -> str:
         return f"the server has no models\n{more}"
     rows: list[tuple[str, ...]] = [("model", "kind", "size", "made", "fine-tuned from", "scrambled with")]
     for model in found:
-        created = KEYS[model["key_fits"]] if "key_fits" in model else (model["key_id"] or KEYS[None])
+        scrambled_with = KEYS[model["key_fits"]] if "key_fits" in model else (model["key_id"] or KEYS[None])
         cells = (cell(model["id"]), cell(model["kind"]), megabytes(model["bytes"]), moment(model["created"]))
-        rows.append((*cells, cell(model["parent"] or "-"), cell(created)))
+        rows.append((*cells, cell(model["parent"] or "-"), cell(scrambled_with)))
     return f"{table(rows)}\n\n{more}"
 
 

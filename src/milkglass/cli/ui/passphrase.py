@@ -150,9 +150,9 @@ def _written(file: Path) -> str:
     """A generated passphrase, in a new file of mode 0600."""
     from milkglass.client.key.passphrases import generated
 
-    created = generated()
+    words = generated()
     try:
-        files.write(file, created + "\n", replace=False)
+        files.write(file, words + "\n", replace=False)
     except FileExistsError:
         raise UsageError(
             f"{file} exists already",
@@ -161,16 +161,16 @@ def _written(file: Path) -> str:
     except OSError as error:
         raise UsageError(f"{file} cannot be written ({error.strerror})", "give a file in a folder of yours") from None
     note(f"a passphrase was generated and written to {file}: keep a copy of it away from the key")
-    return created
+    return words
 
 
 def _shown() -> str:
     """A generated passphrase, shown on the terminal and nowhere else: standard error may be a log."""
     from milkglass.client.key.passphrases import generated
 
-    created = generated()
-    _show(f"The passphrase of the new key, write it down now:\n\n  {created}\n\n")
-    return created
+    words = generated()
+    _show(f"The passphrase of the new key, write it down now:\n\n  {words}\n\n")
+    return words
 
 
 def _show(text: str) -> None:

@@ -147,12 +147,12 @@ class GenerationRecipe(GeneratorTuning):
             for when, folder in (("before", variant.model), ("after", variant.job / "result")):
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
                 rows = TrainingDataset(variant.job / "validation.parquet", "causal-lm", self.training.max_length)
-                created = answers(model, codec, held_out, self.evaluation)
-                scores = text.rouge_rows([codec.decode(one) for one in created.ids], created.references)
+                answered = answers(model, codec, held_out, self.evaluation)
+                scores = text.rouge_rows([codec.decode(one) for one in answered.ids], answered.references)
                 scores, of = {name: scores[name] for name in MEASURES}, f", {variant.name} {when}"
                 result |= loss_figures(row_losses(model, rows), self.seed, of, run.predictions)
                 result |= mean_figures(scores, self.seed, of, run.predictions)
-            result |= read(self.seed, base, variant, codec, created)
+            result |= read(self.seed, base, variant, codec, answered)
             if asked := self.by_rule:
                 run.progress(f"{variant.name}: instructions")
                 of = f", {variant.name} after"
@@ -220,7 +220,7 @@ def answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation: Mappin
 @torch.inference_mode()
 def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> list[np.ndarray[Any, Any]]:
     """What the model continues each prompt with, up to and with its end-of-sequence id."""
-    created: list[np.ndarray[Any, Any]] = []
+    generated: list[np.ndarray[Any, Any]] = []
     for start in range(0, len(prompts), PROMPTS_A_BATCH):
         group = prompts[start : start + PROMPTS_A_BATCH]
         rows = [torch.from_numpy(prompt).long() for prompt in group]
@@ -235,10 +235,10 @@ def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> l
             pad_token_id=model.config.pad_token_id,
         )
         stops = model.generation_config.eos_token_id
-        created += [
+        generated += [
             ended(row.numpy(), [stops] if isinstance(stops, int) else stops or []) for row in out[:, ids.shape[1] :]
         ]
-    return created
+    return generated
 
 
 def ended(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -248,14 +248,14 @@ def ended(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[Any, An
 
 
 # --- what attackers read ----------------------------------------------------------------------------------------------
-def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, created: GeneratedAnswers) -> dict[str, float]:
+def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, answered: GeneratedAnswers) -> dict[str, float]:
     """By ERA, and where anything was scrambled by the map of matching and by ERA+. Of the plain variant ERA reads what
     it can read at all: its control."""
     transcript = Transcript(
         (
             Weights(Model.open(variant.model)),
             Weights(Model.open(variant.job / "result"), tuned=True),
-            Outputs(created.ids, created.prompts),
+            Outputs(answered.ids, answered.prompts),
         ),
         len(codec.inverse),
     )
@@ -271,7 +271,7 @@ def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, created: G
         guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=found), Budget(), rng())
     result: dict[str, float] = {}
     for attack, guess in guesses.items():
-        result |= graded(guess, codec, created, rng(), f", {attack}, {variant.name} after")
+        result |= graded(guess, codec, answered, rng(), f", {attack}, {variant.name} after")
     return result
 
 
@@ -282,7 +282,7 @@ def candidates(transcript: Transcript, knowledge: Knowledge, rng: np.random.Gene
 
 
 def graded(
-    guess: Guess, codec: Codec, created: GeneratedAnswers, rng: np.random.Generator, of: str = ""
+    guess: Guess, codec: Codec, answered: GeneratedAnswers, rng: np.random.Generator, of: str = ""
 ) -> dict[str, float]:
     """Against the data set's answers, as Table 6 does, and against what the client reads; percent. of: ends names."""
 
@@ -290,9 +290,9 @@ def graded(
         known = ids[(ids >= 0) & codec.visible[ids]]  # as the client leaves out special tokens, and what has no belief
         return str(codec.tokenizer.decode(known.tolist(), clean_up_tokenization_spaces=False))
 
-    seen = Sequences(guess.at(created.ids)[:, 0], created.ids.lengths)
-    likeness = text.rouge([readable(one) for one in seen], created.references, rng)
-    recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, readable, created.ids), rng)
+    seen = Sequences(guess.at(answered.ids)[:, 0], answered.ids.lengths)
+    likeness = text.rouge([readable(one) for one in seen], answered.references, rng)
+    recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, readable, answered.ids), rng)
     of_client = ("tokens top-1", "rouge-1", "rouge-l")
     alike = {f"{name} of the client's": recovery[name] for name in of_client}
     return with_spread({name: likeness[name] for name in MEASURES} | alike, of)

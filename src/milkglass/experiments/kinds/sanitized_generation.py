@@ -236,11 +236,11 @@ class SanitizedGeneration(GeneratorTuning):
 
 def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:
     """Raises UsageError, naming the variant, for an entry that is no sanitizer by tokens."""
-    provided = dict(entry)
-    if "sanitizer" not in provided:
+    values = dict(entry)
+    if "sanitizer" not in values:
         raise UsageError(f"{name} has no sanitizer", "name one, such as rnm, or leave the entry empty")
     with naming_refusals(name):
-        defence = sanitizer_of(str(provided.pop("sanitizer")), provided, None)
+        defence = sanitizer_of(str(values.pop("sanitizer")), values, None)
     if defence.by != "tokens":
         raise UsageError(f"{name} replaces words, and prompts are sanitized by tokens", 'say by = "tokens"')
     return defence.method

@@ -84,12 +84,12 @@ class SharedTraining(SharedStepRecipe):
         return super().about() | {"training": self.training, "evaluation": self.evaluation}
 
     def result(self, run: RunFolder) -> dict[str, Any]:
-        """With "untold": figures that are undefined, each null with a reason."""
+        """Returns what describes the recipe, and under "untold" the figures that are undefined, each with a reason."""
         if not self.evaluation.get("theory"):
             return self.about()
         reasons = json.loads((run.out / THEORY).read_text("utf-8"))["untold"]
-        untold = {f"{name}, theory": {"measured": None, "why": why} for name, why in reasons.items()}
-        return {**self.about(), "untold": untold}
+        undefined = {f"{name}, theory": {"measured": None, "why": why} for name, why in reasons.items()}
+        return {**self.about(), "untold": undefined}
 
     def measure(self, run: RunFolder) -> dict[str, float]:
         """ "MEASURE, DEFENCE"; "untrained" stands for the model before."""

@@ -98,10 +98,10 @@ class DefenceSpec:
     @classmethod
     def of(cls, name: str, entry: Mapping[str, Any]) -> DefenceSpec:
         """Raises UsageError."""
-        provided = dict(entry)
-        info = table_of(provided, "ghost") if "ghost" in provided else None
-        provided.pop("ghost", None)
-        return cls(gradient_defence_of(provided), None if info is None else _ghost(name, info))
+        values = dict(entry)
+        info = table_of(values, "ghost") if "ghost" in values else None
+        values.pop("ghost", None)
+        return cls(gradient_defence_of(values), None if info is None else _ghost(name, info))
 
 
 def _ghost(name: str, entry: dict[str, Any]) -> tuple[Search, Selection]:

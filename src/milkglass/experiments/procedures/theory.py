@@ -49,18 +49,18 @@ class TheoryFigures:
         figures: by name.
         pairs: for each pair "loss", "gradient", "local", "epsilon", "loss after", "gradient after".
         lines: of Figure 4, by "DEVIATION, EPSILON".
-        untold: of each figure that is undefined, why.
+        undefined: of each figure that is undefined, why.
     """
 
     figures: dict[str, float]
     pairs: dict[str, list[float]]
     lines: dict[str, FittedLine]
-    untold: dict[str, str]
+    undefined: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
         """What Figures 3 and 4 are drawn from."""
         lines = {name: asdict(one) for name, one in self.lines.items()}
-        return {"pairs": self.pairs, "lines": lines, "untold": self.untold}
+        return {"pairs": self.pairs, "lines": lines, "untold": self.undefined}
 
 
 def check(
@@ -93,24 +93,24 @@ def figures(
         "loss deviation after": float(after.mean()),
         "gradient deviation after": float(gradients_after.mean()),
     }
-    lines, untold = dict[str, FittedLine](), dict[str, str]()
+    lines, undefined = dict[str, FittedLine](), dict[str, str]()
     for kind, x in (("epsilon", epsilon), ("local epsilon", local)):
         for name, y in (("loss", after), ("gradient", gradients_after)):
             called = f"slope of the {name} deviation" + ("" if kind == "epsilon" else ", local")
             one, mean = line(x, y), float(y.mean())
             if one is None:
-                untold[called] = untold[f"{called}, of its mean"] = _alike(kind, local, max(drifts))
+                undefined[called] = undefined[f"{called}, of its mean"] = _alike(kind, local, max(drifts))
                 continue
             lines[f"{name}, {kind}"] = one
             result[called] = one.slope
             if mean > 0:
                 result[f"{called}, of its mean"] = one.slope / mean
             else:
-                untold[f"{called}, of its mean"] = "the deviation is 0 for all pairs"
+                undefined[f"{called}, of its mean"] = "the deviation is 0 for all pairs"
     columns = (losses, gradients, local, epsilon, after, gradients_after)
     names = ("loss", "gradient", "local", "epsilon", "loss after", "gradient after")
     pairs = {name: column.tolist() for name, column in zip(names, columns, strict=True)}
-    return TheoryFigures(result, pairs, lines, untold)
+    return TheoryFigures(result, pairs, lines, undefined)
 
 
 def _alike(kind: str, local: Floats, drifted: float) -> str:

@@ -54,7 +54,7 @@ class ResultTable:
         curves: figures over epsilon.
         beside: the lines with a published or asked figure.
         groups: the rest, by what is measured.
-        untold: figures that are undefined, and why.
+        undefined: figures that are undefined, and why.
         notes: footnotes.
     """
 
@@ -66,7 +66,7 @@ class ResultTable:
     curves: tuple[curves.Curves, ...]
     beside: tuple[TableLine, ...]
     groups: tuple[tuple[str, tuple[TableLine, ...]], ...]
-    untold: tuple[tuple[str, str], ...]
+    undefined: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     meanings: tuple[tuple[str, str], ...]
 
@@ -94,7 +94,7 @@ def read(result: Mapping[str, Any]) -> ResultTable:
         curves=curves.of(measured),
         beside=beside,
         groups=tuple((what, tuple(rest[what])) for what in sorted(rest, key=lambda what: what in NOT_RESULTS)),
-        untold=tuple((name, str(one["why"])) for name, one in result.get("untold", {}).items()),
+        undefined=tuple((name, str(one["why"])) for name, one in result.get("untold", {}).items()),
         notes=tuple(notes),
         meanings=meanings(result["figures"], shares="task" in result),
     )
@@ -121,12 +121,12 @@ def _about(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         results.append(("texts", _pairs(result["texts"])))
     if "training" in result:
         results.append(("training", _pairs({n: v for n, v in result["training"].items() if v is not None})))
-    created = result.get("made", {})
-    before = f", begun by {created['begun']['commit']}" if "begun" in created else ""
-    before += f", parts of it by {', '.join(created['cells'])}" if "cells" in created else ""
+    code = result.get("made", {})
+    before = f", begun by {code['begun']['commit']}" if "begun" in code else ""
+    before += f", parts of it by {', '.join(code['cells'])}" if "cells" in code else ""
     return [
         *results,
-        ("made by", f"milkglass {created.get('milkglass')} {created.get('commit')}, {created.get('date')}{before}"),
+        ("made by", f"milkglass {code.get('milkglass')} {code.get('commit')}, {code.get('date')}{before}"),
     ]
 
 
@@ -188,7 +188,7 @@ def markdown(table: ResultTable) -> str:
     for what, lines in table.groups:
         parts += [f"## {escaped(what)}", "", "| figure | ours |", "|---|---:|"]
         parts += [f"| {escaped(one.name)} | {number(one.ours)} |" for one in lines] + [""]
-    for title, info in (("Undefined figures", table.untold), ("What the names mean", table.meanings)):
+    for title, info in (("Undefined figures", table.undefined), ("What the names mean", table.meanings)):
         if info:
             parts += [f"## {title}", "", *(f"- {escaped(name)}: {escaped(words)}" for name, words in info), ""]
     parts += ["## Settings", "", *(f"- {escaped(name)}: {escaped(value)}" for name, value in table.about)]

@@ -177,18 +177,16 @@ def require_texts(plan: GhostJob) -> None:
 def _check(ghost: Ghost, plan: GhostJob) -> None:
     """Read everything once, so that a row that cannot be processed is reported before hours of work."""
     for part in _parts(plan):
-        provided = [one for one in _slots(plan, part)[1] if one.text.strip()]
-        with naming([f"line {one.line}" for one in provided].__getitem__):
-            ghost.encode([one.text for one in provided])
+        written = [one for one in _slots(plan, part)[1] if one.text.strip()]
+        with naming([f"line {one.line}" for one in written].__getitem__):
+            ghost.encode([one.text for one in written])
 
 
 def _sanitized(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
     rows, slots, left = _slots(plan, part)
     tally = GhostTally(rows=len(rows), left=sorted(left))
-    provided = [one for one in slots if one.text.strip()]
-    shadows = {
-        id(one): shadow for one, shadow in zip(provided, ghost.sanitize([o.text for o in provided]), strict=True)
-    }
+    written = [one for one in slots if one.text.strip()]
+    shadows = {id(one): shadow for one, shadow in zip(written, ghost.sanitize([o.text for o in written]), strict=True)}
     for one in slots:
         shadow = shadows.get(id(one))
         if shadow is None:

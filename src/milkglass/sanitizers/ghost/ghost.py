@@ -134,15 +134,15 @@ class Ghost:
         """Token ids, special ones included. What looks like a special token in a text is text."""
         if not texts:
             return Sequences.of([])
-        provided = self.tokenizer(
+        ids = self.tokenizer(
             list(texts), padding=False, truncation=False, verbose=False, split_special_tokens=True,
         )["input_ids"]  # fmt: skip
-        result = Sequences.of(provided)
+        sequences = Sequences.of(ids)
         least = self.tokenizer.num_special_tokens_to_add(pair=False)
-        if (result.lengths <= least).any():
-            raise EmptyText.of(int((result.lengths <= least).argmax()), "has no token", "leave empty texts out")
-        self._require_short(result)
-        return result
+        if (sequences.lengths <= least).any():
+            raise EmptyText.of(int((sequences.lengths <= least).argmax()), "has no token", "leave empty texts out")
+        self._require_short(sequences)
+        return sequences
 
     def read(self, ids: Ids) -> str:
         """Ids as text, special ones left out."""

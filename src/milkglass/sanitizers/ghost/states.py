@@ -67,10 +67,10 @@ class Prefix:
         """As transformers has it, which may be changed."""
         from transformers import DynamicCache
 
-        created = DynamicCache()
+        cache_of_rows = DynamicCache()
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            created.update(keys, values, layer)
-        return created
+            cache_of_rows.update(keys, values, layer)
+        return cache_of_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,15 +189,15 @@ class _ForwardSums:
             return (hidden, *(self._narrow(layer, one) for one in args[1:])), rest
         return args, {"hidden_states": hidden, **rest}
 
-    def _narrow(self, layer: int, provided: Any) -> Any:
+    def _narrow(self, layer: int, argument: Any) -> Any:
         """What was made for all rows, such as masks and a layer's part of the cache, for those that are left."""
-        if isinstance(provided, torch.Tensor):
-            return provided[self.rows] if provided.dim() > 1 and provided.shape[0] == self.all else provided
-        if isinstance(provided, tuple):
-            return tuple(self._narrow(layer, one) for one in provided)
-        if hasattr(provided, "layers") and layer < len(provided.layers):
-            provided.layers[layer].batch_select_indices(self.rows)  # a cache's; asked for once in a forward
-        return provided
+        if isinstance(argument, torch.Tensor):
+            return argument[self.rows] if argument.dim() > 1 and argument.shape[0] == self.all else argument
+        if isinstance(argument, tuple):
+            return tuple(self._narrow(layer, one) for one in argument)
+        if hasattr(argument, "layers") and layer < len(argument.layers):
+            argument.layers[layer].batch_select_indices(self.rows)  # a cache's; asked for once in a forward
+        return argument
 
     def result(self) -> torch.Tensor:
         result = torch.full_like(self.sums, math.inf)

@@ -62,8 +62,8 @@ class LayerRun(NamedTuple):
     """One run of a layer: what went into it, and what came out."""
 
     layer: Layer
-    provided: torch.Tensor
-    created: torch.Tensor
+    inputs: torch.Tensor
+    outputs: torch.Tensor
 
 
 @contextmanager
@@ -71,8 +71,8 @@ def tapped(layers: tuple[Layer, ...]) -> Iterator[list[LayerRun]]:
     """While entered, every run of these layers is added to the list."""
     runs: list[LayerRun] = []
 
-    def keep(layer: Layer, _: Any, provided: tuple[torch.Tensor, ...], created: torch.Tensor) -> None:
-        runs.append(LayerRun(layer, provided[0], created))
+    def keep(layer: Layer, _: Any, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor) -> None:
+        runs.append(LayerRun(layer, inputs[0], outputs))
 
     with ExitStack() as hooks:
         for layer in layers:
@@ -99,8 +99,8 @@ def products(
         guesses: h; rows of a guess stand together.
     """
     rows: dict[Layer, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-    for (layer, provided, created), delta in zip(runs, deltas, strict=True):
-        x, d = provided.reshape(guesses, -1, provided.shape[-1]), delta.reshape(guesses, -1, created.shape[-1])
+    for (layer, inputs, outputs), delta in zip(runs, deltas, strict=True):
+        x, d = inputs.reshape(guesses, -1, inputs.shape[-1]), delta.reshape(guesses, -1, outputs.shape[-1])
         rows.setdefault(layer, []).append((x, d))
     result = {}
     for layer in layers:
@@ -127,21 +127,19 @@ class Distance:
     kind: Kind
     l1: float = 0.0
 
-    def __call__(self, created: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> torch.Tensor:
+    def __call__(self, dummy: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> torch.Tensor:
         """() for pairs of tensors of the same shape; 0 where they are equal."""
-        parts = [self._one(a, b) for a, b in zip(created, seen, strict=True)]
+        parts = [self._one(a, b) for a, b in zip(dummy, seen, strict=True)]
         total = torch.stack(parts).sum()
         return total / len(parts) if self.kind == "cosine" else total
 
-    def _one(self, created: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    def _one(self, dummy: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         if self.kind == "cosine":
-            value = 1.0 - (created * seen).sum() / (
-                created.norm().clamp_min(MIN_NORM) * seen.norm().clamp_min(MIN_NORM)
-            )
+            value = 1.0 - (dummy * seen).sum() / (dummy.norm().clamp_min(MIN_NORM) * seen.norm().clamp_min(MIN_NORM))
         else:
-            gap = created - seen
+            gap = dummy - seen
             value = gap.square().sum() if self.kind == "squares" else gap.norm()
-        return value + self.l1 * (created - seen).abs().sum() if self.l1 else value
+        return value + self.l1 * (dummy - seen).abs().sum() if self.l1 else value
 
     def of(self, products: Mapping[str, InnerProducts], squares: Mapping[str, float]) -> torch.Tensor:
         """(h,) the same, without L1, from inner products and squared norms.
@@ -160,6 +158,6 @@ class Distance:
         return gap if self.kind == "squares" else gap.clamp_min(MIN_NORM**2).sqrt()
 
 
-def product(created: torch.Tensor, seen: torch.Tensor) -> InnerProducts:
+def product(dummy: torch.Tensor, seen: torch.Tensor) -> InnerProducts:
     """Of one guess's gradient, written out."""
-    return InnerProducts((created * seen).sum()[None], created.square().sum()[None])
+    return InnerProducts((dummy * seen).sum()[None], dummy.square().sum()[None])

@@ -174,11 +174,11 @@ class Problem:
         with self._run(), tapped(self.layers) as runs:
             loss = self.step.loss(x, self.mask, targets)
         rest = [self._parameters[name] for name in self._rest]
-        outputs = [one.created for one in runs]
+        outputs = [one.outputs for one in runs]
         result = torch.autograd.grad(loss, [*outputs, *rest], create_graph=True, materialize_grads=True)
         deltas, others = result[: len(runs)], result[len(runs) :]
         every = products(self.layers, runs, deltas, self.seen, 1)
-        every |= {name: product(created, self.seen[name]) for name, created in zip(self._rest, others, strict=True)}
+        every |= {name: product(gradient, self.seen[name]) for name, gradient in zip(self._rest, others, strict=True)}
         return self.distance.of(every, self.squares)[0]
 
     def judged(self, guesses: torch.Tensor) -> Floats:
@@ -206,15 +206,15 @@ class Problem:
         with self._run(), tapped(self.layers) as runs, torch.enable_grad():
             # the mean is over all guesses, each of as many tokens: count times it is the sum of each one's own mean
             loss = count * self.step.loss(guesses.detach().flatten(0, 1), self.mask.repeat(count, 1), targets)
-            deltas = torch.autograd.grad(loss, [one.created for one in runs], materialize_grads=True)
+            deltas = torch.autograd.grad(loss, [one.outputs for one in runs], materialize_grads=True)
         with torch.no_grad():
             every = products(self.layers, runs, deltas, self.seen, count)
             return np.asarray(self.distance.of(every, self.squares).double().numpy())
 
     def _written_out(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with self._run():
-            created = self.step.dummy(x, self.mask, targets, self.names)
-        return self.distance(created, [self.seen[name] for name in self.names])
+            dummy = self.step.dummy(x, self.mask, targets, self.names)
+        return self.distance(dummy, [self.seen[name] for name in self.names])
 
     def _targets(self, x: torch.Tensor, guesses: int = 1) -> torch.Tensor:
         if self.labels is not None:
