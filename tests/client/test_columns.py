@@ -232,10 +232,12 @@ def cell_of(suffix: str, value: Any) -> Any:
 def as_written(folder: Path, suffix: str, rows: list[dict[str, Any]]) -> Path:
     if suffix == ".parquet":
         labels = [row["label"] for row in rows]
+        truths = all(isinstance(one, bool) for one in labels)
         numbers = all(one is None or isinstance(one, float) for one in labels)
+        kind = pa.bool_() if truths else pa.float64() if numbers else pa.string()
         columns = {
             "text": pa.array([row["text"] for row in rows], pa.string(), from_pandas=True),
-            "label": pa.array(labels, pa.float64() if numbers else pa.string(), from_pandas=False),
+            "label": pa.array(labels, kind, from_pandas=False),
         }
         pq.write_table(pa.table(columns), folder / "mine.parquet")
         return folder / "mine.parquet"
@@ -282,6 +284,22 @@ def test_whole_numbers_written_as_floats_are_whole_numbers(suffix: str, tmp_path
     labels = [1.0, 0.0, 2.0, -1.0, 10.0]
     path = as_written(tmp_path, suffix, [{"text": "x", "label": one} for one in labels])
     assert [one.label for one in read_examples(path)] == ["1", "0", "2", "-1", "10"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    ("cells", "read"),
+    [
+        ([True, False], ["true", "false"]), (["True", "FALSE"], ["true", "false"]), (["True", "b"], ["true", "b"]),
+        (["b", 1.0], ["b", "1.0"]), (["b", 1], ["b", "1"]), ([True, 1.0], ["true", "1.0"]),
+    ],
+)  # fmt: skip
+def test_a_label_has_one_name_in_every_kind_of_file(suffix: str, cells: Any, read: list[str], tmp_path: Path) -> None:
+    """Tables as programs write them; a column of Parquet has one type."""
+    if suffix == ".parquet" and len({type(one) for one in cells}) > 1:
+        cells = [str(one) for one in cells]
+    path = as_written(tmp_path, suffix, [{"text": "x", "label": one} for one in cells])
+    assert [one.label for one in read_examples(path)] == read
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

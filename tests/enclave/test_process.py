@@ -193,7 +193,8 @@ def test_a_build_says_how_far_its_lists_are(served: Served, built: Path) -> None
         return stages[name].append
 
     with Enclave("process", built) as running:
-        running.release(served.server.package(running), bytes(32), 8, stage)
+        running.release(served.server.package(running), bytes(32))
+        running.lists(8, stage)
     ((name, told),) = stages.items()
     assert name == "compute candidate lists" and -told[0] == sum(told[1:]) > 200
 
@@ -201,7 +202,13 @@ def test_a_build_says_how_far_its_lists_are(served: Served, built: Path) -> None
 def test_a_state_opens_no_other_table(served: Served, built: Path) -> None:
     secret = bytes(32)
     with Enclave("process", built) as running:
-        (one, _, _), (_, _, state) = (running.release(served.server.package(running), secret, 8) for _ in range(2))
+        sealed = list[tuple[bytes, bytes]]()
+        for _ in range(2):
+            running.release(served.server.package(running), secret)
+            sealed.append(running.lists(8))
+        (one, _), (_, state) = sealed
+        with pytest.raises(EnclaveError, match="before a table came"):
+            running.lists(8)
         with pytest.raises(EnclaveError, match="another table's"):
             running.open(one, secret, state, built / at_rest.TOKENIZER, [1] * 300)
 
@@ -406,13 +413,23 @@ def test_the_door_reads_messages_and_nothing_else() -> None:
     assert json.loads('{"a": 1}') == {"a": 1}
 
 
-def test_no_enclave_is_built_with_a_tokenizer_of_the_providers_own(model: Path, tmp_path: Path) -> None:
+def test_no_enclave_is_built_with_a_tokenizer_of_the_providers_own(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cut that depends on what follows. For a folder of the user's own it is fine."""
     hostile = shutil.copytree(model, tmp_path / "hostile")
     whole = json.loads((hostile / "tokenizer.json").read_text("utf-8"))
     cut = {"type": "Split", "pattern": {"Regex": "my(?=.*fever)"}, "behavior": "Isolated", "invert": False}
     first = {"type": "Sequence", "pretokenizers": [cut, whole["pre_tokenizer"]]}
     (hostile / "tokenizer.json").write_text(json.dumps(whole | {"pre_tokenizer": first}), "utf-8")
+    asked = list[str]()
+    plain = at_rest.Enclave._call
+    monkeypatch.setattr(
+        at_rest.Enclave,
+        "_call",
+        lambda self, name, *rest, **more: asked.append(name) or plain(self, name, *rest, **more),
+    )
     with serving(hostile, tmp_path / "home") as served, pytest.raises(ModelError, match="the pre-tokenizer Split"):
         at_rest.build(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
+    assert asked == ["challenge", "release"], "no candidate lists, which take long, are computed before"
     assert not (tmp_path / "enclave").exists(), "nothing stays behind"

@@ -135,17 +135,20 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         value, quote = self._call("challenge", nonce)
         return bytes.fromhex(value["public"]), quote
 
-    def release(
-        self, package: bytes, secret: bytes, k: int, stage: Stage = no_stage
-    ) -> tuple[bytes, dict[str, str], bytes]:
-        """The provider's package, sealed, the tokenizer's files, and the first state, sealed; candidate lists of k are
-        computed."""
+    def release(self, package: bytes, secret: bytes) -> dict[str, str]:
+        """Hand the provider's package in. The tokenizer's files come out, to be judged before `lists`."""
+        self.about, _ = self._call("release", package, secret=secret.hex())
+        files: dict[str, str] = self.about.pop("files")
+        return files
+
+    def lists(self, k: int, stage: Stage = no_stage) -> tuple[bytes, bytes]:
+        """Compute candidate lists of k for what was released. Returns the package and the first state, both sealed."""
         self._stage = stage
-        self.about, sealed = self._call("release", package, secret=secret.hex(), k=k)
-        return sealed, self.about.pop("files"), bytes.fromhex(self.about.pop("state"))
+        value, sealed = self._call("lists", b"", k=k)
+        return sealed, bytes.fromhex(value["state"])
 
     def open(self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int]) -> None:
-        """Once. state: what `release` or `state` gave last. counts: how often each token occurs, which decides what is
+        """Once. state: what `lists` or `state` gave last. counts: how often each token occurs, which decides what is
         sensitive."""
         fields = {"secret": secret.hex(), "state": state.hex(), "tokenizer": str(tokenizer), "counts": counts}
         self.about, _ = self._call("open", sealed, **fields)
@@ -201,7 +204,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
             raise self._ended() from None
         value, answer = self._read()
         progress: Progress = no_progress
-        while "size" in value or "progress" in value:  # of `release`, before its answer
+        while "size" in value or "progress" in value:  # of `lists`, before its answer
             if "size" in value:
                 progress = self._stage("compute candidate lists", int(value["size"]))
             else:

@@ -110,7 +110,7 @@ def build(
         fetching = stage("receive the table", 0)
         package = fetch(enclave)
         fetching(1)
-        sealed, tokenizer, state = enclave.release(package, secret, k, stage)
+        tokenizer = enclave.release(package, secret)
         if other := set(tokenizer) - set(TOKENIZER_FILES):  # an enclave without attestation may be anything
             raise EnclaveError(
                 f"the enclave hands out {len(other)} files that are not a tokenizer's",
@@ -120,13 +120,15 @@ def build(
             kind, enclave.measurement, model, str(enclave.about["table"]), k, int(enclave.about["rows"]),
             WORDS if corpus is None else CORPUS,
         )  # fmt: skip
-        files.write(place / SEALED, sealed)
-        files.write(place / STATE, state)
-        files.write(place / SECRET, secret)
         files.private_dir(place / TOKENIZER)
         for name, text in tokenizer.items():
             files.write(place / TOKENIZER / name, text)
-        counts = token_counts_of(load_tokenizer(place / TOKENIZER, provider=True), about.rows, corpus, stage)
+        known = load_tokenizer(place / TOKENIZER, provider=True)  # the lists take long
+        sealed, state = enclave.lists(k, stage)
+        files.write(place / SEALED, sealed)
+        files.write(place / STATE, state)
+        files.write(place / SECRET, secret)
+        counts = token_counts_of(known, about.rows, corpus, stage)
         files.write(place / COUNTS, json.dumps(counts.tolist()))
         files.write_json(place / NAME, {"milkglass_enclave": VERSION, **asdict(about)})
     return about, enclave

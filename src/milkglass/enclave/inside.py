@@ -50,14 +50,16 @@ class Inside:
     _nonce: bytes = field(default=b"", repr=False)
     _key: bytes = field(default=b"", repr=False)
     _sealed_table: str = field(default="", repr=False)  # SHA-256 of the sealed table that a state belongs to
+    _released: TablePackage | None = field(default=None, repr=False)  # until its lists are computed
     _open: OpenTable | None = field(default=None, repr=False)
 
     def answer(self, request: dict[str, Any], content: bytes) -> Reply:
         """Raises MilkglassError, TypeError or KeyError for what is not a request."""
         name = request.pop("call")
         calls: dict[str, Callable[..., Reply]] = {
-            "hello": self._hello, "challenge": self._challenge, "release": self._release, "open": self._unsealed,
-            "prompt": self._prompt, "rows": self._rows, "decode": self._decode, "state": self._state,
+            "hello": self._hello, "challenge": self._challenge, "release": self._release, "lists": self._lists,
+            "open": self._unsealed, "prompt": self._prompt, "rows": self._rows, "decode": self._decode,
+            "state": self._state,
         }  # fmt: skip
         if name not in calls:
             raise EnclaveError(f"the enclave has no call {name!r}", f"calls: {', '.join(calls)}")
@@ -79,23 +81,31 @@ class Inside:
         quote = attest.quote(self.kind, self.measurement, release.report_data(public, nonce))
         return {"public": public.hex()}, quote
 
-    def _release(self, content: bytes, secret: str, k: int) -> Reply:
-        """The provider's package, sealed, with the candidate lists; the tokenizer's files; and the first state, without
-        which the table never opens. secret: the host's, for kinds without SGX."""
+    def _release(self, content: bytes, secret: str) -> Reply:
+        """The tokenizer's files of the provider's package, which the host judges before `lists` seals the table.
+        secret: the host's, for kinds without SGX."""
         if self._own is None:
             raise EnclaveError("a package came that was not asked for", "ask for a challenge first")
-        package = TablePackage.decode(release.decrypted(content, self._own, self._nonce))
+        package = self._released = TablePackage.decode(release.decrypted(content, self._own, self._nonce))
         self._own = None
         self._key = attest.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
+        return {**self._described(package), "files": package.files}, b""
+
+    def _lists(self, content: bytes, k: int) -> Reply:
+        """The released package, sealed, with the candidate lists; and the first state, without which the table never
+        opens."""
+        package, self._released = self._released, None
+        if package is None:
+            raise EnclaveError("candidate lists were asked for before a table came", "release one first")
         sealed = attest.seal(self._key, TABLE, with_lists(package, k, self.watched).encode())
         self._sealed_table = hashlib.sha256(sealed).hexdigest()
         state = self._sealed(float(package.policy.burst), secrets.token_bytes(32))
-        return {**self._described(package), "files": package.files, "state": state.hex()}, sealed
+        return {"state": state.hex()}, sealed
 
     # --- opening ------------------------------------------------------------------------------------------------------
     def _unsealed(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int]) -> Reply:
         """Once: a second opening could put an older state back. tokenizer: a folder, of public files. state: what
-        `release` or `state` gave last, in hex."""
+        `lists` or `state` gave last, in hex."""
         if self._open is not None:
             raise EnclaveError("the enclave holds a table already", "start another enclave")
         self._key = attest.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)

@@ -1,8 +1,9 @@
 """A cell of labels as the label's name: one rule for CSV, TSV, JSON Lines, JSON lists and Parquet.
 
-A number is a name where it is whole: 3 and 3.0 are "3". A text is a name as it stands, except in a column in which each
-text is a whole number, such as pandas writes a column of whole numbers with gaps: there "3.0" is "3" too, and "nan" or
-"None" is no name but a missing label.
+A column in which each cell is a whole number, or a text that is one, such as pandas writes a column of whole numbers
+with gaps, has their names: 3, 3.0 and "3.0" are "3", and "nan" or "None" is no name but a missing label. In every other
+column a text is a name as it stands, and a number that is written as a float stays one: "3.0". A truth value, or the
+text of one, is "true" or "false" in any column: files of JSON, Parquet and CSV write it in three ways.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class LabelCells:
             raise EmptyText(f"{place} has an empty {column}", "fill it")
         if self.scores:
             return repr(score_of(str(place), cell))
-        if isinstance(cell, bool):
-            return str(cell).lower()
+        if isinstance(cell, bool) or (isinstance(cell, str) and cell.strip().lower() in ("true", "false")):
+            return str(cell).strip().lower()
         whole = _whole(cell)
         if isinstance(cell, str):
             return cell.strip() if whole is None or not self.numbers else str(whole)
@@ -67,7 +68,7 @@ class LabelCells:
                 f"{place} has a {column} that is neither a name nor a whole number",
                 "give a name such as billing; for numbers of a regression say `--task regression`",
             )
-        return str(whole)
+        return str(whole) if self.numbers else str(float(cell))
 
 
 def _whole(cell: Any) -> int | None:
