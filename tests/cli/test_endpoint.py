@@ -155,6 +155,26 @@ def test_the_proxy_speaks_tls_to_a_network(engine: tuple[str, Path], tmp_path: P
 
 
 @pytest.mark.timeout(600)
+def test_ui_answers_who_has_its_key_and_no_page_of_another_site(engine: tuple[str, Path]) -> None:
+    """Its page gets the key for the code that is in the address, once."""
+    url, key = engine
+    with listening("ui", "--key", key, "--server", url, "--port", 0, "--no-attack") as (_, line):
+        base, code = line.removeprefix("milkglass ui: open ").strip().split("/#")
+        others: tuple[dict[str, str], ...] = (
+            {}, {"Authorization": "Bearer any"}, {"Origin": "https://evil.example"}, {"Host": "evil.example"},
+        )  # fmt: skip
+        for headers in others:
+            for path in ("/v1/models", "/monitor/state"):
+                assert httpx2.get(f"{base}{path}", headers=headers, timeout=60).status_code == 401, (path, headers)
+            wrong = httpx2.post(f"{base}/monitor/open", json={"code": "x" * len(code)}, headers=headers, timeout=60)
+            assert wrong.status_code == 401 and "key" not in wrong.json()
+        opened = httpx2.post(f"{base}/monitor/open", json={"code": code}, timeout=60)
+        owner = {"Authorization": f"Bearer {opened.json()['key']}"}
+        assert httpx2.get(f"{base}/v1/models", headers=owner, timeout=60).status_code == 200
+        assert httpx2.post(f"{base}/monitor/open", json={"code": code}, timeout=60).status_code == 401
+
+
+@pytest.mark.timeout(600)
 def test_ui_prints_a_new_address_when_one_is_used(engine: tuple[str, Path], tmp_path: Path) -> None:
     url, key = engine
     (tmp_path / "api-key").write_text("a-long-random-word\n")

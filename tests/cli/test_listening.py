@@ -169,19 +169,21 @@ def test_more_connections_than_files_lock_nobody_out(name: str, ways: dict[str, 
 def test_1100_connections_that_do_nothing(
     name: str, tls: bool, hard: int, ways: dict[str, Way], tmp_path: Path
 ) -> None:
-    """For 45 seconds, with `ulimit -n 1024`. All of them are closed after the deadline."""
+    """For 45 seconds, with `ulimit -n 1024`, each answer comes within 2 s, or on a busy machine within ten times what
+    it took before. All of the connections are closed after the deadline."""
     way = ways[name].over_tls(tmp_path) if tls else ways[name]
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most if most == resource.RLIM_INFINITY else min(most, 4096), most))
     try:
         with started(way, (1024, hard), tmp_path / "log") as door:
+            before = max(door.answers() for _ in range(5))
             door.hold(MANY)
             end, slowest = time.monotonic() + 45, 0.0
             while time.monotonic() < end:
-                slowest = max(slowest, door.answers(10.0))
+                slowest = max(slowest, door.answers())
                 time.sleep(0.5)
             assert all(closed(one) for one in door.held)
-            print(f"{name}: slowest answer {slowest:.2f} s, log {door.log.stat().st_size} bytes")
+            assert slowest < max(2.0, 10 * before), f"{slowest:.2f} s; before the connections came {before:.2f} s"
             assert door.log.stat().st_size < 1 << 20
             assert "Traceback" not in door.log.read_text()
     finally:

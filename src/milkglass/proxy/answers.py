@@ -16,11 +16,11 @@ from milkglass.client.codec.kept_ids import ANSWER_IDS
 from milkglass.client.codec.spelling import LastAnswers
 
 MOST_TOKENS = 1_000_000  # of all answers: the ones that were longest not asked for go first
-PREFIX = 32  # letters by which an answer is found whose end was changed
+PREFIX_LETTERS = 32  # letters by which an answer is found whose end was changed
 LAST = 64  # answers that are looked for inside of other texts
 # Letters of an answer that is repeated in another role than its own. A shorter text may be a user's own, and an engine
 # that guessed it in an answer before would see by the ids that it guessed right
-QUOTED = 64
+MIN_QUOTED_LETTERS = 64
 
 
 @dataclass
@@ -48,7 +48,7 @@ class AnswerMemory:
         array = np.asarray(ids, np.int32)
         names = [
             *(text.strip() for text in texts),
-            *(text.strip()[:PREFIX] for text in texts if len(text) > PREFIX),
+            *(text.strip()[:PREFIX_LETTERS] for text in texts if len(text) > PREFIX_LETTERS),
             *calls,
         ]
         for name in filter(None, names):
@@ -58,7 +58,7 @@ class AnswerMemory:
         while self._tokens > MOST_TOKENS and self._kept:
             self._tokens -= len(self._kept.popitem(last=False)[1])
 
-    def inside(self, model: str, prompt: str, least: int = PREFIX + 1) -> list[list[int]]:
+    def inside(self, model: str, prompt: str, least: int = PREFIX_LETTERS + 1) -> list[list[int]]:
         """The ids of answers of so many letters that a text holds whole, of the last ones, the newest first."""
         if len(prompt) < least:
             return []
@@ -72,13 +72,13 @@ class AnswerMemory:
 
     def _of(self, model: str, message: Mapping[str, Any]) -> list[int] | None:
         text, own = str(message.get("content") or "").strip(), message.get("role") == "assistant"
-        names = [text] if own or len(text) >= QUOTED else []
+        names = [text] if own or len(text) >= MIN_QUOTED_LETTERS else []
         if own:
-            names += [text[:PREFIX]] if len(text) >= PREFIX else []
+            names += [text[:PREFIX_LETTERS]] if len(text) >= PREFIX_LETTERS else []
             names += [str(message.get("reasoning_content") or "").strip()]
             names += [str(one.get("id")) for one in message.get("tool_calls") or ()]
         for name in filter(None, names):
             if (found := self._kept.get((model, name))) is not None:
                 self._kept.move_to_end((model, name))
                 return found.tolist()
-        return next(iter(self.inside(model, text, PREFIX + 1 if own else QUOTED)), None)
+        return next(iter(self.inside(model, text, PREFIX_LETTERS + 1 if own else MIN_QUOTED_LETTERS)), None)

@@ -235,7 +235,7 @@ def generate_split(
     kept = sent.private - sent.changed
     note(
         f"prompt: {sent.tokens} tokens, {sent.private} of your text: {sent.changed} of these were replaced, and "
-        f"{kept} cross so that anyone with the table reads them"
+        f"{kept} cross as they are. Table and candidates are the provider's: it reads these, and may guess others"
     )
     answer = show_pieces(text.text(sent, sampling), show=not as_json)
     if as_json:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ANSWER_IDS = "answer_ids"  # of a message: the scrambled ids of the answer that it repeats
-PREFIX = 16  # letters that a text must share with an answer where it is not part of it
-QUOTED = 32  # letters of an answer that stands whole in a longer text
+MIN_SHARED_LETTERS = 16  # letters that a text must share with an answer where it is not part of it
+MIN_WHOLE_LETTERS = 32  # letters of an answer that stands whole in a longer text
 Span = tuple[int, int]
 
 
@@ -129,8 +129,8 @@ class KeptIds:
 
 def repeated(text: str, whole: str) -> tuple[int, int, int] | None:
     """(where in the text, where in the answer, how many letters) of what a text repeats of an answer: all of it but
-    white space around it, or a beginning of PREFIX letters and more, or an answer of QUOTED letters inside of it. None:
-    nothing."""
+    white space around it, or a beginning of MIN_SHARED_LETTERS and more, or an answer of MIN_WHOLE_LETTERS in it.
+    None: nothing."""
     core = text.strip()
     start = text.find(core)
     if core and (begin := whole.find(core)) >= 0:
@@ -138,9 +138,9 @@ def repeated(text: str, whole: str) -> tuple[int, int, int] | None:
     lead = whole.lstrip()
     size = next((n for n, (a, b) in enumerate(zip(core, lead, strict=False)) if a != b), min(len(core), len(lead)))
     said = whole.strip()
-    if len(said) >= QUOTED and size < len(said) and (at := text.find(said)) >= 0:
+    if len(said) >= MIN_WHOLE_LETTERS and size < len(said) and (at := text.find(said)) >= 0:
         return at, len(whole) - len(lead), len(said)
-    return (start, len(whole) - len(lead), size) if size >= PREFIX else None
+    return (start, len(whole) - len(lead), size) if size >= MIN_SHARED_LETTERS else None
 
 
 def _place(true: Callable[[int], bool], end: int) -> int:
