@@ -670,7 +670,7 @@ def test_lora_of_a_small_model_is_fitted_before_anything_is_sent(stub: Stub, dec
     row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": SECRET}]}
     path.write_text(json.dumps(row) + "\n")
     run = ("finetune", "mine", path, "--key", decoder.path)
-    refused(call(*run, "--full-first", 2), 2, "2 first and 1 last layers in full leave none of 2 to adapt")
+    refused(call(*run, "--set", "full_first=2"), 2, "2 first and 1 last layers in full leave none of 2 to adapt")
     assert not stub.uploads and not asked
     done = call(*run)
     assert done.exit_code == 0, done.stderr

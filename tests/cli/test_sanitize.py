@@ -83,7 +83,7 @@ def test_a_corpus_decides_what_is_rare_and_says_what_santext_draws_from(tmp_path
     assert report["frequencies_counted"] is True and "frequencies" not in report
 
 
-@pytest.mark.parametrize("words", [("custext",), ("rnm",), ("rnm", "--guarantee", "strict")], ids=" ".join)
+@pytest.mark.parametrize("words", [("custext",), ("rnm",), ("rnm", "--set", "guarantee=strict")], ids=" ".join)
 def test_lists_are_made_once_for_a_table(tmp_path: Path, glove: Path, words: tuple[str, ...]) -> None:
     """The second run says so, and gives what the first one gave; another k has lists of its own."""
     run = ("sanitize", rows_file(tmp_path, 30), "--table", glove, "--seed", "5", "--method", *words, "--k")
@@ -133,9 +133,11 @@ def test_the_epsilon_that_is_taken_where_none_is_given(tmp_path: Path, glove: Pa
 
 def test_strict_rnm_says_what_holds(tmp_path: Path, glove: Path) -> None:
     source = rows_file(tmp_path, 30)
-    words = ("sanitize", "--method", "rnm", source, "--table", glove, "--k", "5", "--guarantee", "strict", "--json")
-    assert document(call(*words, tmp_path / "a", "--p", "1"))["guarantee"].startswith("1-DP between words of one list")
-    assert document(call(*words, tmp_path / "b", "--p", "0.5"))["guarantee"].startswith("2.792-DP")
+    words = ("sanitize", "--method", "rnm", source, "--table", glove, "--k", "5", "--set", "guarantee=strict", "--json")
+    assert document(call(*words, tmp_path / "a", "--set", "p=1"))["guarantee"].startswith(
+        "1-DP between words of one list"
+    )
+    assert document(call(*words, tmp_path / "b", "--set", "p=0.5"))["guarantee"].startswith("2.792-DP")
 
 
 def test_lines_of_stdin(tmp_path: Path, glove: Path) -> None:
@@ -171,7 +173,7 @@ def test_training_data_of_a_decoder_by_its_tokens(tmp_path: Path) -> None:
         for text in tiny.TEXTS
     ]
     source.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows), "utf-8")
-    words = ("sanitize", source, "--method", "rnm", "--by", "tokens", "--table", folder, "--k", "4", "--p", "1")
+    words = ("sanitize", source, "--method", "rnm", "--by", "tokens", "--table", folder, "--k", "4", "--set", "p=1")
     report = document(call(*words, out, "--role", "user", "--instruction", "Summarize: ", "--json"))
     assert report["by"] == "tokens" and report["guarantee"] is None
     assert report["words"]["all"]["replaced_share"] == 1
@@ -206,7 +208,7 @@ def test_what_is_refused(tmp_path: Path, glove: Path) -> None:
     for epsilon in ("0", "-1", "nan", "inf"):
         refused(call("sanitize", source, out, *table_of, "--epsilon", epsilon), 2, "epsilon is")
     refused(call("sanitize", source, out, *table_of, "--method", "dp"), 2, "there is no sanitizer 'dp'")
-    refused(call("sanitize", source, out, *table_of, "--p", "0.5"), 2, "custext has no use for --p")
+    refused(call("sanitize", source, out, *table_of, "--set", "p=0.5"), 2, "custext has no parameter 'p'")
     refused(call("sanitize", source, out, *table_of, "--method", "custext", "--k", "500"), 2, "from 2 to 40")
     refused(call("sanitize", source, out, "--table", tmp_path / "none"), 3, "there is no model folder")
     (tmp_path / "empty").write_text("")
@@ -239,9 +241,9 @@ def test_a_seed_is_part_of_what_is_promised(glove: Path, tmp_path: Path) -> None
         (("--k", 3), "o.jsonl", "o.jsonl is a name for json, and in.txt contains lines"),
         (("--table", "nothere.txt"), "o.txt", "there is no file nothere.txt"),
         (
-            ("--method", "santext+", "--sensitive", 0),
+            ("--method", "santext+", "--set", "sensitive=0"),
             "o.txt",
-            "sensitive is 0.0, a finite number above 0, up to 1 is needed",
+            "sensitive=0: a finite number above 0, up to 1 is needed",
         ),
         (("--method", "custex"), "o.txt", "there is no sanitizer 'custex'"),
     ],

@@ -114,7 +114,7 @@ LINES: list[tuple[tuple[Any, ...], str]] = [
     (("split", "classify", "c", "--folder", "f", "--file", "t.csv", "--label-column", "x"), "--label-column is not"),
     (("split", "enclave", "audit", "e", "--model", "m", "--text", "t", "--no-sanitize", "--p", "0.3"), "--p is not"),
     (("finetune", "m", "t.csv", *K, *S, "--detach", "--fetch", "out"), "--fetch is not used with --detach"),
-    (("finetune", "m", "t.csv", *K, *S, "--method", "full", "--lora-rank", "8"), "--lora-rank is for the method"),
+    (("finetune", "m", "t.csv", *K, *S, "--method", "full", "--set", "lora_rank=8"), "--set lora_rank is for the"),
     (("finetune", "m", "t.csv", *K, *S, "--max-length", "0"), "--max-length is 0, at least 1 is needed"),
     (("data", "--rows", "5"), "--rows is not used to list the data sets"),
     (("data", "--text-column", "x"), "--text-column is not used to list the data sets"),

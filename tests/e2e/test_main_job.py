@@ -145,7 +145,7 @@ def test_only_scrambled_ids_leave(server: tuple[Path, str, Path], tmp_path: Path
         learn = ("--max-steps", 30, "--batch-size", 4, "--learning-rate", 0.003, "--fetch", home / "fetched")
         learn = (*learn, "--validation", more_tickets)
         labelled = me("finetune", "clinic-bert", tickets, "--key", home / "bert.mgkey", *learn, remote=True)
-        lora = ("--lora-rank", 4, "--full-first", 1, "--full-last", 0)
+        lora = ("--set", "lora_rank=4", "--set", "full_first=1", "--set", "full_last=0")
         chatty = me("finetune", "clinic-llama", replies, "--key", home / "llama.mgkey", *brief, *lora, remote=True)
         asked = [t["text"] for t in TICKETS] + [ASKED]
         answers = me("classify", labelled["model"], *asked, "--key", home / "bert.mgkey", remote=True)["results"]

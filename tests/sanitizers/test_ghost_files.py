@@ -371,7 +371,20 @@ def test_from_the_command_line(folder: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     source = lines_file(tmp_path / "in.jsonl", 6)
     words = ("sanitize", "--method", "ghost", "--embeddings", folder, source)
-    options = ("--k", 10, "--overlap", 0.5, "--without", "lemma", "--without", "direct", "--beams", 2, "--seed", 5)
+    options = (
+        "--k",
+        10,
+        "--set",
+        "overlap=0.5",
+        "--set",
+        "lemma=false",
+        "--set",
+        "direct=false",
+        "--set",
+        "beams=2",
+        "--seed",
+        5,
+    )
     report = document(call(*words, tmp_path / "out.jsonl", *options, "--json"))
     assert report["search"] == {**Search(10, 0.5).document(), "lemma": False, "direct": False}
     assert report["selection"] == Selection(beams=2).document() and report["model"] == "model"
@@ -380,7 +393,7 @@ def test_from_the_command_line(folder: Path, tmp_path: Path, monkeypatch: pytest
     texts = [json.loads(line)["text"] for line in source.read_text().splitlines()]
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["ids"] for row in rows] == [one.ids.tolist() for one in ghost.sanitize(texts)]
-    told = call(*words, tmp_path / "b.jsonl", "--k", 10, "--selection", "nearest")
+    told = call(*words, tmp_path / "b.jsonl", "--k", 10, "--set", "selection=nearest")
     assert told.exit_code == 0 and "100.0 % of the others replaced" in told.stdout and "ROUGE-1, METEOR" in told.stdout
     assert "loss" not in told.stdout and "guarantee: none" in told.stdout
     assert "not meant to be read: training uses the `ids` beside it" in told.stderr
@@ -390,15 +403,17 @@ def test_what_the_command_line_refuses(folder: Path, tmp_path: Path, monkeypatch
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     source, out = lines_file(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
     words = ("sanitize", "--method", "ghost", "--embeddings", folder)
-    for option in (("--epsilon", 2), ("--p", 0.5), ("--workers", 2), ("--keep-stopwords",), ("--allow", "a")):
+    for option in (("--epsilon", 2), ("--workers", 2), ("--keep-stopwords",), ("--allow", "a")):
         refused(call(*words, source, out, *option), 2, f"ghost has no use for {option[0]}")
-    refused(call("sanitize", "--method", "custext", source, out, "--beams", 2), 2, "custext has no use for --beams")
+    refused(
+        call("sanitize", "--method", "custext", source, out, "--set", "beams=2"), 2, "custext has no parameter 'beams'"
+    )
     refused(call(*words, "-"), 2, "ghost does not read stdin")
     refused(call(*words, source), 2, "no OUT was given")
     refused(call(*words, tmp_path / "none", out), 2, "there is no file")
-    refused(call(*words, source, out, "--without", "all"), 2, "there is no similarity 'all'")
-    refused(call(*words, source, out, "--language", "xx"), 2, "no lemmas of the language 'xx'")
-    refused(call(*words, source, out, "--k", 0), 2, "k is 0")
+    refused(call(*words, source, out, "--set", "without=all"), 2, "ghost has no parameter 'without'")
+    refused(call(*words, source, out, "--set", "language=xx"), 2, "no lemmas of the language 'xx'")
+    refused(call(*words, source, out, "--k", 0), 2, "k=0: a whole number of 1 or more is needed")
     refused(call("sanitize", "--method", "ghost", "--table", tmp_path / "no", source, out), 3, "there is no model")
     (tmp_path / "blank.jsonl").write_text("\n")
     (tmp_path / "blank.txt").write_text("\n\n")

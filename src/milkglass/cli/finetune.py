@@ -22,6 +22,7 @@ from milkglass.cli.ui.options import (
     option_of,
     original,
     refuse_unused,
+    training_settings,
     with_options,
 )
 from milkglass.cli.ui.terminal import bars, emit
@@ -60,54 +61,24 @@ def finetune(
         float | None,
         typer.Option(help="The highest learning rate.  [default: 1e-4]"),
     ] = None,
-    warmup_ratio: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the steps in which the rate rises.  [default: 0.06 for classification, 0 for causal-lm]"
-        ),
-    ] = None,
     early_stopping: Annotated[
         int | None,
         typer.Option(
             help="Stop after so many epochs no better; the best is kept.  [default: 3, with rows to compare by]"
         ),
     ] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Weight decay.  [default: 0]")] = None,
-    adam_beta2: Annotated[
-        float | None,
-        typer.Option(help="Adam's second decay rate.  [default: 0.999 for classification, 0.95 for causal-lm]"),
-    ] = None,
     method: Annotated[
         Literal["full", "lora"] | None,
         typer.Option(help="All weights, or LoRA.  [default: full for classification, lora for causal-lm]"),
-    ] = None,
-    lora_rank: Annotated[int | None, typer.Option(help="Rank of the LoRA matrices.  [default: 256]")] = None,
-    lora_alpha: Annotated[float | None, typer.Option(help="Scale of the LoRA matrices.  [default: 16]")] = None,
-    full_first: Annotated[
-        int | None, typer.Option(help="First layers trained in full under LoRA.  [default: 2]")
-    ] = None,
-    full_last: Annotated[int | None, typer.Option(help="Last layers trained in full under LoRA.  [default: 1]")] = None,
-    train_tables: Annotated[
-        bool | None,
-        typer.Option(
-            "--train-tables/--freeze-tables", help="Whether the embeddings learn under LoRA.  [default: --train-tables]"
-        ),
     ] = None,
     max_length: Annotated[int, typer.Option(help="Longer examples are cut to this many tokens.")] = 512,
     skip_long: Annotated[
         bool, typer.Option("--skip-long", help="Leave out conversations whose answers are all beyond it.")
     ] = False,
-    dtype: Annotated[
-        Literal["float32", "bfloat16"] | None, typer.Option(help="Arithmetic of the training.  [default: float32]")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the training.  [default: 0]")] = None,
-    save_steps: Annotated[
-        int | None, typer.Option(help="Steps between checkpoints on the server.  [default: 200]")
-    ] = None,
-    logging_steps: Annotated[
-        int | None,
+    settings: Annotated[
+        list[str] | None,
         typer.Option(
-            help="Steps between reports of the loss; the first and the last are always reported.  [default: 10]"
+            "--set", metavar="NAME=VALUE", help="Another setting, such as lora_rank=64; an unknown name lists them."
         ),
     ] = None,
     suffix: Annotated[str | None, typer.Option("--suffix", help="A suffix of the fine-tuned model's name.")] = None,
@@ -133,11 +104,8 @@ def finetune(
         )
     hyperparameters: dict[str, Any] = {
         "n_epochs": epochs, "max_steps": max_steps, "batch_size": batch_size, "learning_rate": learning_rate,
-        "warmup_ratio": warmup_ratio, "early_stopping": early_stopping, "weight_decay": weight_decay,
-        "method": method, "lora_rank": lora_rank, "lora_alpha": lora_alpha, "full_first": full_first,
-        "full_last": full_last, "train_tables": train_tables,
-        "adam_beta2": adam_beta2, "dtype": dtype, "seed": seed, "save_steps": save_steps,
-        "logging_steps": logging_steps, "max_length": max_length,
+        "early_stopping": early_stopping, "method": method, "max_length": max_length,
+        **training_settings(settings or ()),
     }  # fmt: skip
     from milkglass.client.training_request import require_hyperparameters
 

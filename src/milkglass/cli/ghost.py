@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,17 @@ from milkglass.cli.sanitize_text import read_shape
 from milkglass.cli.ui.terminal import bars, emit, note, table
 from milkglass.errors import UsageError
 
-SIMILARITIES = ("indirect", "direct", "lemma")
+SELECTION = ("selection", "beams", "threshold", "sweeps")  # the others are of the search
 
 
 def sanitize_by_ghost(
-    source: str, out: Path | None, model: str, options: Mapping[str, Any], seed: int | None,
+    source: str, out: Path | None, model: str, words: Sequence[str], seed: int | None,
     also: Sequence[str] | None, keep: Sequence[str] | None, delimiter: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """options: k, overlap, without, language, selection, beams, threshold; None: the default."""
+    """Replace tokens by shadows. words: parameters of the search and the selection, such as "k=70" and "beams=2"."""
     from milkglass.files import require_writable
     from milkglass.models.resolve import resolve
+    from milkglass.parameters import read_words
     from milkglass.sanitizers.files import report_path
     from milkglass.sanitizers.ghost.files import GhostJob, require_texts, sanitize_dataset
     from milkglass.sanitizers.ghost.ghost import Ghost
@@ -31,9 +32,10 @@ def sanitize_by_ghost(
     path = Path(source)
     if out is None:
         raise UsageError("no OUT was given", "name the file to write")
-    search = Search(**_set(options, "k", "overlap", "language") | _switches(options["without"] or ()))
-    provided = _set(options, "selection", "beams", "threshold")
-    selection = Selection(**{"way" if name == "selection" else name: value for name, value in provided.items()})
+    of_selection = [one for one in words if one.partition("=")[0] in SELECTION]
+    of_search = [one for one in words if one not in of_selection]
+    selected = read_words(Selection, [one.replace("selection=", "way=", 1) for one in of_selection], "ghost")
+    search, selection = Search(**_searched(of_search)), Selection(**selected)
     shape = read_shape(path, frozenset(also or ()), frozenset(keep or ()), delimiter=delimiter)
     plan = GhostJob.of(path, shape, out)
     plan.require_free()
@@ -55,14 +57,16 @@ def sanitize_by_ghost(
     emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _summary(report, out))
 
 
-def _set(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: options[name] for name in names if options[name] is not None}
+def _searched(words: Sequence[str]) -> dict[str, Any]:
+    """Returns parameters of the search. Raises UsageError, with those of the selection in its list as well."""
+    from milkglass.parameters import described, parameters_of, read_words
+    from milkglass.sanitizers.ghost.search import Search
+    from milkglass.sanitizers.ghost.selection import Selection
 
-
-def _switches(without: Sequence[str]) -> dict[str, Any]:
-    if unknown := sorted({*without} - {*SIMILARITIES}):
-        raise UsageError(f"there is no similarity {unknown[0]!r}", f"similarities: {', '.join(SIMILARITIES)}")
-    return dict.fromkeys(without, False)
+    if unknown := [one for one in words if "=" in one and one.partition("=")[0] not in parameters_of(Search)]:
+        listed = f"{described(Search)}, {described(Selection).replace('way', 'selection', 1)}"
+        raise UsageError(f"ghost has no parameter {unknown[0].partition('=')[0]!r}", f"it has {listed}")
+    return read_words(Search, words, "ghost")
 
 
 def _summary(report: dict[str, Any], out: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -76,28 +77,13 @@ def sanitize(
     k: Annotated[
         int | None, typer.Option(help="Words in a list; ghost: neighbours.  [custext: 20, rnm: 30, ghost: 70]")
     ] = None,
-    p: Annotated[
-        float | None, typer.Option(help="Probability that a word that is not sensitive is replaced.  [0.3]")
-    ] = None,
-    sensitive: Annotated[
-        float | None, typer.Option(help="Share of the words that are sensitive: the rarest.  [santext+: 0.9, rnm: 0.2]")
-    ] = None,
-    metric: Annotated[str | None, typer.Option(help="custext: cosine or euclidean.  [cosine]")] = None,
-    guarantee: Annotated[
-        str | None, typer.Option(help="rnm: paper, which guarantees nothing, or strict.  [paper]")
-    ] = None,
-    overlap: Annotated[
-        float | None,
-        typer.Option(help="ghost: tokens that share more of their neighbours than this are similar.  [0.1]"),
-    ] = None,
-    without: Annotated[
-        list[str] | None, typer.Option(help="ghost: a similarity to leave out: indirect, direct or lemma.")
-    ] = None,
-    language: Annotated[str | None, typer.Option(help="ghost: the language of the lemmas.  [en]")] = None,
-    selection: Annotated[str | None, typer.Option(help="ghost: states, random or nearest.  [states]")] = None,
-    beams: Annotated[int | None, typer.Option(help="ghost: candidate sentences in the search.  [1]")] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="ghost: stop after a sweep that lowers the loss by less.  [0.01]")
+    words: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Another parameter of the method, such as p=0.3 or guarantee=strict; an unknown name lists them.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -106,8 +92,8 @@ def sanitize(
     Which method: custext replaces every word by one of 20 near ones and promises that, here with an epsilon of 3.
     custext+ keeps function words, reads better, and promises nothing for them. santext promises less the farther two
     words are apart; find its epsilon by the report. santext+ and rnm leave common words in the clear, for the task's
-    sake; rnm promises nothing without --guarantee strict. ghost is for `milkglass federated`: its ids count, not its
-    text.
+    sake; rnm promises nothing without --set guarantee=strict. ghost is for `milkglass federated`: its ids count, not
+    its text.
 
     ghost replaces tokens by shadows: near for the model, far in meaning. It writes their ids beside the text, in `ids`,
     and resumes an interrupted run.
@@ -118,27 +104,21 @@ def sanitize(
     like all else, and with --corpus a number is tokens like others: what is common may stay. For training data of
     chats, --role user keeps the answers.
     """
-    own = {
-        "overlap": overlap, "without": without, "language": language, "selection": selection, "beams": beams,
-        "threshold": threshold,
-    }  # fmt: skip
     if method == "ghost":
         from milkglass.cli.ghost import sanitize_by_ghost
 
         others = {
             "epsilon": epsilon, "workers": workers, "allow": allow, "keep-stopwords": keep_stopwords or None,
-            "corpus": corpus, "p": p, "sensitive": sensitive, "metric": metric, "guarantee": guarantee,
-            "by": by, "role": role, "instruction": instruction,
+            "corpus": corpus, "by": by, "role": role, "instruction": instruction,
         }  # fmt: skip
         _require_unused(method, others)
-        sanitize_by_ghost(source, out, embeddings, {"k": k, **own}, seed, text_column, keep_column, delimiter, as_json)
+        given = [*(words or ()), *([] if k is None else [f"k={k}"])]
+        sanitize_by_ghost(source, out, embeddings, given, seed, text_column, keep_column, delimiter, as_json)
         if not as_json:
             note(GHOST_TEXT)
         return
-    selected = _method(method, own | {
-        "epsilon": epsilon, "k": k, "p": p, "sensitive": sensitive, "metric": metric, "guarantee": guarantee,
-        "keep_stopwords": keep_stopwords, "allow": allow or [],
-    })  # fmt: skip
+    options = {"epsilon": epsilon, "k": k, "keep_stopwords": keep_stopwords or None, "allow": allow}
+    selected = _method(method, words or (), options)
     if by == "tokens":
         selected.require_by_tokens()
     also, keep, roles = frozenset(text_column or ()), frozenset(keep_column or ()), frozenset(role or ())
@@ -157,17 +137,19 @@ def sanitize(
     write_file(selected, Path(source), shape, out, reader_of(embeddings, by), seed, workers, corpus, as_json)
 
 
-def _method(name: str, options: dict[str, Any]) -> SanitizerMethod:
-    from milkglass.parameters import parameters_of
+def _method(name: str, words: Sequence[str], options: Mapping[str, Any]) -> SanitizerMethod:
+    """Returns the method with its parameters. words: of `--set`. options: the other options that set one."""
+    from milkglass.parameters import parameters_of, read_words
     from milkglass.sanitizers.catalogue import SANITIZERS
 
     if name not in SANITIZERS:
         raise UsageError(f"there is no sanitizer {name!r}", f"one of {', '.join((*SANITIZERS, 'ghost'))}")
-    known = parameters_of(type(SANITIZERS[name]))
-    _require_unused(name, {option: value for option, value in options.items() if option not in known})
-    if options["epsilon"] is None:
-        options = options | {"epsilon": EPSILON.get(name)}
-    return SANITIZERS.make(name, {option: value for option, value in options.items() if value is not None})
+    kind = type(SANITIZERS[name])
+    values = {option: value for option, value in options.items() if value is not None}
+    _require_unused(name, {option: value for option, value in values.items() if option not in parameters_of(kind)})
+    if "epsilon" not in values and name in EPSILON:
+        values["epsilon"] = EPSILON[name]
+    return SANITIZERS.make(name, {**read_words(kind, words, name, without=tuple(options)), **values})
 
 
 def _require_unused(method: str, options: dict[str, Any]) -> None:

@@ -7,9 +7,10 @@ def command(*, key: KeyOptions, server: ServerOptions, as_json: AsJson = False) 
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as fields_of
 from functools import wraps
@@ -63,9 +64,44 @@ def parameters(help: str) -> Any:  # noqa: A002 - as typer calls it
     return typer.Option("--set", metavar="NAME=VALUE", help=f"{help} Repeatable; an unknown name lists them all.")
 
 
+SET_ALONE = (  # hyperparameters without an option of their own
+    "warmup_ratio", "weight_decay", "adam_beta2", "lora_rank", "lora_alpha", "full_first", "full_last", "train_tables",
+    "dtype", "seed", "save_steps", "logging_steps",
+)  # fmt: skip
+
+
 def option_of(hyperparameter: str) -> str:
-    """The option that sets a hyperparameter, for messages."""
+    """Returns the option that sets a hyperparameter, for messages."""
+    if hyperparameter in SET_ALONE:
+        return f"--set {hyperparameter}"
     return "--epochs" if hyperparameter == "n_epochs" else f"--{hyperparameter.replace('_', '-')}"
+
+
+def training_settings(words: Sequence[str]) -> dict[str, Any]:
+    """Returns hyperparameters by name from words such as "lora_rank=64", their types as JSON has them.
+
+    Raises:
+        UsageError: a name that `--set` does not set, or one that is set twice.
+    """
+    values: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or name not in SET_ALONE:
+            from milkglass.server.spec import Hyperparameters
+
+            known = {one: Hyperparameters.model_fields[one].default for one in SET_ALONE}
+            listed = ", ".join(f"{one} ({json.dumps(default)})" for one, default in known.items())
+            raise UsageError(
+                f"{name!r} is no setting of the training" if equals else f"{word!r} sets nothing",
+                f"write NAME=VALUE; NAME is one of (with its default for classification) {listed}",
+            )
+        if name in values:
+            raise UsageError(f"{name} is set twice", "set it once")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values
 
 
 def refuse_unused(where: str, options: Mapping[str, Any]) -> None:
