@@ -34,7 +34,8 @@ endif
 	touch $(STAMP)
 
 # Writes the lock anew; what is in it already stays, unless UPGRADE=--upgrade. For Linux on x86-64, with PyTorch's CPU
-# build. Which index pip asks is pip's own setting, and stands in no file here.
+# build. Which index pip asks is pip's own setting, and stands in no file here. An extra that names another one brings in
+# this package itself: sed leaves it out.
 LOCKING := build/lock
 COMPILE := $(LOCKING)/bin/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header $(UPGRADE) \
 	--no-emit-options --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
@@ -45,6 +46,7 @@ lock:
 	$(COMPILE) --output-file requirements/build.txt requirements/build.in
 	$(COMPILE) --output-file requirements/tools.txt requirements/tools.in
 	$(COMPILE) --extra dev --constraint requirements/build.in --output-file requirements/lock.txt pyproject.toml
+	sed -i '/^# WARNING: pip install will require/,/# via milkglass (pyproject.toml)/d' requirements/lock.txt
 
 demo: setup
 	$(BIN)/milkglass demo

@@ -80,9 +80,9 @@ def _codec(root: bytes) -> Any:
     from dataclasses import replace
 
     from milkglass.client.codec.codec import Codec
-    from milkglass.client.key.generate import tokenizer_digest
     from milkglass.client.key.info import KeyInfo
     from milkglass.client.key.key import Key
+    from milkglass.client.layout import tokenizer_digest
     from milkglass.models.resolve import resolve
 
     folder = resolve("demo:smollm2")

@@ -31,7 +31,7 @@ def measure(quick: bool) -> Iterator[Figure]:
     # The same threads for both: the tokenizers library has a pool of its own, of all cores.
     threads, about = torch.get_num_threads(), f"{len(texts):,} texts, {sum(map(len, ids)):,} tokens"
 
-    ours, other = interleaved(lambda: codec.encode(texts), lambda: bare(texts, verbose=False)["input_ids"], rounds)
+    ours, other = interleaved(lambda: codec.encode(texts), lambda: bare(texts)["input_ids"], rounds)
     yield Figure("speed of encoding", ours, other, "transformers' fast tokenizer", "at least", 0.9, dtype="int32",
                  threads=threads, note=about)  # fmt: skip
     ours, other = interleaved(lambda: codec.encode(texts), lambda: [one.ids for one in raw.encode_batch(texts)], rounds)

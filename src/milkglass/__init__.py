@@ -95,5 +95,10 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        try:
+            return getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            from milkglass.extras import missing
+
+            raise missing(error, name) or error from error
     raise AttributeError(f"module 'milkglass' has no attribute {name!r}")

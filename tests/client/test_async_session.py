@@ -8,9 +8,7 @@ import json
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from milkglass.client.key import usage
 from milkglass.client.key.file import write_key
 from milkglass.client.remote.remote import Sampling
 from milkglass.errors import MilkglassError, UnsupportedModel, UsageError
-from milkglass.models.tokenizer import LockedTokenizer
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 from tests.client.stub import TOKEN as STUB_TOKEN
@@ -76,31 +73,6 @@ def test_every_verb_is_there_with_the_same_signature(plain: type, awaited: type)
         returned = str(one.return_annotation)
         iterated = re.sub(r"^Iterator\[(.*)\]$", r"AsyncGenerator[\1, None]", returned)
         assert str(other.return_annotation) == ASYNC.get(returned, iterated), name
-
-
-class Probe:
-    """A tokenizer that counts the threads that are in it."""
-
-    inside = most = 0
-
-    def __call__(self, text: str, **settings: object) -> str:
-        self.inside += 1
-        self.most = max(self.most, self.inside)
-        time.sleep(0.01)
-        self.inside -= 1
-        return text
-
-    decode = __call__
-
-
-def test_one_thread_at_a_time_is_in_the_tokenizer() -> None:
-    """Its settings are kept between calls: with special tokens read, another thread's text could end itself."""
-    probe = Probe()
-    locked = LockedTokenizer(probe)
-    work = (locked, locked.decode)
-    with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(lambda number: work[number % 2](f"{number}"), range(12))) == [*map(str, range(12))]
-    assert probe.most == 1 and locked.inside == 0
 
 
 def test_answers_are_those_of_the_session(served: tuple[Path, Server, Tap, Scrambled]) -> None:

@@ -13,13 +13,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import IGNORED
 from milkglass.client.codec.streaming import StreamDecoder
-from milkglass.client.key.generate import tokenizer_digest
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
+from milkglass.client.layout import tokenizer_digest
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, NoChatTemplate, TooLong, UsageError
 from milkglass.models import chat_template
 from milkglass.models.resolve import resolve
@@ -38,6 +39,13 @@ texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=
 relaxed = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+
+
+def templated(codec: Codec, talk: list[dict[str, str]], prompt: bool = False) -> str:
+    """A conversation as transformers renders it."""
+    template, tokens = codec.tokenizer.template(), codec.tokenizer.special_tokens_map
+    [text], _ = render_jinja_template([talk], chat_template=template, add_generation_prompt=prompt, **tokens)
+    return str(text)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +159,7 @@ def test_the_text_of_a_special_token_in_a_message_stays_text(smollm: Codec, cont
     def talk(text: str) -> list[dict[str, str]]:
         return [{"role": "user", "content": text}, {"role": "assistant", "content": text}]
 
-    expected = smollm.tokenizer.apply_chat_template(talk(content), tokenize=False)
+    expected = templated(smollm, talk(content))
     found = smollm.encode_chat(talk(content), add_generation_prompt=False)
     assert smollm.decode(found, skip_special=False) == expected
     assert orders(found) == orders(smollm.encode_chat(talk("hello"), add_generation_prompt=False))
@@ -166,13 +174,13 @@ def test_the_text_of_a_special_token_in_a_message_stays_text(smollm: Codec, cont
 
 def test_a_prompt_that_a_program_put_together_keeps_its_special_tokens(smollm: Codec) -> None:
     talk = [{"role": "user", "content": "hi"}]
-    prompt = smollm.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    prompt = templated(smollm, talk, True)
     assert smollm.encode([prompt], templated=True).ids[0].tolist() == smollm.encode_chat(talk).tolist()
     assert len(smollm.encode([prompt]).ids[0]) > len(smollm.encode_chat(talk))
 
 
 def test_a_message_that_a_template_writes_in_another_way_may_hold_no_special_token(smollm: Codec) -> None:
-    tokenizer = copy.deepcopy(smollm.tokenizer._tokenizer)  # the codec's own is shared with other tests
+    tokenizer = copy.copy(smollm.tokenizer)  # the codec's own is shared with other tests
     codec = replace(smollm, tokenizer=tokenizer)
     for change in ("| tojson(ensure_ascii=true)", "| reverse"):
         tokenizer.chat_template = "{% for m in messages %}<|im_start|>{{ m['content'] " + change + " }}{% endfor %}"
@@ -190,7 +198,7 @@ REASONS = (  # as some published templates do: earlier reasoning is left out
 
 
 def test_a_template_that_rewrites_earlier_turns_makes_one_example_of_each_answer(smollm: Codec) -> None:
-    tokenizer = copy.deepcopy(smollm.tokenizer._tokenizer)
+    tokenizer = copy.copy(smollm.tokenizer)
     tokenizer.chat_template = REASONS
     codec = replace(smollm, tokenizer=tokenizer)
     talk = [
@@ -218,7 +226,7 @@ def test_an_answer_of_weight_0_is_not_learnt(smollm: Codec) -> None:
 
 
 def test_a_template_that_does_not_end_is_ended(smollm: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = copy.deepcopy(smollm.tokenizer._tokenizer)
+    tokenizer = copy.copy(smollm.tokenizer)
     codec = replace(smollm, tokenizer=tokenizer)
     talk = [{"role": "user", "content": "zanzibar"}]
     tokenizer.chat_template = "{{ 'a' * 3000000000 }}"
@@ -235,7 +243,7 @@ def test_a_template_that_does_not_end_is_ended(smollm: Codec, monkeypatch: pytes
 
 
 def test_a_template_has_no_more_time_while_its_process_is_new(smollm: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = copy.deepcopy(smollm.tokenizer._tokenizer)
+    tokenizer = copy.copy(smollm.tokenizer)
     tokenizer.chat_template = "".join(f"{{% for i{n} in range(99999) %}}" for n in range(3)) + "{% endfor %}" * 3
     chat_template._WORKER.close()
     monkeypatch.setattr(chat_template, "SECONDS", 1.0)
@@ -250,14 +258,14 @@ def test_a_template_has_no_more_time_while_its_process_is_new(smollm: Codec, mon
     "template", ["{{ 1 // 0 }}", "{% for i in range(10**9) %}{% endfor %}", "{{ raise_exception('no') }}"]
 )
 def test_whatever_a_template_does_is_an_error_in_words(smollm: Codec, template: str) -> None:
-    tokenizer = copy.deepcopy(smollm.tokenizer._tokenizer)
+    tokenizer = copy.copy(smollm.tokenizer)
     tokenizer.chat_template = template
     with pytest.raises(CodecError, match="the model's chat template"):
         replace(smollm, tokenizer=tokenizer).encode_chat([{"role": "user", "content": "hi"}])
 
 
 def test_options_reach_a_template_that_reads_them(smollm: Codec) -> None:
-    tokenizer = copy.deepcopy(smollm.tokenizer._tokenizer)
+    tokenizer = copy.copy(smollm.tokenizer)
     switch = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
     tokenizer.chat_template = "{{ messages[0]['content'] }}" + switch
     codec, talk = replace(smollm, tokenizer=tokenizer), [{"role": "user", "content": "hi"}]
@@ -348,7 +356,7 @@ TALK = [
 def test_only_the_answers_are_learnt(which: str, request: pytest.FixtureRequest) -> None:
     codec: Codec = request.getfixturevalue(which)
     [ids], [labels] = (done := codec.encode_examples([TALK])).ids, done.labels
-    assert codec.decode(ids, skip_special=False) == codec.tokenizer.apply_chat_template(TALK, tokenize=False)
+    assert codec.decode(ids, skip_special=False) == templated(codec, TALK)
     kept = labels != IGNORED
     assert (labels[kept] == ids[kept]).all()
     end = codec.tokenizer.eos_token

@@ -19,9 +19,9 @@ from milkglass.client.data.data_file import DataFile
 from milkglass.client.data.dataset import Example, read_examples, summarise
 from milkglass.client.data.texts import read
 from milkglass.client.data.training_rows import write_parquet
-from milkglass.client.key.generate import tokenizer_digest
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
+from milkglass.client.layout import tokenizer_digest
 from milkglass.errors import CodecError, EmptyText, UsageError
 from tests import tiny
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from milkglass.enclave import folder as at_rest
 from milkglass.enclave import lockdown
@@ -87,7 +88,8 @@ def test_of_a_chat_the_users_words_alone_are_sanitized(enclave: Enclave, served:
     talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": PRIVATE}]
     tokenizer, table = load_tokenizer(model), served.table.numpy()
     sent = enclave.chat(talk, 120, ALL)
-    text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    template, tokens = tokenizer.template(), tokenizer.special_tokens_map
+    [text], _ = render_jinja_template([talk], chat_template=template, add_generation_prompt=True, **tokens)
     before = tokenizer(text, add_special_tokens=False)["input_ids"]
     rows = np.frombuffer(sent.vectors, np.float32).reshape(sent.tokens, -1)
     after = [int((table == row).all(1).argmax()) for row in rows]

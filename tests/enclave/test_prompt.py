@@ -167,7 +167,7 @@ def test_a_providers_tokenizer_with_a_part_of_its_own_is_refused(
 
 
 def test_of_the_users_own_folder_only_what_changes_a_text_is_refused(folder: Path, tmp_path: Path) -> None:
-    assert load_tokenizer(rewritten(folder, tmp_path / "cuts", pre_tokenizer=CUTS)).is_fast
+    assert load_tokenizer(rewritten(folder, tmp_path / "cuts", pre_tokenizer=CUTS))
     for number, parts in enumerate(
         (
             {"normalizer": LOOKS_AHEAD}, {"normalizer": LONGER}, {"normalizer": ANOTHER_WORD},
@@ -258,7 +258,7 @@ def test_a_provider_cannot_call_a_word_unknown_or_special(folder: Path, tmp_path
         (named / "tokenizer_config.json").write_text(json.dumps(config | {field: word}), "utf-8")
         with pytest.raises(ModelError, match="calls an ordinary word special"):
             load_tokenizer(named, provider=True)
-        assert load_tokenizer(named).is_fast
+        assert load_tokenizer(named)
 
 
 def test_a_provider_has_a_token_for_every_text(folder: Path, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from milkglass.client.key.generate import new_key, tokenizer_digest
+from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
+from milkglass.client.layout import tokenizer_digest
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify

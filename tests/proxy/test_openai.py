@@ -18,6 +18,7 @@ from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Upstream
 from milkglass.engines.vllm import VLLM
 from milkglass.errors import ModelNotFound, UsageError
+from milkglass.models.tokenizer import load_tokenizer
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 from tests.e2e.test_main_job import written_forms
@@ -68,7 +69,8 @@ def greedy(plain: Any, ids: list[int], count: int) -> list[int]:
 
 def prompt_ids(model: Scrambled, messages: list[dict[str, str]]) -> list[int]:
     tokenizer = AutoTokenizer.from_pretrained(model.plain)
-    return list(tokenizer(render(tokenizer, messages, True).text, add_special_tokens=False)["input_ids"])
+    text = render(load_tokenizer(model.plain), messages, True).text
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def test_greedy_text_is_the_plain_models(client: openai.OpenAI, model: Scrambled, plain: Any) -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.messages import templated, tools_of
-from milkglass.client.key.generate import tokenizer_digest
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
+from milkglass.client.layout import tokenizer_digest
 from milkglass.engines.engine import IdLogprob
 from milkglass.errors import UsageError
 from milkglass.models.resolve import resolve

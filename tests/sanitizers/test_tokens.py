@@ -51,7 +51,7 @@ def chats(path: Path, rows: int = 3) -> Path:
 def test_a_text_is_its_own_tokens_through_the_mechanism(reader: TokenReader) -> None:
     """The tokenizer's ids, the mechanism and the tokenizer's text again, without our reader."""
     found = sanitizer(reader, p=0.5).texts(tiny.TEXTS, Stream.of_seed("test", 1))
-    ids = [reader.tokenizer.encode(text, add_special_tokens=False) for text in tiny.TEXTS]
+    ids = reader.tokenizer(tiny.TEXTS, add_special_tokens=False)["input_ids"]
     flat = np.array([one for row in ids for one in row], np.int64)
     sent = sanitizer(reader, p=0.5).sanitizer.sanitize(flat, Stream.of_seed("test", 1)).tolist()
     for text, row in zip(found, ids, strict=True):

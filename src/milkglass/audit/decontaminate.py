@@ -55,7 +55,7 @@ def as_read(texts: Sequence[str], tokenizer: Any) -> list[str]:
     neither."""
     if not texts:
         return []
-    ids = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+    ids = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
     return [str(one) for one in tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 

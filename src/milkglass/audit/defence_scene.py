@@ -222,13 +222,11 @@ def _pieces(codec: Codec, parts: Sequence[Sequence[str]]) -> tuple[Sequences, Id
     Special tokens are parts of their own, before the first and after the last."""
     batch = codec.tokenizer(
         ["".join(one) for one in parts],
-        padding=False,
         truncation=True,
         max_length=codec.limit,
         return_offsets_mapping=True,
         return_special_tokens_mask=True,
         split_special_tokens=True,
-        verbose=False,
     )
     where = []
     for number, subset in enumerate(parts):

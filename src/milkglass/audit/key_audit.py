@@ -26,10 +26,10 @@ from milkglass.audit.report.result import Audit
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import MIN_PRIVATE_TEXTS, Scene
 from milkglass.catalogue import signature
+from milkglass.client.codec.codec import codec_of
 from milkglass.client.data.data_file import DataFile, Source
 from milkglass.client.key import usage
 from milkglass.client.key.file import UnlockedKey
-from milkglass.client.session import codec_of
 from milkglass.errors import UsageError
 from milkglass.models.resolve import resolve
 from milkglass.progress import Stage, no_stage

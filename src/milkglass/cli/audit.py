@@ -72,7 +72,7 @@ def audit(
 
     from milkglass.audit.key_audit import identity, remember
     from milkglass.audit.key_scene import AuditFiles, build
-    from milkglass.client.session import codec_of
+    from milkglass.client.codec.codec import codec_of
     from milkglass.models.resolve import resolve
     from milkglass.threat import transcript_file
 

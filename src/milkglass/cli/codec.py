@@ -95,7 +95,7 @@ def encode(
         raise UsageError("texts and --in were both given", "give one of them")
     if pair and (chat or not text or len(pair) != len(text)):
         raise UsageError("--pair needs as many texts as pairs, and no --chat", "give --pair once for each text")
-    from milkglass.client.session import codec_of
+    from milkglass.client.codec.codec import codec_of
     from milkglass.sequences import batched
 
     unlocked = key.open()
@@ -135,7 +135,7 @@ def decode(
     """Scrambled ids to text: a line for each list, or with --json one document."""
     if ids and source:
         raise UsageError("ids and --in were both given", "give one of them")
-    from milkglass.client.session import codec_of
+    from milkglass.client.codec.codec import codec_of
 
     codec = codec_of(key.open(), key.model)
     read = _named_lines(source)
@@ -161,9 +161,9 @@ def _training_rows(
     unlocked: UnlockedKey, source: DataFile, train: Summary, out: Path, max_length: int, skip_long: bool,
     model: str | None, as_json: bool, layout: Layout | None,
 ) -> None:  # fmt: skip
+    from milkglass.client.codec.codec import codec_of
     from milkglass.client.data.layouts import write_layout
     from milkglass.client.data.training_rows import numbers_of, require_generator
-    from milkglass.client.session import codec_of
     from milkglass.client.training_request import write_rows
 
     require_generator(source, train, unlocked.key.info.kind)

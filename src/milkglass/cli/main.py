@@ -39,6 +39,7 @@ from milkglass.cli.serve import serve
 from milkglass.cli.split.commands import splits
 from milkglass.cli.ui.terminal import INTERRUPTED, note, report
 from milkglass.errors import MilkglassError, UsageError
+from milkglass.extras import missing
 from milkglass.system import keep_private
 
 HELP = (
@@ -70,6 +71,11 @@ class Commands(TyperGroup):
             name = f" ({error.filename})" if error.filename else ""
             report(MilkglassError(f"{(error.strerror or 'input or output failed').lower()}{name}"), as_json)
             code = MilkglassError.exit_code
+        except ModuleNotFoundError as error:
+            if (lacking := missing(error, ctx.invoked_subcommand or "milkglass")) is None:
+                raise
+            report(lacking, as_json)
+            code = lacking.exit_code
         except typer.Abort:
             code = INTERRUPTED
         except Exception as error:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
+from pathlib import Path
+
+from milkglass.errors import UnsupportedModel
 
 MARKER, MARKED = "milkglass.json", {"format": "milkglass-scrambled/1"}  # says that a folder may leave this machine
 KEY_ID = "milkglass_key_id"  # in a scrambled model's config: which key made it
@@ -13,6 +17,21 @@ TOKENIZER = re.compile(
 )
 # The files that decide how text becomes ids, the first that exists deciding alone where it is tokenizer.json.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """`sha256:...` of the vocabulary and its rules. Raises UnsupportedModel when there is none.
+
+    Not of the chat template or the tokenizer's settings: those may be improved, and ids still mean the same.
+    """
+    present = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    if not present:
+        raise UnsupportedModel(f"{folder.name} has no tokenizer", f"one of {', '.join(TOKENIZER_FILES)} is needed")
+    used = present[:1] if present[0] == "tokenizer.json" else present
+    whole = hashlib.sha256()
+    for name in used:
+        whole.update(name.encode() + b"\0" + hashlib.sha256((folder / name).read_bytes()).digest())
+    return f"sha256:{whole.hexdigest()}"
 
 
 # Which names a checkpoint's tensors can have: a name that no such model has could say anything.

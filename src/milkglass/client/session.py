@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from milkglass.client.codec.codec import Codec, codec_of
 from milkglass.client.codec.conversation import Message
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.label_scale import Scale
@@ -32,7 +33,6 @@ from milkglass.progress import Log, Stage, no_log, no_stage
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from milkglass.client.codec.codec import Codec
     from milkglass.client.data.data_file import Source
 
 BATCH = 64  # texts a request
@@ -310,14 +310,6 @@ class Session(AbstractContextManager["Session"]):
 
     def _count(self, texts: int, tokens: int) -> None:
         self.unlocked.count(texts, tokens, self._notice)
-
-
-def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:
-    """The codec of a key with its model's tokenizer. model: where the original is now, if it moved."""
-    from milkglass.client.codec.codec import Codec
-    from milkglass.models.resolve import resolve
-
-    return Codec.open(unlocked.key, resolve(model or unlocked.key.info.model))
 
 
 def _system(text: str | None) -> list[Message]:

@@ -205,7 +205,7 @@ def token_counts_of(tokenizer: Any, rows: int, corpus: Path | None, stage: Stage
     a list of English words."""
     if corpus is None:
         return token_counts(tokenizer, rows, stage("tokenize a list of English words", len(english())))
-    batch = tokenizer(texts_of(corpus), add_special_tokens=False, split_special_tokens=True, verbose=False)
+    batch = tokenizer(texts_of(corpus), add_special_tokens=False, split_special_tokens=True)
     return Sequences.of(batch["input_ids"]).counts(rows)
 
 

@@ -27,7 +27,6 @@ def main(kind: str) -> None:
     from milkglass.enclave.attestation import attest
     from milkglass.enclave.inside import Inside
 
-    _preload()
     inside = Inside(kind, attest.measurement_of(kind), partial(_tell, writing))
     holds = [*(lock() if kind == "process" else []), *([given] if given else [])]
     messages.write(writing, {"kind": kind, "measurement": inside.measurement, "holds": holds})
@@ -58,14 +57,6 @@ def _tell(writing: IO[bytes], name: str, size: int) -> Progress:
 
     messages.write(writing, {"size": size})
     return lambda more: messages.write(writing, {"progress": more})
-
-
-def _preload() -> None:
-    """What is imported later could not be found behind a locked door, and would be slow there."""
-    import transformers.tokenization_utils_tokenizers  # noqa: F401
-    from transformers.utils.logging import set_verbosity_error
-
-    set_verbosity_error()
 
 
 if __name__ == "__main__":

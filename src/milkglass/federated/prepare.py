@@ -160,7 +160,7 @@ def originals(model: Path, texts: Sequence[str], progress: Progress = no_progres
     TooLong."""
     tokenizer, _ = opened(model)
     limit = longest(model, tokenizer)
-    result = tokenizer(list(texts), padding=False, truncation=False, verbose=False, split_special_tokens=True)
+    result = tokenizer(list(texts), truncation=False, split_special_tokens=True)
     for place, one in enumerate(result["input_ids"]):
         if len(one) <= tokenizer.num_special_tokens_to_add(pair=False):
             raise EmptyText.of(place, "has no token", "leave empty texts out")

@@ -103,7 +103,7 @@ class PublicTokenizer:
             return TokenizedTexts(Sequences.of([]))
         requested = (list(texts), None if pairs is None else list(pairs))
         options = {"truncation": True, "max_length": self.limit} if cut else {"truncation": False}
-        batch = self.tokenizer(*requested, padding=False, verbose=False, split_special_tokens=True, **options)
+        batch = self.tokenizer(*requested, split_special_tokens=True, **options)
         ids = Sequences.of(batch["input_ids"])
         self._require(ids, self.tokenizer.num_special_tokens_to_add(pair=pairs is not None))
         types = batch.get("token_type_ids") if pairs is not None else None

@@ -52,7 +52,7 @@ def render(
     """
     request = {
         "call": "render",
-        "template": tokenizer.get_chat_template(None, list(tools) or None),
+        "template": tokenizer.template(bool(tools)),
         "messages": [{name: value for name, value in one.items() if value is not None} for one in messages],
         "tools": list(tools) or None,
         "add_generation_prompt": add_generation_prompt,

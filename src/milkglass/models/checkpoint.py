@@ -11,14 +11,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights
-from milkglass.models.safetensors_file import DTYPES, mapped, read_bytes, read_whole
-from milkglass.models.safetensors_header import TensorRef, read_header
+from milkglass.models.safetensors_header import READABLE, TensorRef, read_header
 from milkglass.progress import Progress, no_progress
+
+if TYPE_CHECKING:
+    import torch
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 MIB = 1 << 20
@@ -67,6 +67,8 @@ class Checkpoint:
     @property
     def dtype(self) -> torch.dtype:
         """The one that most of the weights, by size, are stored in."""
+        from milkglass.models.safetensors_file import DTYPES
+
         sizes: dict[str, int] = {}
         for ref in self.tensors.values():
             sizes[ref.dtype] = sizes.get(ref.dtype, 0) + ref.bytes
@@ -78,21 +80,27 @@ class Checkpoint:
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, in its own dtype, in memory of our own (one copy, not a mapping)."""
+        from milkglass.models.safetensors_file import read_whole
+
         return read_whole(self._readable(name))
 
     def mapped(self, name: str) -> torch.Tensor:
         """The whole tensor, in its own dtype, as it lies in its file: for tables, which may be larger than the memory.
         It must not be written to."""
+        from milkglass.models.safetensors_file import mapped
+
         return mapped(self._readable(name))
 
     def _readable(self, name: str) -> TensorRef:
         ref = self.tensors[name]
-        if ref.dtype not in DTYPES:
-            raise CorruptCheckpoint(f"{name} is stored as {ref.dtype}", f"convert it to one of {', '.join(DTYPES)}")
+        if ref.dtype not in READABLE:
+            raise CorruptCheckpoint(f"{name} is stored as {ref.dtype}", f"convert it to one of {', '.join(READABLE)}")
         return ref
 
     def digest(self, progress: Progress | None = None) -> str:
         """`sha256:...` over each tensor's name, dtype, shape and bytes: the same however the model is sharded."""
+        from milkglass.models.safetensors_file import read_bytes
+
         progress, whole = progress or no_progress, hashlib.sha256()
         for name in sorted(self.tensors):
             ref = self.tensors[name]

@@ -62,7 +62,7 @@ def tokenize_all(tokenizer: Any, pieces: Sequence[TextPiece]) -> tuple[list[int]
 def special_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return the special tokens that the tokenizer puts before and after a text."""
     bare, _ = _tokens(tokenizer, "a", True)
-    whole = tokenizer("a", add_special_tokens=True, truncation=False, verbose=False)["input_ids"]
+    whole = tokenizer("a", add_special_tokens=True, truncation=False)["input_ids"]
     for start in range(len(whole) - len(bare) + 1):
         if whole[start : start + len(bare)] == bare:
             return whole[:start], whole[start + len(bare) :]
@@ -87,7 +87,7 @@ def _letters(text: str) -> str:
 
 def _tokens(tokenizer: Any, text: str, literal: bool) -> tuple[list[int], Offsets]:
     batch = tokenizer(
-        text, add_special_tokens=False, return_offsets_mapping=True, padding=False, truncation=False, verbose=False,
+        text, add_special_tokens=False, return_offsets_mapping=True, truncation=False,
         split_special_tokens=literal,
     )  # fmt: skip
     return list(batch["input_ids"]), [(int(start), int(stop)) for start, stop in batch["offset_mapping"]]

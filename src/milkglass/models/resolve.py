@@ -27,7 +27,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound
@@ -81,7 +81,7 @@ class Embedded:
 
     def _unknown(self) -> list[str]:
         """The versions that convert it, where they are not those of CONVERTERS."""
-        here = {name: version(name) for name in CONVERTERS} if self.made else CONVERTERS
+        here = {name: _version(name, own) for name, own in CONVERTERS.items()} if self.made else CONVERTERS
         return [] if here == CONVERTERS else [*here.values()]
 
 
@@ -126,14 +126,25 @@ CONVERTERS = {"transformers": "5.23.0", "tokenizers": "0.23.3", "safetensors": "
 ASKED = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # somebody has said what is to be shown
 
 
+def _version(package: str, otherwise: str) -> str:
+    """Return the installed version; `otherwise` for a package that is not installed, and so converts nothing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return otherwise
+
+
 def cache_folder() -> Path:
     return Path(os.environ.get("MILKGLASS_CACHE") or Path.home() / ".cache" / "milkglass")
 
 
 def resolve(ref: str) -> Path:
-    """The local folder of a model. Raises ModelNotFound or CorruptCheckpoint. Whatever loads it afterwards in this
-    process is quiet, see `quiet`."""
-    quiet()
+    """Return the local folder of a model.
+
+    Raises:
+        ModelNotFound: There is none.
+        CorruptCheckpoint: An embedded one is not the file that was published.
+    """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # else the hub is told the versions of torch and the like
     if ref in EMBEDDED:
         return _embedded(EMBEDDED[ref])
@@ -299,6 +310,7 @@ def _package_file(model: Embedded) -> Path:
 
 def _convert_gguf(source: Path, target: Path) -> None:
     """Dequantise. transformers leaves a quantisation config that would refuse to be saved, so the model is rebuilt."""
+    quiet()
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 

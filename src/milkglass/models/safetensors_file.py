@@ -20,10 +20,10 @@ from typing import IO, Any, Protocol
 import torch
 
 from milkglass.errors import CorruptCheckpoint
-from milkglass.models.safetensors_header import METADATA, PLAIN, TensorRef
+from milkglass.models.safetensors_header import METADATA, PLAIN, READABLE, TensorRef
 from milkglass.progress import Progress, no_progress
 
-DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES: dict[str, torch.dtype] = dict(zip(READABLE, (torch.float32, torch.float16, torch.bfloat16), strict=True))
 CHUNK = 1 << 22  # bytes copied or hashed at a time
 KEPT = 1 << 26  # bytes after which what is written is brought to the disk, so that a killed run goes on from there
 

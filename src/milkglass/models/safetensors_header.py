@@ -23,6 +23,7 @@ from milkglass.unique_keys import unique_keys
 
 WIDTH = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
          "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
+READABLE = ("F32", "F16", "BF16")  # what tables and weights are stored in, for us to read them
 METADATA = "__metadata__"
 PLAIN = {"format": "pt"}  # the only note that a file of ours carries
 ENTRY = {"dtype", "shape", "data_offsets"}

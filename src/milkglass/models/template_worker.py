@@ -1,8 +1,11 @@
 """`python -m milkglass.models.template_worker`: renders chat templates for another process, until its input closes.
 
 A chat template is a program that came with a model. It runs here, without the key, the passphrase or the network's
-secrets of the process that asks, and with a bound on memory. The deadline is that process's: it ends this one
-(chat_template.py). Each request and each answer is one line of JSON; an empty answer comes first.
+secrets of the process that asks, in Jinja's sandbox, and with a bound on memory. The deadline is that process's: it
+ends this one (chat_template.py). Each request and each answer is one line of JSON; an empty answer comes first.
+
+What a template sees is what transformers lets one see (`utils/chat_template_utils.py`): the same extensions, filters
+and functions, and plain JSON values alone. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -10,19 +13,138 @@ from __future__ import annotations
 import json
 import os
 import resource
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
 from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from milkglass.system import close_memory
 
 MEMORY = 1 << 29  # bytes that rendering may add to what the process has when it has loaded its modules
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's thoughts; templates read the first
+
+
+class Generation(jinja2.ext.Extension):
+    """The tag `{% generation %}`, which marks an assistant's words for training: here its body is rendered."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class TemplateDict:
+    """`dict` in a template: only what makes a dict of plain values, nothing of Python's type."""
+
+    def __call__(self, *pairs: Any, **entries: Any) -> dict[Any, Any]:
+        return dict(*pairs, **entries)
+
+    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
+        """Return a dict of these keys with one value."""
+        return dict.fromkeys(*arguments)
+
+
+class TemplateNamespace(jinja2.utils.Namespace):
+    """`namespace` in a template: it takes no name that begins with an underscore, by which Python could be reached."""
+
+    def __init__(*arguments: Any, **entries: Any) -> None:
+        self, *rest = arguments  # a template may call an entry `self`
+        whole: dict[Any, Any] = dict(*rest, **entries)
+        for name in whole:
+            _require_public(name)
+        jinja2.utils.Namespace.__init__(self, whole)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _require_public(name)
+        super().__setitem__(name, value)
+
+
+def _require_public(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a template's namespace cannot hold {name!r}")
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON; Jinja's own filter would write `<` and the like for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """Return what a template runs in."""
+    result = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    result.filters["tojson"] = _to_json
+    result.globals |= {
+        "raise_exception": _refuse, "strftime_now": _now, "dict": TemplateDict(), "namespace": TemplateNamespace,
+    }  # fmt: skip
+    return result
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> jinja2.Template:
+    return environment().from_string(template)
+
+
+def rendered(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    add_generation_prompt: bool,
+    options: Mapping[str, Any],
+) -> str:
+    """Return a conversation in a template. All values are of JSON, as the process that asks sent them."""
+    return _compiled(template).render(
+        messages=[_with_thoughts(one) for one in messages],
+        tools=tools,
+        documents=None,
+        add_generation_prompt=add_generation_prompt,
+        **options,
+    )
+
+
+def _with_thoughts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message whose thoughts stand under the names that templates read, whatever theirs is."""
+    thoughts = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
+
+
+def _names(template: str) -> list[str]:
+    """Return the variables that a template reads and does not set."""
+    whole = environment()
+    return sorted(jinja2.meta.find_undeclared_variables(whole.parse(template)))
 
 
 def main() -> None:
+    """Answer requests until the input closes."""
     reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    import jinja2
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     close_memory()  # it is given texts
     bound = _address_space() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
@@ -34,14 +156,8 @@ def main() -> None:
             if request["call"] == "names":
                 answer: dict[str, Any] = {"names": _names(request["template"])}
             else:
-                texts, _ = render_jinja_template(
-                    conversations=[request["messages"]],
-                    tools=request["tools"],
-                    chat_template=request["template"],
-                    add_generation_prompt=request["add_generation_prompt"],
-                    **request["options"],
-                )
-                answer = {"text": texts[0]}
+                parts = ("template", "messages", "tools", "add_generation_prompt", "options")
+                answer = {"text": rendered(*(request[part] for part in parts))}
             written = json.dumps(answer).encode() + b"\n"
         except MemoryError:
             written = b'{"fault": "memory"}\n'
@@ -51,15 +167,6 @@ def main() -> None:
             written = b'{"fault": "failed"}\n'
         writing.write(written)
         writing.flush()
-
-
-def _names(template: str) -> list[str]:
-    """The variables that a template reads and does not set."""
-    from jinja2 import meta
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    environment = _compile_jinja_template("").environment
-    return sorted(meta.find_undeclared_variables(environment.parse(template)))
 
 
 def _address_space() -> int:

@@ -1,64 +1,438 @@
-"""A model's own tokenizer: loaded from its folder alone, how many tokens the model and it take, and a lock for threads.
+"""A model's own tokenizer: read from its folder alone by the `tokenizers` library, and safe for threads.
 
-Out of scope: keys, texts.
+It gives the ids, texts, special tokens and chat templates that transformers' AutoTokenizer gives for the folder, and
+imports neither transformers nor PyTorch. A folder without tokenizer.json, or of a kind that is not in
+tokenizer_kinds.py, is read by transformers, where that is installed.
+
+Out of scope: keys, and what a text may be.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
+from tokenizers import AddedToken
 
 from milkglass.errors import CodecError, CorruptCheckpoint, ModelError
-from milkglass.models.checkpoint import read_model_json, require_readable
+from milkglass.models.checkpoint import read_json, read_model_json, require_readable
 from milkglass.models.families import family_of
+from milkglass.models.tokenizer_kinds import KINDS, NAMED_TOKENS, kind_name
 from milkglass.models.tokenizer_parts import require_known_parts
 from milkglass.sequences import Ids
 
+UNLIMITED = int(1e30)  # model_max_length where a folder gives none, as transformers has it
+MAX_TRUNCATION = int(1e20)  # a longer limit cuts nothing
+# How BERT's decoder joins words to marks, and what stands there instead
+CLEAN_UP = (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), *((f" {end}", end) for end in
+            ("n't", "'m", "'s", "'ve", "'re"))  # fmt: skip
 
-def load_tokenizer(folder: Path, provider: bool = False) -> Any:
-    """Load a folder's fast tokenizer.
+
+def load_tokenizer(folder: Path, provider: bool = False) -> Tokenizer:
+    """Load a folder's tokenizer.
 
     Args:
-        folder: Its tokenizer.json is read, and no other place.
+        folder: Its files are read, and no other place.
         provider: Whether the folder came from a provider that must not read the texts (tokenizer_parts.py).
 
     Raises:
         ModelError: There is none that can be loaded, or it has a part whose effect on a text is not known.
     """
-    from transformers import AutoTokenizer
-
     require_readable(folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = _read(folder)
     except BaseException as error:
-        if not isinstance(error, Exception) and not is_panic(error):
+        if isinstance(error, ModelError) or (not isinstance(error, Exception) and not is_panic(error)):
             raise
         raise ModelError(
             f"the tokenizer in {folder.name} cannot be loaded ({type(error).__name__})",
             "a tokenizer.json is needed: save it with a fast tokenizer's save_pretrained",
         ) from error
-    if not tokenizer.is_fast:
-        raise ModelError(f"{folder.name} has no fast tokenizer", "save a tokenizer.json beside the model")
     require_known_parts(tokenizer, folder.name, provider)
     return tokenizer
 
 
+class Tokenizer:
+    """Text to ids and back.
+
+    A tokenizer of the library keeps settings between calls, among them whether special tokens are read in a text. A
+    call sets them and then reads the text. So threads take turns: the settings of one never hold for another's text.
+
+    Attributes:
+        backend_tokenizer: The library's tokenizer.
+        special_tokens_map: The special tokens with a name, such as `eos_token`.
+        all_special_tokens: Those, and the others that the folder calls special, each once.
+        chat_template: A template, several by name, or None.
+        model_max_length: Tokens that the model takes, as tokenizer_config.json states it: not checked.
+        token_types: Whether the tokenizer tells the two texts of a pair apart.
+
+    Raises:
+        CodecError: From each method that reads or writes a text: the library panicked, for example where a pattern of
+            the tokenizer took too many steps.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special: Mapping[str, str] | None = None,
+        more_special: Sequence[str] = (),
+        chat_template: str | Mapping[str, str] | None = None,
+        model_max_length: Any = UNLIMITED,
+        token_types: bool = False,
+        truncation_side: str = "right",
+        cleans_up: bool = False,
+        splits_special: bool = False,
+    ) -> None:
+        self.backend_tokenizer, self.special_tokens_map = backend, dict(special or {})
+        self.all_special_tokens = list(dict.fromkeys([*self.special_tokens_map.values(), *more_special]))
+        self.chat_template, self.model_max_length, self.token_types = chat_template, model_max_length, token_types
+        self._side, self._cleans_up, self._splits_special = truncation_side, cleans_up, splits_special
+        self._lock = threading.RLock()
+        backend.no_padding()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.RLock())
+
+    # --- text to ids --------------------------------------------------------------------------------------------------
+    def __call__(
+        self,
+        texts: str | Sequence[str],
+        pairs: str | Sequence[str] | None = None,
+        *,
+        add_special_tokens: bool = True,
+        truncation: bool = False,
+        max_length: int | None = None,
+        split_special_tokens: bool | None = None,
+        return_offsets_mapping: bool = False,
+        return_special_tokens_mask: bool = False,
+    ) -> dict[str, Any]:
+        """Return `input_ids`, a list for each text, and as much of each token as asked for.
+
+        `token_type_ids` (which text of a pair a token is of) are there if the tokenizer has them.
+
+        Args:
+            texts: One text, whose lists are returned without a list around them, or several.
+            pairs: The second text of each.
+            add_special_tokens: Whether the special tokens around a text are added.
+            truncation: Whether longer texts are cut to `max_length` (default: what the model takes).
+            max_length: Tokens, the special ones among them.
+            split_special_tokens: Whether what looks like a special token in a text is text.
+            return_offsets_mapping: Whether `offset_mapping` is returned: each token's (start, stop) in its text.
+            return_special_tokens_mask: Whether `special_tokens_mask` is returned: 1 for a token that was added.
+        """
+        alone = isinstance(texts, str)
+        first = [texts] if alone else list(texts)
+        second = ([pairs] if pairs else None) if isinstance(pairs, str) else pairs
+        limit = (self.model_max_length if max_length is None else max_length) if truncation else None
+        literal = self._splits_special if split_special_tokens is None else split_special_tokens
+        with self._turn() as backend:
+            if limit is None or limit > MAX_TRUNCATION:
+                backend.no_truncation()
+            else:
+                backend.enable_truncation(limit, direction=self._side)
+            backend.encode_special_tokens = literal
+            read = backend.encode_batch if return_offsets_mapping else backend.encode_batch_fast
+            given = first if second is None else list(zip(first, second, strict=True))
+            encodings = read(given, add_special_tokens=add_special_tokens)
+        result: dict[str, list[Any]] = {"input_ids": [one.ids for one in encodings]}
+        if self.token_types:
+            result["token_type_ids"] = [one.type_ids for one in encodings]
+        if return_offsets_mapping:
+            result["offset_mapping"] = [one.offsets for one in encodings]
+        if return_special_tokens_mask:
+            result["special_tokens_mask"] = [one.special_tokens_mask for one in encodings]
+        return {name: lists[0] for name, lists in result.items()} if alone else result
+
+    def num_special_tokens_to_add(self, pair: bool = False) -> int:
+        """Return how many special tokens are added to a text, or to a pair of texts."""
+        return int(self.backend_tokenizer.num_special_tokens_to_add(pair))
+
+    # --- ids to text --------------------------------------------------------------------------------------------------
+    def decode(
+        self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
+    ) -> str:
+        """Return the text of ids (t,), a list, an array or one number.
+
+        Args:
+            ids: Token ids.
+            skip_special_tokens: Whether special tokens are left out.
+            clean_up_tokenization_spaces: Whether WordPiece's spaces before marks are left out. None: as the folder
+                has it.
+        """
+        whole = ids.tolist() if hasattr(ids, "tolist") else ids
+        with self._turn() as backend:
+            text = str(backend.decode([whole] if isinstance(whole, int) else list(whole), skip_special_tokens))
+        cleans = self._cleans_up if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
+        if cleans and type(self.backend_tokenizer.model).__name__ != "BPE":
+            for apart, joined in CLEAN_UP:
+                text = text.replace(apart, joined)
+        return text
+
+    def batch_decode(self, rows: Any, **options: Any) -> list[str]:
+        """Return the text of each row, as `decode` does."""
+        return [self.decode(row, **options) for row in rows]
+
+    # --- tokens -------------------------------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        return int(self.backend_tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def __bool__(self) -> bool:
+        return True
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the id of each token, added ones among them."""
+        return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """By id the tokens that were added to the vocabulary, special ones among them."""
+        return dict(self.backend_tokenizer.get_added_tokens_decoder())
+
+    @property
+    def added_tokens_encoder(self) -> dict[str, int]:
+        """By text the ids of `added_tokens_decoder`."""
+        return {token.content: number for number, token in sorted(self.added_tokens_decoder.items())}
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        """Return the id of a token, or of each: of one that does not exist that of the unknown token, or None."""
+        if not isinstance(tokens, str):
+            return [self.convert_tokens_to_ids(one) for one in tokens]
+        number = self.backend_tokenizer.token_to_id(tokens)
+        return self.unk_token_id if number is None and tokens != self.unk_token else number
+
+    def convert_ids_to_tokens(self, ids: Any) -> Any:
+        """Return the token of an id, or of each; None for one that has none."""
+        if np.ndim(ids) == 0:
+            return self.backend_tokenizer.id_to_token(int(ids))
+        return [self.backend_tokenizer.id_to_token(int(one)) for one in ids]
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """The ids of `all_special_tokens`."""
+        return list(self.convert_tokens_to_ids(self.all_special_tokens))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a special token by its name (`eos_token`), or its id (`eos_token_id`); None where there is none."""
+        token, _, end = name.partition("_token")
+        if name.startswith("_") or end not in ("", "_id") or f"{token}_token" not in NAMED_TOKENS:
+            raise AttributeError(f"a tokenizer has no attribute {name!r}")
+        value = self.special_tokens_map.get(f"{token}_token")
+        return value if value is None or not end else self.convert_tokens_to_ids(value)
+
+    # --- conversations ------------------------------------------------------------------------------------------------
+    def template(self, with_tools: bool = False) -> str:
+        """Return the chat template; of several the one for tools, if there are tools and it exists.
+
+        Raises:
+            ValueError: There is none, or none without a name of its own.
+        """
+        if not isinstance(self.chat_template, Mapping):
+            if self.chat_template is None:
+                raise ValueError("the tokenizer has no chat template")
+            return self.chat_template
+        for name in ("tool_use", "default")[not with_tools :]:
+            if name in self.chat_template:
+                return self.chat_template[name]
+        raise ValueError("the tokenizer has several chat templates, and none is the default")
+
+    @contextmanager
+    def _turn(self) -> Iterator[tokenizers.Tokenizer]:
+        with self._lock:
+            try:
+                yield self.backend_tokenizer
+            except BaseException as error:
+                if not is_panic(error):
+                    raise
+                raise CodecError(
+                    "the tokenizer failed on this text", "use the tokenizer that the model was published with"
+                ) from None  # its message may quote the text
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+def _read(folder: Path) -> Tokenizer:
+    settings = _optional(folder / "tokenizer_config.json")
+    path = folder / "tokenizer.json"
+    if not path.is_file() or "auto_map" in settings or "fast_tokenizer_files" in settings:
+        return _by_transformers(folder)
+    text = path.read_text("utf-8")
+    kind = KINDS.get(kind_name(_optional(folder / "config.json"), settings, text))
+    if kind is None:
+        return _by_transformers(folder)
+    tokens, more_named, added = _special_tokens(folder, settings)
+    plain = {name: value for name, value in settings.items() if not name.endswith(("_token", "_tokens"))}
+    whole = {**kind.tokens, **plain, **tokens}
+    file = tokenizers.Tokenizer.from_str(text)
+    built = file if kind.build is None else kind.build(file, whole, text)
+    if built is None:
+        return _by_transformers(folder)
+    cut, filled = file.truncation, file.padding
+    if cut:
+        whole.setdefault("truncation_side", cut["direction"])
+    if filled:
+        whole.setdefault("pad_token", filled["pad_token"])
+    if file.post_processor is not None:
+        built.post_processor = file.post_processor
+    named = {name: whole[name] for name in NAMED_TOKENS if whole.get(name) is not None} | more_named
+    for value in named.values():
+        if not isinstance(value, str | AddedToken):
+            raise TypeError("a special token is neither a text nor an added token")
+    extra = list(whole.get("extra_special_tokens") or [])
+    _add(built, added, named, extra)
+    if file.post_processor is None:
+        built.post_processor = tokenizers.processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
+    special = {name: str(value) for name, value in named.items()}
+    names = settings.get("model_input_names")
+    limit = settings.get("model_max_length", settings.get("max_len"))
+    result = Tokenizer(
+        built,
+        special,
+        [str(one) for one in extra],
+        chat_template=_templates(folder, settings),
+        model_max_length=UNLIMITED if limit is None else limit,
+        token_types=kind.token_types if names is None else "token_type_ids" in names,
+        truncation_side=str(whole.get("truncation_side", "right")),
+        cleans_up=bool(settings.get("clean_up_tokenization_spaces")),
+        splits_special=bool(settings.get("split_special_tokens")),
+    )
+    if kind.finish is not None:
+        kind.finish(built, whole, result.convert_tokens_to_ids)
+    return result
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_model_json(path) if path.is_file() else {}
+
+
+def _special_tokens(
+    folder: Path, settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], dict[int, AddedToken]]:
+    """Return the special tokens of a folder's files, those with a name of the model's own, and the added tokens."""
+    tokens = {name: _token(value) for name, value in settings.items() if name.endswith(("_token", "_tokens"))}
+    if not tokens.get("extra_special_tokens") and "additional_special_tokens" in tokens:
+        tokens["extra_special_tokens"] = tokens.pop("additional_special_tokens")
+    named = {
+        name: tokens.pop(name)
+        for name in list(tokens)
+        if name.endswith("_token") and name not in NAMED_TOKENS and isinstance(tokens[name], str | AddedToken)
+    }
+    if isinstance(tokens.get("extra_special_tokens"), dict):
+        named |= tokens.pop("extra_special_tokens")
+    if "added_tokens_decoder" in settings:
+        added = {int(number): AddedToken(**one) for number, one in settings["added_tokens_decoder"].items()}
+    else:
+        for name, value in _optional(folder / "special_tokens_map.json").items():
+            tokens[name] = _mapped(name, value, tokens)
+        if isinstance(tokens.get("extra_special_tokens"), dict):
+            named |= tokens.pop("extra_special_tokens")
+        special = {str(tokens[name]) for name in NAMED_TOKENS if tokens.get(name)}
+        special |= {str(one) for one in tokens.get("extra_special_tokens") or []}
+        added = {
+            number: AddedToken(token, normalized=token not in special, special=token in special)
+            for token, number in _optional(folder / "added_tokens.json").items()
+        }
+        for one in read_json(folder / "tokenizer.json")["added_tokens"]:
+            number = one.pop("id")
+            added[number] = AddedToken(**one)
+    if "additional_special_tokens" in tokens:
+        tokens.setdefault("extra_special_tokens", tokens.pop("additional_special_tokens"))
+    by_text = {str(one): one for one in added.values()}
+    for name in NAMED_TOKENS:
+        if tokens.get(name) is not None:
+            tokens[name] = by_text.get(str(tokens[name]), tokens[name])
+    return tokens, named, added
+
+
+def _token(value: Any) -> Any:
+    """Return an entry with each added token in it, which JSON marks, as one."""
+    if isinstance(value, dict):
+        if value.get("__type") == "AddedToken":
+            return AddedToken(**{name: one for name, one in value.items() if name != "__type"})
+        return {name: _token(one) for name, one in value.items()}
+    return [_token(one) for one in value] if isinstance(value, list) else value
+
+
+def _mapped(name: str, value: Any, tokens: Mapping[str, Any]) -> Any:
+    """Return an entry of special_tokens_map.json, a file that older versions of transformers wrote."""
+    if name == "extra_special_tokens" and isinstance(value, list):
+        known = list(tokens.get(name) or [])
+        return known + [one for one in map(_marked, value) if one not in known]
+    return value if name == "extra_special_tokens" else _marked(value)
+
+
+def _marked(value: Any) -> Any:
+    return AddedToken(**{**value, "special": True}) if isinstance(value, dict) else value
+
+
+def _add(
+    built: tokenizers.Tokenizer, added: Mapping[int, AddedToken], named: Mapping[str, Any], extra: Sequence[Any]
+) -> None:
+    """Add the tokens that the files name, in the order of their ids, then what is special and not among them."""
+    tokens: list[Any] = [one for _, one in sorted(added.items())]
+    known = {token.content for token in built.get_added_tokens_decoder().values()} | {str(one) for one in tokens}
+    tokens += [one for one in named.values() if str(one) not in known and one not in tokens]
+    tokens += [one for one in extra if str(one) not in known and one not in tokens]
+    special = {str(one) for one in named.values()}
+    whole = [AddedToken(one, special=True) if isinstance(one, str) else one for one in tokens]
+    for one in whole:
+        one.special = one.special or str(one) in special
+    if whole:
+        built.add_tokens(whole)
+
+
+def _templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """Return the chat template, or several by name: of files of their own, or of tokenizer_config.json."""
+    files = {"default": folder / "chat_template.jinja"} if (folder / "chat_template.jinja").is_file() else {}
+    files |= {one.name.removesuffix(".jinja"): one for one in (folder / "additional_chat_templates").glob("*.jinja")}
+    found = {name: path.read_text("utf-8") for name, path in files.items()}
+    if found:
+        return found["default"] if list(found) == ["default"] else found
+    stated = settings.get("chat_template")
+    return {one["name"]: one["template"] for one in stated} if isinstance(stated, list) else stated
+
+
+def _by_transformers(folder: Path) -> Tokenizer:
+    """Read a tokenizer that only transformers can read.
+
+    Raises:
+        ModelError: transformers is not installed, or what it reads is not a fast tokenizer.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ModelError(
+            f"the tokenizer in {folder.name} has no tokenizer.json of a kind that is read without transformers",
+            "pip install 'milkglass[train]', or save a tokenizer.json beside the model",
+        ) from None
+    other = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    if not other.is_fast:
+        raise ModelError(f"{folder.name} has no fast tokenizer", "save a tokenizer.json beside the model")
+    return Tokenizer(
+        other.backend_tokenizer, other.special_tokens_map, other.all_special_tokens, other.chat_template,
+        other.model_max_length, "token_type_ids" in other.model_input_names, other.truncation_side,
+        bool(other.clean_up_tokenization_spaces), bool(other.split_special_tokens),
+    )  # fmt: skip
+
+
+# --- what others ask of it --------------------------------------------------------------------------------------------
 def is_panic(error: BaseException) -> bool:
     """Whether the tokenizers library panicked, as on some files and texts, with an error that is no Exception."""
     return not isinstance(error, Exception) and type(error).__name__ == "PanicException"
 
 
-def decodes_by_byte(tokenizer: Any) -> bool:
+def decodes_by_byte(tokenizer: Tokenizer) -> bool:
     """Whether a character that has no token is several tokens, of a byte each (SentencePiece's byte fallback)."""
     return "ByteFallback" in repr(tokenizer.backend_tokenizer.decoder)
 
 
-def longest(folder: Path, tokenizer: Any) -> int:
+def longest(folder: Path, tokenizer: Tokenizer) -> int:
     """Tokens at most. A family that counts positions from an id (RoBERTa's padding) loses those up to it."""
     config = read_model_json(folder / "config.json")
     positions = config.get("max_position_embeddings") or config.get("n_positions")
@@ -83,44 +457,3 @@ def added(read: Callable[[Ids], str], before: int, one: int) -> tuple[str, bool]
     head, both = read(np.array([before])), read(np.array([before, one]))
     more = both[len(head) :] if both.startswith(head) else f" {alone}"
     return (more.strip() or alone, not more[:1].isspace()) if more else (alone, False)
-
-
-class LockedTokenizer:
-    """A tokenizer that several threads use: what reads or writes a text waits for its turn.
-
-    A fast tokenizer keeps settings between calls, among them whether special tokens are read in a text. A call sets
-    them and then reads the text. Without a lock, the settings of one thread would hold for another thread's text.
-
-    Raises:
-        CodecError: The tokenizer panicked, for example where a pattern of its own took too many steps.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self._lock = tokenizer, threading.RLock()
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        with self._lock:
-            try:
-                yield
-            except BaseException as error:
-                if not is_panic(error):
-                    raise
-                raise CodecError(
-                    "the tokenizer failed on this text", "use the tokenizer that the model was published with"
-                ) from None  # its message may quote the text
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        with self._turn():
-            return self._tokenizer(*arguments, **options)
-
-    def decode(self, *arguments: Any, **options: Any) -> Any:
-        with self._turn():
-            return self._tokenizer.decode(*arguments, **options)
-
-    def batch_decode(self, *arguments: Any, **options: Any) -> Any:
-        with self._turn():
-            return self._tokenizer.batch_decode(*arguments, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)

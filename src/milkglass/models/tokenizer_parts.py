@@ -184,7 +184,7 @@ def _require_special_apart(tokenizer: Any, folder: str) -> None:
     for number in {*tokenizer.all_special_ids, *_special(tokenizer)}:
         token = tokenizer.convert_ids_to_tokens(number)
         for text in {str(token), tokenizer.decode([number]), " " + tokenizer.decode([number]).strip()}:
-            found = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+            found = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
             if number in found:
                 raise ModelError(
                     f"the tokenizer in {folder} calls an ordinary word special (token {number}): it would not be "

@@ -23,9 +23,8 @@ from typing import Any, TypeVar
 import httpx2
 from starlette.types import ASGIApp
 
-from milkglass.client.codec.codec import Codec
+from milkglass.client.codec.codec import Codec, codec_of
 from milkglass.client.key.file import UnlockedKey
-from milkglass.client.session import codec_of
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import MilkglassError

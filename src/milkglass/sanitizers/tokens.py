@@ -48,7 +48,7 @@ class TokenReader:
         """(t,) of each text, without the tokens that a model puts around a text."""
         if not texts:
             return []
-        batch = self.tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
+        batch = self.tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)
         return [np.asarray(one, np.int64) for one in batch["input_ids"]]
 
     def counts(self, texts: Iterable[str]) -> NDArray[np.int64]:

@@ -121,7 +121,7 @@ def require_pairs(about: folders.ClientAbout, pairs: bool) -> None:
 def sendable(reader: PublicTokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[np.bool_]:
     """(texts,) which are short enough; `PublicTokenizer.encode` refuses the others."""
     requested = (list(texts), None if pairs is None else list(pairs))
-    batch = reader.tokenizer(*requested, truncation=False, verbose=False, split_special_tokens=True)
+    batch = reader.tokenizer(*requested, truncation=False, split_special_tokens=True)
     return np.array([len(ids) <= reader.limit for ids in batch["input_ids"]], np.bool_)
 
 

@@ -114,8 +114,8 @@ class AuditedSite:
     def _encoded(self, texts: list[str]) -> Sequences:
         """Cut to what the model can take."""
         limit = longest(self.recorded.model, self.tokenizer)
-        cut = {"padding": False, "truncation": True, "max_length": limit}
-        ids = self.tokenizer(texts, **cut, split_special_tokens=True, verbose=False)["input_ids"] if texts else []
+        cut = {"truncation": True, "max_length": limit}
+        ids = self.tokenizer(texts, **cut, split_special_tokens=True)["input_ids"] if texts else []
         return Sequences.of(ids)
 
     def shadow_candidates(self) -> Candidates:

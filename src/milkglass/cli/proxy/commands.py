@@ -123,7 +123,7 @@ def proxy(
     upstream = endpoint.upstream(server)
     names, files = named_keys(endpoint.serves or ())
     unlocked = _opened(key, files)
-    from milkglass.client.session import codec_of
+    from milkglass.client.codec.codec import codec_of
     from milkglass.proxy.run import run
 
     def ready(url: str, models: list[str]) -> None:

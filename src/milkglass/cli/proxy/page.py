@@ -57,8 +57,8 @@ def ui(
     if others := [file for file in files.values() if file.resolve() != key.require().resolve()]:
         raise UsageError(f"the page shows one key, and --serves names {others[0]} besides", "give one, with --key")
     unlocked = key.open()
+    from milkglass.client.codec.codec import codec_of
     from milkglass.client.key.generate import scheme_of
-    from milkglass.client.session import codec_of
     from milkglass.monitor.app import MonitorPage
     from milkglass.monitor.attacker import LiveAttacker
     from milkglass.proxy.run import run

@@ -293,7 +293,8 @@ def _optional(one: inspect.Parameter) -> inspect.Parameter:
 
 def open_session(key: KeyOptions, server: ServerOptions, unlocked: UnlockedKey | None = None) -> Session:
     """The session of a command: warnings go to stderr. unlocked: the key, where it was opened before data were read."""
-    from milkglass.client.session import Session, codec_of
+    from milkglass.client.codec.codec import codec_of
+    from milkglass.client.session import Session
 
     unlocked = unlocked or key.open()
     return Session(unlocked, codec_of(unlocked, key.model), server.open(), note)

@@ -32,12 +32,15 @@ from milkglass.client.codec.conversation import (
 from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, Tool, answerless, labelled
 from milkglass.client.codec.kept_ids import ANSWER_IDS, KeptIds
 from milkglass.client.codec.streaming import StreamDecoder
+from milkglass.client.key.file import UnlockedKey
 from milkglass.client.key.key import Key
+from milkglass.client.layout import tokenizer_digest
 from milkglass.client.model_sampling import ModelSampling
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
 from milkglass.models.checkpoint import read_generation
 from milkglass.models.pieces import TextPiece, special_around
-from milkglass.models.tokenizer import LockedTokenizer, decodes_by_byte, load_tokenizer, longest
+from milkglass.models.resolve import resolve
+from milkglass.models.tokenizer import Tokenizer, decodes_by_byte, load_tokenizer, longest
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Codec:
     """One key with its model's tokenizer. `limit` is how many tokens the model can take. `key_id` is the key's
     identifier; None for a codec that does not scramble."""
 
-    tokenizer: Any = field(repr=False)
+    tokenizer: Tokenizer = field(repr=False)
     sigma: Ids = field(repr=False)  # (n,) by original id: its scrambled id, the first where it has several
     inverse: NDArray[np.int64] = field(repr=False)  # (n',) by scrambled id
     visible: NDArray[np.bool_] = field(repr=False)  # by original id: the tokenizer has a token there, not a special one
@@ -62,15 +65,13 @@ class Codec:
     def open(cls, key: Key, folder: Path, draw: Draw = secret_draws) -> Codec:
         """`folder` is the original model's. draw: by what one of several ids is chosen, where a key gives a token
         several. Raises KeyForOtherModel when its tokenizer is not the key's."""
-        from milkglass.client.key.generate import tokenizer_digest
-
         digest, expected = tokenizer_digest(folder), key.info.tokenizer_digest
         if digest != expected:
             raise KeyForOtherModel(
                 f"the tokenizer in {folder.name} is {digest}, the key was made with {expected}",
                 "give the folder of the model that was scrambled",
             )
-        tokenizer = LockedTokenizer(load_tokenizer(folder))
+        tokenizer = load_tokenizer(folder)
         first = key.first
         size = len(first)
         known = np.zeros(size, np.bool_)
@@ -127,7 +128,7 @@ class Codec:
         limit = self._limit(max_length, special + reserved, 1 if pairs is None else 2)
         requested = (list(texts), None if pairs is None else list(pairs))
         literal = not templated
-        batch = self.tokenizer(*requested, padding=False, truncation=False, verbose=False, split_special_tokens=literal)
+        batch = self.tokenizer(*requested, truncation=False, split_special_tokens=literal)
         lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
         if (lengths <= special).any():
             raise EmptyText.of(int((lengths <= special).argmax()), "has no token", "leave empty texts out")
@@ -137,7 +138,6 @@ class Codec:
         elif long:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
             batch = self.tokenizer(
                 *requested,
-                padding=False,
                 truncation=True,
                 max_length=limit - reserved,
                 split_special_tokens=literal,
@@ -382,6 +382,16 @@ class Codec:
     def _text(self, original: list[int]) -> str:
         # No clean-up after the fact: it would change text that a stream has already shown.
         return self.tokenizer.decode(original, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:
+    """Return the codec of a key file with its model's tokenizer.
+
+    Args:
+        unlocked: The key file.
+        model: Where the original model is now, if it moved.
+    """
+    return Codec.open(unlocked.key, resolve(model or unlocked.key.info.model))
 
 
 def _whole_numbers(ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:

@@ -190,9 +190,7 @@ def _marked_text(tokenizer: Any, text: str, marks: tuple[str, str]) -> str:
         return text
     # A special token that is matched in normalized text may be there in other letters: only the tokenizer can tell.
     obeyed, literal = (
-        tokenizer(text, add_special_tokens=False, truncation=False, verbose=False, split_special_tokens=one)[
-            "input_ids"
-        ]
+        tokenizer(text, add_special_tokens=False, truncation=False, split_special_tokens=one)["input_ids"]
         for one in (False, True)
     )
     return text if obeyed == literal else f"{start}{text}{stop}"

@@ -109,9 +109,7 @@ def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int
     result = [None if len(one.pieces) == 1 else one.tokens(tokenizer) for one in rendered]
     texts = [one.text for one, done in zip(rendered, result, strict=True) if done is None]
     if texts:
-        batch = tokenizer(
-            texts, add_special_tokens=False, padding=False, truncation=False, return_offsets_mapping=True, verbose=False
-        )
+        batch = tokenizer(texts, add_special_tokens=False, truncation=False, return_offsets_mapping=True)
         several = zip(batch["input_ids"], batch["offset_mapping"], strict=True)
         return [next(several) if one is None else one for one in result]
     return [one for one in result if one is not None]
@@ -121,7 +119,7 @@ def answerless(
     tokenizer: Any, messages: Sequence[Message], place: int, length: int, done: LabelledIds, limit: int
 ) -> TooLong:
     """Why a conversation of `length` tokens, the one at `place`, has no answer within `limit`."""
-    contents = tokenizer([one["content"] for one in messages], add_special_tokens=False, verbose=False)
+    contents = tokenizer([one["content"] for one in messages], add_special_tokens=False)
     template, before = length - sum(map(len, contents["input_ids"])), done.unanswered[place]
     return TooLong.of(
         place,

@@ -220,7 +220,7 @@ def _written(codec: Codec, ids: Sequence[int], final: bool) -> tuple[Places, str
 def _own(tokenizer: Any, text: str) -> Own:
     """The tokenizer's own ids of a text, by the letters that they are of: several where they share one."""
     batch = tokenizer(
-        text, add_special_tokens=False, return_offsets_mapping=True, padding=False, truncation=False, verbose=False,
+        text, add_special_tokens=False, return_offsets_mapping=True, truncation=False,
         split_special_tokens=True,
     )  # fmt: skip
     result, held, begin = Own(), list[int](), 0

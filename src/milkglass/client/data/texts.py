@@ -116,12 +116,10 @@ def _marked(codec: Codec, texts: Sequence[str], scrambled: Sequences) -> tuple[N
     """Which tokens lie in a name and which in a number: (total,) each."""
     batch = codec.tokenizer(
         list(texts),
-        padding=False,
         truncation=True,
         max_length=codec.limit,
         return_offsets_mapping=True,
         split_special_tokens=True,
-        verbose=False,
     )
     if any(len(one) != length for one, length in zip(batch["input_ids"], scrambled.lengths, strict=True)):
         raise AssertionError("the tokenizer cut a text in two ways")

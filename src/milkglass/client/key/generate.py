@@ -22,10 +22,8 @@ nothing by being averaged. So they are kept by default. Any server that has a ta
 
 from __future__ import annotations
 
-import hashlib
 import unicodedata
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -35,7 +33,7 @@ from numpy.typing import NDArray
 from milkglass.client.config_ids import special_ids
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key, hashed_permutation, packed_groups, permutation
-from milkglass.client.layout import TOKENIZER_FILES
+from milkglass.client.layout import tokenizer_digest
 from milkglass.client.model_sampling import ModelSampling
 from milkglass.errors import CorruptCheckpoint, MissingExtra, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint, read_model_json
@@ -45,21 +43,6 @@ from milkglass.progress import Stage, no_stage
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.catalogue import SCHEMES, scheme_named
 from milkglass.schemes.scheme import Scheme
-
-
-def tokenizer_digest(folder: Path) -> str:
-    """`sha256:...` of the vocabulary and its rules. Raises UnsupportedModel when there is none.
-
-    Not of the chat template or the tokenizer's settings: those may be improved, and ids still mean the same.
-    """
-    present = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    if not present:
-        raise UnsupportedModel(f"{folder.name} has no tokenizer", f"one of {', '.join(TOKENIZER_FILES)} is needed")
-    used = present[:1] if present[0] == "tokenizer.json" else present
-    whole = hashlib.sha256()
-    for name in used:
-        whole.update(name.encode() + b"\0" + hashlib.sha256((folder / name).read_bytes()).digest())
-    return f"sha256:{whole.hexdigest()}"
 
 
 def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from milkglass import files
-from milkglass.client.key.generate import require_delta, require_kind, reserved_ids, single_ids, tokenizer_digest
-from milkglass.client.layout import unknown
+from milkglass.client.key.generate import require_delta, require_kind, reserved_ids, single_ids
+from milkglass.client.layout import tokenizer_digest, unknown
 from milkglass.client.obfuscate.covariant import new_width, require_layers
 from milkglass.client.obfuscate.scramble import mapped_configs
 from milkglass.errors import ModelError, UnsupportedModel, UsageError

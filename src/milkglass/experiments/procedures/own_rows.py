@@ -156,7 +156,7 @@ def compare(
 def cut_words(base: Checkpoint, rows: LabelledTexts, max_length: int) -> str:
     """What is said where rows are cut; "" where none is."""
     tokenizer = load_tokenizer(base.folder)
-    lengths = np.array([len(ids) for ids in tokenizer(list(rows.texts), rows.pairs, verbose=False)["input_ids"]])
+    lengths = np.array([len(ids) for ids in tokenizer(list(rows.texts), rows.pairs)["input_ids"]])
     if not (count := int((lengths > max_length).sum())):
         return ""
     return (

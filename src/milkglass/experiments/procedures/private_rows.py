@@ -142,7 +142,7 @@ def rows_of(
             break
         if not expected.least <= len(one.text.split()) <= expected.most:
             continue
-        result = tokenizer(one.text, split_special_tokens=True, verbose=False)["input_ids"]
+        result = tokenizer(one.text, split_special_tokens=True)["input_ids"]
         if not result or len(result) > expected.longest:
             continue
         if numbers is not None:

@@ -10,7 +10,7 @@ from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families.layers import LayerLayout, LayerNames
 from milkglass.models.families.residual import Residual, StreamNames, ends
-from milkglass.models.safetensors_file import DTYPES
+from milkglass.models.safetensors_header import READABLE
 
 Kind = Literal["encoder", "decoder"]
 
@@ -90,9 +90,9 @@ class Family:
                 "give a checkpoint of the plain architecture, not of an adapter or a multimodal wrapper",
             )
         ref = checkpoint.tensors[tables[0]]
-        if ref.dtype not in DTYPES:
+        if ref.dtype not in READABLE:
             raise UnsupportedModel(
-                f"the embedding table is stored as {ref.dtype}; {', '.join(DTYPES)} are supported",
+                f"the embedding table is stored as {ref.dtype}; {', '.join(READABLE)} are supported",
                 "quantised tables cannot be mixed: start from the unquantised model",
             )
         if "quantization_config" in checkpoint.config:

@@ -44,9 +44,9 @@ class TokenNames:
         """Of a byte-level vocabulary: the byte that each letter stands for."""
         if "ByteLevel" not in repr(self.codec.tokenizer.backend_tokenizer.decoder):
             return None
-        from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-        return {letter: byte for byte, letter in bytes_to_unicode().items()}
+        shown = [byte for byte in range(256) if chr(byte).isprintable() and byte not in (0x20, 0xA0, 0xAD)]
+        others = [byte for byte in range(256) if byte not in shown]
+        return {chr(byte): byte for byte in shown} | {chr(256 + at): byte for at, byte in enumerate(others)}
 
     def raw(self, original: int) -> bytes:
         """The bytes that a token adds to a text; of one without a text, its name."""

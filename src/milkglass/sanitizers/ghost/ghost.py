@@ -134,9 +134,7 @@ class Ghost:
         """Token ids, special ones included. What looks like a special token in a text is text."""
         if not texts:
             return Sequences.of([])
-        ids = self.tokenizer(
-            list(texts), padding=False, truncation=False, verbose=False, split_special_tokens=True,
-        )["input_ids"]  # fmt: skip
+        ids = self.tokenizer(list(texts), truncation=False, split_special_tokens=True)["input_ids"]
         sequences = Sequences.of(ids)
         least = self.tokenizer.num_special_tokens_to_add(pair=False)
         if (sequences.lengths <= least).any():

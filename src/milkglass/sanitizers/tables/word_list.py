@@ -107,8 +107,6 @@ def _ways(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, float]]
 
 
 def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    batch = tokenizer(
-        texts, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
-    )
+    batch = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)
     found: list[list[int]] = batch["input_ids"]
     return found

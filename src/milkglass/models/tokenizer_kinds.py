@@ -1,0 +1,246 @@
+"""Which tokenizer a folder's files describe: the kind that transformers' AutoTokenizer takes, and what it builds.
+
+Most kinds read tokenizer.json to the letter. Some keep its vocabulary and merges alone and build the rest from their
+own code and from tokenizer_config.json (`do_lower_case`, `add_prefix_space`). A model was trained with what its kind
+builds, so the same is built here, by the `tokenizers` library alone. `tests/models/test_tokenizer.py` compares every
+kind with the installed version of transformers.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+Settings = Mapping[str, Any]  # the entries of tokenizer_config.json, special tokens among them
+Build = Callable[[Tokenizer, Settings, str], Tokenizer | None]
+Finish = Callable[[Tokenizer, Settings, Callable[[str], Any]], None]
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TO_THE_LETTER = frozenset(
+    {"TokenizersBackend", "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer", "MistralCommonBackend"}
+)
+# The kind that a model type has where its files name none, or name one that is known to be wrong
+KIND_OF_TYPE = {
+    "bert": "BertTokenizer", "distilbert": "BertTokenizer", "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer", "gpt2": "GPT2Tokenizer", "mistral": "TokenizersBackend",
+    "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gemma": "GemmaTokenizer", "gemma2": "GemmaTokenizer",
+    "gemma3_text": "GemmaTokenizer",
+}  # fmt: skip
+WRONGLY_NAMED = frozenset({"qwen2"})  # model types whose published files name another kind than they need
+
+
+@dataclass(frozen=True)
+class TokenizerKind:
+    """What one kind of tokenizer takes from its own code.
+
+    Attributes:
+        tokens: The special tokens where tokenizer_config.json names none. None: nor does the padding of tokenizer.json.
+        token_types: Whether it tells the two texts of a pair apart.
+        build: Returns the tokenizer of a file, None where only transformers can build it. None: as the file has it.
+        finish: Sets what depends on the special tokens, after they were added.
+    """
+
+    tokens: Mapping[str, str | None]
+    token_types: bool = False
+    build: Build | None = None
+    finish: Finish | None = None
+
+
+def kind_name(config: Mapping[str, Any], settings: Settings, text: str) -> str:
+    """Return the name of the kind that AutoTokenizer takes for a folder.
+
+    Args:
+        config: Of config.json.
+        settings: Of tokenizer_config.json.
+        text: Of tokenizer.json.
+    """
+    model_type = str(config.get("model_type") or "")
+    registered = KIND_OF_TYPE.get(model_type)
+    stated = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    if not stated:
+        return registered or "TokenizersBackend"
+    declared = _general(str(stated))
+    wrong = model_type in WRONGLY_NAMED
+    if declared == "LlamaTokenizer" and not wrong and '"ByteLevel"' in text:
+        return "TokenizersBackend"
+    if registered and registered != declared:
+        return "TokenizersBackend" if registered == "TokenizersBackend" else registered if wrong else declared
+    return declared
+
+
+def _general(name: str) -> str:
+    """Return a kind's name without its former ending, and one name for all kinds that take a file to the letter."""
+    name = "TokenizersBackend" if name == "PreTrainedTokenizerFast" else name.removesuffix("Fast")
+    return "TokenizersBackend" if name in TO_THE_LETTER else name
+
+
+def _bert(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
+    if type(file.model).__name__ != "WordPiece":
+        return None
+    built = Tokenizer(models.WordPiece(file.get_vocab(with_added_tokens=False), unk_token=str(settings["unk_token"])))
+    built.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        strip_accents=settings.get("strip_accents"),
+        lowercase=settings.get("do_lower_case", True),
+    )
+    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    built.decoder = decoders.WordPiece(prefix="##")
+    return built
+
+
+def _finish_bert(built: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
+    first, last = str(settings["cls_token"]), str(settings["sep_token"])
+    numbers = [2 if number(first) is None else number(first), 3 if number(last) is None else number(last)]
+    built.post_processor = processors.TemplateProcessing(
+        single=f"{first}:0 $A:0 {last}:0",
+        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
+        special_tokens=list(zip([first, last], numbers, strict=True)),
+    )
+
+
+def _merged(file: Tokenizer, **flags: Any) -> Tokenizer | None:
+    """Return a tokenizer of the file's vocabulary and merges alone, with these settings of BPE."""
+    model = file.model
+    if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
+        return None
+    settings = {"dropout": None, "unk_token": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
+    for name, value in {**settings, **flags}.items():
+        setattr(model, name, value)
+    return Tokenizer(model)
+
+
+def _gpt2(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
+    if (built := _merged(file)) is not None:
+        built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get("add_prefix_space", False))
+        built.decoder = decoders.ByteLevel()
+    return built
+
+
+def _finish_roberta(built: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
+    last, first = str(settings["sep_token"]), str(settings["cls_token"])
+    built.post_processor = processors.RobertaProcessing(
+        (last, number(last)),
+        (first, number(first)),
+        settings.get("trim_offsets", True),
+        settings.get("add_prefix_space", False),
+    )
+
+
+def _xlm_roberta(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
+    plain = re.search(r'"unk_id"\s*:\s*3\b', text) and not re.search(r'"byte_fallback"\s*:\s*true', text)
+    if type(file.model).__name__ != "Unigram" or not plain:
+        return None
+    built = Tokenizer(file.model)
+    if (letters := _precompiled(file)) is not None:
+        built.normalizer = normalizers.Precompiled(letters)
+    scheme = "always" if settings.get("add_prefix_space", True) else "never"
+    built.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)]
+    )
+    built.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
+    return built
+
+
+def _precompiled(file: Tokenizer) -> bytes | None:
+    """Return SentencePiece's table of letters, which the file's normalizer holds."""
+    if file.normalizer is None:
+        return None
+    whole = json.loads(file.normalizer.__getstate__())
+    for part in whole["normalizers"] if whole["type"] == "Sequence" else [whole]:
+        if part["type"] == "Precompiled" and "precompiled_charsmap" in part:
+            return base64.b64decode(part["precompiled_charsmap"])
+    return None
+
+
+def _finish_xlm_roberta(built: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
+    first, last = str(settings["bos_token"]), str(settings["eos_token"])
+    built.post_processor = processors.TemplateProcessing(
+        single=[first, "$A", last],
+        pair=[first, "$A", last, last, "$B", last],
+        special_tokens=[(first, number(first)), (last, number(last))],
+    )
+
+
+def _llama(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
+    built = _merged(file, fuse_unk=True, byte_fallback=True)
+    if built is None:
+        return None
+    stated = settings.get("add_prefix_space")
+    spaced = True if stated is None else stated
+    scheme = ("always" if settings.get("legacy", False) else "first") if spaced else "never"
+    built.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    built.decoder = decoders.Sequence([*parts, decoders.Strip(content=" ", left=1)] if spaced else parts)
+    return built
+
+
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _qwen2(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
+    if (built := _merged(file)) is None:
+        return None
+    built.decoder = decoders.ByteLevel()
+    built.normalizer = normalizers.NFC()
+    spaced = bool(settings.get("add_prefix_space"))
+    built.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated", invert=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=False),
+        ]
+    )
+    return built
+
+
+def _finish_qwen2(built: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
+    tokens = dict.fromkeys(str(settings[name]) for name in NAMED_TOKENS if settings.get(name) is not None)
+    tokens |= dict.fromkeys(str(one) for one in settings.get("extra_special_tokens") or [])
+    built.add_tokens([AddedToken(one, special=True) for one in tokens])
+
+
+def _gemma(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
+    built = _merged(file, fuse_unk=True, byte_fallback=True, unk_token=str(settings["unk_token"]))
+    if built is None:
+        return None
+    built.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)
+    built.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    built.normalizer = normalizers.Replace(" ", "▁")
+    return built
+
+
+_BERT_TOKENS = {
+    "unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]",
+}  # fmt: skip
+_ROBERTA_TOKENS = {
+    "bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>",
+    "pad_token": "<pad>", "mask_token": "<mask>",
+}  # fmt: skip
+_GEMMA_TOKENS = {
+    "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>",
+}  # fmt: skip
+_END = "<|endoftext|>"
+_QWEN2_TOKENS = dict.fromkeys(("unk_token", "eos_token", "pad_token"), _END)
+KINDS = {
+    "TokenizersBackend": TokenizerKind({}),
+    "BertTokenizer": TokenizerKind(_BERT_TOKENS, True, _bert, _finish_bert),
+    "DistilBertTokenizer": TokenizerKind(_BERT_TOKENS, False, _bert, _finish_bert),
+    "RobertaTokenizer": TokenizerKind(_ROBERTA_TOKENS, False, _gpt2, _finish_roberta),
+    "XLMRobertaTokenizer": TokenizerKind(_ROBERTA_TOKENS, False, _xlm_roberta, _finish_xlm_roberta),
+    "GPT2Tokenizer": TokenizerKind(
+        {**dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END), "pad_token": None}, False, _gpt2
+    ),
+    "LlamaTokenizer": TokenizerKind({"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}, False, _llama),
+    "Qwen2Tokenizer": TokenizerKind(
+        dict.fromkeys(("unk_token", "eos_token", "pad_token"), _END), False, _qwen2, _finish_qwen2
+    ),
+    "GemmaTokenizer": TokenizerKind(_GEMMA_TOKENS, False, _gemma),
+}
