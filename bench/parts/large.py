@@ -16,7 +16,7 @@ from frame.rounds import seconds
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from milkglass.nearest.cosines import blocks, product
+from milkglass.nearest.products import blocks, product
 from milkglass.schemes.obfuslm import ObfusLM
 
 SIZE, QUICK = (128_256, 4096), (6000, 256)

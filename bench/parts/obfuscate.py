@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.models.resolve import resolve
-from milkglass.nearest.onednn import onednn_linear, packed
+from milkglass.nearest.products import onednn_linear, packed
 from milkglass.schemes.obfuslm import ObfusLM
 
 K, BETA, EPSILON = 10, 0.99, 0.1

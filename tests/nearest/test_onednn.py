@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from milkglass.nearest.onednn import multiply_by_onednn, onednn_linear, packed, quick_in_bf16
+from milkglass.nearest.products import multiply_by_onednn, onednn_linear, packed, quick_in_bf16
 
 KINDS = [torch.float32, *([torch.bfloat16] if quick_in_bf16() else [])]
 
@@ -34,7 +34,7 @@ def test_a_packed_weight_gives_the_same_products(shape: tuple[int, int], rows: i
 def test_a_limit_on_instructions_is_kept() -> None:
     """In a process of its own: oneDNN reads it once."""
     code = (
-        "import torch; from milkglass.nearest.onednn import onednn_linear, packed, quick_in_bf16\n"
+        "import torch; from milkglass.nearest.products import onednn_linear, packed, quick_in_bf16\n"
         "linear, kind = onednn_linear(), torch.bfloat16 if quick_in_bf16() else torch.float32\n"
         "if linear is not None: linear(torch.ones(3, 64, dtype=kind), packed(torch.ones(5, 64, dtype=kind)), None)"
     )

@@ -10,25 +10,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milkglass.nearest import cosines, top_k
-from milkglass.nearest.cosines import Cosines, exact, product
+from milkglass.nearest import products, top_k
+from milkglass.nearest.products import Cosines, exact, product, threads_each
 from milkglass.nearest.similarities import Metric
-from milkglass.nearest.threads import threads_each
 from milkglass.nearest.top_k import ExactIndex
 
 
-@pytest.fixture(autouse=True, params=[cosines.SMALL_BYTES, 0], ids=["small", "large"])
+@pytest.fixture(autouse=True, params=[products.SMALL_BYTES, 0], ids=["small", "large"])
 def as_small_or_large_table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are laid out once, and rows as they lie."""
-    monkeypatch.setattr(cosines, "SMALL_BYTES", request.param)
+    monkeypatch.setattr(products, "SMALL_BYTES", request.param)
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["bf16", "fp32"])
 def with_and_without_a_first_look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processors without instructions for bf16 have fp32 twice."""
-    monkeypatch.setattr(cosines, "UNDECIDED", 1.0)  # also where it does not pay
+    monkeypatch.setattr(products, "UNDECIDED", 1.0)  # also where it does not pay
     if not request.param:
-        monkeypatch.setattr(cosines, "quick_in_bf16", lambda: False)
+        monkeypatch.setattr(products, "quick_in_bf16", lambda: False)
 
 
 def literal(queries: torch.Tensor, table: torch.Tensor, metric: Metric) -> np.ndarray:
@@ -92,7 +91,7 @@ def test_distances_do_not_depend_on_the_origin(offset: float, noise: float) -> N
 def test_the_answer_does_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch, metric: Metric) -> None:
     table, queries = rows_of(2000, 24, 1), rows_of(90, 24, 2)
     whole = top_k.top_k(queries, table, 9, metric)
-    monkeypatch.setattr(cosines, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(products, "BLOCK_BYTES", 1 << 12)
     monkeypatch.setattr(top_k, "BLOCK_BYTES", 1 << 12)
     monkeypatch.setattr(top_k, "COSINE_BYTES", 1 << 12)
     parts = top_k.top_k(queries, table, 9, metric)
@@ -132,16 +131,16 @@ def test_the_worst_rows_for_bf16_are_no_further_off_than_said(losing: str) -> No
 
 
 def test_no_first_look_where_cosines_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cosines, "UNDECIDED", 1 / 200)
+    monkeypatch.setattr(products, "UNDECIDED", 1 / 200)
     apart, crowded = rows_of(3000, 128, 10), 1 + 0.05 * rows_of(3000, 128, 11)
     assert Cosines.of(crowded, look=10).lost is None and Cosines.of(apart, look=1000).lost is None
     assert Cosines.of(apart, look=0).lost is None
-    assert (Cosines.of(apart, look=3).lost is not None) == cosines.quick_in_bf16()
+    assert (Cosines.of(apart, look=3).lost is not None) == products.quick_in_bf16()
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_some_cosines_are_measured_again_in_fp32(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cosines, "BLOCK_BYTES", 4 * 24 * 7)
+    monkeypatch.setattr(products, "BLOCK_BYTES", 4 * 24 * 7)
     table, others = rows_of(60, 24, 9).to(kind), np.array([3, 59, 7, *range(20, 50)])
     table[7] = 0
     one = Cosines.of(table)
@@ -156,8 +155,8 @@ def test_cosines_do_not_follow_torchs_default_dtype(
 ) -> None:
     """A program that loads a model may have set another one."""
     if not small:
-        monkeypatch.setattr(cosines, "SMALL_BYTES", 0)
-        monkeypatch.setattr(cosines, "BLOCK_BYTES", 64 * 4 * 7)
+        monkeypatch.setattr(products, "SMALL_BYTES", 0)
+        monkeypatch.setattr(products, "BLOCK_BYTES", 64 * 4 * 7)
     table = torch.randn(300, 64, generator=torch.Generator().manual_seed(0))
     expected = torch.nn.functional.cosine_similarity(table[:5].double()[:, None], table.double(), dim=2)
     torch.set_default_dtype(kind)

@@ -18,7 +18,7 @@ from milkglass.attacks.embeddings.knn import nearest  # noqa: E402
 from milkglass.errors import UsageError  # noqa: E402
 from milkglass.models.checkpoint import Checkpoint  # noqa: E402
 from milkglass.models.resolve import resolve  # noqa: E402
-from milkglass.nearest.cosines import SMALL_BYTES
+from milkglass.nearest.products import SMALL_BYTES
 from milkglass.schemes.clustering import MANY_ROWS, embed_cluster, merge_small, zero_rows
 from milkglass.schemes.mixture import Mixture  # noqa: E402
 from milkglass.schemes.obfuslm import ObfusLM
@@ -51,7 +51,7 @@ def test_same_clusters_as_the_paper(seed: int, n: int, k: int, beta: float, dupl
 
 
 def test_same_clusters_in_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkglass.nearest.cosines.BLOCK_BYTES", 1 << 15)
+    monkeypatch.setattr("milkglass.nearest.products.BLOCK_BYTES", 1 << 15)
     monkeypatch.setattr("milkglass.schemes.mixture.BLOCK_BYTES", 1 << 15)
     table = table_of(3, 1500, 24, 200)
     order = np.random.default_rng(4).permutation(1500)
@@ -187,9 +187,9 @@ def test_same_clusters_where_most_rows_are_never_looked_at(
 ) -> None:
     """Large enough for likely values (nearest/select.py); with a first look in bf16 (many = 0) and without; part of a
     table with zeros, equal rows and tiny ones."""
-    monkeypatch.setattr("milkglass.nearest.cosines.SMALL_BYTES", small)
+    monkeypatch.setattr("milkglass.nearest.products.SMALL_BYTES", small)
     monkeypatch.setattr("milkglass.schemes.clustering.MANY_ROWS", many)
-    monkeypatch.setattr("milkglass.nearest.cosines.UNDECIDED", 1.0)
+    monkeypatch.setattr("milkglass.nearest.products.UNDECIDED", 1.0)
     table = table_of(11, 2100, 16, 40)
     table[5], table[50:60] = 0, table[50:60] * tiny
     table = table.to(dtype)
@@ -205,8 +205,8 @@ def test_same_clusters_of_rows_that_bf16_holds(
     seed: int, dtype: torch.dtype, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Signs, times small integers: they lose nothing in bf16, but their products do."""
-    monkeypatch.setattr("milkglass.nearest.cosines.SMALL_BYTES", small)
-    monkeypatch.setattr("milkglass.nearest.cosines.UNDECIDED", 1.0)
+    monkeypatch.setattr("milkglass.nearest.products.SMALL_BYTES", small)
+    monkeypatch.setattr("milkglass.nearest.products.UNDECIDED", 1.0)
     monkeypatch.setattr("milkglass.schemes.clustering.MANY_ROWS", 0)
     rng = np.random.default_rng(seed)
     signs = rng.choice([-1.0, 1.0], size=(600, 256), p=[0.2, 0.8]) * rng.integers(1, 8, size=(600, 1))

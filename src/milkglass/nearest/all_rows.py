@@ -43,7 +43,7 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
 
     Raises UsageError where k is not from 1 to n - 1, or a row is not finite.
     """
-    from milkglass.nearest.threads import threads_each  # imports torch, which listing methods does not need
+    from milkglass.nearest.products import threads_each  # imports torch, which listing methods does not need
 
     n = len(vectors)
     require_k(k, n - 1, lowest=1)
@@ -86,7 +86,7 @@ def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.floa
     """(n,) a cosine that more than k others are likely to reach: three deviations more than k are expected to."""
     import torch
 
-    from milkglass.nearest.cosines import Cosines
+    from milkglass.nearest.products import Cosines
 
     n, size = len(unit), min(SAMPLE, len(unit))
     sample = Cosines.of(torch.from_numpy(unit[np.linspace(0, n - 1, size).astype(np.int64)]))
@@ -107,7 +107,7 @@ def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, left: int) ->
     """One tile: what reaches its row's bound; and what reaches its column's, turned. On the diagonal both are alike."""
     import torch
 
-    from milkglass.nearest.cosines import product
+    from milkglass.nearest.products import product
 
     block = product(torch.from_numpy(unit[top : top + TILE]), torch.from_numpy(unit[left : left + TILE])).numpy()
     if top == left:

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.nearest.cosines import Cosines, exact
+from milkglass.nearest.products import Cosines, Slack, exact
 from milkglass.nearest.select import Ids, LikelyRow
-from milkglass.nearest.slack import Slack
 
 DECIMALS = 10  # cosines are compared to ten decimals, so that ties fall to the lower index on every machine
 OUTSIDE = -2.0  # the rough value of rows that do not take part

@@ -14,11 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.nearest.cosines import BLOCK_BYTES, TINY, Cosines, blocks
+from milkglass.nearest.products import BLOCK_BYTES, TINY, Cosines, Slack, blocks, threads_each
 from milkglass.nearest.seed_row import OUTSIDE, SeedRow
 from milkglass.nearest.select import Likely
-from milkglass.nearest.slack import Slack
-from milkglass.nearest.threads import threads_each
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
 

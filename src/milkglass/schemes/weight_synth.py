@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.nearest.cosines import BLOCK_BYTES
+from milkglass.nearest.products import BLOCK_BYTES
 from milkglass.nearest.seed_row import DECIMALS
 from milkglass.schemes.clustering import unit_rows
 from milkglass.schemes.mixture import Ids

@@ -1,33 +1,178 @@
 """Products and cosines of some rows with all rows of a table, in fp32, and exact ones of a few.
 
-oneDNN, which torch brings, makes the products; on processors of AMD it is up to three times as fast as the library
-that `torch.mm` calls. Where the processor has instructions for bf16 (AMX, AVX-512 BF16), a first look is made in it: it
-takes half the time or less, and is off by as much as rows lose when they are rounded, which is measured, and as the
-result does. What it leaves open must be looked at again (`measured`), so it is not made where cosines crowd.
+oneDNN, which torch brings, makes the products: on processors of AMD it is up to three times as fast as the library that
+`torch.mm` calls. Where the processor has instructions for bf16 (AMX, AVX-512 BF16), a first look is made in bf16. It
+takes half the time or less. Its error is measured (`Cosines.lost`), and what it leaves open is compared again
+(`Cosines.measured`), so that no first look is made where cosines crowd.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import cache, partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
-from milkglass.nearest.onednn import onednn_linear, packed, quick_in_bf16
 from milkglass.nearest.select import Ids
-from milkglass.nearest.slack import ROUNDED, Slack
 
 BLOCK_BYTES = 16 << 20  # of rows in fp32 that are looked at, or converted, at a time
 SMALL_BYTES = 64 << 20  # of a table in fp32 of which a copy is kept, scaled and laid out for oneDNN
 TINY = 1e-30  # the length of a row without direction
 PROBED = 16  # rows of a table whose first look is tried
-UNDECIDED = 1 / 200  # of a table's rows that it may leave open to be worth its while
+UNDECIDED = 1 / 200  # of a table's rows that a first look may leave open to be worth its time
+ROUNDED = 2.0**-8  # the share of a number that it changes by, at most, when it is rounded to bf16
 
 Number = TypeVar("Number", np.float32, np.float64)
+Value = TypeVar("Value", float, torch.Tensor)
+Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
+# --- by how much rough values may be off ------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Slack:
+    """The largest error of rough values: a value v is off by at most `fixed + share * |v|`.
+
+    A first look in bf16 rounds each value by a share of itself, so that small cosines are known better than large ones.
+
+    Attributes:
+        fixed: a number, or (b, 1) for rows of values.
+        share: 0, or `ROUNDED` of values that are rounded to bf16.
+    """
+
+    fixed: float | torch.Tensor
+    share: float = 0.0
+
+    def below(self, value: Value) -> Value:
+        """Returns a bound that the rough value exceeds if the true one exceeds `value`."""
+        return value - self._off(value)
+
+    def above(self, value: Value) -> Value:
+        """Returns a bound: if the rough value exceeds it, the true one exceeds `value`."""
+        return value + self._off(value)
+
+    def _off(self, value: Value) -> Value:
+        if not self.share:
+            return self.fixed
+        # The share is of the rough value, which is off from this one in turn
+        return (self.fixed + self.share * abs(value)) * (1 + 2 * self.share)
+
+
+# --- oneDNN -----------------------------------------------------------------------------------------------------------
+def quick_in_bf16() -> bool:
+    """Returns whether the processor has instructions for bf16 and oneDNN may use them.
+
+    DNNL_MAX_CPU_ISA can forbid it. Older releases of torch cannot say: then the answer is no.
+    """
+    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)
+    info = capabilities()
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return bool(info.get("amx_bf16") or info.get("avx512_bf16")) and supported is not None and bool(supported())
+
+
+def onednn_linear() -> Linear | None:
+    """Returns oneDNN's linear layer, or None where torch does not have it for this processor.
+
+    It takes x (..., d), weight (m, d) and bias (m,) or None, all of one dtype on the processor, and gives (..., m).
+    """
+    operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if operator is None or not torch.backends.mkldnn.is_available():
+        return None
+    return lambda x, weight, bias: operator(x, weight, bias, "none", [], "")
+
+
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of a weight (m, d) as oneDNN lays it out, which it would otherwise do at each call.
+
+    Products are the same but for rounding. Where torch cannot lay it out, the weight itself is returned.
+    """
+    operator = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+    return weight if operator is None else operator(weight, None)
+
+
+def multiply_by_onednn(model: torch.nn.Module, bf16: bool) -> None:
+    """Let oneDNN multiply the linear layers of a model, in fp32, and in bf16 where autocast asks for it.
+
+    Weights are converted and laid out once, which takes the memory of a copy. The model must not be trained, copied or
+    loaded into afterwards.
+
+    Args:
+        model: it is changed.
+        bf16: whether it will be run in bf16 too.
+    """
+    linear = onednn_linear()
+    if linear is None:
+        return
+    for one in model.modules():
+        if type(one) is torch.nn.Linear and one.weight.device.type == "cpu" and one.weight.dtype == torch.float32:
+            weight, bias = one.weight.detach(), one.bias
+            whole = (packed(weight), bias)
+            rough = (packed(weight.bfloat16()), None if bias is None else bias.detach().bfloat16()) if bf16 else None
+            one.forward = partial(_linear, linear, whole, rough)  # type: ignore[method-assign]
+
+
+def _linear(linear: Linear, whole: Any, rough: Any, x: torch.Tensor) -> torch.Tensor:
+    if rough is not None and torch.is_autocast_enabled("cpu"):
+        return linear(x.bfloat16(), *rough)
+    return linear(x.float(), *whole)
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+class _ThreadLimit:
+    """Limits the threads of torch and NumPy while any caller is inside `threads_each`."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._count, self._restore = threading.Lock(), 0, 1, ExitStack()
+
+    def enter(self, count: int) -> int:
+        """Returns the count that holds: that of the first caller inside."""
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._count = count
+                self._restore.callback(torch.set_num_threads, torch.get_num_threads())
+                torch.set_num_threads(count)
+                self._restore.enter_context(_libraries().limit(limits=1, user_api="blas"))
+            return self._count
+
+    def leave(self) -> None:
+        """Restores what was before when the last caller leaves."""
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._restore.close()
+
+
+_THREADS = _ThreadLimit()
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Returns the libraries that have threads of their own; to look for them takes a hundredth of a second."""
+    return ThreadpoolController()
+
+
+@contextmanager
+def threads_each(count: int) -> Iterator[Callable[[], None]]:
+    """Limit torch to `count` threads in each worker, and NumPy to one, until the last caller leaves.
+
+    More threads would only wait for one another. oneDNN's operator takes all cores in a thread where torch has done
+    nothing before: each worker therefore begins with the function that is yielded.
+    """
+    held = _THREADS.enter(count)
+    try:
+        yield partial(torch.set_num_threads, held)
+    finally:
+        _THREADS.leave()
+
+
+# --- cosines ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Cosines:
     """Of rows with a table as it lies: nothing of its size is copied or kept, unless it is small.
