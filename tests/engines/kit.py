@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from milkglass.engines.engine import IdsChunk, IdsEngine, IdsRequest
-from milkglass.engines.upstream import Patience, Upstream
+from milkglass.engines.upstream import Timeouts, Upstream
 from milkglass.engines.vllm import VLLM
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-HASTY = Patience(connect=5.0, begin=1.5, silence=1.5, whole=1.5, pause=0.01, connections=64)
+HASTY = Timeouts(connect=5.0, begin=1.5, silence=1.5, whole=1.5, pause=0.01, connections=64)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 ASKED = IdsRequest(prompt=[5, 6, 7], max_tokens=4)
 
@@ -37,7 +37,7 @@ class Wire:
         return f"http://127.0.0.1:{self.port}"
 
     def upstream(self, engine: IdsEngine | None = None, **more: Any) -> Upstream:
-        return Upstream(engine or VLLM(), self.url, **{"patience": HASTY, **more})
+        return Upstream(engine or VLLM(), self.url, **{"timeouts": HASTY, **more})
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

@@ -11,7 +11,7 @@ import pytest
 
 from milkglass.engines.engine import IdsChunk, IdsRequest, ServedModel
 from milkglass.engines.llamacpp import LlamaCpp
-from milkglass.engines.upstream import Patience, Upstream
+from milkglass.engines.upstream import Timeouts, Upstream
 from milkglass.engines.vllm import VLLM
 from milkglass.errors import RemoteError, Unauthorized, Unreachable, UnsupportedModel, UsageError
 from tests.engines.kit import ASKED, HASTY, HEAD, Script, answer_to, collect, event, sending, wire
@@ -99,7 +99,7 @@ def test_closing_the_iterator_closes_the_connection() -> None:
 def test_a_cancelled_reader_closes_the_connection() -> None:
     async def run() -> None:
         async with wire(sending(HEAD, event([9]), close=False)) as server:
-            upstream = server.upstream(patience=Patience())
+            upstream = server.upstream(timeouts=Timeouts())
             task = asyncio.ensure_future(collect(upstream))
             while not server.calls:
                 await asyncio.sleep(0.01)
@@ -192,8 +192,8 @@ def test_a_connection_that_was_not_made_is_tried_again() -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             port = taken.getsockname()[1]
-        patience = Patience(pause=0.2, attempts=4)
-        upstream = Upstream(LlamaCpp(), f"http://127.0.0.1:{port}", patience=patience)
+        timeouts = Timeouts(pause=0.2, attempts=4)
+        upstream = Upstream(LlamaCpp(), f"http://127.0.0.1:{port}", timeouts=timeouts)
         task = asyncio.ensure_future(upstream.models())
         await asyncio.sleep(0.1)  # the first try has failed, or its server is up: right in either case
 
@@ -207,7 +207,7 @@ def test_a_connection_that_was_not_made_is_tried_again() -> None:
         server.close()
         await upstream.close()
         with pytest.raises(Unreachable, match="does not answer"):
-            await Upstream(LlamaCpp(), f"http://127.0.0.1:{port}", patience=HASTY).models()
+            await Upstream(LlamaCpp(), f"http://127.0.0.1:{port}", timeouts=HASTY).models()
 
     asyncio.run(run())
 

@@ -13,7 +13,7 @@ import httpx2
 from milkglass.client.data.data_file import Source
 from milkglass.client.key.file import write_key
 from milkglass.engines.milkglass import MilkglassServer
-from milkglass.engines.upstream import Patience, Upstream
+from milkglass.engines.upstream import Timeouts, Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.monitor.app import MonitorPage
 from milkglass.monitor.attacker import LiveAttacker, attacking
@@ -70,7 +70,7 @@ def showing(
         with Tap(server.url) as tap:
 
             def upstream() -> Upstream:
-                return Upstream(MilkglassServer(), tap.url, TOKEN, patience=Patience(begin=120.0))
+                return Upstream(MilkglassServer(), tap.url, TOKEN, timeouts=Timeouts(begin=120.0))
 
             page = MonitorPage(key, attacker)
             with proxying(model.codec, upstream, page, token=KEY) as url:

@@ -16,7 +16,7 @@ from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.engines.milkglass import MilkglassServer
-from milkglass.engines.upstream import Patience, Upstream
+from milkglass.engines.upstream import Timeouts, Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
@@ -146,7 +146,7 @@ def behind_our_server(model: Scrambled, home: Path, **more: Any) -> Iterator[End
         with Tap(server.url) as tap:
 
             def upstream() -> Upstream:
-                return Upstream(MilkglassServer(), tap.url, TOKEN, patience=Patience(begin=120.0))
+                return Upstream(MilkglassServer(), tap.url, TOKEN, timeouts=Timeouts(begin=120.0))
 
             with proxying(model.codec, upstream, **more) as url:
                 yield Endpoint(url, tap.heard)

@@ -146,7 +146,7 @@ def test_an_answer_that_no_one_reads_ends_at_the_engine(model: Scrambled, monkey
             upstream = Upstream(VLLM(), server.url)
             backend, _ = await connected(model.codec, upstream)
             await asyncio.wait_for(create_app(Backends([backend]))(scope, receive, send), 60)  # type: ignore[arg-type]
-            while upstream._turns._held:  # the engine's connection is free again
+            while upstream._calls._under_way:  # the engine's connection is free again
                 await asyncio.sleep(0.01)
             await upstream.close()
 

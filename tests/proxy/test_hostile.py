@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from milkglass.engines.upstream import Patience, Upstream
+from milkglass.engines.upstream import Timeouts, Upstream
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
 from milkglass.proxy.backends import Backends
@@ -43,13 +43,13 @@ def asked(
     model: Scrambled,
     answer: Script,
     work: Callable[[httpx2.AsyncClient, Wire], Awaitable[Any]],
-    patience: Patience = CALM,
+    patience: Timeouts = CALM,
 ) -> Any:
     """What comes of asking a proxy whose engine follows a script."""
 
     async def run() -> Any:
         async with listing(answer) as server:
-            upstream = Upstream(server_engine(), server.url, patience=patience)
+            upstream = Upstream(server_engine(), server.url, timeouts=patience)
             backend, warnings = await connected(model.codec, upstream)
             assert "does not say with which key" in warnings[0]
             transport = httpx2.ASGITransport(app=create_app(Backends([backend])))
@@ -254,7 +254,7 @@ def test_an_application_that_leaves_ends_its_request(model: Scrambled) -> None:
                             client.post("/v1/chat/completions", json=body)
 
             def upstream() -> Upstream:
-                return Upstream(server_engine(), server.url, patience=HASTY)
+                return Upstream(server_engine(), server.url, timeouts=HASTY)
 
             def both() -> None:
                 with proxying(model.codec, upstream) as url:
@@ -302,7 +302,7 @@ def test_a_thousand_requests_to_an_engine_that_fails_in_every_way(model: Scrambl
                     async with httpx2.AsyncClient(base_url=url, limits=limits, timeout=120) as client:
                         return await part(client, first)
 
-                with proxying(model.codec, lambda: Upstream(server_engine(), server.url, patience=HASTY)) as url:
+                with proxying(model.codec, lambda: Upstream(server_engine(), server.url, timeouts=HASTY)) as url:
                     for first in range(0, 1000, 250):
                         found.update(asyncio.run(some(url, first)))
                         gc.collect()

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import httpx2
 
@@ -31,30 +29,31 @@ from milkglass.client.remote.connection import (
 )
 from milkglass.client.remote.strict_json import document
 from milkglass.engines.answers import AnswerBounds, refusal
+from milkglass.engines.concurrency import CallLimit
 from milkglass.engines.engine import Call, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
-from milkglass.engines.events import TIMED_OUT, EventReader
-from milkglass.engines.transport import KEPT, BrokenOff, StreamTransport
-from milkglass.engines.turns import Turns
+from milkglass.engines.events import TIMED_OUT, AnswerEvents, Traffic
 from milkglass.errors import RemoteError, Unreachable, UsageError
 
-DONE = b"[DONE]"
+DONE = "[DONE]"
 AFTER_END = 16  # events that may follow the end: what counts tokens, [DONE]
 LAST_WORDS = 5.0  # seconds that these may take
+KEEP_ALIVE = 2.0  # seconds that an idle connection is kept: engines close theirs after 5
+BROKEN_OFF = ("disconnected", "closed connection")  # in the words of httpx2's errors of protocol
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long an engine is waited for, in seconds, and how much of it at a time.
+class Timeouts:
+    """How many seconds an engine is waited for, and how many connections to it are open.
 
     Attributes:
-        connect: for a connection.
-        begin: for the beginning of an answer: a queue and a long prompt come before it; and as long for a free
-            connection before that, see turns.py.
-        silence: for each further event of an answer; comments do not count.
-        whole: for all of an answer that does not stream, once it has begun, and for an error's body.
-        attempts: tries to connect.
-        pause: before the second try, doubling.
-        connections: open at a time. More conversations wait.
+        connect: For a connection.
+        begin: For the beginning of an answer, before which come a queue and a long prompt; and as long for a free
+            connection before that (concurrency.py).
+        silence: For each further event of an answer; comments do not count.
+        whole: For all of an answer that does not stream, once it has begun, and for an error's body.
+        attempts: Tries to connect.
+        pause: Seconds before the second try, doubling.
+        connections: Open at a time. More conversations wait.
     """
 
     connect: float = 10.0
@@ -64,14 +63,6 @@ class Patience:
     attempts: int = 3
     pause: float = 0.25
     connections: int = 256
-
-
-@dataclass
-class Traffic:
-    """Bytes of bodies that crossed; headers are not counted. Attributes: sent, received."""
-
-    sent: int = 0
-    received: int = 0
 
 
 class Upstream:
@@ -89,21 +80,18 @@ class Upstream:
         token: str | None = None,
         allow_http: bool = False,
         authority: Path | None = None,
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
         """authority: a PEM file with the engine's certificate. Raises UsageError for an address over which the token
         would cross in the clear."""
-        self.engine, self.url, self.patience = engine, url.rstrip("/"), patience or Patience()
-        self.traffic, self._turns = Traffic(), Turns(self.patience.connections, self.patience.begin)
-        options = client_options(self.url, token, allow_http, authority)
-        most, proxied = self.patience.connections, options["trust_env"] and _is_proxied(self.url)
+        self.engine, self.url, self.timeouts = engine, url.rstrip("/"), timeouts or Timeouts()
+        self.traffic, self._calls = Traffic(), CallLimit(self.timeouts.connections, self.timeouts.begin)
+        most = self.timeouts.connections
         self._client = httpx2.AsyncClient(
-            **options,
-            transport=None if proxied else StreamTransport(options["verify"], self.patience.connect),
-            # Engines close an idle connection after 5 s: one that is used just then would be lost
-            limits=httpx2.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEPT),
+            **client_options(self.url, token, allow_http, authority),
+            limits=httpx2.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEEP_ALIVE),
             # What is read has deadlines of its own, below: httpx2 knows only those of silence
-            timeout=httpx2.Timeout(None, connect=self.patience.connect),
+            timeout=httpx2.Timeout(None, connect=self.timeouts.connect),
         )
         say_no_agent(self._client.headers)
         # An engine must not tell one conversation from another by what it had us remember
@@ -129,8 +117,10 @@ class Upstream:
         breaks off or takes too long."""
         self.engine.require(request)
         call, read, bounds = self.engine.completion(model, request), self.engine.reader(request), AnswerBounds(request)
-        async with self._answer(call) as answer, aclosing(self._parts(answer)) as parts:
-            events = EventReader(parts, self.patience.silence)
+        async with (
+            self._answer(call) as answer,
+            aclosing(AnswerEvents(answer, self.timeouts.silence, self.traffic)) as events,
+        ):
             while not bounds.ended:
                 data = await events.next()
                 if data is None or data.strip() == DONE:
@@ -140,7 +130,7 @@ class Upstream:
                     yield chunk
             await self._last_words(events, bounds, read)
 
-    async def _last_words(self, events: EventReader, bounds: AnswerBounds, read: Reader) -> None:
+    async def _last_words(self, events: AnswerEvents, bounds: AnswerBounds, read: Reader) -> None:
         """What follows the end, so that the connection can serve again. An engine that does not come to its own end
         soon, or breaks off, has its connection closed: the answer is whole."""
         events.silence = min(events.silence, LAST_WORDS)
@@ -170,7 +160,7 @@ class Upstream:
     async def _answer(self, call: Call) -> AsyncIterator[httpx2.Response]:
         """An answer that began well, its body unread."""
         try:
-            async with self._turns.one():
+            async with self._calls.call():
                 answer = await self._begun(call)
                 try:
                     if answer.status_code >= 300:
@@ -193,48 +183,39 @@ class Upstream:
         method = "GET" if call.body is None else "POST"
         request = self._client.build_request(method, call.path, json=call.body)
         self.traffic.sent += len(request.content)
-        for attempt in range(self.patience.attempts):
+        for attempt in range(self.timeouts.attempts):
             try:
-                async with asyncio.timeout(self.patience.begin):
+                async with asyncio.timeout(self.timeouts.begin):
                     return await self._client.send(request, stream=True)
             except NEVER_SENT:
-                if attempt == self.patience.attempts - 1:
+                if attempt == self.timeouts.attempts - 1:
                     raise
-                await asyncio.sleep(self.patience.pause * 2**attempt)
+                await asyncio.sleep(self.timeouts.pause * 2**attempt)
             except TimeoutError as error:
-                waited = f"{self.patience.begin:g} s"
+                waited = f"{self.timeouts.begin:g} s"
                 raise Unreachable(f"{self.url} did not begin to answer within {waited}", TIMED_OUT) from error
         raise AssertionError("the last attempt returns or raises")
 
     async def _body(self, answer: httpx2.Response, limit: int) -> bytes:
         """The body, or of a longer one a little more than `limit` bytes: the rest is never read."""
         body = bytearray()
-        async with asyncio.timeout(self.patience.whole):
-            async with aclosing(self._parts(answer)) as parts:
+        async with asyncio.timeout(self.timeouts.whole):
+            async with aclosing(answer.aiter_raw()) as parts:
                 async for part in parts:
+                    self.traffic.received += len(part)
                     body += part
                     if len(body) > limit:
                         break
         return bytes(body)
 
-    async def _parts(self, answer: httpx2.Response) -> AsyncGenerator[bytes, None]:
-        async for part in answer.aiter_raw():
-            self.traffic.received += len(part)
-            yield part
-
     def _unreachable(self, error: Exception) -> Unreachable:
         hint = "is the engine running there, and is the address right?"
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             hint = "its certificate is not trusted here: give the engine's certificate, as PEM, if it signed its own"
-        if isinstance(error, BrokenOff | httpx2.ReadError | httpx2.WriteError):
+        broken = isinstance(error, httpx2.RemoteProtocolError) and any(words in str(error) for words in BROKEN_OFF)
+        if broken or isinstance(error, httpx2.ReadError | httpx2.WriteError):
             return Unreachable(
                 f"{self.url} broke off the connection before the answer ended",
                 "see there whether the engine still runs, and ask again",
             )
         return Unreachable(f"{self.url} does not answer ({type(error).__name__})", hint)
-
-
-def _is_proxied(url: str) -> bool:
-    """Whether the environment names a proxy for this address. httpx2's own, slower transport speaks to it."""
-    parsed = urlsplit(url)
-    return bool(getproxies().keys() & {parsed.scheme, "all"}) and not proxy_bypass(parsed.hostname or "")

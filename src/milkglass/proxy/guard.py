@@ -13,7 +13,7 @@ import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from milkglass.engines.turns import REQUEST
+from milkglass.engines.concurrency import REQUEST
 from milkglass.errors import MilkglassError, Unauthorized
 from milkglass.proxy import refusals
 from milkglass.server.connections.logs import place_of

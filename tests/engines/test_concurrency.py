@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from milkglass.engines.turns import REQUEST, Turns
-from milkglass.engines.upstream import Patience
+from milkglass.engines.concurrency import REQUEST, CallLimit
+from milkglass.engines.upstream import Timeouts
 from milkglass.errors import EngineBusy
 from tests.engines.kit import ASKED, HEAD, event, sending, wire
 
@@ -35,7 +35,7 @@ def test_a_free_connection_is_waited_for_longer_than_a_connection_takes() -> Non
 
     async def run() -> None:
         async with wire(held) as server:
-            upstream = server.upstream(patience=Patience(connect=SHORT, attempts=1, connections=1))
+            upstream = server.upstream(timeouts=Timeouts(connect=SHORT, attempts=1, connections=1))
             first = upstream.generate("tiny", ASKED)
             assert (await anext(first)).ids == [9]
             second = asyncio.ensure_future(anext(upstream.generate("tiny", ASKED)))
@@ -50,7 +50,7 @@ def test_a_free_connection_is_waited_for_longer_than_a_connection_takes() -> Non
 
 
 def test_the_answers_of_one_request_wait_for_each_other_and_do_not_fail() -> None:
-    """Eight answers over two connections, each of which takes longer than the patience for a turn."""
+    """Eight answers over two connections, each of which takes longer than a call waits for its turn."""
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(3 * SHORT)
@@ -58,9 +58,9 @@ def test_the_answers_of_one_request_wait_for_each_other_and_do_not_fail() -> Non
 
     async def run() -> None:
         async with wire(slow) as server:
-            turns = Turns(2, SHORT)
-            upstream = server.upstream(patience=Patience(connections=2))
-            upstream._turns = turns
+            limit = CallLimit(2, SHORT)
+            upstream = server.upstream(timeouts=Timeouts(connections=2))
+            upstream._calls = limit
 
             async def one() -> list[int]:
                 return [token async for chunk in upstream.generate("tiny", ASKED) for token in chunk.ids]
@@ -81,17 +81,17 @@ def test_the_answers_of_one_request_wait_for_each_other_and_do_not_fail() -> Non
 
 def test_who_goes_away_gives_the_turn_back() -> None:
     async def run() -> None:
-        turns = Turns(1, 60.0)
+        limit = CallLimit(1, 60.0)
         for after in (0, 1, 2, 3):  # steps of the event loop, around the moment in which the turn is handed on
             entered, leave = asyncio.Event(), asyncio.Event()
 
             async def hold() -> None:
-                async with turns.one():
+                async with limit.call():
                     entered.set()  # noqa: B023
                     await leave.wait()  # noqa: B023
 
             async def pass_by() -> None:
-                async with turns.one():
+                async with limit.call():
                     pass
 
             holder = asyncio.ensure_future(hold())
@@ -104,6 +104,6 @@ def test_who_goes_away_gives_the_turn_back() -> None:
             waiter.cancel()
             await asyncio.gather(holder, waiter, return_exceptions=True)
             await asyncio.wait_for(pass_by(), 30)  # none was lost
-        assert not turns._held
+        assert not limit._under_way
 
     asyncio.run(run())

@@ -1,0 +1,65 @@
+"""How many calls an engine answers at a time; the others wait in the order in which they came.
+
+An application's request may ask for more answers than there are connections. Its answers wait for each other without a
+limit of time: how long each of them may take at the engine is bounded elsewhere. A request none of whose answers has
+begun waits as long as for an answer's beginning, and then gets EngineBusy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import final
+
+from milkglass.errors import EngineBusy
+
+REQUEST: ContextVar[object | None] = ContextVar("request", default=None)  # the application's request that is answered
+
+
+@final
+class CallLimit:
+    """A limit of calls at a time.
+
+    Attributes:
+        most: Calls at a time.
+        timeout: Seconds that a call waits while no other of its request is under way.
+    """
+
+    def __init__(self, most: int, timeout: float) -> None:
+        self.most, self.timeout = most, timeout
+        self._free, self._under_way = asyncio.Semaphore(most), Counter[object]()
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Count a call while the block runs.
+
+        Raises:
+            EngineBusy: All calls at a time were under way for too long.
+        """
+        request = REQUEST.get()
+        await self._acquire(request)
+        self._under_way[request] += 1
+        try:
+            yield
+        finally:
+            self._under_way[request] -= 1
+            if not self._under_way[request]:
+                del self._under_way[request]
+            self._free.release()
+
+    async def _acquire(self, request: object | None) -> None:
+        waiting = asyncio.ensure_future(self._free.acquire())  # one all the while: it keeps its place
+        try:
+            while not (await asyncio.wait({waiting}, timeout=self.timeout))[0]:
+                if request is None or not self._under_way[request]:
+                    raise EngineBusy(
+                        f"all {self.most} connections to the engine were in use for {self.timeout:g} s",
+                        "try again later, or ask for fewer answers at a time",
+                    )
+        except BaseException:  # cancelled, too
+            if not waiting.cancel() and not waiting.cancelled():
+                self._free.release()
+            raise
