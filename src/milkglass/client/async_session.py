@@ -4,33 +4,134 @@
         job = await session.finetune("model-1a2b3c4d", "train.jsonl", n_epochs=3)
         for result in await session.classify(await job.wait(), ["is it safe?"]):
             print(result.label, result.probability)
+        async for piece in await session.generate("model-5e6f7a8b", "Dear all,"):
+            print(piece, end="")
 
-Every verb is `Session`'s own, run in a thread (call_threads.py); `tests/client/test_async_session.py` compares the two.
-Calls may run at once, each over its own connection. A call that is cancelled ends its request. `stage` and `notice` are
-called in threads.
+Each verb is `Session`'s own, run by `asyncio.to_thread` over a connection of its own, so that calls may run at once. A
+call that is cancelled sends nothing more: its connection is cut. `stage` and `notice` are called in threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from milkglass.client.async_results import AsyncAnswer, AsyncConversation, AsyncJob
-from milkglass.client.call_threads import CallThreads
-from milkglass.client.remote.remote import Remote, Sampling
-from milkglass.client.results import Classified
+from milkglass.client.codec.codec import Codec
+from milkglass.client.key.file import UnlockedKey
+from milkglass.client.remote.remote import Remote
+from milkglass.client.results import Answer, Conversation, Job
 from milkglass.client.session import Session
-from milkglass.progress import Log, Stage, no_log, no_stage
+from milkglass.errors import UsageError
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+_END: Any = object()
 
-    from milkglass.client.codec.codec import Codec
-    from milkglass.client.data.data_file import Source
-    from milkglass.client.key.file import UnlockedKey
+
+class _Call(Session):
+    """The session of one call, over a connection of its own. What it notes in the key is noted for all calls."""
+
+    def __init__(self, shared: Session) -> None:
+        self._shared, self.codec, self.remote, self._notice = shared, shared.codec, shared.remote, shared._notice
+
+    @property
+    def unlocked(self) -> UnlockedKey:
+        return self._shared.unlocked
+
+    @unlocked.setter
+    def unlocked(self, newer: UnlockedKey) -> None:
+        self._shared.unlocked = newer
+
+
+def _awaited(
+    verb: Callable[Concatenate[Session, P], T], wrap: Callable[[AsyncSession, _Call, T], R]
+) -> Callable[Concatenate[AsyncSession, P], Coroutine[Any, Any, R]]:
+    """A verb of `Session`, awaited, with its result in `wrap`."""
+
+    @wraps(verb)
+    async def run(self: AsyncSession, /, *arguments: P.args, **options: P.kwargs) -> R:
+        call = _Call(self._session)
+        return wrap(self, call, await self._run(call, lambda: verb(call, *arguments, **options)))
+
+    return run
+
+
+class AsyncAnswer:
+    """As `Answer`. Its request begins with the first piece, and ends where it is closed or dropped."""
+
+    def __init__(self, session: AsyncSession, call: _Call, answer: Answer) -> None:
+        def pieces() -> Iterator[str]:
+            with closing(answer):
+                yield from answer
+
+        self._answer, self._pieces = answer, session._each(call, pieces)
+
+    prompt_tokens = property(lambda self: int(self._answer.prompt_tokens), doc="How many ids were sent.")
+    ids = property(lambda self: list[int](self._answer.ids), doc="The scrambled ids that came back so far.")
+    text = property(lambda self: str(self._answer.text), doc="What was read so far.")
+    tokens = property(lambda self: int(self._answer.tokens), doc="How many ids came back so far.")
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self._pieces
+
+    async def whole(self) -> str:
+        """All of it."""
+        async for _ in self:
+            pass
+        return self._answer.text
+
+    async def close(self) -> None:
+        """End the request. What did not come yet is not awaited."""
+        await self._pieces.aclose()
+
+
+class AsyncJob:
+    """As `Job`. To cancel the task that waits for it leaves the job on the server as it is."""
+
+    def __init__(self, session: AsyncSession, call: _Call, job: Job) -> None:
+        self._session, self._call, self.id, self.task, self.status = session, call, job.id, job.task, job.status
+
+    def follow(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Its events until it ends, past ones first (`Remote.follow`)."""
+        call = _Call(self._call)
+        return self._session._each(call, lambda: self._of(call).follow())
+
+    async def wait(self) -> str:
+        """The fine-tuned model's id on the server. Raises JobFailed."""
+        call = _Call(self._call)
+        return await self._session._run(call, lambda: self._of(call).wait())
+
+    async def cancel(self) -> None:
+        """Cancel the job on the server."""
+        call = _Call(self._call)
+        await self._session._run(call, lambda: self._of(call).cancel())
+
+    def _of(self, call: _Call) -> Job:
+        return Job(call.remote, self.id, self.task, self.status)
+
+
+class AsyncConversation:
+    """As `Conversation`. One turn at a time; one that fails or is cancelled leaves the conversation unchanged."""
+
+    def __init__(self, session: AsyncSession, call: _Call, conversation: Conversation) -> None:
+        self._session, self._call, self._conversation, self._turn = session, call, conversation, asyncio.Lock()
+
+    turns = property(lambda self: self._conversation.turns, doc="All messages so far.")
+
+    def clear(self) -> None:
+        """Begin again, with the system's message."""
+        self._conversation.clear()
+
+    async def say(self, text: str) -> AsyncGenerator[str, None]:
+        """The answer to one message, a piece at a time. It joins the conversation when it is complete."""
+        spoken = self._session._each(self._call, lambda: self._conversation.say(text))
+        async with self._turn, aclosing(spoken) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
 class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
@@ -38,36 +139,30 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
 
     def __init__(self, session: Session, connect: Callable[[], Remote]) -> None:
         """connect: opens another connection to the session's server."""
-
-        self._session, self._threads = session, CallThreads(session, connect)
+        self._session, self._connect, self._closed = session, connect, False
         self._tuning = asyncio.Lock()
+        self._idle, self._busy, self._running = [session.remote], set[Remote](), set[asyncio.Future[Any]]()
 
     @classmethod
     async def open(
-        cls,
-        key: Path | str,
-        passphrase: str,
-        server: str,
-        token: str | None = None,
-        *,
-        model: str | None = None,
-        certificate: Path | None = None,
-        allow_http: bool = False,
-        notice: Log = no_log,
+        cls, key: Any, passphrase: str, server: str, token: str | None = None, **options: Any
     ) -> AsyncSession:
-        """As `Session.open`. notice: is called in threads."""
-        options: dict[str, Any] = {"certificate": certificate, "allow_http": allow_http}
-        session = await asyncio.to_thread(
-            Session.open, key, passphrase, server, token, model=model, notice=notice, **options
-        )
-        return cls(session, lambda: Remote(server, token, allow_http, certificate))
+        """As `Session.open`."""
+        session = await asyncio.to_thread(Session.open, key, passphrase, server, token, **options)
+        secure = options.get("allow_http", False), options.get("certificate")
+        return cls(session, lambda: Remote(server, token, *secure))
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
         """End the calls that are under way, and close all connections."""
-        await self._threads.close()
+        self._closed = True
+        for remote in self._busy:
+            remote.connection.give_up()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        for remote in self._idle:
+            remote.connection.close()
 
     @property
     def unlocked(self) -> UnlockedKey:
@@ -79,68 +174,61 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
         """Text to scrambled ids and back. It may be used in several threads."""
         return self._session.codec
 
-    # --- models -------------------------------------------------------------------------------------------------------
-    async def describe(self, model: str) -> dict[str, Any]:
-        """What the server says of a model. Raises KeyForOtherModel where it was not made with this key."""
-        return await self._threads.run(lambda call: call.describe(model))
+    describe = _awaited(Session.describe, lambda session, call, result: result)
+    classify = _awaited(Session.classify, lambda session, call, result: result)
+    prompt = _awaited(Session.prompt, lambda session, call, result: result)
+    require_generator = _awaited(Session.require_generator, lambda session, call, result: result)
+    generate = _awaited(Session.generate, AsyncAnswer)
+    chat = _awaited(Session.chat, AsyncConversation)
 
-    # --- classification -----------------------------------------------------------------------------------------------
-    async def classify(
-        self,
-        model: str,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        *,
-        truncate: bool = False,
-        labels_of: str | None = None,
-        stage: Stage = no_stage,
-    ) -> list[Classified]:
-        """One result a text, in order, as `Session.classify`."""
-        options: dict[str, Any] = {"truncate": truncate, "labels_of": labels_of, "stage": stage}
-        return await self._threads.run(lambda call: call.classify(model, texts, pairs, **options))
+    @wraps(Session.finetune)
+    async def finetune(self, *arguments: Any, **options: Any) -> AsyncJob:
+        async with self._tuning:  # one after the other: each notes label names in the key
+            call = _Call(self._session)
+            return AsyncJob(self, call, await self._run(call, lambda: call.finetune(*arguments, **options)))
 
-    # --- generation ---------------------------------------------------------------------------------------------------
-    async def prompt(self, text: str, system: str | None = None, chat: bool | None = None) -> NDArray[Any]:
-        """The scrambled ids of a prompt, as `Session.prompt`."""
-        return await self._threads.run(lambda call: call.prompt(text, system, chat))
+    async def _run(self, call: _Call, work: Callable[[], T]) -> T:
+        async with self._connected(call):
+            return await self._step(call.remote, work)
 
-    async def generate(self, model: str, prompt: str | NDArray[Any], sampling: Sampling | None = None) -> AsyncAnswer:
-        """Start an answer to a text, or to the ids that `prompt` returned: `async for piece in answer`.
+    async def _each(self, call: _Call, begin: Callable[[], Iterator[T]]) -> AsyncGenerator[T, None]:
+        """What an iterator yields. A generator is closed where the loop over it is left."""
+        async with self._connected(call) as remote:
+            pieces: Any = begin()
+            try:
+                while (piece := await self._step(remote, lambda: next(pieces, _END))) is not _END:
+                    yield piece
+            finally:
+                if not remote.connection.given_up:  # else the thread that is in it still closes it
+                    await self._step(remote, pieces.close)
 
-        Its request begins with the first piece, and ends where the loop is left and the answer is closed or dropped.
-        Raises UnsupportedModel where the model is an encoder.
-        """
-        call = self._threads.call()
-        answer = await self._threads.run(lambda call: call.generate(model, prompt, sampling), call)
-        return AsyncAnswer(self._threads, call, answer)
+    @asynccontextmanager
+    async def _connected(self, call: _Call) -> AsyncIterator[Remote]:
+        self._require_open()
+        remote = call.remote = self._idle.pop() if self._idle else self._connect()
+        self._busy.add(remote)
+        try:
+            yield remote
+        finally:
+            self._busy.discard(remote)
+            if not remote.connection.given_up:
+                self._idle.append(remote)
+            elif self._closed:
+                remote.connection.close()
 
-    async def chat(self, model: str, system: str | None = None, sampling: Sampling | None = None) -> AsyncConversation:
-        """A conversation in the model's chat template. Raises UnsupportedModel, NoChatTemplate."""
-        begun = await self._threads.run(lambda call: call.chat(model, system, sampling))
-        return AsyncConversation(self._threads, lambda call, turns: call.turn(model, turns, sampling), begun.start)
+    async def _step(self, remote: Remote, work: Callable[[], T]) -> T:
+        """Work in a thread. Where it is no longer awaited, its connection is cut, and closed as soon as it ends."""
+        self._require_open()
+        running = asyncio.ensure_future(asyncio.to_thread(work))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            remote.connection.give_up()
+            running.add_done_callback(lambda _: remote.connection.close())
+            raise
 
-    async def require_generator(self, model: str) -> None:
-        """Raises UnsupportedModel for an encoder."""
-        await self._threads.run(lambda call: call.require_generator(model))
-
-    # --- fine-tuning --------------------------------------------------------------------------------------------------
-    async def finetune(
-        self,
-        model: str,
-        data: Source | str,
-        *,
-        validation: Source | str | None = None,
-        task: str | None = None,
-        suffix: str | None = None,
-        hold_out: bool = False,
-        skip_long: bool = False,
-        stage: Stage = no_stage,
-        **hyperparameters: Any,
-    ) -> AsyncJob:
-        """Scramble rows here, send them, start a job, as `Session.finetune`. Two calls run one after the other, for
-        both note label names in the key."""
-        options = {"validation": validation, "task": task, "suffix": suffix, "hold_out": hold_out,
-                   "skip_long": skip_long, "stage": stage, **hyperparameters}  # fmt: skip
-        async with self._tuning:
-            job = await self._threads.run(lambda call: call.finetune(model, data, **options))
-        return AsyncJob(self._threads, job.id, job.task, job.status)
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError("the session is closed", "open another with AsyncSession.open")
