@@ -127,8 +127,35 @@ def responses() -> None:
     )  # fmt: skip
 
 
+def rows() -> None:
+    """Training rows: three ids and two, of a conversation, for a model that has token types."""
+    tensors = {
+        "lengths": [3, 2],
+        "input_ids": [7, 300, 5, 70_000, 9],
+        "token_labels": [-100, 300, 5, -100, 9],
+        "token_type_ids": [0, 0, 1, 0, 0],
+    }
+    header: dict[str, object] = {"__metadata__": {"format": "rows/1"}}
+    data = b""
+    for name, numbers in tensors.items():
+        width, dtype = (1, "I8") if name == "token_type_ids" else (4, "I32")
+        begin = len(data)
+        data += b"".join(number.to_bytes(width, "little", signed=True) for number in numbers)
+        header[name] = {"dtype": dtype, "shape": [len(numbers)], "data_offsets": [begin, len(data)]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    write(
+        "rows-1",
+        "training rows for causal-lm: the tensors, the file in hex, and the ids and labels of each row",
+        tensors=tensors,
+        file=(len(text).to_bytes(8, "little") + text + data).hex(),
+        rows=[[[7, 300, 5], [-100, 300, 5]], [[70_000, 9], [-100, 9]]],
+    )
+
+
 if __name__ == "__main__":
     derivations()
+    rows()
     rounded_noise()
     responses()
     obfuslm()

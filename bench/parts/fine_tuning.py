@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy as np
 import torch
 from transformers import (
     AutoModelForSequenceClassification,
@@ -28,6 +27,7 @@ from transformers import (
 )
 
 from milkglass.client.codec.codec import Codec
+from milkglass.client.data.marked_rows import write_tensors
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.server import training
 from milkglass.server.jobs.reporter import Reporter
@@ -68,8 +68,12 @@ class Data:
     def of(cls, codec: Codec, original: Path, model: Path, folder: Path, texts: Sequence[str]) -> Data:
         ids = [one.tolist() for one in codec.encode(texts).ids]
         rows = [{"input_ids": one, "labels": place % LABELS} for place, one in enumerate(ids)]
-        types = pa.schema({"input_ids": pa.list_(pa.int32()), "labels": pa.int32()})
-        pq.write_table(pa.Table.from_pylist(rows, types), folder / "train.parquet")
+        columns = {
+            "lengths": [len(one) for one in ids],
+            "input_ids": sum(ids, []),
+            "labels": [r["labels"] for r in rows],
+        }
+        write_tensors(folder / "train.safetensors", [{name: np.array(one) for name, one in columns.items()}])
         assert len(rows) % (EVERY * BATCH) == 0, "both sides report the last step where it is one of every EVERY"
         chosen = {"num_labels": LABELS, "batch_size": BATCH, "n_epochs": 1, "logging_steps": EVERY}
         settings = Hyperparameters.model_validate(chosen)
@@ -80,7 +84,7 @@ class Data:
         job = self.folder / "job"
         shutil.rmtree(job, ignore_errors=True)  # of the round before
         job.mkdir()
-        paths = {"model": str(self.model), "train": str(self.folder / "train.parquet")}
+        paths = {"model": str(self.model), "train": str(self.folder / "train.safetensors")}
         spec = JobSpec.model_validate({**paths, "hyperparameters": self.settings})
         with redirect_stdout(io.StringIO()):  # Trainer prints each report
             training.train(job, spec, Reporter(job))

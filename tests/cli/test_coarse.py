@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from milkglass.client.codec.codec import Codec
+from milkglass.client.data.marked_rows import parquet_tensors, write_tensors
 from milkglass.client.key.file import read_key
 from milkglass.client.obfuscate.symbols import coarse_key, counted
 from milkglass.client.training_defaults import held_out_rows
@@ -94,8 +95,8 @@ def accuracy_of(model: Path, job: Path) -> float:
     """Train in this process, as a server does, with the rows that lie in the job's folder."""
     spec = JobSpec(
         model=str(model),
-        train=str(job / "train.parquet"),
-        validation=str(job / "validation.parquet"),
+        train=str(job / "train.safetensors"),
+        validation=str(job / "validation.safetensors"),
         hyperparameters=Hyperparameters(task="classification", max_steps=80, batch_size=16, learning_rate=1e-2),
     )
     (job / "spec.json").write_text(spec.model_dump_json())
@@ -112,8 +113,8 @@ def test_a_model_learns_from_symbols_and_nothing_else_leaves(made: Path) -> None
     for name, source in (("train", "train"), ("validation", "held-out")):
         out = made / f"{name}.parquet"
         document(call("encode", "--in", made / f"{source}.jsonl", "--out", out, "--key", made / "k", "--json"))
-        (job / out.name).write_bytes(out.read_bytes())
-    table = pq.read_table(job / "train.parquet")
+        write_tensors(job / f"{name}.safetensors", parquet_tensors(out))
+    table = pq.read_table(made / "train.parquet")
     assert set(table.column_names) <= {"input_ids", "attention_mask", "token_type_ids", "labels"}
     codec = Codec.open(key, made / "model")
     texts = [one["text"] for one in rows(1, 240)]
@@ -159,6 +160,7 @@ def test_a_decoder_is_trained_as_a_classifier(made: Path, tmp_path: Path, name: 
     for part, source in (("train", "train"), ("validation", "held-out")):
         out = job / f"{part}.parquet"
         document(call("encode", "--in", made / f"{source}.jsonl", "--out", out, "--key", tmp_path / "k", "--json"))
+        write_tensors(job / f"{part}.safetensors", parquet_tensors(out))
         sent = pq.read_table(out)["input_ids"].to_pylist()
         assert max(map(max, sent)) < len(key.sigma) and not any(padding in one for one in sent)
     assert accuracy_of(tmp_path / "out", job) > 0.8

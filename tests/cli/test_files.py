@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from tests import tiny
 from tests.cli.kit import SECRET, Owner, call, document, has_model_of, refused
 from tests.cli.test_commands import job_server
-from tests.client.stub import Handler, Stub
+from tests.client.stub import Handler, Stub, rows_of
 
 ROWS = [(f"{SECRET} {tiny.TEXTS[i % 4]}", ("urgent", "billing")[i % 2]) for i in range(8)]
 
@@ -26,7 +24,7 @@ def tweets(folder: Path, mark: str = ";", suffix: str = ".csv") -> Path:
 
 
 def sent(stub: Stub, asked: dict[str, Any]) -> Any:
-    return pq.read_table(io.BytesIO(stub.content[asked["training_file"]]))
+    return rows_of(stub.content[asked["training_file"]])
 
 
 @pytest.mark.parametrize(("mark", "options"), [(";", ()), ("\t", ()), (";", ("--delimiter", "semicolon"))])
@@ -40,7 +38,7 @@ def test_finetune_reads_columns_of_any_name(
     assert done.exit_code == 0, done.stderr
     assert "1 blank line of tweets.csv skipped" in done.stderr
     table = sent(stub, asked)
-    assert [encoder.codec.decode(ids.as_py()) for ids in table["input_ids"]] == [text for text, _ in ROWS]
+    assert [encoder.codec.decode(ids) for ids in table["input_ids"]] == [text for text, _ in ROWS]
     assert {*encoder.about["labels"]} == {"urgent", "billing"}
 
 
@@ -91,7 +89,7 @@ def test_long_rows_are_left_out_or_refused_before_anything_is_sent(stub: Stub, d
     assert (
         "left out: 2 of 5 rows of alpaca_data.json, without an answer within 64 tokens (entries 2 and 4)" in done.stderr
     )
-    assert sent(stub, asked).num_rows == 3
+    assert len(sent(stub, asked)["input_ids"]) == 3
 
 
 def test_rows_with_an_empty_field_are_left_out_or_refused(stub: Stub, encoder: Owner, tmp_path: Path) -> None:
@@ -107,7 +105,7 @@ def test_rows_with_an_empty_field_are_left_out_or_refused(stub: Stub, encoder: O
     assert "--skip-empty" in result.stderr
     done = call(*run, "--skip-empty")
     assert done.exit_code == 0 and "2 rows with an empty field of t.jsonl skipped" in done.stderr, done.stderr
-    assert sent(stub, asked).num_rows == len(ROWS)
+    assert len(sent(stub, asked)["input_ids"]) == len(ROWS)
     path.write_text(json.dumps(rows[-1]) + "\n", "utf-8")
     refused(call(*run, "--skip-empty"), 5, "t.jsonl has no rows")
 

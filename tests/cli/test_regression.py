@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from milkglass.client.key.file import write_key
@@ -18,7 +15,7 @@ from milkglass.client.label_scale import Scale
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SECRET, Owner, call, document, has_model_of, refused
 from tests.cli.test_commands import job_server
-from tests.client.stub import Stub
+from tests.client.stub import Stub, rows_of
 
 SCORES = [0.0, 2.5, 5.0, 4.75]
 
@@ -37,10 +34,9 @@ def test_scores_cross_standardised_and_the_scale_stays(stub: Stub, encoder: Owne
     document(call("finetune", "mine", scored, "--key", encoder.path, "--task", "regression", "--json"))
     ours = {"learning_rate": 1e-4, "n_epochs": 10.0, "warmup_ratio": 0.06}  # too few rows to hold any out
     assert asked["hyperparameters"] == {"max_length": 130, "task": "regression", **ours}
-    labels = pq.read_table(io.BytesIO(stub.content[asked["training_file"]])).column("labels")
+    scores = rows_of(stub.content[asked["training_file"]])["scores"]
     scale = Scale.of(SCORES)
-    assert labels.type == pa.float32()
-    assert labels.to_pylist() == pytest.approx([scale.sent(one) for one in SCORES])
+    assert scores == pytest.approx([scale.sent(one) for one in SCORES])
     assert encoder.about["scale"] == scale.told()
     assert encoder.about["scales"] == {"ftjob-77aa": scale.told()}
     assert encoder.about.get("labels") is None
@@ -64,8 +60,8 @@ def test_a_second_fine_tune_keeps_the_scale(stub: Stub, encoder: Owner, tmp_path
     other.write_text("".join(json.dumps({"text": "a nurse", "label": one}) + "\n" for one in (1, 400)))
     document(call("finetune", "mine", alike, *run))
     assert encoder.about["scale"] == first
-    labels = pq.read_table(io.BytesIO(stub.content[asked["training_file"]]))["labels"].to_pylist()
-    assert labels == pytest.approx([Scale(*first).sent(one) for one in (1, 4)])
+    scores = rows_of(stub.content[asked["training_file"]])["scores"]
+    assert scores == pytest.approx([Scale(*first).sent(one) for one in (1, 4)])
     document(call("finetune", "mine", other, *run))
     assert encoder.about["scale"] == Scale.of([1, 400]).told()
     encoder.reset()

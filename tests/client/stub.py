@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import load
+
 TOKEN = "stub-token-of-the-tests"
 Fault = Callable[["Handler"], bool]  # True: the call was dealt with
 
@@ -166,6 +169,17 @@ class Stub(ThreadingHTTPServer):
         self.files[file] = {"id": file, "sha256": upload["sha256"], "purpose": upload["purpose"]}
         self.content[file] = upload["data"]
         handler.answer(200, self.files[file])
+
+
+def rows_of(data: bytes) -> dict[str, list[Any]]:
+    """What a file of rows/1 holds of each row: input_ids, labels or scores, token_type_ids."""
+    tensors = load(data)
+    ends = np.cumsum(tensors.pop("lengths"))[:-1]
+    rows: dict[str, list[Any]] = {name: tensors[name].tolist() for name in ("labels", "scores") if name in tensors}
+    for name, column in (("input_ids", "input_ids"), ("token_labels", "labels"), ("token_type_ids", "token_type_ids")):
+        if name in tensors:
+            rows[column] = [one.tolist() for one in np.split(tensors[name], ends)]
+    return rows
 
 
 @contextmanager

@@ -335,10 +335,10 @@ def test_what_the_server_trains_on_is_what_the_client_sends(recipe: Path, data: 
     rows = LabelledTexts(tiny.TEXTS, [0, 1, 0, 1])
     client, _ = defence_of({"k": 4, "beta": 0.9}).split(base, rows, secret_of(1), tmp_path / "server")
     assert isinstance(client, TokenClient)
-    _write(client, rows, rows.labels, "classification", tmp_path / "rows.parquet")
+    _write(client, rows, rows.labels, "classification", tmp_path / "rows.safetensors")
     (sent,) = client.send(rows.texts)
     assert isinstance(sent, Tokens)
-    kept = TrainingDataset(tmp_path / "rows.parquet", "classification", 512)
+    kept = TrainingDataset(tmp_path / "rows.safetensors", "classification", 512)
     assert [kept[i]["input_ids"].tolist() for i in range(4)] == [one.tolist() for one in sent.ids]
     assert [int(kept[i]["labels"]) for i in range(4)] == [0, 1, 0, 1]
 
@@ -355,7 +355,9 @@ def test_early_stopping_is_by_a_tenth_of_the_training_rows(
     settings = Hyperparameters(n_epochs=2, early_stopping=1, batch_size=100)
     cell = trained(base, "digest", problem, defence_of({}), settings, 1, tmp_path, 1)
     job = next(tmp_path.iterdir()) / "job"
-    kept = [len(TrainingDataset(job / f"{split}.parquet", "classification", 512)) for split in ("train", "validation")]
+    kept = [
+        len(TrainingDataset(job / f"{split}.safetensors", "classification", 512)) for split in ("train", "validation")
+    ]
     assert kept == [450, 50] and cell.figures["accuracy"] >= 0
     assert json.loads((job / "spec.json").read_text("utf-8"))["hyperparameters"]["early_stopping"] == 1
     few = replace(problem, train=rows.part(slice(0, 400)))

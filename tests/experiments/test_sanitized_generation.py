@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import load_file
 
 from milkglass.client.data.dataset import Example, read_examples
 from milkglass.errors import UsageError
@@ -122,7 +122,8 @@ def test_only_the_users_text_of_the_rows_is_sanitized(done: tuple[Path, Path, di
         for one, other in zip(plain, after, strict=True):
             assert one.messages[1] == other.messages[1] and one.messages[1]["content"] in ("positive", "negative")
             assert other.messages[0]["content"].startswith(ASKED) and other.messages[0] != one.messages[0]
-        trained = pq.read_table(done[1] / "epsilon=1" / f"{split}.parquet")["input_ids"].to_pylist()
+        held = load_file(done[1] / "epsilon=1" / f"{split}.safetensors")
+        trained = [one.tolist() for one in np.split(held["input_ids"], np.cumsum(held["lengths"])[:-1])]
         tokenizer = load_tokenizer(Path(done[2]["model"]))
         for ids, one in zip(trained, after, strict=True):
             assert one.messages[0]["content"] in tokenizer.decode(ids, clean_up_tokenization_spaces=False)

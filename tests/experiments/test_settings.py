@@ -224,14 +224,13 @@ def test_what_a_worker_told_last(tmp_path: Path) -> None:
 
 def test_measures_of_a_data_set_come_from_the_models_own_answers(tmp_path: Path) -> None:
     """A tiny classifier: what is counted is what the model says, padded batches and all."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
     import torch
     from transformers import AutoModelForSequenceClassification
 
     from milkglass.experiments.kinds.classification import predicted
     from milkglass.metrics.glue import MEASURES
     from tests import tiny
+    from tests.server.kit import rows_file
 
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_pretrained(
@@ -244,8 +243,8 @@ def test_measures_of_a_data_set_come_from_the_models_own_answers(tmp_path: Path)
         logits = torch.cat([model(input_ids=torch.tensor([row])).logits for row in rows])
     own = (logits[:, 1] - logits[:, 0]).numpy()
     truth = draw.integers(0, 2, len(rows))
-    pq.write_table(pa.table({"input_ids": rows, "labels": truth}), tmp_path / "v.parquet")
-    guess, labels = predicted(tmp_path / "tuned", tmp_path / "v.parquet", 64)
+    (tmp_path / "v.safetensors").write_bytes(rows_file(rows, truth.tolist()))
+    guess, labels = predicted(tmp_path / "tuned", tmp_path / "v.safetensors", 64)
     assert np.array_equal(labels, truth)
     assert np.array_equal(guess, (own > 0).astype(int))
     assert MEASURES["accuracy"](guess, labels, draw).value == pytest.approx(float(((own > 0) == truth).mean()))

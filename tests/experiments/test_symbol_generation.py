@@ -161,7 +161,7 @@ def test_a_pair_writes_what_its_client_would(base: Checkpoint, done: tuple[Path,
     prompt = codec.encode_chat([{"role": "user", "content": "the nurse"}])
     expected = generation.greedy(client, [prompt], 6)[0].tolist()
     assert pair.greedy(torch.from_numpy(prompt).long(), 6) == expected
-    rows = TrainingDataset(out / "plain" / "validation.parquet", "causal-lm", 128)
+    rows = TrainingDataset(out / "plain" / "validation.safetensors", "causal-lm", 128)
     chats = [one.messages for one in generation.read_examples(out / "data" / "validation.jsonl")]
     own, together = generation.row_losses(client, rows), row_losses(pair, codec, chats, 128)
     assert own[0].tolist() == pytest.approx(together[0].tolist(), abs=1e-3)

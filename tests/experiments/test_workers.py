@@ -10,7 +10,7 @@ from pathlib import Path
 from milkglass.experiments.runs import write_spec
 from milkglass.server.spec import Hyperparameters
 from tests import tiny, warm
-from tests.server.kit import parquet, until
+from tests.server.kit import rows_file, until
 
 PROGRAM = """
 import sys
@@ -40,7 +40,9 @@ def test_a_worker_ends_with_its_recipe_and_keeps_its_steps(tmp_path: Path) -> No
     """Also where the recipe is killed and passes no signal on: a trainer that stays would take the cores for hours."""
     model, job = tiny.save("bert", tmp_path / "model"), tmp_path / "job"
     job.mkdir()
-    (job / "train.parquet").write_bytes(parquet([[i % 290 + 1, 5, 6] for i in range(64)], [i % 2 for i in range(64)]))
+    (job / "train.safetensors").write_bytes(
+        rows_file([[i % 290 + 1, 5, 6] for i in range(64)], [i % 2 for i in range(64)])
+    )
     chosen = Hyperparameters(
         task="classification", num_labels=2, max_steps=100_000, batch_size=4, save_steps=100_000, logging_steps=1
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import sys
 import time
@@ -12,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
 from starlette.testclient import TestClient
 
 from milkglass.models.checkpoint import read_json
@@ -74,13 +74,19 @@ def upload(client: TestClient, name: str, data: bytes, purpose: str) -> str:
     return answer.json()["id"]
 
 
-def parquet(ids: list[list[int]], labels: list[Any], **more: list[list[int]]) -> bytes:
-    label_type = pa.list_(pa.int32()) if isinstance(labels[0], list) else pa.int32()
-    columns = {"input_ids": pa.array(ids, pa.list_(pa.int32())), "labels": pa.array(labels, label_type)}
-    columns |= {name: pa.array(values, pa.list_(pa.int8())) for name, values in more.items()}
-    buffer = io.BytesIO()
-    pq.write_table(pa.table(columns), buffer)
-    return buffer.getvalue()
+def flat_tensors(ids: list[list[int]], labels: list[Any], **more: list[list[int]]) -> dict[str, NDArray[Any]]:
+    """The tensors of rows/1, made without the code under test."""
+    tensors = {"lengths": np.array([len(row) for row in ids], np.int32), "input_ids": np.array(sum(ids, []), np.int32)}
+    if isinstance(labels[0], list):
+        tensors["token_labels"] = np.array(sum(labels, []), np.int32)
+    else:
+        name, kind = ("scores", np.float32) if isinstance(labels[0], float) else ("labels", np.int32)
+        tensors[name] = np.array(labels, kind)
+    return tensors | {name: np.array(sum(values, []), np.int8) for name, values in more.items()}
+
+
+def rows_file(ids: list[list[int]], labels: list[Any], **more: list[list[int]]) -> bytes:
+    return bytes(save(flat_tensors(ids, labels, **more), {"format": "rows/1"}))
 
 
 def registration(client: TestClient, name: str, folder: Path) -> dict[str, Any]:
@@ -132,12 +138,12 @@ def job_state(client: Any, key: str) -> str:
 
 def saved_job(client: TestClient, folder: Path) -> str:
     """The id of a real job on a model folder, which has saved a checkpoint and still trains."""
-    rows = parquet([[i % 290 + 1, 5, 6] for i in range(64)], [i % 2 for i in range(64)])
+    rows = rows_file([[i % 290 + 1, 5, 6] for i in range(64)], [i % 2 for i in range(64)])
     chosen = {"max_steps": 60, "batch_size": 4, "save_steps": 5, "logging_steps": 5, "learning_rate": 1e-3}
     register(client, "bert", folder)
     body = {
         "model": "bert",
-        "training_file": upload(client, "t.parquet", rows, "fine-tune"),
+        "training_file": upload(client, "t.safetensors", rows, "fine-tune"),
         "hyperparameters": chosen,
     }
     key: str = client.post("/v1/fine_tuning/jobs", json=body).json()["id"]

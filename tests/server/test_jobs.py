@@ -16,15 +16,15 @@ from starlette.testclient import TestClient
 from milkglass.server.jobs import events
 from milkglass.server.jobs.worker import Worker
 from tests.server.fake_modes import CRASH, FAIL, GETTING_ON, LONG, STUBBORN, SUCCEED, UNREADABLE
-from tests.server.kit import error, events_of, job_state, parquet, register, running, until, upload
+from tests.server.kit import error, events_of, job_state, register, rows_file, running, until, upload
 
-ROWS = parquet([[1, 2, 3], [4, 5]], [0, 1])
+ROWS = rows_file([[1, 2, 3], [4, 5]], [0, 1])
 
 
 def ready(client: TestClient, folders: dict[str, Path], rows: bytes = ROWS) -> dict[str, Any]:
     """A model and a file on the server; the body that makes a job of them."""
     register(client, "bert", folders["classifier"])
-    return {"model": "bert", "training_file": upload(client, "t.parquet", rows, "fine-tune")}
+    return {"model": "bert", "training_file": upload(client, "t.safetensors", rows, "fine-tune")}
 
 
 def create(client: TestClient, body: dict[str, Any], mode: int, **more: Any) -> str:
@@ -224,7 +224,7 @@ def test_a_result_that_is_no_model_fails_the_job(
 
     monkeypatch.setattr(Registry, "_publish", broken)
     client.app.state.context.store.models.add(_model())
-    train = upload(client, "t.parquet", ROWS, "fine-tune")
+    train = upload(client, "t.safetensors", ROWS, "fine-tune")
     (tmp_path / "home" / "models" / "bert").symlink_to(folders["classifier"])
     job = over(client, create(client, {"model": "bert", "training_file": train}, SUCCEED))
     assert job["status"] == "failed" and job["error"]["message"] == "the result is broken"
@@ -239,15 +239,15 @@ def _model() -> Any:
 @pytest.mark.parametrize(
     ("rows", "chosen", "named"),
     [
-        (parquet([[1, 300]], [0]), {}, "vocabulary of 300"),
-        (parquet([[1, 2]], [2]), {}, "labels outside 0 to 1"),
-        (parquet([[1, 2]], [-1]), {}, "labels outside"),
-        (parquet([[1, 2]], [-100]), {}, "nothing to learn"),
-        (parquet([[1, 2], [3]], [0, -100]), {}, "some labels are -100"),
-        (parquet([[1, 2]], [[1, 2]]), {}, "does not fit classification"),
-        (parquet([[1, 2]], [[1, 2]]), {"task": "causal-lm"}, "encoder"),
-        (parquet([[1] * 200], [0]), {}, "longer than the model's 130"),
-        (parquet([[1, 2]], [0], token_type_ids=[[0, 2]]), {}, "2 token types"),
+        (rows_file([[1, 300]], [0]), {}, "vocabulary of 300"),
+        (rows_file([[1, 2]], [2]), {}, "labels outside 0 to 1"),
+        (rows_file([[1, 2]], [-1]), {}, "labels outside"),
+        (rows_file([[1, 2]], [-100]), {}, "nothing to learn"),
+        (rows_file([[1, 2], [3]], [0, -100]), {}, "some labels are -100"),
+        (rows_file([[1, 2]], [[1, 2]]), {}, "does not fit classification"),
+        (rows_file([[1, 2]], [[1, 2]]), {"task": "causal-lm"}, "encoder"),
+        (rows_file([[1] * 200], [0]), {}, "longer than the model's 130"),
+        (rows_file([[1, 2]], [0], token_type_ids=[[0, 2]]), {}, "2 token types"),
     ],
 )
 def test_data_that_cannot_belong_to_the_model(
@@ -261,8 +261,8 @@ def test_data_that_cannot_belong_to_the_model(
 
 def test_causal_data_for_a_decoder(client: TestClient, folders: dict[str, Path]) -> None:
     register(client, "llama", folders["llama-untied"])
-    good = upload(client, "t.parquet", parquet([[1, 2, 3]], [[-100, 2, 3]]), "fine-tune")
-    bad = upload(client, "t.parquet", parquet([[1, 2, 3]], [[-100, 2, 300]]), "fine-tune")
+    good = upload(client, "t.safetensors", rows_file([[1, 2, 3]], [[-100, 2, 3]]), "fine-tune")
+    bad = upload(client, "t.safetensors", rows_file([[1, 2, 3]], [[-100, 2, 300]]), "fine-tune")
     body = {"model": "llama", "training_file": good, "hyperparameters": {"task": "causal-lm"}}
     assert "labels outside" in error(client.post("/v1/fine_tuning/jobs", json=body | {"training_file": bad}))["message"]
     key = client.post("/v1/fine_tuning/jobs", json=body).json()["id"]
@@ -410,7 +410,7 @@ def test_events_after_the_last_are_none(client: TestClient, folders: dict[str, P
 
 def test_a_decoder_without_a_padding_id_classifies_one_by_one(client: TestClient, folders: dict[str, Path]) -> None:
     register(client, "gpt2", folders["gpt2"])
-    body = {"model": "gpt2", "training_file": upload(client, "t.parquet", ROWS, "fine-tune")}
+    body = {"model": "gpt2", "training_file": upload(client, "t.safetensors", ROWS, "fine-tune")}
     answer = client.post("/v1/fine_tuning/jobs", json=body)
     assert answer.status_code == 400 and "no padding id" in error(answer)["message"]
     chosen = {"seed": SUCCEED, "batch_size": 1}
@@ -433,8 +433,8 @@ def test_lora_of_a_small_model_is_fitted_or_refused_when_it_is_asked_for(
 ) -> None:
     register(client, "small", folders["llama-untied"])
     assert client.get("/v1/models/small").json()["layers"] == 2
-    rows = parquet([[1, 2, 3], [4, 5]], [[1, 2, 3], [4, 5]])
-    body = {"model": "small", "training_file": upload(client, "t.parquet", rows, "fine-tune")}
+    rows = rows_file([[1, 2, 3], [4, 5]], [[1, 2, 3], [4, 5]])
+    body = {"model": "small", "training_file": upload(client, "t.safetensors", rows, "fine-tune")}
     settings = {"task": "causal-lm", "seed": SUCCEED}
     answer = client.post("/v1/fine_tuning/jobs", json=body | {"hyperparameters": settings})
     assert answer.status_code == 200, answer.text

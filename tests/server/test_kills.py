@@ -48,7 +48,7 @@ def test_a_worker_outlives_its_server_and_is_not_doubled(tmp_path: Path, folders
     with Server(home) as server:
         with server.client() as client:
             register(client, "bert", folders["classifier"])  # type: ignore[arg-type]
-            train = upload(client, "t.parquet", ROWS, "fine-tune")  # type: ignore[arg-type]
+            train = upload(client, "t.safetensors", ROWS, "fine-tune")  # type: ignore[arg-type]
             body = {"model": "bert", "training_file": train, "hyperparameters": {"seed": LONG}}
             key = client.post("/v1/fine_tuning/jobs", json=body).json()["id"]
             until((home / "jobs" / key / "steps").exists)
@@ -69,7 +69,7 @@ def test_a_worker_that_ends_while_no_server_runs(tmp_path: Path, folders: dict[s
     with Server(home) as server:
         with server.client() as client:
             register(client, "bert", folders["classifier"])  # type: ignore[arg-type]
-            train = upload(client, "t.parquet", ROWS, "fine-tune")  # type: ignore[arg-type]
+            train = upload(client, "t.safetensors", ROWS, "fine-tune")  # type: ignore[arg-type]
             body = {"model": "bert", "training_file": train, "hyperparameters": {"seed": LONG}}
             key = client.post("/v1/fine_tuning/jobs", json=body).json()["id"]
             until((home / "jobs" / key / "steps").exists)

@@ -17,7 +17,7 @@ from milkglass.models.config_entries import check_configs, check_ids
 from milkglass.models.soundness import facts_of
 from milkglass.models.staging import Configs, Staging, write_delta
 from tests import tiny
-from tests.server.kit import error, parquet, register, registration, running, sha256, upload
+from tests.server.kit import error, register, registration, rows_file, running, sha256, upload
 
 
 def _nested(depth: int) -> Any:
@@ -187,7 +187,7 @@ def test_names_files_and_purposes_must_be_real(client: TestClient, folders: dict
     assert client.post("/v1/models", json=body).status_code == 200
     gone = body | {"id": "b", "files": [{"name": "model.safetensors", "file_id": "file-none"}]}
     assert client.post("/v1/models", json=gone).status_code == 404
-    rows = upload(client, "t.parquet", parquet([[1]], [0]), "fine-tune")
+    rows = upload(client, "t.safetensors", rows_file([[1]], [0]), "fine-tune")
     wrong = body | {"id": "b", "files": [{"name": "model.safetensors", "file_id": rows}]}
     assert "was not uploaded for a model" in error(client.post("/v1/models", json=wrong))["message"]
     twice = body | {"id": "b", "files": body["files"] * 2}

@@ -33,7 +33,7 @@ def test_generated_requests(tmp_path: Path, folders: dict[str, Path]) -> None:
 
     with running(tmp_path / "home", max_json=1 << 18) as client:
         register(client, "llama", folders["llama-untied"])
-        train = upload(client, "t.parquet", ROWS, "fine-tune")
+        train = upload(client, "t.safetensors", ROWS, "fine-tune")
         schema = schemathesis.openapi.from_dict(client.get("/openapi.json").json())
         seen: set[int] = set()
 

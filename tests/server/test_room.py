@@ -30,10 +30,10 @@ from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Hyperparameters, Job
 from milkglass.server.storage.data_dir import free_bytes, taken
 from tests import tiny
 from tests.server.fake_modes import SUCCEED
-from tests.server.kit import error, job_state, parquet, register, running, until, upload
+from tests.server.kit import error, job_state, register, rows_file, running, until, upload
 from tests.server.test_training import LORA, make_job, status
 
-ROWS = parquet([[1, 2, 3], [4, 5]], [0, 1])
+ROWS = rows_file([[1, 2, 3], [4, 5]], [0, 1])
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +128,7 @@ def test_settings_that_would_fit_are_tried_from_the_mildest() -> None:
 # --- a server with a small quota --------------------------------------------------------------------------------------
 def body_of(client: TestClient, folders: dict[str, Path]) -> dict[str, Any]:
     register(client, "bert", folders["classifier"])
-    return {"model": "bert", "training_file": upload(client, "t.parquet", ROWS, "fine-tune")}
+    return {"model": "bert", "training_file": upload(client, "t.safetensors", ROWS, "fine-tune")}
 
 
 def test_a_fine_tune_that_would_not_fit_is_refused_when_it_is_asked_for(
@@ -215,7 +215,7 @@ def test_a_checkpoint_holds_what_is_trained_alone(tmp_path: Path) -> None:
 def test_the_best_epoch_is_kept_beside_the_newest(tmp_path: Path) -> None:
     ids, labels = [[5, 6, 7]] * 8, [i % 2 for i in range(8)]
     job = make_job(
-        tmp_path / "job", tiny.save("bert", tmp_path / "model"), False, parquet(ids, labels), max_steps=None,
+        tmp_path / "job", tiny.save("bert", tmp_path / "model"), False, rows_file(ids, labels), max_steps=None,
         n_epochs=9, early_stopping=2, logging_steps=100,
     )  # fmt: skip
     assert training.main(job) == 0

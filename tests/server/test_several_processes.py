@@ -21,7 +21,7 @@ from milkglass.server.jobs.split_trainer import SplitTrainer
 from milkglass.server.settings import WORKER
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from tests import tiny, warm
-from tests.server.kit import parquet, register, running, saved_job, succeeded, until, upload
+from tests.server.kit import register, rows_file, running, saved_job, succeeded, until, upload
 from tests.server.real import Server
 
 LORA = {"method": "lora", "lora_rank": 4, "full_first": 1, "full_last": 0}
@@ -55,12 +55,12 @@ def make_job(folder: Path, model: Path, task: str, processes: int, rows: int = 2
     labels: list[Any] = [i % 2 for i in range(rows)]
     if task == "causal-lm":
         labels = [[-100, *row[1:]] if n % 4 else [-100] * (len(row) - 1) + row[-1:] for n, row in enumerate(ids)]
-    (folder / "train.parquet").write_bytes(parquet(ids, labels))
-    (folder / "validation.parquet").write_bytes(parquet(ids[:7], labels[:7]))
+    (folder / "train.safetensors").write_bytes(rows_file(ids, labels))
+    (folder / "validation.safetensors").write_bytes(rows_file(ids[:7], labels[:7]))
     spec = JobSpec(
         model=str(model),
-        train=str(folder / "train.parquet"),
-        validation=str(folder / "validation.parquet"),
+        train=str(folder / "train.safetensors"),
+        validation=str(folder / "validation.safetensors"),
         hyperparameters=Hyperparameters(task=task, **BASE | chosen),
         threads=1,
         processes=processes,
@@ -249,7 +249,7 @@ def test_a_server_trains_with_two_processes(tmp_path: Path, folders: dict[str, P
 def test_never_more_processes_than_rows_of_a_batch(tmp_path: Path, folders: dict[str, Path]) -> None:
     with running(tmp_path / "home", processes=2) as client:
         register(client, "bert", folders["classifier"])
-        train = upload(client, "t.parquet", parquet([[1, 5, 6]] * 4, [0, 1, 0, 1]), "fine-tune")
+        train = upload(client, "t.safetensors", rows_file([[1, 5, 6]] * 4, [0, 1, 0, 1]), "fine-tune")
         for size in (1, 4):
             body = {"model": "bert", "training_file": train, "hyperparameters": {"batch_size": size, "num_labels": 2}}
             key = client.post("/v1/fine_tuning/jobs", json=body).json()["id"]

@@ -24,7 +24,7 @@ from milkglass.server import training
 from milkglass.server.jobs import reporter
 from milkglass.server.spec import Hyperparameters, JobSpec, Status, hyperparameters_of
 from tests import tiny
-from tests.server.kit import parquet
+from tests.server.kit import rows_file
 
 CHOSEN: dict[str, Any] = {"max_steps": 6, "batch_size": 4, "learning_rate": 1e-3, "save_steps": 2, "logging_steps": 2}
 LORA = {"method": "lora", "lora_rank": 4, "full_first": 1, "full_last": 0}
@@ -41,14 +41,14 @@ def make_job(folder: Path, model: Path, causal: bool, validation: bytes | None =
     folder.mkdir()
     ids = [[i % 290 + 1, 5, 6, 7 + i % 3][: 2 + i % 3] for i in range(24)]
     labels = ids if causal else [i % 2 for i in range(24)]
-    (folder / "train.parquet").write_bytes(parquet(ids, labels))
+    (folder / "train.safetensors").write_bytes(rows_file(ids, labels))
     if validation is not None:
-        (folder / "validation.parquet").write_bytes(validation)
+        (folder / "validation.safetensors").write_bytes(validation)
     task = "causal-lm" if causal else "classification"
     spec = JobSpec(
         model=str(model),
-        train=str(folder / "train.parquet"),
-        validation=None if validation is None else str(folder / "validation.parquet"),
+        train=str(folder / "train.safetensors"),
+        validation=None if validation is None else str(folder / "validation.safetensors"),
         hyperparameters=Hyperparameters(task=task, **{**CHOSEN, **chosen}),
     )
     (folder / "spec.json").write_text(spec.model_dump_json())
@@ -95,7 +95,7 @@ def test_an_interrupted_job_ends_with_the_same_weights(
 def test_a_worker_that_is_told_to_stop_does_not_evaluate_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of that epoch would be kept, and the server that stops would wait for it."""
     model = tiny.save("bert", tmp_path / "model")
-    job = make_job(tmp_path / "job", model, False, parquet([[5, 6, 7]], [1]), max_steps=None, n_epochs=1)
+    job = make_job(tmp_path / "job", model, False, rows_file([[5, 6, 7]], [1]), max_steps=None, n_epochs=1)
     with monkeypatch.context() as patched:
         patched.setattr(training.Reporter, "on_step_begin", lambda self, *_, **__: self.interrupt())
         assert training.main(job) == training.INTERRUPTED
@@ -106,7 +106,7 @@ def test_a_worker_that_is_told_to_stop_does_not_evaluate_first(tmp_path: Path, m
 
 def test_a_loss_that_is_no_number_is_not_reported_as_one(tmp_path: Path) -> None:
     model = tiny.save("llama-tied", tmp_path / "model")
-    unlabelled = parquet([[5, 6, 7]], [[-100, -100, -100]])
+    unlabelled = rows_file([[5, 6, 7]], [[-100, -100, -100]])
     job = make_job(tmp_path / "job", model, True, unlabelled, **LORA)
     assert training.main(job) == 0
     assert status(job).metrics == {}
@@ -286,7 +286,7 @@ def test_the_best_epoch_is_kept_and_training_stops_early(tmp_path: Path) -> None
     """Equal texts with labels of both classes: no epoch is better than the first by accuracy."""
     ids, labels = [[5, 6, 7]] * 8, [i % 2 for i in range(8)]
     job = make_job(
-        tmp_path / "job", tiny.save("bert", tmp_path / "model"), False, parquet(ids, labels), max_steps=None,
+        tmp_path / "job", tiny.save("bert", tmp_path / "model"), False, rows_file(ids, labels), max_steps=None,
         n_epochs=9, early_stopping=2, logging_steps=100,
     )  # fmt: skip
     assert training.main(job) == 0

@@ -1,4 +1,4 @@
-"""Uploads: cut, resumed, damaged, too large, on a full disk; and what is not safetensors or Parquet."""
+"""Uploads: cut, resumed, damaged, too large, on a full disk; and what is not safetensors."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ import io
 import json
 import os
 import pickle
+import re
 import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import psutil
 import pytest
 import torch
 from safetensors.torch import save
 from starlette.testclient import TestClient
 
-from tests.server.kit import announce, error, parquet, put, running, sha256, upload
+from milkglass.errors import BadUpload
+from milkglass.server.storage.uploads import check_weights
+from tests.server.kit import announce, error, put, rows_file, running, sha256, upload
 
 WEIGHTS = save({"a": torch.arange(4000.0), "b": torch.ones(3, 5)})
-ROWS = parquet([[1, 2, 3], [4, 5]], [0, 1])
+ROWS = rows_file([[1, 2, 3], [4, 5]], [0, 1])
 
 
 def test_chunks_become_a_file(client: TestClient) -> None:
@@ -122,57 +124,8 @@ def test_what_is_not_safetensors_is_thrown_away(client: TestClient, tmp_path: Pa
     assert not [*(home / "uploads").iterdir(), *(home / "files").iterdir()]
 
 
-def table(**columns: pa.Array) -> bytes:
-    buffer = io.BytesIO()
-    pq.write_table(pa.table(columns), buffer)
-    return buffer.getvalue()
-
-
-IDS = pa.array([[1, 2], [3]], pa.list_(pa.int32()))
-LABELS = pa.array([0, 1], pa.int32())
-
-
-def _noted(schema: dict[str, str] | None = None, field: dict[str, str] | None = None) -> bytes:
-    fields = [pa.field("input_ids", IDS.type, metadata=field), pa.field("labels", pa.int32())]
-    buffer = io.BytesIO()
-    pq.write_table(pa.table([IDS, LABELS], schema=pa.schema(fields, metadata=schema)), buffer)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("data", "named"),
-    [
-        (ROWS[:-20], "not readable"),
-        (ROWS[:100] + b"\xff" * 200 + ROWS[300:], "not readable"),
-        (b"PAR1" + b"\0" * 50 + b"PAR1", "not readable"),
-        (table(input_ids=IDS), "columns"),
-        (table(input_ids=IDS, labels=LABELS, text=pa.array(["private", "text"])), "columns"),
-        (table(input_ids=pa.array(["private", "text"]), labels=LABELS), "input_ids"),
-        (table(input_ids=pa.array([[1.0], [2.0]]), labels=LABELS), "input_ids"),
-        (table(input_ids=IDS, labels=pa.array(["yes", "no"])), "labels"),
-        (table(input_ids=IDS, labels=pa.array([[0], [1]], pa.list_(pa.int32()))), "differ in length"),
-        (table(input_ids=pa.array([[1], []], pa.list_(pa.int32())), labels=LABELS), "no ids"),
-        (table(input_ids=pa.array([[1], [-2]], pa.list_(pa.int32())), labels=LABELS), "outside 0"),
-        (table(input_ids=pa.array([[1], [2**40]], pa.list_(pa.int64())), labels=LABELS), "outside 0"),
-        (table(input_ids=pa.array([[1], None], pa.list_(pa.int32())), labels=LABELS), "empty cells"),
-        (table(input_ids=pa.array([[1], [None]], pa.list_(pa.int32())), labels=LABELS), "empty cells"),
-        (table(input_ids=IDS, labels=pa.array([0, None], pa.int32())), "empty cells"),
-        (parquet([[1, 2]], [0], attention_mask=[[1, 0]]), "other than 1"),
-        (parquet([[1, 2]], [0], token_type_ids=[[0, -1]]), "negative"),
-        (table(input_ids=IDS[:0], labels=LABELS[:0]), "no rows"),
-        (_noted(schema={"notes": "private"}), "metadata"),
-        (_noted(field={"notes": "private"}), "metadata"),
-    ],
-)
-def test_what_is_not_training_data(client: TestClient, data: bytes, named: str) -> None:
-    answer = client.post("/v1/files", files={"file": ("train.parquet", data)}, data={"purpose": "fine-tune"})
-    assert answer.status_code == 400, answer.text
-    assert named in error(answer)["message"] and "private" not in answer.text
-    assert client.get("/v1/files").json()["data"] == []
-
-
 def test_a_form_becomes_a_file(client: TestClient, tmp_path: Path) -> None:
-    answer = client.post("/v1/files", files={"file": ("train.parquet", ROWS)}, data={"purpose": "fine-tune"})
+    answer = client.post("/v1/files", files={"file": ("train.safetensors", ROWS)}, data={"purpose": "fine-tune"})
     assert answer.json()["sha256"] == sha256(ROWS)
     assert not list((tmp_path / "home" / "work").iterdir())
 
@@ -181,7 +134,7 @@ def test_a_form_becomes_a_file(client: TestClient, tmp_path: Path) -> None:
     ("name", "purpose"),
     [
         ("train.jsonl", "fine-tune"),
-        ("model.safetensors", "fine-tune"),
+        ("train.parquet", "fine-tune"),
         ("pytorch_model.bin", "model"),
         ("../m.safetensors", "model"),
         (".m.safetensors", "model"),
@@ -308,7 +261,7 @@ def test_a_disk_without_room_is_told_beforehand(tmp_path: Path) -> None:
     with running(tmp_path / "home", spare_disk=1 << 60) as client:
         body = {"filename": "m.safetensors", "bytes": 10, "sha256": "0" * 64, "purpose": "model"}
         assert client.post("/v1/uploads", json=body).status_code == 507
-        answer = client.post("/v1/files", files={"file": ("t.parquet", ROWS)}, data={"purpose": "fine-tune"})
+        answer = client.post("/v1/files", files={"file": ("t.safetensors", ROWS)}, data={"purpose": "fine-tune"})
         assert answer.status_code == 507 and error(answer)["code"] == "disk_full"
         assert not list((tmp_path / "home" / "uploads").iterdir())
 
@@ -319,7 +272,7 @@ def test_limits(tmp_path: Path) -> None:
         assert client.post("/v1/uploads", json=body).status_code == 413
         key = client.post("/v1/uploads", json=body | {"bytes": 1000}).json()["id"]
         assert put(client, key, 0, b"x" * 501).status_code == 413
-        form = client.post("/v1/files", files={"file": ("t.parquet", b"x" * 600)}, data={"purpose": "fine-tune"})
+        form = client.post("/v1/files", files={"file": ("t.safetensors", b"x" * 600)}, data={"purpose": "fine-tune"})
         assert form.status_code == 413 and error(form)["code"] == "too_large"
         assert client.delete(f"/v1/uploads/{key}").json()["deleted"]
 
@@ -328,7 +281,7 @@ def test_a_file_in_use_stays(client: TestClient, folders: dict[str, Path]) -> No
     from tests.server.kit import register
 
     register(client, "bert", folders["classifier"])
-    train = upload(client, "t.parquet", ROWS, "fine-tune")
+    train = upload(client, "t.safetensors", ROWS, "fine-tune")
     wanted = {"model": "bert", "training_file": train, "hyperparameters": {"seed": 3}}
     job = client.post("/v1/fine_tuning/jobs", json=wanted).json()
     assert client.delete(f"/v1/files/{train}").status_code == 409
@@ -336,36 +289,44 @@ def test_a_file_in_use_stays(client: TestClient, folders: dict[str, Path]) -> No
     client.post(f"/v1/fine_tuning/jobs/{job['id']}/cancel")
 
 
-def test_a_small_file_that_claims_gigabytes_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from milkglass.errors import BadUpload
-    from milkglass.server.storage import parquet as parquets
-
-    count = 20_000_000
-    zeros = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.nulls(count, pa.int32()).fill_null(0))
-    path = tmp_path / "bomb.parquet"
-    pq.write_table(pa.table({"input_ids": zeros, "labels": pa.array([0], pa.int32())}), path, compression="zstd")
-    assert path.stat().st_size < 20_000
-
-    def read(*_: object, **__: object) -> None:
-        pytest.fail("it was read")
-
-    monkeypatch.setattr(parquets.pq.ParquetFile, "iter_batches", read)
-    with pytest.raises(BadUpload, match="one column"):
-        parquets.check(path)
+SOUND = b'{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
 
 
-@pytest.mark.parametrize("limit", ["MAX_ROW", "MAX_TOKENS"])
-def test_rows_are_counted_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    """What the file says of itself may be a lie, and one long row hides among short ones."""
-    from milkglass.errors import BadUpload
-    from milkglass.server.storage import parquet as parquets
+def weights(header: bytes) -> bytes:
+    return struct.pack("<Q", len(header)) + header + b"\0" * 4
 
-    path = tmp_path / "t.parquet"
-    path.write_bytes(parquet([[1]] * 300 + [[1] * 40] + [[1]] * 300, [0] * 601))
-    assert parquets.check(path)["tokens"] == 640
-    monkeypatch.setattr(parquets, limit, 39 if limit == "MAX_ROW" else 639)
-    with pytest.raises(BadUpload, match="a row has more than"):
-        parquets.check(path)
+
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [
+        (b'{"a": [' + b"[]," * 100_000 + b"[]]}", "by other fields than"),
+        (b'{"a": {"dtype": "F32", "shape": [' + b"1," * 1000 + b'1], "data_offsets": [0, 4]}}', "an impossible shape"),
+        (b"{" + b",".join(b'"%d": {}' % number for number in range(200_001)) + b"}", "more values|lists and objects"),
+        (b'{"a":{"dtype":"private","dtype":"F32","shape":[1],"data_offsets":[0,4]}}', "not JSON as safetensors has it"),
+        (b'{"__metadata__":{"format":"private"},"a":' + SOUND + b"}", "metadata of its own"),
+        (b"{}", "bytes after its last tensor"),
+    ],
+)
+def test_headers_of_weights(client: TestClient, header: bytes, named: str) -> None:
+    for data, status in ((weights(header), 400), (weights(b'{"a":' + SOUND + b"}"), 200)):
+        answer = client.post("/v1/files", files={"file": ("model.safetensors", data)}, data={"purpose": "model"})
+        assert answer.status_code == status
+        assert status == 200 or re.search(named, error(answer)["message"])
+
+
+@pytest.mark.parametrize(
+    ("unit", "count", "named"),
+    [(b"{},", 8_000_000, "more values"), (b'{"":0},', 3_300_000, "strings, at most")],
+    ids=["empty", "named"],
+)
+def test_a_key_twice_hides_nothing_large_from_the_server(tmp_path: Path, unit: bytes, count: int, named: str) -> None:
+    """Of a key that occurs twice, an ordinary reader of JSON keeps the last value only."""
+    path = tmp_path / "part"
+    path.write_bytes(weights(b'{"a":[' + unit * count + b'{}],"a":' + SOUND + b"}"))
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(BadUpload, match=named):
+        check_weights(path)
+    assert psutil.Process().memory_info().rss - before < 100 << 20
 
 
 def test_unfinished_uploads_are_found_and_deleted(client: TestClient) -> None:

@@ -140,7 +140,7 @@ def write_spec(
     job: Path, model: Path, training: Hyperparameters, threads: int | None, splits: Sequence[str] = SPLITS
 ) -> None:
     """For the worker: to train this model on the job's own files."""
-    data: dict[str, Any] = {split: str(job / f"{split}.parquet") for split in splits}
+    data: dict[str, Any] = {split: str(job / f"{split}.safetensors") for split in splits}
     spec = JobSpec(model=str(model), **data, hyperparameters=training, threads=threads)
     files.write(job / "spec.json", spec.model_dump_json())
 

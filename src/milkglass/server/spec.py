@@ -14,9 +14,7 @@ A job is a folder that the server makes and a worker process fills:
 Several processes leave more there: `meeting`, over which they find each other, and `failure-N.json`, a `Status` that
 process N leaves to the one that started it.
 
-Training data is Parquet: `input_ids` (list of int32), optionally `attention_mask` (lists of int8, all 1: rows are not
-padded) and `token_type_ids` (lists of int8), and `labels`: an int32 a row for classification, a float32 a row for
-regression, a list of int32 for causal-lm, -100 where no loss is wanted.
+Training data are flat tensors in a safetensors file, format `rows/1` (ROWS_TENSORS, docs/formats.md).
 """
 
 from __future__ import annotations
@@ -43,6 +41,11 @@ Method = Literal["full", "lora"]
 MAX_LENGTH = 8192
 RESERVE, COMPLETE, SHORT = "reserve", "complete", "trained"
 LATER = ("early_stopping",)
+ROWS_METADATA = {"format": "rows/1"}
+LABEL_TENSORS = ("labels", "scores", "token_labels")  # a class or a number for each row, an id for each token
+ROWS_TENSORS = {"lengths": "I32", "input_ids": "I32", "labels": "I32", "scores": "F32", "token_labels": "I32",
+                "token_type_ids": "I8"}  # dtypes, in the order of writing  # fmt: skip
+IGNORED = -100  # the label that takes no part in the loss
 # ObfusLM, appendix C.3 and Table 8; what it does not say is transformers' default.
 GENERATION = {"learning_rate": 1e-4, "batch_size": 8, "adam_beta2": 0.95}
 

@@ -2,8 +2,8 @@
 
 Whether ids are scrambled cannot be seen in a file. So `write_parquet` leaves a mark beside each of its files,
 NAME.milkglass.json, with the file's SHA-256 and the key's identifier (docs/formats.md). A file that is not the one of
-its mark stays here. What is sent is not the file but its columns, written anew: names and types are those of the
-format, and no other part of a Parquet file, where a note or a name could say anything, is kept.
+its mark stays here. What is sent is not the file but its numbers, as flat tensors (format `rows/1`): no other part of a
+Parquet file, where a note or a name could say anything, is kept.
 
 Out of scope: keys and text. The mark keeps accidents from happening; it is not a proof against the
 person who writes it.
@@ -13,24 +13,30 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import struct
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import IO, Any, final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from milkglass import files
 from milkglass.errors import UsageError
+from milkglass.server.spec import ROWS_METADATA, ROWS_TENSORS
 
 FORMAT = "milkglass-rows/1"
 SUFFIX = ".milkglass.json"
 SHA256, IDENTIFIER = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
 HINT = "scramble a dataset with `milkglass encode --in DATA --out FILE.parquet`, or let `milkglass finetune` do it all"
-BATCH = 4096  # rows written at a time
+BATCH = 4096  # rows read at a time
+NUMPY: dict[str, np.dtype[Any]] = {"I32": np.dtype("<i4"), "F32": np.dtype("<f4"), "I8": np.dtype("i1")}
 
 List32, List8 = pa.list_(pa.int32()), pa.list_(pa.int8())
 COLUMNS = {"input_ids": (List32,), "attention_mask": (List8,), "token_type_ids": (List8,),
@@ -92,31 +98,71 @@ def require_marked(path: Path) -> RowsMark:
 
 
 @contextmanager
-def rewritten(path: Path) -> Iterator[Path]:
-    """What may be sent of a marked file, as a file in a folder of its own, which is removed in the end."""
+def to_send(path: Path) -> Iterator[Path]:
+    """What may be sent of a marked file, as a file of `rows/1` in a folder of its own, which is removed in the end."""
     require_marked(path)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:
-        copy = Path(scratch) / "data.parquet"
-        with pq.ParquetFile(path, memory_map=False) as file:
-            schema = _schema(path, file.schema_arrow)
-            with pq.ParquetWriter(copy, schema, store_schema=False) as writer:
-                for batch in file.iter_batches(BATCH, columns=schema.names):
-                    columns = [batch.column(field.name).cast(field.type) for field in schema]
-                    writer.write_table(pa.table(columns, schema=schema))
+        copy = Path(scratch) / "data.safetensors"
+        write_tensors(copy, parquet_tensors(path))
         yield copy
 
 
-def _schema(path: Path, found: pa.Schema) -> pa.Schema:
-    """The same columns under our own types, without any note. Raises UsageError for other columns."""
-    if len(set(found.names)) < len(found.names) or not {"input_ids", "labels"} <= set(found.names) <= set(COLUMNS):
+def parquet_tensors(path: Path) -> Iterator[dict[str, NDArray[Any]]]:
+    """The rows of a file of `write_parquet` as parts of the tensors of `rows/1`, some thousand rows at a time. Raises
+    UsageError for other columns."""
+    with pq.ParquetFile(path, memory_map=False) as file:
+        names = _checked_columns(path, file.schema_arrow)
+        for batch in file.iter_batches(BATCH, columns=names):
+            ids, labels = batch.column("input_ids"), batch.column("labels")
+            part = {"lengths": ids.value_lengths(), "input_ids": ids.flatten()}
+            if "token_type_ids" in names:
+                part["token_type_ids"] = batch.column("token_type_ids").flatten()
+            if pa.types.is_list(labels.type):
+                part["token_labels"] = labels.flatten()
+            else:
+                part["scores" if pa.types.is_floating(labels.type) else "labels"] = labels
+            yield {name: column.to_numpy(zero_copy_only=False) for name, column in part.items()}
+
+
+def write_tensors(out: Path, parts: Iterable[Mapping[str, NDArray[Any]]]) -> None:
+    """Write a training file of format `rows/1`. The same rows give the same bytes.
+
+    Args:
+        out: the file; it appears under its name when it is complete.
+        parts: of each tensor of spec.ROWS_TENSORS, by name, the numbers of some rows; all have the same names. They are
+            not held in memory.
+    """
+    with ExitStack() as stack:
+        gathered: dict[str, IO[bytes]] = {}
+        for part in parts:
+            for name in part:
+                if name not in gathered:
+                    gathered[name] = stack.enter_context(tempfile.TemporaryFile(dir=out.parent))
+                gathered[name].write(part[name].astype(NUMPY[ROWS_TENSORS[name]]).tobytes())
+        header, at = dict[str, Any](__metadata__=ROWS_METADATA), 0
+        names = [name for name in ROWS_TENSORS if name in gathered]
+        for name in names:
+            size, dtype = gathered[name].tell(), ROWS_TENSORS[name]
+            shape = [size // NUMPY[dtype].itemsize]
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+            at += size
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        file = stack.enter_context(files.atomic_write(out, "wb"))
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in names:
+            gathered[name].seek(0)
+            shutil.copyfileobj(gathered[name], file)
+
+
+def _checked_columns(path: Path, found: pa.Schema) -> list[str]:
+    """The names of the columns. Raises UsageError for others than those of training rows, or of other types."""
+    names: list[str] = found.names
+    if len(set(names)) < len(names) or not {"input_ids", "labels"} <= set(names) <= set(COLUMNS):
         raise UsageError(f"{path.name} holds more than ids and labels, so it is not scrambled data", HINT)
-    return pa.schema([(field.name, _type(path, field)) for field in found])
-
-
-def _type(path: Path, field: pa.Field) -> pa.DataType:
-    nested = pa.types.is_list(field.type)
-    inner = field.type.value_type if nested else field.type
-    for kind in COLUMNS[field.name]:
-        if pa.types.is_list(kind) == nested and inner == (kind.value_type if nested else kind):
-            return kind
-    raise UsageError(f"the column {field.name} of {path.name} holds other values than ids and labels", HINT)
+    for field in found:
+        nested = pa.types.is_list(field.type)  # an element's name and notes do not matter: they are not sent
+        kind = pa.list_(field.type.value_type) if nested else field.type
+        if kind not in COLUMNS[field.name]:
+            raise UsageError(f"the column {field.name} of {path.name} holds other values than ids and labels", HINT)
+    return names

@@ -91,12 +91,12 @@ class Remote(AbstractContextManager["Remote"]):
     def upload(self, path: Path, progress: Stage = no_stage) -> str:
         """Send training rows that `write_parquet` wrote, or what is missing of them; returns the file's id.
 
-        What is sent is written anew: the columns of the format and nothing else. The file's own name, which may say
+        What is sent are the numbers, as flat tensors, and nothing else. The file's own name, which may say
         what it is about, stays here. Raises UsageError for a file without its mark."""
-        from milkglass.client.data.marked_rows import rewritten
+        from milkglass.client.data.marked_rows import to_send
 
-        with rewritten(path) as copy:
-            return self._send(copy, "fine-tune", "data.parquet", path.name, progress)
+        with to_send(path) as copy:
+            return self._send(copy, "fine-tune", "data.safetensors", path.name, progress)
 
     def upload_model(self, folder: Path, name: str | None = None, progress: Stage = no_stage) -> str:
         """Send a scrambled folder, or a delta folder, and register it; returns the model's id on the server.

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForSequenceClassification
@@ -25,6 +24,7 @@ from milkglass.models.resolve import resolve
 from milkglass.models.torch_model import ONE_LOAD
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.spec import Status
+from milkglass.server.storage.training_rows import TrainingRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,8 @@ def recovery(base: Checkpoint, variants: list[Variant], statuses: Mapping[str, S
 
 def running_counts(variant: Variant) -> torch.Tensor:
     """(n',) how often each scrambled id occurs in the training data, special tokens left out."""
-    column = pq.read_table(variant.job / "train.parquet", columns=["input_ids"])["input_ids"]
-    counts = np.bincount(column.combine_chunks().values.to_numpy(), minlength=len(variant.key.sigma))
+    ids = TrainingRows.open(variant.job / "train.safetensors").mapped("input_ids")
+    counts = np.bincount(ids, minlength=len(variant.key.sigma))
     special = reserved_ids(Checkpoint.open(resolve(variant.key.info.model)), len(variant.key.first))
     counts[variant.key.first[special]] = 0
     return torch.from_numpy(counts)
@@ -103,7 +103,7 @@ def graded_by_metrics(
     """In percent, "f1, VARIANT" for each metric. kept: receives each variant's answers."""
     result: dict[str, float] = {}
     for variant in variants:
-        guess, truth = predicted(variant.job / "result", variant.job / "validation.parquet", max_length)
+        guess, truth = predicted(variant.job / "result", variant.job / "validation.safetensors", max_length)
         kept[variant.name] = packed(guess)
         for name in metrics:
             value = MEASURES[name](guess, truth, np.random.default_rng(seed)).value

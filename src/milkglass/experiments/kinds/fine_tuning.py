@@ -7,6 +7,7 @@ A run folder holds for each variant `VARIANT-model/` (when it is scrambled) and 
 from __future__ import annotations
 
 import abc
+import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from milkglass import files
+from milkglass.client.data.marked_rows import parquet_tensors, write_tensors
 from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
@@ -138,13 +140,17 @@ def write_job(
 ) -> None:
     """texts: for each split its file. base: whose tokenizer encodes them."""
     files.private_dir(variant.job)
-    paths = {split: variant.job / f"{split}.parquet" for split in SPLITS}
     labelled = recipe.task == "classification"
     numbers = data_refs.numbers(recipe.data["train"], texts["train"]) if labelled else None
-    for split, path in paths.items():
-        if not path.is_file():
+    for split in SPLITS:
+        path = variant.job / f"{split}.safetensors"
+        if path.is_file():
+            continue
+        with tempfile.TemporaryDirectory(dir=variant.job) as scratch:
+            rows = Path(scratch) / "rows.parquet"
             codec = seeded_codec(variant.key, base.folder, split)
-            write_parquet(codec, texts[split], path, numbers, recipe.training.max_length)
+            write_parquet(codec, texts[split], rows, numbers, recipe.training.max_length)
+            write_tensors(path, parquet_tensors(rows))
     write_spec(variant.job, variant.model, recipe.training, threads)
 
 

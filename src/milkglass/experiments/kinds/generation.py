@@ -146,7 +146,7 @@ class GenerationRecipe(GeneratorTuning):
             codec = seeded_codec(variant.key, base.folder, "evaluation")
             for when, folder in (("before", variant.model), ("after", variant.job / "result")):
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-                rows = TrainingDataset(variant.job / "validation.parquet", "causal-lm", self.training.max_length)
+                rows = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
                 answered = answers(model, codec, held_out, self.evaluation)
                 scores = text.rouge_rows([codec.decode(one) for one in answered.ids], answered.references)
                 scores, of = {name: scores[name] for name in MEASURES}, f", {variant.name} {when}"

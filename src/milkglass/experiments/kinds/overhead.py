@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from milkglass import files
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import read_examples
+from milkglass.client.data.marked_rows import parquet_tensors, write_tensors
 from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
@@ -131,6 +132,7 @@ def _tokenised(recipe: OverheadRecipe, codec: Codec, source: Path, variant: Vari
         timed(lambda: rows.append(write_parquet(codec, source, out, max_length=length).rows))
         for _ in range(recipe.evaluation["repeats"])
     ]
+    write_tensors(variant.job / "train.safetensors", parquet_tensors(out))
     return {"tokenisation, client": median(seconds), "training rows": float(rows[0])}
 
 

@@ -196,7 +196,7 @@ class SanitizedGeneration(GeneratorTuning):
     def _answered(
         self, run: RunFolder, model: PreTrainedModel, codec: Codec, variant: Variant, asked: PromptSet, when: str
     ) -> dict[str, Any]:
-        held_out = TrainingDataset(variant.job / "validation.parquet", "causal-lm", self.training.max_length)
+        held_out = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
         texts = [codec.decode(one) for one in greedy(model, asked.prompts, self.evaluation["new_tokens"])]
         losses, tokens = row_losses(model, held_out)
         result: dict[str, Any] = {"losses": losses.tolist(), "tokens": tokens.tolist(), "texts": texts}

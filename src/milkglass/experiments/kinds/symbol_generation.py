@@ -163,7 +163,7 @@ class SymbolGeneration(GeneratorTuning):
         self, run: RunFolder, base: Checkpoint, plain: Variant, model: Any, asked: list[Example], name: str
     ) -> dict[str, float]:
         codec = public_codec(base)
-        rows = TrainingDataset(plain.job / "validation.parquet", "causal-lm", self.training.max_length)
+        rows = TrainingDataset(plain.job / "validation.safetensors", "causal-lm", self.training.max_length)
         prompts = [codec.encode_chat(one.messages[:-1]) for one in asked]
         texts = [codec.decode(one) for one in generation.greedy(model, prompts, self.evaluation["new_tokens"])]
         result = loss_figures(generation.row_losses(model, rows), self.seed, f", {name}", run.predictions)

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from milkglass import files
 from milkglass.client.alone import BagModel, Committee, FittedBag, FittedCommittee, pooled
+from milkglass.client.data.marked_rows import write_tensors
 from milkglass.client.label_scale import Scale
 from milkglass.client.training_defaults import LEAST_HELD_OUT, SHARE, held_out
 from milkglass.defences.token_halves import TokenClient, TokenServer
@@ -148,12 +147,12 @@ def _tuned(
             )
         splits = {"train": problem.train.part(slice(count, None)), "validation": problem.train.part(slice(0, count))}
     for split, rows in splits.items():
-        if not (job / f"{split}.parquet").is_file():
+        if not (job / f"{split}.safetensors").is_file():
             labels: Sequence[float] = rows.labels
             if training.task == "regression":  # standardised, as the product sends scores
                 scale = Scale.of(map(float, problem.train.labels))
                 labels = [scale.sent(float(one)) for one in rows.labels]
-            _write(client, rows, labels, training.task, job / f"{split}.parquet")
+            _write(client, rows, labels, training.task, job / f"{split}.safetensors")
     write_spec(job, server.folder, training, threads, tuple(splits))
     run_job(job, progress)
     return TokenServer(job / "result")
@@ -163,12 +162,13 @@ def _write(client: TokenClient, rows: LabelledTexts, labels: Sequence[float], ta
     """What the client sends for these rows, as a server keeps it."""
     (sent,) = client.send(rows.texts, rows.pairs)
     assert isinstance(sent, Tokens)
-    columns: dict[str, Any] = {"input_ids": pa.array([one.astype(np.int32) for one in sent.ids], pa.list_(pa.int32()))}
+    label = "scores" if task == "regression" else "labels"
+    tensors: dict[str, NDArray[Any]] = {
+        "lengths": sent.ids.lengths, "input_ids": sent.ids.ids, label: np.asarray(labels)
+    }  # fmt: skip
     if sent.types is not None:
-        columns["token_type_ids"] = pa.array([one.astype(np.int8) for one in sent.types], pa.list_(pa.int8()))
-    columns["labels"] = pa.array(labels, pa.float32() if task == "regression" else pa.int32())
-    with files.atomic_path(out) as part:
-        pq.write_table(pa.table(columns), part)
+        tensors["token_type_ids"] = sent.types.ids
+    write_tensors(out, [tensors])
 
 
 def _figures(client: Client, server: Server, problem: TrialData, seed: int, folder: Path) -> Answered:

@@ -1,5 +1,5 @@
 """Whether training data can belong to a model, from what was found out when the file arrived
-(server/storage/inspection.py)."""
+(server/storage/training_rows.py)."""
 
 from __future__ import annotations
 

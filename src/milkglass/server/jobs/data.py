@@ -1,4 +1,4 @@
-"""Training rows as they lie in Parquet: scrambled ids, nothing else. See server/spec.py for the columns."""
+"""Training rows for the trainer: examples of scrambled ids, padded batches of them."""
 
 from __future__ import annotations
 
@@ -6,62 +6,44 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from milkglass.errors import BadUpload
-from milkglass.server.spec import Task
-from milkglass.server.storage import parquet
+from milkglass.server.spec import IGNORED, Task
+from milkglass.server.storage.training_rows import TrainingRows
 
-
-class _Lists:
-    """A Parquet list column as one flat array and its offsets: no Python object a token."""
-
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        joined = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        self.offsets: NDArray[np.int64] = joined.offsets.to_numpy().astype(np.int64)
-        self.values: NDArray[np.int64] = joined.values.to_numpy(zero_copy_only=False)
-
-    def __getitem__(self, row: int) -> NDArray[np.int64]:
-        return self.values[self.offsets[row] : self.offsets[row + 1]]
+LABEL_OF = {"classification": "labels", "regression": "scores", "causal-lm": "token_labels"}
 
 
 class TrainingDataset(Dataset[dict[str, Any]]):
-    """One example a row, cut to `max_length` tokens."""
+    """The rows of a file, each cut to `max_length` tokens. Its numbers stay in the file until they are used."""
 
     def __init__(self, path: Path, task: Task, max_length: int) -> None:
-        table = parquet.read(path)
-        if "input_ids" not in table.column_names or "labels" not in table.column_names:
-            raise BadUpload("the training file lacks the columns input_ids or labels", "see docs/formats.md")
-        nested = pa.types.is_list(table.schema.field("labels").type)
-        if nested != (task == "causal-lm"):
+        """Raises BadUpload for a file of another format, or with labels for another task."""
+        rows = TrainingRows.open(path)
+        if rows.label != LABEL_OF[task]:
             raise BadUpload(
-                f"the column labels holds {'lists' if nested else 'single numbers'}, which does not fit {task}",
-                "causal-lm needs a list of labels a row, classification and regression one number",
-            )
-        if pa.types.is_floating(table.schema.field("labels").type) != (task == "regression"):
-            raise BadUpload(
-                f"the column labels does not hold the numbers of {task}",
-                "regression needs float32 labels, classification int32 ones",
+                f"the training file holds {rows.label}, which does not fit {task}",
+                "classification needs `labels`, regression `scores`, causal-lm `token_labels`",
             )
         self.max_length = max_length
-        self._ids = _Lists(table["input_ids"])
-        self._types = _Lists(table["token_type_ids"]) if "token_type_ids" in table.column_names else None
-        self._labels = _Lists(table["labels"]) if nested else table["labels"].to_numpy()
-        self._count = table.num_rows
+        self._stops = np.cumsum(rows.mapped("lengths"), dtype=np.int64)
+        self._ids = rows.mapped("input_ids")
+        self._types = rows.mapped("token_type_ids") if "token_type_ids" in rows.tensors else None
+        self._labels, self._by_token = rows.mapped(rows.label), rows.label == "token_labels"
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._stops)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        ids = self._ids[row][: self.max_length]
-        example: dict[str, Any] = {"input_ids": ids, "labels": self._labels[row]}
-        if isinstance(self._labels, _Lists):
-            example["labels"] = self._labels[row][: self.max_length]
+        start = self._stops[row - 1] if row else 0
+        tokens = slice(start, min(self._stops[row], start + self.max_length))
+        labels = self._labels[tokens] if self._by_token else self._labels[row]
+        example: dict[str, Any] = {"input_ids": self._ids[tokens], "labels": labels}
         if self._types is not None:
-            example["token_type_ids"] = self._types[row][: self.max_length]
+            example["token_type_ids"] = self._types[tokens]
         return example
 
 
@@ -79,7 +61,7 @@ class Collate:
             batch["token_type_ids"] = _padded([e["token_type_ids"] for e in examples], width, 0)
         labels = [example["labels"] for example in examples]
         listed = isinstance(labels[0], np.ndarray)
-        batch["labels"] = _padded(labels, width, parquet.IGNORED) if listed else _numbers(labels)
+        batch["labels"] = _padded(labels, width, IGNORED) if listed else _numbers(labels)
         return batch
 
 

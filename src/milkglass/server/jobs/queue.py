@@ -30,7 +30,7 @@ from milkglass.server.spec import RESERVE, Hyperparameters, JobSpec, Status, req
 from milkglass.server.storage.data_dir import NO_ROOM, DataDir, known_error, nearly_full, taken
 from milkglass.server.storage.registry import Registry
 from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable, new_id
-from milkglass.server.storage.uploads import Uploads
+from milkglass.server.storage.uploads import OLD_SUFFIX, Uploads
 from milkglass.system import memory
 
 log = logging.getLogger("milkglass.server")
@@ -96,12 +96,12 @@ class Jobs:
         for key in files:
             if key is None:
                 continue
-            rows = self._store.files.get(key).rows
-            if rows is None:
-                raise UsageError(
-                    f"the file {key} holds no training data", "upload Parquet with the purpose `fine-tune`"
-                )
-            require_fit(base, rows, chosen)
+            file = self._store.files.get(key)
+            if file.rows is None:
+                raise UsageError(f"the file {key} holds no training data", "upload rows with the purpose `fine-tune`")
+            if file.filename.endswith(OLD_SUFFIX):
+                raise UsageError(f"the file {key} is Parquet, which an earlier version took", "upload the rows again")
+            require_fit(base, file.rows, chosen)
 
     def _require_room(self, model: str, training: str, chosen: Hyperparameters, own: Path | None = None) -> None:
         """own: the folder of a job that goes on. Raises DiskFull or MemoryShort for what this machine could not hold.

@@ -19,7 +19,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from milkglass.server.jobs.checkpoints import CheckpointTrainer
 from milkglass.server.jobs.ranks import Ranks
-from milkglass.server.storage.parquet import IGNORED
+from milkglass.server.spec import IGNORED
 
 
 class OneOrder(Sampler[int]):

@@ -1,1 +1,1 @@
-"""What the server keeps: its data folder, uploads, models, records, and the inspection of uploaded files."""
+"""What the server keeps: its data folder, uploads, models, records and training rows."""

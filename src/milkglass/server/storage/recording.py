@@ -19,8 +19,8 @@ import numpy as np
 
 from milkglass import files
 from milkglass.sequences import Sequences
-from milkglass.server.storage import inspection
 from milkglass.server.storage.store import ModelRecord, Store
+from milkglass.server.storage.training_rows import TrainingRows
 
 if TYPE_CHECKING:
     from milkglass.threat.transcript_file import Recorder
@@ -45,7 +45,8 @@ class Recording:
         """A job on this model was begun, with this file."""
 
         def keep(recorder: Recorder) -> None:
-            lengths, flat = inspection.ids(train, train.parent)
+            rows = TrainingRows.open(train)
+            lengths, flat = rows.mapped("lengths"), rows.mapped("input_ids")
             recorder.tokens(Sequences(flat.astype(np.int64), lengths.astype(np.int64)), "train")
 
         self._note(model, keep)

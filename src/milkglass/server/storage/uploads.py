@@ -20,13 +20,16 @@ from typing import IO, BinaryIO, final
 from fastapi.concurrency import run_in_threadpool
 
 from milkglass import files
-from milkglass.errors import BadUpload, Conflict, NotFound, TooLarge
+from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, NotFound, TooLarge
 from milkglass.models.safetensors_file import CHUNK
-from milkglass.server.storage import inspection
+from milkglass.models.safetensors_header import PLAIN, read_all
+from milkglass.server.storage import training_rows
 from milkglass.server.storage.data_dir import DataDir
 from milkglass.server.storage.store import File, Purpose, Store, Upload, new_id
 
 PIECE = 1 << 20  # bytes written at a time
+CHECKS_AT_ONCE = 2  # a header of the largest size takes some hundred MB while it is parsed
+OLD_SUFFIX = ".parquet"  # of training rows that earlier versions took
 
 
 @final
@@ -114,9 +117,10 @@ class Uploads:
         self._most = most
         self._locks = Locks()
         self._starting = threading.Lock()
+        self._checking = threading.BoundedSemaphore(CHECKS_AT_ONCE)
 
     def start(self, filename: str, size: int, sha256: str, purpose: Purpose) -> Upload:
-        inspection.require_suffix(filename, purpose)
+        require_suffix(filename, purpose)
         if size > self._max:
             raise TooLarge(f"{size} bytes are more than the {self._max} that a file may have", "split the model")
         self._drop_abandoned()
@@ -204,7 +208,7 @@ class Uploads:
 
     def take(self, source: BinaryIO, size: int, filename: str, purpose: Purpose) -> File:
         """A file that came whole, in one form."""
-        inspection.require_suffix(filename, purpose)
+        require_suffix(filename, purpose)
         self._home.require_space(size)
         part = self._home.work / new_id("form")
         try:
@@ -218,7 +222,10 @@ class Uploads:
             part.unlink(missing_ok=True)
 
     def _adopt(self, part: Path, key: str, filename: str, purpose: Purpose, sha256: str) -> File:
-        rows = inspection.check(part, purpose)
+        with self._checking:
+            rows = training_rows.check(part) if purpose == "fine-tune" else None
+            if purpose == "model":
+                check_weights(part)
         size = part.stat().st_size
         file = File(id=key, filename=filename, bytes=size, sha256=sha256, purpose=purpose, rows=rows)
         self._store.files.add(file)  # first the record: killed in between, `sweep` drops it and the part is still there
@@ -257,6 +264,33 @@ class Uploads:
 
     def _part(self, key: str) -> Path:
         return self._home.uploads / key
+
+
+def require_suffix(filename: str, purpose: Purpose) -> None:
+    """Raises BadUpload for the name of something else than safetensors."""
+    if purpose == "fine-tune" and filename.endswith(OLD_SUFFIX):
+        raise training_rows.old_rows()
+    if not filename.endswith(".safetensors"):
+        raise BadUpload(
+            f"a file for the purpose {purpose} must end in .safetensors",
+            "weights and training rows are safetensors; nothing else is accepted",
+        )
+
+
+def check_weights(path: Path) -> None:
+    """Raises BadUpload for what is not weights in safetensors, or says more than weights."""
+    try:
+        tensors, notes = read_all(path)
+    except CorruptCheckpoint as error:  # its own message names the file on our disk
+        message = error.message.replace(path.name, "the file")
+        raise BadUpload(message, "save the weights with safetensors; pickled weights are refused") from error
+    if not tensors:
+        raise BadUpload("the file holds no tensors", "save the weights with safetensors")
+    if notes != PLAIN:
+        raise BadUpload(
+            "the file holds metadata of its own, which may say more than numbers do",
+            'save the weights with save_pretrained, which says only {"format": "pt"}',
+        )
 
 
 def _file_id(upload_id: str) -> str:

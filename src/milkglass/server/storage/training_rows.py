@@ -1,0 +1,167 @@
+"""Training rows as they are uploaded: flat tensors in a safetensors file, format `rows/1` (docs/formats.md).
+
+Every claim of the header is checked when the file is opened, so a reader meets numbers of known types and counts and
+nothing else. The check reads a few MiB at a time and a worker maps the tensors: no file is read into memory whole.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.errors import BadUpload, CorruptCheckpoint
+from milkglass.models.safetensors_header import TensorRef, read_all
+from milkglass.server.spec import IGNORED, LABEL_TENSORS, ROWS_METADATA, ROWS_TENSORS
+from milkglass.server.storage.store import TrainingFileInfo
+
+MAX_HEADER = 4096  # bytes; five tensors need about 400
+MAX_ROW_IDS = 65_536  # of a row, which a worker cuts to spec.MAX_LENGTH or less
+MAX_IDS = 2**28  # of a file
+CHECKED_AT_ONCE = 1 << 20  # numbers
+HINT = "write the file with this version of Milkglass; docs/formats.md describes rows/1"
+
+
+@final
+@dataclass(frozen=True)
+class TrainingRows:
+    """The tensors of a training file, not read yet.
+
+    Attributes:
+        tensors: by name, as spec.ROWS_TENSORS lists them.
+        label: the name of the one that holds labels, of spec.LABEL_TENSORS.
+    """
+
+    tensors: dict[str, TensorRef]
+    label: str
+
+    @classmethod
+    def open(cls, path: Path) -> TrainingRows:
+        """Read the header. Raises BadUpload for any other file than `rows/1`, and for tensors whose shapes differ."""
+        tensors = _tensors(path)
+        labels = [name for name in LABEL_TENSORS if name in tensors]
+        if unknown := len(tensors.keys() - ROWS_TENSORS.keys()):
+            _refuse(f"the file holds {unknown} tensors that are not of rows/1, which has {', '.join(ROWS_TENSORS)}")
+        if not {"lengths", "input_ids"} <= tensors.keys() or len(labels) != 1:
+            there, known = ", ".join(sorted(tensors)) or "none", ", ".join(LABEL_TENSORS)
+            _refuse(f"lengths, input_ids and one of {known} are needed, the file has {there}")
+        for name, ref in tensors.items():
+            if ref.dtype != (dtype := ROWS_TENSORS[name]) or len(ref.shape) != 1:
+                _refuse(f"{name} is {ref.dtype} of shape {list(ref.shape)}; {dtype} of one dimension is needed")
+        rows, ids = tensors["lengths"].shape[0], tensors["input_ids"].shape[0]
+        if not 1 <= rows <= ids <= MAX_IDS:
+            _refuse(f"the file holds {rows} rows of {ids} ids; a row has 1 at least, and a file {MAX_IDS} at most")
+        for name in tensors.keys() - {"lengths", "input_ids"}:
+            count, needed = tensors[name].shape[0], rows if name in ("labels", "scores") else ids
+            if count != needed:
+                _refuse(f"{name} holds {count} numbers; {needed} are needed for {rows} rows of {ids} ids")
+        return cls(tensors, labels[0])
+
+    def mapped(self, name: str) -> NDArray[Any]:
+        """A whole tensor, as pages of the file that the system reads when they are used."""
+        ref = self.tensors[name]
+        return np.asarray(np.memmap(ref.file, _dtype(ref), "r", ref.start, ref.shape))
+
+    def parts(self, name: str) -> Iterator[NDArray[Any]]:
+        """A whole tensor in parts of CHECKED_AT_ONCE numbers, each read into memory."""
+        ref = self.tensors[name]
+        with ref.file.open("rb") as file:
+            file.seek(ref.start)
+            for start in range(0, ref.shape[0], CHECKED_AT_ONCE):
+                count = min(CHECKED_AT_ONCE, ref.shape[0] - start)
+                part = np.fromfile(file, _dtype(ref), count)
+                if len(part) < count:
+                    _refuse(f"the file became shorter while {name} was read")
+                yield part
+
+
+def check(path: Path) -> TrainingFileInfo:
+    """Read a training file from end to end and say what it holds. Raises BadUpload. No message names an id or a label.
+
+    Returns:
+        What jobs/compatibility.py compares with a model.
+    """
+    rows = TrainingRows.open(path)
+    ids = rows.tensors["input_ids"].shape[0]
+    shortest, longest, total = math.inf, 0, 0
+    for part in rows.parts("lengths"):
+        shortest, longest = min(shortest, int(part.min())), max(longest, int(part.max()))
+        total += int(part.sum(dtype=np.int64))
+    if shortest < 1 or longest > MAX_ROW_IDS:
+        _refuse(f"a row has {shortest if shortest < 1 else longest} ids; 1 to {MAX_ROW_IDS} are taken")
+    if total != ids:
+        _refuse(f"the lengths add up to {total}; input_ids holds {ids} numbers")
+    low, max_id = _extremes(rows, "input_ids")
+    if low < 0:
+        _refuse(f"input_ids holds a number outside 0 to {2**31 - 1}")
+    max_type = None
+    if "token_type_ids" in rows.tensors:
+        low, max_type = _extremes(rows, "token_type_ids")
+        if low < 0:
+            _refuse("token_type_ids holds a negative number; token types count from 0")
+    labels, unlabelled = list[int](), False
+    for part in rows.parts(rows.label):
+        if rows.label == "scores":
+            if not np.isfinite(part).all():
+                _refuse("scores holds a number that is not finite")
+            continue
+        used = part[part != IGNORED]
+        unlabelled |= len(used) < len(part)
+        if len(used):
+            labels += [int(used.min()), int(used.max())]
+    return TrainingFileInfo(
+        rows=rows.tensors["lengths"].shape[0],
+        tokens=ids,
+        longest=longest,
+        max_id=max_id,
+        nested_labels=rows.label == "token_labels",
+        min_label=min(labels, default=None),
+        max_label=max(labels, default=None),
+        max_token_type=max_type,
+        unlabelled=unlabelled,
+        real_labels=rows.label == "scores",
+    )
+
+
+def _tensors(path: Path) -> dict[str, TensorRef]:
+    """The tensors of a file by name. Raises BadUpload for a header that is damaged or says other things."""
+    with path.open("rb") as file:
+        head = file.read(8)
+    if head[:4] == b"PAR1":
+        raise old_rows()
+    size = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+    if size > MAX_HEADER:
+        _refuse(f"the file's header claims {size} bytes; at most {MAX_HEADER} are read")
+    try:
+        tensors, notes = read_all(path)
+    except CorruptCheckpoint as error:
+        raise BadUpload(error.message.replace(path.name, "the file"), HINT) from error
+    if notes != ROWS_METADATA:
+        _refuse(f"the file's metadata are not {ROWS_METADATA}, and others may say more than numbers do")
+    return tensors
+
+
+def old_rows() -> BadUpload:
+    return BadUpload(
+        "these training rows are Parquet, which servers took before rows/1", "update Milkglass on the client's side"
+    )
+
+
+def _extremes(rows: TrainingRows, name: str) -> tuple[int, int]:
+    """The least and the largest number of a tensor that is not empty."""
+    found = [(int(part.min()), int(part.max())) for part in rows.parts(name)]
+    return min(low for low, _ in found), max(high for _, high in found)
+
+
+def _dtype(ref: TensorRef) -> np.dtype[Any]:
+    return np.dtype({"I32": "<i4", "F32": "<f4", "I8": "i1"}[ref.dtype])
+
+
+def _refuse(message: str) -> NoReturn:
+    raise BadUpload(message, HINT)
