@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +15,16 @@ from milkglass.audit.report.findings import warnings
 from milkglass.audit.scene import ALIKE
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.catalogue import defence_of
-from milkglass.defences.obfuscated_tables import key_from
+from milkglass.defences.obfuscated_tables import key_from, public_codec
 from milkglass.defences.sanitized_text import SanitizedTextClient
 from milkglass.errors import UsageError
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.threat.defence import Client, LabelledTexts
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.defence import Client, LabelledTexts, Server
 from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.observations import Observation, Tokens
 from milkglass.threat.truth import score
 from tests import tiny
 
@@ -99,16 +103,46 @@ def test_the_rehearsal_is_of_the_attackers_own_text(base: Checkpoint, words: Pat
         knowledge.rehearse(scene.truth.tokens, 1)
 
 
-def test_a_half_of_no_known_kind_is_refused(base: Checkpoint) -> None:
-    @dataclass(frozen=True)
-    class Other(Client):
-        def send(self, texts, pairs=None):  # type: ignore[no-untyped-def]
-            return ()
+@dataclass(frozen=True)
+class Disk(Server):
+    """Has nothing."""
 
-        def save(self, folder: Path) -> None: ...
+    folder: Path = Path()
 
-    with pytest.raises(UsageError, match="no scene for a Other"):
-        scene_of(base, Other(), None, tiny.TEXTS, {})  # type: ignore[arg-type]
+    def rest(self) -> tuple[Observation, ...]:
+        return ()
+
+    def answer(self, sent: tuple[Observation, ...]) -> Any:
+        raise NotImplementedError
+
+
+class Shorter(Client):
+    """Leaves out the last token of each text, and says so or not."""
+
+    def __init__(self, base: Checkpoint, says: bool) -> None:
+        self.codec, self.says = public_codec(base), says
+
+    def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
+        return (Tokens(Sequences.of(ids[:-1] for ids in self.codec.encode(texts).ids)),)
+
+    def origin(self, texts: Sequence[str], original: Sequences, sent: Sequences) -> Ids | None:
+        if not self.says:
+            return None
+        places = np.arange(len(original.ids)) - original.owner
+        places[np.cumsum(original.lengths) - 1] = NO_BELIEF
+        return places
+
+    def save(self, folder: Path) -> None: ...
+
+
+def test_a_client_of_another_class_says_where_each_token_was_sent(base: Checkpoint) -> None:
+    scene = scene_of(base, Shorter(base, True), Disk(), tiny.TEXTS, {})
+    truth = scene.truth
+    assert truth.origin is not None and (truth.origin == NO_BELIEF).sum() == len(tiny.TEXTS)
+    there = truth.origin != NO_BELIEF
+    assert (truth.sent.ids[truth.origin[there]] == truth.tokens.ids[there]).all()
+    with pytest.raises(UsageError, match="does not say where each token was sent"):
+        scene_of(base, Shorter(base, False), Disk(), tiny.TEXTS, {})
 
 
 @pytest.mark.parametrize(

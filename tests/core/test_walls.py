@@ -47,7 +47,7 @@ ALLOWED = {
         "attacks audit client datasets defences enclave gradient_defences hidden_states metrics models noise sanitizers"
         " schemes server server.spec threat"
     ),
-    "demo": "attacks client models schemes threat",
+    "demo": "audit client models",
     "cli": (
         "attacks audit client datasets demo enclave engines experiments federated gradient_defences hidden_states"
         " lab metrics models monitor proxy rows sanitizers schemes server server.spec split threat"

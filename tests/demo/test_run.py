@@ -1,64 +1,119 @@
-"""The whole demo, made short. Slow: two real models, a real server."""
+"""The demo: its folder, what its server gets, its page, and the whole of it (slow: two real models)."""
 
 from __future__ import annotations
 
-import io
 import json
 import re
+import stat
 from collections.abc import Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from milkglass.demo.run import run_demo
-from milkglass.demo.workplace import read_rows
+from milkglass.demo import run
+from milkglass.demo.page import DemoResult, Half, render
+from milkglass.demo.run import MARK, read_rows, run_demo
 from milkglass.errors import UsageError
 from tests import tiny
 
-
-def test_a_wrong_folder_is_refused_before_anything_heavy(tmp_path: Path) -> None:
-    (tmp_path / "other").touch()
-    with pytest.raises(UsageError):
-        run_demo(tmp_path, console=Console(file=io.StringIO()))
+HOSTILE = '<script>alert("1")</script>{{ 7 * 7 }}'
 
 
-def test_the_server_is_given_no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cached model has one, for the client."""
-    cached = tiny.save("llama-tied", tmp_path / "cached")
-    has = {path.name for path in cached.iterdir()}
-    assert {"tokenizer.json", "chat_template.jinja"} < has
-    given: list[str] = []
+class Enough(Exception):
+    """Raised where a test has seen enough."""
 
-    class Enough(Exception):
-        pass
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that a server would be given; the demo ends there."""
+    cached, names = tiny.save("llama-tied", tmp_path / "cached"), list[str]()
 
     class Given:
         def __init__(self, home: Path, base_models: Sequence[Path], log: Path) -> None:
-            given.extend(path.name for folder in base_models for path in folder.rglob("*"))
+            names.extend(path.name for folder in base_models for path in folder.rglob("*"))
             raise Enough
 
     monkeypatch.setattr("milkglass.models.resolve.resolve", lambda ref: cached)
-    monkeypatch.setattr("milkglass.demo.service.Service", Given)
+    monkeypatch.setattr(run, "Service", Given)
+    return names
+
+
+def test_a_folder_with_other_things_is_refused_and_untouched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("do not lose")
+    with pytest.raises(UsageError):
+        run_demo(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    with pytest.raises(UsageError):
+        run_demo(tmp_path / "thesis.txt")
+
+
+def test_the_server_is_given_no_tokenizer(tmp_path: Path, given: list[str]) -> None:
+    """The cached model has one, for the client."""
     with pytest.raises(Enough):
-        run_demo(tmp_path / "out", console=Console(file=io.StringIO()))
+        run_demo(tmp_path / "out")
     assert sorted(given) == ["config.json", "generation_config.json", "model.safetensors"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_the_demo_from_end_to_end(tmp_path: Path) -> None:
-    said = io.StringIO()
+def test_an_earlier_demo_is_replaced_and_models_go(
+    tmp_path: Path, given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
-    result = run_demo(out, quick=True, console=Console(file=said, width=100))
-    told = json.loads((out / "result.json").read_text("utf-8"))
-    assert told["asked"] == result.asked == 24
-    assert "What the server saw" in (out / "index.html").read_text("utf-8")
-    assert "Obfuscation is not encryption" in said.getvalue()
-    assert len(result.generated) == 2
-    for run in (result.classifier, result.generator):
-        assert 1 / run.vocabulary < run.recovery.vocabulary_top1 < 0.3
-        assert run.recovery.vocabulary_top1 <= run.recovery.vocabulary_top3
+    monkeypatch.setattr(run, "LARGE", 100)
+    with pytest.raises(Enough):
+        run_demo(out)
+    (out / "client" / "old").touch()
+    (out / "index.html").touch()
+    with pytest.raises(Enough):
+        run_demo(out)
+    left = {path.name for path in out.rglob("*") if path.is_file()}
+    assert left <= {MARK, "config.json", "generation_config.json"}, "the passphrase and models are removed"
+    for folder in (out, out / "client"):
+        assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0
+
+
+class Tags(HTMLParser):
+    """Collects tags and attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags, self.links = list[str](), list[str]()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [str(value) for name, value in attrs if name in ("href", "src")]
+
+
+def result() -> DemoResult:
+    """A run whose texts are hostile."""
+    piece = {"text": HOSTILE, "right": True, "original": HOSTILE, "joined": False}
+    audit = {"verdict": HOSTILE, "examples": [{"original": HOSTILE, "pieces": [piece], "sent": [*range(200)]}]}
+    half = Half("sorting", HOSTILE, ("--key", Path("k")), "ft-1", audit, {"original model": 9_000_000}, 12.0)
+    asked = [{"text": HOSTILE, "truth": "a", "label": "a", "answer": HOSTILE}] * 2
+    return DemoResult("0.1", 100.0, half, asked, 1, half, asked)
+
+
+def test_the_page_escapes_texts_and_asks_nobody(tmp_path: Path) -> None:
+    page, tags = render(result()), Tags()
+    tags.feed(page)
+    assert "script" not in tags.tags and "<script" not in page and "{{ 7 * 7 }}" in page
+    assert set(tags.links) == {"client/sorting-audit/audit.html"}
+    assert "and 110 more" in page
+    result().write(tmp_path / "result.json")
+    document = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    assert (document["correct"], document["answered"], document["alone"]) == (2, 0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_demo_from_end_to_end(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run_demo(out, quick=True)
+    assert len(done.classified) == 120 and len(done.generated) == 2
+    assert "Obfuscation is not encryption" in (out / "index.html").read_text("utf-8")
+    for half in (done.sorting, done.writing):
+        assert (out / "client" / f"{half.name}-audit" / "audit.html").is_file()
+        assert half.audit["examples"] and all(one["sent"] for one in half.audit["examples"])
     nothing_private_on(out)
 
 

@@ -56,7 +56,7 @@ NOISE = "the key of noise is a digest of the numbers that it covers"
 DRAWN = {
     **dict.fromkeys(("states dp-forward", "classified dp-forward", "halves_audited dp-forward"), NOISE),
     **dict.fromkeys(("states cape", "classified cape"), NOISE),
-    **dict.fromkeys(("states textobfuscator", "halves_audited textobfuscator"), NOISE),
+    **dict.fromkeys(("states textobfuscator", "classified textobfuscator", "halves_audited textobfuscator"), NOISE),
     "goes_on ghost": NOISE,
     "audit_anew key": "which of two rows a solver takes first is decided by a difference of some units of fp32",
     "recipe_anew attacks": "likewise",

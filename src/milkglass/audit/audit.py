@@ -118,7 +118,7 @@ def examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int)
     """Texts drawn at random, as the strongest attack reads them."""
     if best is None:
         return ()
-    sent = scene.truth.tokens
+    sent, crossed = scene.truth.tokens, () if scene.of_states else [*scene.truth.sent]
     reading = done.readings[best.adversary, best.attack]
     ends = np.cumsum(sent.lengths)
     selected = np.random.default_rng(seed).permutation(np.flatnonzero(sent.lengths > 4))[:EXAMPLES_SHOWN]
@@ -128,7 +128,8 @@ def examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int)
         counted = scene.truth.ordinary[sent.ids[place]]
         was, read = sent.ids[place][counted], reading[place][counted]
         pieces = joined_pieces(scene.truth.read, read.tolist(), was.tolist())
-        result.append(ReadExample(scene.truth.read(was), pieces))
+        ids = tuple(crossed[number].tolist()) if crossed else ()
+        result.append(ReadExample(scene.truth.read(was), pieces, ids))
     return tuple(result)
 
 

@@ -1,139 +1,214 @@
-"""The main job on the embedded models: obfuscate, serve, upload, fine-tune, use, attack, and show who saw what.
+"""The main job as its commands, one after another: on two embedded models and the messages of an invented clinic.
 
-`run_demo` is `milkglass demo` and `make demo`. It uses what a data owner uses; the server is a process of its own that
-is given a home folder and the public base model, nothing else.
+Each command is printed as it can be typed. The server is a process of its own, which is given a home folder and the
+weights of a public model, nothing else. `run_demo` is `milkglass demo` and `make demo`.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
+import shlex
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from milkglass.demo.result import DemoResult
-from milkglass.demo.workplace import Workplace
+from milkglass import files
+from milkglass.demo.page import DemoResult, Half, write_page
+from milkglass.demo.service import Service
+from milkglass.errors import MilkglassError, UsageError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-NEVER = 10_000  # steps between checkpoints: a job this short needs none on the way
-
-SORTING = {
-    "task": "classification",
-    "method": "full",
-    "n_epochs": 3.0,
-    "batch_size": 16,
-    "learning_rate": 2e-4,
-    "warmup_ratio": 0.1,
-    "max_length": 64,
-    "logging_steps": 5,
-    "save_steps": NEVER,
-}
-# ObfusLM's recipe made small: rank 16 in the place of 256, two layers in full at each end, the tables trained.
-WRITING = {
-    "task": "causal-lm",
-    "method": "lora",
-    "lora_rank": 16,
-    "lora_alpha": 32,
-    "full_first": 2,
-    "full_last": 2,
-    "train_tables": True,
-    "max_steps": 60,
-    "batch_size": 4,
-    "learning_rate": 5e-4,
-    "warmup_ratio": 0.1,
-    "max_length": 128,
-    "logging_steps": 2,
-    "save_steps": NEVER,
-}
-
-
-@dataclass(frozen=True)
-class DemoPlan:
-    """asked: test messages to classify. prompts: to answer, with `new_tokens` at most each."""
-
-    sorting: Mapping[str, Any]
-    writing: Mapping[str, Any]
-    asked: int
-    prompts: int
-    new_tokens: int
-
-
-USUAL = DemoPlan(SORTING, WRITING, asked=120, prompts=6, new_tokens=32)
-QUICK = DemoPlan(
-    SORTING | {"max_steps": 6, "logging_steps": 3},
-    WRITING | {"max_steps": 2, "logging_steps": 1},
-    asked=24,
-    prompts=2,
-    new_tokens=12,
+MARK = ".milkglass-demo"  # in a folder that an earlier demo made, which may be replaced
+SERVED = ("config.json", "generation_config.json", "*.safetensors")  # of a base model: no tokenizer
+LARGE = 8 << 20  # bytes; larger files are models and are removed at the end
+TIMES = {"sorting": ("--epochs", "3"), "writing": ("--max-steps", "60")}
+QUICK = {"sorting": ("--max-steps", "6"), "writing": ("--max-steps", "2")}
+SMALL_LORA = (  # ObfusLM's recipe made small: rank 16 in place of 256
+    *("--batch-size", "4", "--learning-rate", "5e-4", "--max-length", "128"),
+    *("--set", "lora_rank=16", "--set", "lora_alpha=32", "--set", "full_last=2", "--set", "warmup_ratio=0.1"),
 )
 
 
-def run_demo(out: Path, quick: bool = False, console: Console | None = None) -> DemoResult:
-    """Do all of it; leaves `out`/index.html and `out`/result.json. Raises MilkglassError.
+@dataclass(frozen=True)
+class Demo:
+    """A run of the demo.
 
-    The server is stopped whatever happens, also on Ctrl-C and on SIGTERM.
+    Attributes:
+        out: its folder: `client` is the owner's, `server` is all that the server has.
+        quick: fewer steps, which show the process and not the quality.
+        url: the server's address; empty: no server yet.
     """
-    from rich.console import Console
 
-    from milkglass.demo.page import show, write_page
+    out: Path
+    quick: bool
+    url: str = ""
 
-    # Threads that wait by spinning made a training step five times slower where other programs used the cores, too.
-    # The server inherits this; it counts only where torch is not loaded yet.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    console = console or Console()
-    console.print("Milkglass demo: an invented clinic, two models, one server that must not read along.")
-    with _stoppable(), Workplace.claim(out) as place:
-        result = _everything(place, QUICK if quick else USUAL, console)
+    def data(self, name: str) -> Path:
+        """Returns a file of the invented messages in the owner's folder."""
+        target = self.out / "client" / name
+        if not target.exists():
+            shutil.copyfile(str(resources.files("milkglass.demo") / "data" / name), target)
+        return target
+
+    def command(self, *words: object, as_json: bool = False) -> Any:
+        """Run `milkglass WORDS` and print it first. Returns its JSON document if `as_json`.
+
+        Raises:
+            MilkglassError: the command failed; it has said why.
+        """
+        line = [str(one) for one in words]
+        print(f"\n$ milkglass {shlex.join(line)}", flush=True)
+        server = {"MILKGLASS_SERVER": self.url} if self.url else {}
+        started = [sys.executable, "-P", "-m", "milkglass.cli.main", *line, *(["--json"] if as_json else [])]
+        output = subprocess.PIPE if as_json else None
+        done = subprocess.run(started, stdout=output, env={**os.environ, **server}, text=True, check=False)
+        if done.returncode:
+            raise MilkglassError(f"milkglass {line[0]} failed", "the lines above say why")
+        return json.loads(done.stdout) if as_json else None
+
+    def half(self, name: str, ref: str, obfuscate: Sequence[object], train: Path, training: Sequence[str]) -> Half:
+        """One model's way: obfuscate, audit, upload, fine-tune. Returns it with the fine-tuned model's name."""
+        started, client = time.monotonic(), self.out / "client"
+        key = ("--key", client / f"{name}.mgkey", "--passphrase-file", client / "passphrase")
+        token = ("--token-file", self.out / "server" / "token")
+        self.command("obfuscate", ref, client / name, *key, *obfuscate)
+        budget = "20s" if self.quick else "60s"
+        audit = self.command(
+            "audit", "--text", train, "--out", client / f"{name}-audit", "--budget", budget, *key, as_json=True
+        )
+        self.command("upload", client / name, "--name", name, *key, *token)
+        steps = (QUICK if self.quick else TIMES)[name]
+        job = self.command("finetune", name, train, *steps, *training, *key, *token, as_json=True)
+        print(f"fine-tuned model: {job['model']}", flush=True)
+        sizes = {
+            "original model": _bytes(client / name, self.out / "bases"),
+            "scrambled, uploaded": _bytes(client / name),
+        }
+        return Half(name, ref, (*key, *token), job["model"], audit, sizes, time.monotonic() - started)
+
+
+def run_demo(out: Path, quick: bool = False) -> DemoResult:
+    """Do all of it. Leaves `out`/index.html, `out`/result.json and the audits in `out`/client.
+
+    The server is stopped whatever happens, on Ctrl-C and SIGTERM too.
+
+    Raises:
+        UsageError: `out` holds other things than an earlier demo.
+        MilkglassError: a command failed.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait by spinning slow down a busy machine
+    started = time.monotonic()
+    print("Milkglass demo: an invented clinic, two models, one server that must not read along.")
+    with _stoppable(), _claimed(out):
+        files.write(out / "client" / "passphrase", secrets.token_urlsafe(16) + "\n")
+        with Service(out / "server", [_served(out / "bases")], out / "server.log") as service:
+            demo = Demo(out, quick, service.url)
+            sorting, classified = _sorting(demo)
+            writing, generated = _writing(demo)
+        result = DemoResult(
+            version("milkglass"), time.monotonic() - started, sorting, classified, _alone(demo), writing, generated
+        )
         result.write(out / "result.json")
         write_page(out / "index.html", result)
-    show(console, result, out / "index.html")
+    print("\n" + result.words())
+    print(f"the page: {(out / 'index.html').resolve()}")
     return result
 
 
-def _everything(place: Workplace, plan: DemoPlan, console: Console) -> DemoResult:
-    """The heavy imports are here, so that a wrong folder is refused at once."""
-    from milkglass.client.remote.remote import Remote
-    from milkglass.demo.half import DemoHalf, sort, write
-    from milkglass.demo.journal import Journal
-    from milkglass.demo.service import Service
-    from milkglass.models.resolve import resolve
+def _sorting(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
+    """A BERT learns to send messages to the right desk. Returns the half, and each test message with its label."""
+    train, test = demo.data("tickets_train.jsonl"), demo.data("tickets_test.jsonl")
+    half = demo.half("sorting", "demo:minilm", ("--data", train), train, ())
+    answers = demo.command("classify", half.model, "--in", test, *half.options, as_json=True)["results"]
+    rows = read_rows("tickets_test.jsonl")
+    pairs = zip(rows, answers, strict=True)
+    return half, [{"text": row["text"], "truth": row["label"], "label": one["label"]} for row, one in pairs]
 
-    started = time.monotonic()
-    with Journal(console) as journal:
-        with journal.waiting("unpack the embedded models"):
-            base = place.provide(resolve("demo:smollm2"))
-        with Service(place.server, [base], place.log) as service:  # it starts while the client scrambles
-            first = DemoHalf.begin("demo:minilm", place.client / "sorting", False, journal)
-            second = DemoHalf.begin("demo:smollm2", place.client / "writing", True, journal)
-            with Remote(service.url, service.token) as remote:
-                sorter, classified, (correct, alone), labels = sort(first, remote, plan.sorting, plan.asked)
-                writer, generated = write(second, remote, plan.writing, plan.prompts, plan.new_tokens)
-    return DemoResult(
-        version=version("milkglass"),
-        seconds=time.monotonic() - started,
-        classifier=sorter,
-        asked=plan.asked,
-        correct=correct,
-        alone=alone,
-        labels=labels,
-        classified=classified,
-        generator=writer,
-        generated=generated,
-    )
+
+def _writing(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
+    """A small Llama learns to name the desk in words. Returns the half, and some test instructions with the answers."""
+    train = demo.data("replies_train.jsonl")
+    half = demo.half("writing", "demo:smollm2", ("--delta",), train, SMALL_LORA)
+    answers = []
+    for row in read_rows("replies_test.jsonl")[: 2 if demo.quick else 6]:
+        prompt = f"{row['instruction']}\n\n{row['input']}"
+        words = ("generate", half.model, prompt, "--chat", "--max-tokens", 12 if demo.quick else 32)
+        answer = demo.command(*words, *half.options, as_json=True)["text"]
+        answers.append({"text": prompt, "truth": row["output"], "answer": answer.strip()})
+    return half, answers
+
+
+def _alone(demo: Demo) -> int:
+    """Returns how many test messages a linear model over the owner's own rows sorts correctly, with nothing sent."""
+    from milkglass.client.alone import BagModel
+
+    train, test = read_rows("tickets_train.jsonl"), read_rows("tickets_test.jsonl")
+    names = sorted({row["label"] for row in train})
+    model = BagModel().fit([row["text"] for row in train], [names.index(row["label"]) for row in train])
+    guesses = model.predict([row["text"] for row in test])
+    return sum(names[int(guess)] == row["label"] for guess, row in zip(guesses, test, strict=True))
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+@contextmanager
+def _claimed(out: Path) -> Iterator[None]:
+    """Makes `out` fresh, and removes models and keys at the end. Raises UsageError where no demo made the folder."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file", "give a new folder with --out")
+    if out.is_dir() and any(out.iterdir()) and not (out / MARK).is_file():
+        raise UsageError(f"{out} holds other things than an earlier demo", "give a new folder with --out")
+    for name in ("client", "bases", "server"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    for name in ("server.log", "index.html", "result.json"):
+        (out / name).unlink(missing_ok=True)
+    files.private_dir(out)
+    (out / MARK).touch()
+    files.private_dir(out / "client")
+    try:
+        yield
+    finally:
+        for path in [path for name in ("client", "bases", "server") for path in (out / name).rglob("*")]:
+            if path.is_file() and (path.stat().st_size > LARGE or path.name == "passphrase"):
+                path.unlink()
+
+
+def _served(bases: Path) -> Path:
+    """Returns a folder with the weights and configs of the base model that a delta is assembled with."""
+    from milkglass.models.resolve import resolve
+    from milkglass.models.staging import link_or_copy
+
+    model = resolve("demo:smollm2")
+    target = bases / model.name
+    target.mkdir(parents=True)
+    for file in [file for name in SERVED for file in model.glob(name)]:
+        link_or_copy(file, target / file.name)
+    return target
+
+
+def _bytes(*folders: Path) -> int:
+    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+
+
+def read_rows(name: str) -> list[dict[str, str]]:
+    """Returns the rows of a file of the invented messages."""
+    text = (resources.files("milkglass.demo") / "data" / name).read_text("utf-8")
+    return [json.loads(line) for line in text.splitlines()]
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM leaves through every `with`, so that the server doesn't outlive the demo."""
+    """SIGTERM leaves through every `with`, so that the server does not outlive the demo."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

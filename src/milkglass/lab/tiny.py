@@ -26,7 +26,7 @@ def save(model_type: str, kind: str, folder: Path) -> Path:
         kind: "encoder" or "decoder".
     """
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
     with torch.random.fork_rng():
@@ -39,7 +39,7 @@ def save(model_type: str, kind: str, folder: Path) -> Path:
                 parameter += 0.05 * torch.randn_like(parameter)  # biases and norms away from their defaults
     model.save_pretrained(folder)
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=TOKENS, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )

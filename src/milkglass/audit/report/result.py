@@ -48,8 +48,17 @@ class TokenReading:
 
 @dataclass(frozen=True)
 class ReadExample:
+    """A private text, as the strongest attack reads it.
+
+    Attributes:
+        original: the text, without special tokens.
+        pieces: its tokens as they are read.
+        sent: the ids that crossed for it, special ones too; empty where hidden states are sent.
+    """
+
     original: str
     pieces: tuple[TokenReading, ...]
+    sent: tuple[int, ...] = ()
 
     @property
     def right(self) -> int:
