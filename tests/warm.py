@@ -31,8 +31,8 @@ import pytest
 
 from milkglass.enclave import enclave
 from milkglass.experiments import runs
-from milkglass.server.jobs import launch
 from milkglass.server.jobs import worker as jobs
+from milkglass.server.spec import ATTACHED
 
 WORKER = "milkglass.server.training"
 PRELOADED = [WORKER, "milkglass.cli.main", "milkglass.sanitizers.files", "milkglass.server.app", "milkglass.proxy.run"]
@@ -141,7 +141,7 @@ def warm_pools() -> Iterator[None]:
 
 
 def _started(job: Path, log: BinaryIO) -> Popen:
-    command = [sys.executable, "-m", WORKER, str(job), launch.ATTACHED]
+    command = [sys.executable, "-m", WORKER, str(job), ATTACHED]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     return Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
 

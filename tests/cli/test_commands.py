@@ -431,20 +431,16 @@ def test_serve_takes_base_models_by_name(tmp_path: Path, monkeypatch: pytest.Mon
     refused(call("serve", "--base-models", "demo:no", "--home", tmp_path / "h"), 3, "no embedded model")
 
 
-def test_serve_takes_processes_and_a_prefix_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import milkglass.cli.serve
+def test_serve_takes_a_prefix_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import milkglass.server.app
 
     started: list[Any] = []
     monkeypatch.setattr(milkglass.server.app, "serve", lambda settings, on_ready: started.append(settings))
-    monkeypatch.setattr(milkglass.cli.serve, "cores", lambda: 4)
     words = ("serve", "--home", tmp_path / "h")
     assert call(*words).exit_code == 0
-    assert call(*words, "--processes", 4, "--prefix-cache-mb", 3).exit_code == 0
+    assert call(*words, "--prefix-cache-mb", 3).exit_code == 0
     assert call(*words, "--prefix-cache-mb", 0).exit_code == 0
-    assert [one.processes for one in started] == [1, 4, 1]
     assert [one.prefix_cache >> 20 for one in started] == [512, 3, 0]
-    refused(call(*words, "--processes", 5), 2, "5 training processes are more than the 4 cores")
 
 
 def test_serve_checks_its_certificate_and_key_before_it_makes_a_token(

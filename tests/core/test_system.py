@@ -50,7 +50,7 @@ def test_the_command_is_that_main() -> None:
 
 
 NO_TEXT = {  # programs of the server, which has no text, no key and no passphrase; one that writes public data
-    *("server/jobs/launch.py", "server/training.py", "demo/data/make.py"),
+    *("server/training.py", "demo/data/make.py"),
 }
 CLOSES = {"keep_private", "close_memory", "lock"}  # `lock` is the enclave's, which is more
 

@@ -11,7 +11,6 @@ from milkglass.cli.ui.options import read_token
 from milkglass.cli.ui.terminal import note
 from milkglass.cli.ui.tls import TlsCertificate, TlsKey, require_private, require_tls
 from milkglass.errors import UsageError
-from milkglass.system import cores
 
 
 def serve(
@@ -58,18 +57,10 @@ def serve(
         typer.Option("--quota-gb", help="Disk that HOME may take, in GB  [default: what its disk has]"),
     ] = None,
     training_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a training job.")] = None,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes that share each batch of a training job; on GPUs, one each.")
-    ] = None,
 ) -> None:
     """Start the server. It prints its address when it is ready; the token is in HOME/token, or in --token-file."""
     require_private(host, cert, insecure_http, "the token")
     require_tls(cert, tls_key)
-    if processes is not None and processes > cores():
-        raise UsageError(
-            f"{processes} training processes are more than the {cores()} cores that the server may use",
-            f"give --processes {cores()} or less",
-        )
     bases = tuple(map(_base_of, base_models or ()))
     limits: dict[str, Any] = {
         "max_prompt_tokens": max_prompt_tokens,
@@ -79,7 +70,6 @@ def serve(
         "quota": None if quota_gb is None else int(quota_gb * 1e9),
         "training_threads": training_threads,
         "prefix_cache": None if prefix_cache_mb is None else prefix_cache_mb << 20,
-        "processes": processes,
     }
     from milkglass.server.app import serve as run
     from milkglass.server.settings import ServerSettings

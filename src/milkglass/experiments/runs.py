@@ -33,8 +33,8 @@ from milkglass.errors import JobFailed, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, duration, no_log
 from milkglass.schemes.scheme import Scheme
-from milkglass.server.jobs.launch import ATTACHED, TRAINING
-from milkglass.server.spec import Event, Hyperparameters, JobSpec, Status
+from milkglass.server.settings import WORKER
+from milkglass.server.spec import ATTACHED, Event, Hyperparameters, JobSpec, Status
 from milkglass.system import cores
 
 SPLITS = ("train", "validation")
@@ -164,7 +164,7 @@ def run_job(job: Path, progress: Log) -> Status:
 def started(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     """The server's worker for this job, which saves a checkpoint and ends when this process does, however that ends.
     log: takes all that it prints."""
-    command = [*TRAINING, str(job), ATTACHED]
+    command = [*WORKER, str(job), ATTACHED]
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
 

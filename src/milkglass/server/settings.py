@@ -66,7 +66,7 @@ class Limits:
 
 
 MIB = 1 << 20
-WORKER = (sys.executable, "-P", "-m", "milkglass.server.jobs.launch")  # -P: nothing is imported from the job's folder
+WORKER = (sys.executable, "-P", "-m", "milkglass.server.training")  # -P: nothing is imported from the job's folder
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,7 @@ class ServerSettings:
     prefix_cache: int = 512 * MIB  # keys and values of finished answers, of all loaded models; 0: none are kept
     inference_threads: int | None = None  # CPU threads; None: torch's choice
 
-    training_threads: int | None = None  # of all processes of a job; None: torch's choice
-    processes: int = 1  # that train one job together; of a job whose batches are smaller, one a row
+    training_threads: int | None = None  # of a job; None: torch's choice
     worker: tuple[str, ...] = field(default=WORKER, repr=False)
     max_crashes: int = 3  # a job whose worker dies this often without a word has failed
     cancel_grace: float = 60.0  # then a worker that doesn't stop is killed
@@ -131,5 +130,5 @@ class ServerSettings:
 _POSITIVE = (
     "max_body", "max_json", "max_held", "chunk_bytes", "max_upload", "max_uploads",
     "max_prompt_tokens", "max_new_tokens", "max_inputs",
-    "max_batch", "max_waiting", "max_loaded_models", "max_crashes", "processes",
+    "max_batch", "max_waiting", "max_loaded_models", "max_crashes",
 )  # fmt: skip

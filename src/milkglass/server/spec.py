@@ -11,9 +11,6 @@ A job is a folder that the server makes and a worker process fills:
     status.json     a `Status`, written once, at the end; absent while the job runs or after it was killed
     cancel          exists when the job is to stop for good
 
-Several processes leave more there: `meeting`, over which they find each other, and `failure-N.json`, a `Status` that
-process N leaves to the one that started it.
-
 Training data are flat tensors in a safetensors file, format `rows/1` (ROWS_TENSORS, docs/formats.md).
 """
 
@@ -45,6 +42,8 @@ ROWS_METADATA = {"format": "rows/1"}
 LABEL_TENSORS = ("labels", "scores", "token_labels")  # a class or a number for each row, an id for each token
 ROWS_TENSORS = {"lengths": "I32", "input_ids": "I32", "labels": "I32", "scores": "F32", "token_labels": "I32",
                 "token_type_ids": "I8"}  # dtypes, in the order of writing  # fmt: skip
+ATTACHED = "attached"  # behind the folder in a worker's command, for one that must not outlive who started it
+INTERRUPTED = 143  # the exit code of a worker that SIGTERM stopped
 IGNORED = -100  # the label that takes no part in the loss
 # ObfusLM, appendix C.3 and Table 8; what it does not say is transformers' default.
 GENERATION = {"learning_rate": 1e-4, "batch_size": 8, "adam_beta2": 0.95}
@@ -72,7 +71,7 @@ class Hyperparameters(BaseModel):
     train_tables: bool = True
     n_epochs: float = Field(3, gt=0, le=1000)
     max_steps: int | None = Field(None, ge=1)  # overrides n_epochs
-    batch_size: int = Field(32, ge=1, le=4096)  # rows of a step, in all processes together
+    batch_size: int = Field(32, ge=1, le=4096)  # rows of a step
     learning_rate: float = Field(2e-5, gt=0, le=1)
     warmup_ratio: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0, le=1)
@@ -141,16 +140,13 @@ class Hyperparameters(BaseModel):
 
 
 class JobSpec(BaseModel):
-    """Paths are the server's own, absolute."""
-
-    model_config = ConfigDict(extra="forbid")
+    """Paths are the server's own, absolute. What else an earlier version wrote there is ignored."""
 
     model: str
     train: str
     validation: str | None = None
     hyperparameters: Hyperparameters
-    threads: int | None = Field(None, ge=1)  # CPU threads of all processes; None: torch's choice
-    processes: int = Field(1, ge=1)  # that share each batch
+    threads: int | None = Field(None, ge=1)  # CPU threads; None: torch's choice
     quota: int | None = Field(None, ge=1)  # bytes that the server's home, two folders above the job, may take
 
 

@@ -2,8 +2,8 @@
 
 spec.py says what is in the folder. On SIGTERM it saves a checkpoint and exits with 143, without a status; run again on
 the same folder, after that or after a kill, it goes on from its newest complete checkpoint. It knows ids and weights
-only: no key, no tokenizer, no text. With a number behind the folder it is one of several processes, its rank, which
-jobs/launch.py starts and looks after; with "attached" it is interrupted when the process that started it ends.
+only: no key, no tokenizer, no text. With "attached" behind the folder it is interrupted when the process that started
+it ends.
 
 Trainer's own optimiser state is a torch file in the job's folder; it is read back with `weights_only`, and no such file
 is ever accepted from outside.
@@ -11,12 +11,12 @@ is ever accepted from outside.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
-import traceback
+import threading
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import (
@@ -45,12 +45,9 @@ from milkglass.server.jobs.checkpoints import (
 )
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.jobs.kept import resumed_from, step_of
-from milkglass.server.jobs.launch import ATTACHED, INTERRUPTED
 from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory, shown
-from milkglass.server.jobs.ranks import Ranks, end, end_with_parent
 from milkglass.server.jobs.reporter import BEST, MEASURES, Reporter, numbers_of
-from milkglass.server.jobs.split_trainer import OwnDraws, SplitTrainer
-from milkglass.server.spec import COMPLETE, RESERVE, Hyperparameters, JobSpec, Status
+from milkglass.server.spec import ATTACHED, COMPLETE, INTERRUPTED, RESERVE, Hyperparameters, JobSpec, Status
 from milkglass.server.storage.data_dir import FULL, NO_ROOM, free_bytes, nearly_full, taken
 from milkglass.system import memory
 
@@ -84,14 +81,8 @@ def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
     return model
 
 
-def arguments(job: Path, chosen: Hyperparameters, evaluate: bool, ranks: Ranks) -> TrainingArguments:
-    """`batch_size` is of a step, whatever the number of processes."""
-    split: dict[str, Any] = {
-        "accelerator_config": {"even_batches": False},
-        "average_tokens_across_devices": False,  # SplitTrainer weighs the ranks
-        "data_seed": chosen.seed,
-    }
-    return TrainingArguments(
+def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArguments:
+    result = TrainingArguments(
         output_dir=str(job / "checkpoints"),
         num_train_epochs=chosen.n_epochs,
         max_steps=chosen.max_steps or -1,
@@ -118,17 +109,17 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool, ranks: Ranks) 
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
-        **(split if ranks.count > 1 else {}),
     )
+    result._n_gpu = min(1, result.n_gpu)  # on several GPUs a step would have as many times `batch_size` rows
+    return result
 
 
 def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
-    """Run the job to its end. None: interrupted, to be resumed. Of several ranks the first one alone saves."""
-    selected, ranks = spec.hyperparameters, reporter.ranks
-    ranks.join(job)
+    """Run the job to its end. None: interrupted, to be resumed."""
+    selected = spec.hyperparameters
     set_seed(selected.seed)
     shape = shape_of(Path(spec.model))
-    reporter.reserve = reserved(job, spec, shape) if ranks.first else None
+    reporter.reserve = reserved(job, spec, shape)
     model = load(spec.model, selected)
     if selected.chosen_method == "lora":
         lora.prepare(model, selected)
@@ -138,34 +129,27 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     callbacks: list[TrainerCallback] = [reporter]
     if selected.early_stopping:
         callbacks.append(EarlyStoppingCallback(selected.early_stopping))
-    parts: dict[str, Any] = {
-        "model": model,
-        "args": arguments(job, selected, held_out is not None, ranks),
-        "train_dataset": rows,
-        "eval_dataset": held_out,
-        "data_collator": Collate(0 if pad is None else pad),
-        "compute_metrics": MEASURES.get(selected.task),
-        "callbacks": callbacks,
-        "reserve": reporter.reserve,
-    }
-    if ranks.count > 1:
-        callbacks.append(OwnDraws(ranks))
-        trainer: CheckpointTrainer = SplitTrainer(ranks, selected.task == "causal-lm", **parts)
-    else:
-        trainer = CheckpointTrainer(**parts)
-    checkpoint = newest_checkpoint(job, ranks)
+    trainer = CheckpointTrainer(
+        reporter.reserve,
+        model=model,
+        args=arguments(job, selected, held_out is not None),
+        train_dataset=rows,
+        eval_dataset=held_out,
+        data_collator=Collate(0 if pad is None else pad),
+        compute_metrics=MEASURES.get(selected.task),
+        callbacks=callbacks,
+    )
+    checkpoint = newest_checkpoint(job)
     if checkpoint:
         reporter.emit(f"resuming from {checkpoint.name}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    reporter.agree()
+    reporter.look()
     if reporter.cancelled:
         return Status(state="cancelled")
     if reporter.interrupted and trainer.state.global_step < trainer.state.max_steps:
         return None
     metrics = final_metrics(trainer) if held_out is not None else {}
-    tokens = int(trainer.state.num_input_tokens_seen) // ranks.count  # every rank has seen every batch
-    if not ranks.first:
-        return Status(state="succeeded")
+    tokens = int(trainer.state.num_input_tokens_seen)
     if selected.chosen_method == "lora":
         lora.merge(model)
     drop_reserve(job)  # the result takes its place
@@ -189,7 +173,7 @@ def reserved(job: Path, spec: JobSpec, shape: Shape) -> Reserve:
     gpu = torch.cuda.is_available()
 
     def estimate(one: Hyperparameters) -> Needs:
-        return needs_of(shape, one.fitted(len(shape.layers)), copies=1 if gpu else spec.processes)
+        return needs_of(shape, one.fitted(len(shape.layers)))
 
     home = job.parents[1] if spec.quota is not None else job
     there = taken(job / "checkpoints", job / RESERVE)
@@ -259,47 +243,44 @@ def explain(error: BaseException, job: Path) -> str:
     return f"{type(error).__name__} while training; the worker's log on the server says more"
 
 
-def main(job: Path, place: int | None = None, attached: bool = False) -> int:
-    """Run this job.
+def main(job: Path, attached: bool = False) -> int:
+    """Run this job; returns the exit code.
 
     Args:
-        place: the rank of this process, of as many as the job has; None: it is the only one.
+        job: its folder.
         attached: it is interrupted, as by SIGTERM, when the process that started it ends.
     """
     reporter = Reporter(job)
     signal.signal(signal.SIGTERM, reporter.interrupt)
+    if attached:
+        _interrupted_with_parent(reporter)
     try:
         spec = JobSpec.model_validate_json((job / "spec.json").read_text("utf-8"))
-        if place is not None:
-            reporter.ranks = Ranks(place, spec.processes)
-            end_with_parent()
-        elif attached:
-            end_with_parent(reporter.interrupt)
-        if place is None and spec.threads:
+        if spec.threads:
             torch.set_num_threads(spec.threads)
         status = train(job, spec, reporter)
     except Exception as error:  # noqa: BLE001  (whatever it was, the client must hear of it)
         failed = failure(error, job)
-        if place is not None:
-            _record_failure(job, place, failed)
         drop_unfinished(job)  # a full disk has no room for the status otherwise
         drop_reserve(job)
         _finish(job, reporter, failed)
         raise
-    if status is not None and reporter.ranks.first:
-        drop_reserve(job)
-        _finish(job, reporter, status)
-    return INTERRUPTED if status is None else 0
+    if status is None:
+        return INTERRUPTED
+    drop_reserve(job)
+    _finish(job, reporter, status)
+    return 0
 
 
-def _record_failure(job: Path, place: int, failed: Status) -> None:
-    """One of several processes fails: what the others then meet is not the cause, and launch.py tells them apart."""
-    traceback.print_exc()
-    if place == 0:
-        drop_unfinished(job)
-        drop_reserve(job)
-    files.write_json(job / f"failure-{place}.json", failed.model_dump(), indent=None)
-    end(1)
+def _interrupted_with_parent(reporter: Reporter) -> None:
+    """The standard input of this process closes when the one that started it ends."""
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        reporter.interrupt()
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _finish(job: Path, reporter: Reporter, status: Status) -> None:
@@ -308,6 +289,4 @@ def _finish(job: Path, reporter: Reporter, status: Status) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[2:] not in ([], [ATTACHED]):
-        end(main(Path(sys.argv[1]), int(sys.argv[2])))
-    sys.exit(main(Path(sys.argv[1]), attached=len(sys.argv) > 2))
+    sys.exit(main(Path(sys.argv[1]), attached=sys.argv[2:] == [ATTACHED]))

@@ -27,7 +27,6 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from milkglass.errors import SaveFailed
 from milkglass.server.jobs.kept import checkpoints, marked, resumed_from
 from milkglass.server.jobs.needs import shown
-from milkglass.server.jobs.ranks import Ranks
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT
 from milkglass.server.storage.data_dir import FULL, disk_full
 
@@ -90,8 +89,7 @@ def saving(what: str) -> Iterator[None]:
 class CheckpointTrainer(Trainer):
     """A trainer that saves what is trained. A save that fails ends the training."""
 
-    def __init__(self, reserve: Reserve | None, **given: Any) -> None:
-        """reserve: None in a process that does not save."""
+    def __init__(self, reserve: Reserve, **given: Any) -> None:
         self._reserve = reserve
         self._failure: Exception | None = None
         super().__init__(**given)
@@ -104,8 +102,7 @@ class CheckpointTrainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Raises SaveFailed."""
-        if self._reserve is not None:
-            self._reserve.release()
+        self._reserve.release()
         with saving("a checkpoint"):
             super()._save_checkpoint(model, trial)
             if self._failure is not None:
@@ -147,11 +144,9 @@ class CheckpointTrainer(Trainer):
 
 
 # --- in the job's folder ----------------------------------------------------------------------------------------------
-def newest_checkpoint(job: Path, ranks: Ranks) -> Path | None:
+def newest_checkpoint(job: Path) -> Path | None:
     """What a job goes on from. What a kill left half-written is removed."""
-    if ranks.first:
-        drop_unfinished(job)
-    ranks.wait()
+    drop_unfinished(job)
     return resumed_from(job)
 
 

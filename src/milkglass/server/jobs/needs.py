@@ -117,13 +117,12 @@ def _numbers(ref: TensorRef) -> int:
     return result
 
 
-def needs_of(shape: Shape, chosen: Hyperparameters, mean_length: float = 0.0, copies: int = 1) -> Needs:
+def needs_of(shape: Shape, chosen: Hyperparameters, mean_length: float = 0.0) -> Needs:
     """What a fine-tune takes.
 
     Args:
         chosen: As `fitted` returned it.
         mean_length: Tokens of a row; 0: not known.
-        copies: Processes that hold the model in the same memory.
     """
     writes = chosen.task == "causal-lm"
     pooler = 0 if shape.generates else shape.width
@@ -144,7 +143,7 @@ def needs_of(shape: Shape, chosen: Hyperparameters, mean_length: float = 0.0, co
         checkpoint,
         shape.stored + SMALL,
         1 if chosen.early_stopping is None else 2,
-        copies * held + int(tokens * _activations(shape, chosen)),
+        held + int(tokens * _activations(shape, chosen)),
     )
 
 

@@ -74,7 +74,6 @@ class Jobs:
             validation=str(self._uploads.path(validation).resolve()) if validation else None,
             hyperparameters=chosen,
             threads=self._settings.training_threads,
-            processes=min(self._settings.processes, chosen.batch_size),
             quota=self._settings.quota,
         )
         folder = self.folder(job.id)
@@ -112,10 +111,9 @@ class Jobs:
         shape, rows = Shape.of(Checkpoint.open(self._registry.folder(model))), self._store.files.get(training).rows
         mean = rows.tokens / max(1, rows.rows) if rows else 0.0
         gpu = gpu_memory()
-        copies = 1 if gpu else min(self._settings.processes, chosen.batch_size)
 
         def estimate(one: Hyperparameters) -> Needs:
-            return needs_of(shape, one.fitted(len(shape.layers)), mean, copies)
+            return needs_of(shape, one.fitted(len(shape.layers)), mean)
 
         waiting = [self.folder(job.id) for job in self._store.jobs.all() if not job.over]
         freed = [folder / name for folder in [*waiting, *([own] if own else [])] for name in TEMPORARY]

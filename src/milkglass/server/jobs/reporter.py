@@ -18,7 +18,6 @@ from transformers import EvalPrediction, TrainerCallback, TrainerControl, Traine
 from milkglass.progress import TimeLeft
 from milkglass.server.jobs import events
 from milkglass.server.jobs.checkpoints import Reserve, complete
-from milkglass.server.jobs.ranks import Ranks
 
 MOST = 50  # classes of which the counts are reported
 NAMES = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
@@ -67,29 +66,27 @@ class Reporter(TrainerCallback):
     """Reports what happens (events.jsonl), and stops the trainer on SIGTERM or when the job is cancelled.
 
     Attributes:
-        reserve: room for the next save, of the process that saves.
-        interrupted: in any rank, when they last agreed.
-        cancelled: the same of the job.
+        reserve: room for the next save, once the training has set it aside.
+        interrupted: by SIGTERM, when `look` was last called.
+        cancelled: the job, likewise.
     """
 
     def __init__(self, job: Path) -> None:
-        self.job, self.ranks = job, Ranks()
+        self.job = job
         self.reserve: Reserve | None = None
         self.interrupted = self.cancelled = False
         self._signalled = False
         self._left = TimeLeft(0)
 
     def emit(self, message: str, data: dict[str, Any] | None = None, failed: bool = False) -> None:
-        if self.ranks.first:
-            events.emit(self.job, message, "error" if failed else "info", data)
+        events.emit(self.job, message, "error" if failed else "info", data)
 
     def interrupt(self, *_: object) -> None:
         self._signalled = True
 
-    def agree(self) -> None:
-        """All ranks stop at the same step: one that goes on alone would wait for the others."""
-        said = self.ranks.any(self._signalled, (self.job / "cancel").exists())
-        self.interrupted, self.cancelled = said
+    def look(self) -> None:
+        """See whether the training is to stop: until the next call nothing changes."""
+        self.interrupted, self.cancelled = self._signalled, (self.job / "cancel").exists()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._left = TimeLeft(state.max_steps)
@@ -100,7 +97,7 @@ class Reporter(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.global_step >= state.max_steps:
             control.should_log = True  # a run shorter than `logging_steps` has a last loss, too
-        self.agree()
+        self.look()
         if self.interrupted or (args.load_best_model_at_end and state.global_step % args.save_steps == 0):
             control.should_save = True  # with the best epoch in view the trainer itself saves at their ends alone
         if self.interrupted or self.cancelled:
@@ -135,9 +132,7 @@ class Reporter(TrainerCallback):
         self.emit(f"evaluation: {info}", {"step": state.global_step, **event_data(metrics)})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.ranks.wait()  # each saves the state of its own draws
-        if self.ranks.first:
-            complete(self.job, state.global_step, state.best_model_checkpoint)
+        complete(self.job, state.global_step, state.best_model_checkpoint)
         self.emit(f"checkpoint at step {state.global_step}")
         if self.reserve is not None and not self.interrupted:
             self.reserve.take()
