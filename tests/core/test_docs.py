@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,9 @@ def test_every_symbol_exists(page: str) -> None:
                 missing.append(f"{match[1]}: {symbol}")
     assert not missing
     assert count or page == "docs/design.md"
+
+
+def test_the_rooms_are_those_of_the_packages() -> None:
+    program = runpy.run_path(str(ROOT / "docs" / "rooms.py"))
+    page = (ROOT / "docs" / "design.md").read_text("utf-8")
+    assert program["filled"](page) == page, "run `make figures`"
