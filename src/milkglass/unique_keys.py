@@ -8,9 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 
+class RepeatedKey(ValueError):
+    """An object has the key `key` twice."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__("a key occurs twice")
+        self.key = key
+
+
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads(..., object_pairs_hook=unique_keys)`. Raises ValueError."""
+    """For `json.loads(..., object_pairs_hook=unique_keys)`. Raises RepeatedKey."""
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise ValueError("a key occurs twice")
+        names = [name for name, _ in pairs]
+        raise RepeatedKey(next(name for name in names if names.count(name) > 1))
     return table

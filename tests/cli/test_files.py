@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from milkglass.cli.ui.columns import classes_found
+from milkglass.client.data.dataset import Summary
 from tests import tiny
 from tests.cli.kit import SECRET, Owner, call, document, has_model_of, refused
 from tests.cli.test_commands import job_server
@@ -37,6 +40,8 @@ def test_finetune_reads_columns_of_any_name(
     done = call(*run, "--text-column", "tweet", "--label-column", "mood")
     assert done.exit_code == 0, done.stderr
     assert "1 blank line of tweets.csv skipped" in done.stderr
+    counts = Counter(mood for _, mood in ROWS)
+    assert all(f"{mood} {count}" in done.stderr for mood, count in counts.items())
     table = sent(stub, asked)
     assert [encoder.codec.decode(ids) for ids in table["input_ids"]] == [text for text, _ in ROWS]
     assert {*encoder.about["labels"]} == {"urgent", "billing"}
@@ -198,3 +203,10 @@ def test_the_option_is_where_rows_are_read() -> None:
         assert all(option in shown for option in ("--text-column", "--label-column", "--delimiter")), words
     assert "--delimiter" in call("sanitize", "--help").stdout
     assert document(call("data", "--json"))["data_sets"]
+
+
+def test_a_rare_class_is_shown_among_many() -> None:
+    labels = tuple(f"topic {n}" for n in range(20))
+    found = Summary("labelled", 211, False, (*labels, "null"), counts=(*range(20, 40), 1))
+    words = classes_found(found)
+    assert words.startswith("21 classes: topic 19 39, ") and words.endswith("null 1") and "and 12 more" in words

@@ -96,7 +96,7 @@ def test_a_servers_score_is_checked(stub: Stub, encoder: Owner, score: Any) -> N
 def test_scores_are_refused_where_they_are_none(stub: Stub, encoder: Owner, scored: Path, tmp_path: Path) -> None:
     run = ("--key", encoder.path)
     told = call("finetune", "mine", scored, *run)
-    refused(told, 5, f"line 2 of {scored.name} has a label that is neither a name nor a whole number")
+    refused(told, 5, f"the column label of {scored.name}")
     assert "--task regression" in told.stderr
     names = tmp_path / "names.jsonl"
     names.write_text('{"text": "a", "label": "urgent"}\n')

@@ -12,8 +12,10 @@ import pytest
 
 from milkglass.client.data.data_file import DataFile
 from milkglass.client.data.dataset import Example, read_examples, read_texts, summarise, unlabelled
+from milkglass.client.data.training_rows import checked
 from milkglass.client.training_request import require_hyperparameters
 from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.federated.prepare import labels_of
 
 SECRET = "zanzibar"
 ROWS = [
@@ -116,7 +118,11 @@ def test_labels(value: Any, label: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "error", "message"),
     [
-        ({"t": SECRET, "l": 2.5}, CodecError, "line 2 of mine.jsonl has a l that is neither a name nor a whole number"),
+        (
+            {"t": SECRET, "l": float("inf")},
+            CodecError,
+            "line 2 of mine.jsonl has a l that is neither a name nor a number",
+        ),
         ({"t": SECRET, "l": None}, EmptyText, "line 2 of mine.jsonl has an empty l"),
         ({"t": SECRET, "l": float("nan")}, EmptyText, "line 2 of mine.jsonl has an empty l"),
         ({"t": None, "l": SECRET}, EmptyText, "line 2 of mine.jsonl has an empty t"),
@@ -320,7 +326,7 @@ def test_a_gap_among_numbers_is_a_missing_label(nothing: Any, suffix: str, tmp_p
     ("cells", "read"),
     [
         (["1.0", "0", "2."], ["1", "0", "2"]),  # some written as floats, some not
-        (["1.0", "1.1", "2.0"], ["1.0", "1.1", "2.0"]),  # versions, say: names
+        (["1.0", "1.1", "2.0"], ["1.0", "1.1", "2.0"]),  # read as they are; as classes refused, see below
         (["1.0", "none of it"], ["1.0", "none of it"]),
         (["1.000e+00", "0.000e+00"], ["1", "0"]),  # as numpy.savetxt writes them
         (["12e4", "1"], ["12e4", "1"]),
@@ -341,6 +347,41 @@ def test_words_for_nothing_among_numbers_are_missing_labels(suffix: str, tmp_pat
         summarise(path)
     assert summarise(DataFile(path, skip_empty=True)).labels == ("0", "1")
     assert summarise(DataFile(path, skip_empty=True), scores=True).rows == 2
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("cells", [[0.0, 0.5, 1.0, 0.5], ["0.0", "1e-1", "nan", ".5"], [0.25, 0.5, 0.75, 2.5]])
+def test_labels_with_a_fraction_are_no_classes(suffix: str, cells: list[Any], tmp_path: Path) -> None:
+    path = as_written(tmp_path, suffix, [{"text": "x", "label": one} for one in cells])
+    file = DataFile(path, skip_empty=True)
+    with pytest.raises(CodecError, match="the column label of mine") as caught:
+        checked(file, None)
+    assert "--task regression" in caught.value.hint
+    with pytest.raises(CodecError, match="the column label of mine"):
+        labels_of([file])
+    assert checked(file, "regression").scale is not None
+    assert checked(file, "classification").rows == len(cells) - cells.count("nan")  # names, such as versions
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_a_column_that_is_there_twice_is_refused(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"mine{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 3, ["text", "label", "text"]), path)
+    else:
+        path.write_text(",".join(["text", "label", "text"]).replace(",", "\t" if suffix == ".tsv" else ",") + "\n")
+    for source in (DataFile(path), DataFile(path, label="label")):
+        with pytest.raises(CodecError, match="the column text twice, as column 1 and as column 3"):
+            summarise(source)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_a_key_that_is_there_twice_is_refused(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"mine{suffix}"
+    row = '{"text": "a", "label": "b", "text": "c"}'
+    path.write_text(row if suffix == ".jsonl" else f"[{row}]")
+    with pytest.raises(CodecError, match="has the key text twice"):
+        summarise(path)
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json"])

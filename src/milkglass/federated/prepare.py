@@ -12,7 +12,15 @@ import numpy as np
 
 from milkglass import files
 from milkglass.client.data.data_file import Source
-from milkglass.client.data.dataset import Example, in_order, number_labels, read_examples, summarise, unlabelled
+from milkglass.client.data.dataset import (
+    Example,
+    in_order,
+    number_labels,
+    read_examples,
+    require_no_fractions,
+    summarise,
+    unlabelled,
+)
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, naming
 from milkglass.federated.ghost_stage import passed, remove_finished, require_no_parts
 from milkglass.federated.rows import BYTES, ROWS_FILE, SiteRows, Stamp, load, of_texts, save, stamp_of
@@ -67,6 +75,7 @@ def labels_of(sources: Sequence[Source]) -> dict[str, int]:
             raise unlabelled(source, result)
         if result.pairs:
             raise CodecError(f"{source.name} has pairs of texts", "a site's row is one text and a label")
+        require_no_fractions(source, result)
         names |= {*result.labels}
     if len(names) < 2:
         raise CodecError("all sites have 1 label only", "classification needs at least 2")

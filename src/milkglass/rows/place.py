@@ -17,6 +17,7 @@ from decimal import Decimal
 from typing import Any
 
 from milkglass.errors import CodecError, EmptyText
+from milkglass.unique_keys import RepeatedKey
 
 SHOWN = 20  # column names in a message
 FIRST = 3  # places in a message
@@ -71,8 +72,23 @@ def require_columns(file: str, names: Sequence[str], needed: Sequence[str], text
         )
     if lost := [name for name in needed if name not in names]:
         raise CodecError(f"the header of {file} names no column {lost[0]}", columns_there(names, needed))
-    if twice := [name for name in needed if names.count(name) > 1]:
-        raise CodecError(f"the header of {file} names the column {twice[0]} twice", "rename one of them")
+    require_unique(file, names)
+
+
+def require_unique(file: str, names: Sequence[str]) -> None:
+    """Raises CodecError for a header that names a column twice: readers differ in which of the two they take. Columns
+    without a name are not read."""
+    for place, name in enumerate(names, 1):
+        if name.strip() and (first := names.index(name) + 1) < place:
+            raise CodecError(
+                f"the header of {file} names the column {_shown(name)} twice, as column {first} and as column {place}",
+                "rename one of them",
+            )
+
+
+def repeated(place: Place | str, error: RepeatedKey) -> CodecError:
+    """The error for a JSON object with a key twice: readers differ in which of the two they take."""
+    return CodecError(f"{place} has the key {_shown(error.key)} twice", "rename one of them")
 
 
 def columns_there(names: Collection[str], known: Collection[str] = ()) -> str:

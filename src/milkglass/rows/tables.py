@@ -16,7 +16,8 @@ from typing import Any
 from milkglass.errors import CodecError, EmptyText
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.encoding import UTF8, lines, not_utf8
-from milkglass.rows.place import Place, Rows, require_columns, text_of
+from milkglass.rows.place import Place, Rows, repeated, require_columns, text_of
+from milkglass.unique_keys import RepeatedKey, unique_keys
 
 MAX_FIELD = 1 << 24  # characters of one CSV cell
 BLOCK = 1 << 20  # characters of a JSON list read at a time
@@ -111,7 +112,9 @@ def json_lines(path: Path, blank: Progress = no_progress) -> Rows:
             continue
         place = Place(path.name, number)
         try:
-            value = json.loads(line)
+            value = json.loads(line, object_pairs_hook=unique_keys)
+        except RepeatedKey as error:
+            raise repeated(place, error) from None
         except (ValueError, RecursionError):  # the decoder's own error carries the text
             raise CodecError(f"{place} is not JSON", "write one JSON object a line, or one list of them") from None
         yield place, _object(place, value)
@@ -166,7 +169,10 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
             at, number, more = _skip(buffer, at + 1), 1, BLOCK
             while True:
                 place = Place(path.name, number, "entry")
-                result = _entry(buffer, at)
+                try:
+                    result = _entry(buffer, at)
+                except RepeatedKey as error:
+                    raise repeated(place, error) from None
                 if result is None:  # the block ends inside the entry, or this is no JSON: only more text can tell
                     ahead = file.read(more)
                     if not ahead:
@@ -185,7 +191,7 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
 
 
 _END = object()
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
 
 
 def _entry(buffer: str, at: int) -> tuple[Any, int, bool] | None:
@@ -194,6 +200,8 @@ def _entry(buffer: str, at: int) -> tuple[Any, int, bool] | None:
         return _END, at + 1, True
     try:
         value, end = _DECODER.raw_decode(buffer, at)
+    except RepeatedKey:
+        raise
     except (ValueError, RecursionError):
         return None
     end = _skip(buffer, end)

@@ -18,8 +18,9 @@ from typing import Any, Literal
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.rows.delimiter import delimiter_of, quotes_are_text
 from milkglass.rows.encoding import not_utf8
-from milkglass.rows.place import Place, columns_there, missing
+from milkglass.rows.place import Place, columns_there, missing, repeated, require_unique
 from milkglass.rows.tables import is_json_list, json_list
+from milkglass.unique_keys import RepeatedKey, unique_keys
 
 Kind = Literal["lines", "json", "csv", "tsv"]
 KINDS: dict[str, Kind] = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv"}
@@ -171,6 +172,7 @@ def shape_of(
             f"the header of {path.name} names no column of text",
             f"{columns_there(header)}; name one with --text-column",
         )
+    require_unique(path.name, header)
     return FileShape(kind, texts, header, path.name, delimiter=sign)
 
 
@@ -270,7 +272,9 @@ def _object(where: str, raw: str) -> dict[str, Any] | None:
     if not raw.strip():
         return None
     try:
-        result = json.loads(raw)
+        result = json.loads(raw, object_pairs_hook=unique_keys)
+    except RepeatedKey as error:
+        raise repeated(where, error) from None
     except (ValueError, RecursionError):  # the decoder's own error carries the line's text
         raise CodecError(f"{where} is not JSON", "write one JSON object a line") from None
     if not isinstance(result, dict):

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milkglass.cli.ui.terminal import note
+from milkglass.client.remote.strict_json import running_text
 
 if TYPE_CHECKING:
     from milkglass.client.data.data_file import DataFile
     from milkglass.client.data.dataset import Summary
 
+COMMONEST, RAREST = 6, 3  # classes that are shown, where there are more
+WIDEST = 40  # characters of a class's name
 ROWS = "JSON Lines or a JSON list, CSV, TSV or Parquet"
 Delimiter = Annotated[
     str | None,
@@ -62,6 +65,8 @@ class ColumnOptions:
         file = self.file(path)
         result = checked(file, task)
         say_skipped(file.name, result.blank, result.empty)
+        if result.labels:
+            note(f"{file.name}: {classes_found(result)}")
         return file, result
 
     def texts(self, path: Path) -> DataFile:
@@ -103,6 +108,17 @@ def _read(file: DataFile) -> DataFile:
     found = summarise(file)
     say_skipped(file.name, found.blank, found.empty)
     return file
+
+
+def classes_found(found: Summary) -> str:
+    """Returns the labels and in how many rows each occurs, the commonest first: "2 classes: billing 40, null 1"."""
+    often = sorted(zip(found.labels, found.counts, strict=True), key=lambda one: -one[1])
+    words = [f"{running_text(name)[:WIDEST]} {count:,}" for name, count in often]
+    few = words
+    if len(words) > COMMONEST + RAREST:
+        left = f"and {len(words) - COMMONEST - RAREST:,} more"
+        few = [*words[:COMMONEST], left, f"the rarest: {words[-RAREST]}", *words[1 - RAREST :]]
+    return f"{len(words):,} class{'' if len(words) == 1 else 'es'}: {', '.join(few)}"
 
 
 def say_skipped(name: str, blank: int, empty: int = 0) -> None:

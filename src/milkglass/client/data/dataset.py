@@ -14,7 +14,7 @@ the labels are numbers, 2.5 or "2.5"; the server sees them standardised (label_s
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from typing import Any, Literal
 from milkglass.client.codec.conversation import Message
 from milkglass.client.codec.messages import conversation_of
 from milkglass.client.data.data_file import CHATS, JSON, TEXTS, DataFile, Source
-from milkglass.client.data.label_cells import LabelCells
+from milkglass.client.data.label_cells import LabelCells, has_fraction, is_number
 from milkglass.client.label_scale import Scale
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
@@ -77,6 +77,7 @@ class Summary:
         scale: of the scores, where it was read as data for a regression; there are no labels then.
         blank: how many blank lines were skipped.
         empty: how many rows were left out for an empty field.
+        counts: in how many rows each label occurs.
     """
 
     kind: Kind
@@ -86,6 +87,7 @@ class Summary:
     scale: Scale | None = None
     blank: int = 0
     empty: int = 0
+    counts: tuple[int, ...] = ()
 
     @property
     def task(self) -> Literal["classification", "regression", "causal-lm"]:
@@ -184,15 +186,17 @@ def summarise(source: Source, scores: bool = False) -> Summary:
     """Read the whole file once, checking every row. scores: as for `read_examples`, whose errors it raises."""
     if scores:
         return _scored(source)
-    names: set[str] = set()
+    labels = Counter[str]()
     blank, empty = list[int](), list[int]()
     rows, example = 0, None
     for example in read_examples(source, blank=blank.append, empty=empty.append):
         rows += 1
         if example.label is not None:
-            names.add(example.label)
+            labels[example.label] += 1
     assert example is not None  # read_examples refuses an empty file
-    return Summary(example.kind, rows, example.pair is not None, (*in_order(names),), None, len(blank), len(empty))
+    names = (*in_order(labels),)
+    counts = tuple(labels[name] for name in names)
+    return Summary(example.kind, rows, example.pair is not None, names, None, len(blank), len(empty), counts)
 
 
 def in_order(labels: Collection[str]) -> list[str]:
@@ -202,10 +206,11 @@ def in_order(labels: Collection[str]) -> list[str]:
 
 
 def require_classes(source: Source, found: Summary) -> None:
-    """Raises CodecError for labels of which nothing can be learnt: one alone, or another in each of the rows, as where
-    numbers of rows were taken for labels."""
+    """Raises CodecError for numbers of a regression, and for labels of which nothing can be learnt: one alone, or
+    another in each of the rows, as where numbers of rows were taken for labels."""
+    require_no_fractions(source, found)
     count = len(found.labels)
-    column = f"the column {DataFile.of(source).label or 'label'} of {source.name}"
+    column = _column_of_labels(source)
     if count < 2:
         raise CodecError(f"{column} has 1 label only", "classification needs at least 2")
     if count == found.rows > 2:
@@ -213,6 +218,21 @@ def require_classes(source: Source, found: Summary) -> None:
             f"{column} has {count:,} labels in {found.rows:,} rows, and no class has two rows",
             "does it hold ids? --label-column NAME takes another column",
         )
+
+
+def require_no_fractions(source: Source, found: Summary) -> None:
+    """Raises CodecError where each label is a number and some have a fraction: the numbers of a regression, which would
+    become as many classes."""
+    if any(has_fraction(name) for name in found.labels) and all(is_number(name) for name in found.labels):
+        raise CodecError(
+            f"{_column_of_labels(source)} holds numbers with a fraction, {len(found.labels):,} different ones",
+            "for numbers of a regression say `--task regression`, for names such as versions `--task classification`; "
+            "a command without --task takes names and whole numbers",
+        )
+
+
+def _column_of_labels(source: Source) -> str:
+    return f"the column {DataFile.of(source).label or 'label'} of {source.name}"
 
 
 def unlabelled(source: Source, found: Summary) -> CodecError:

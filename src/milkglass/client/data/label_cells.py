@@ -1,9 +1,10 @@
 """A cell of labels as the label's name: one rule for CSV, TSV, JSON Lines, JSON lists and Parquet.
 
 A column in which each cell is a whole number, or a text that is one, such as pandas writes a column of whole numbers
-with gaps, has their names: 3, 3.0 and "3.0" are "3", and "nan" or "None" is no name but a missing label. In every other
-column a text is a name as it stands, and a number that is written as a float stays one: "3.0". A truth value, or the
-text of one, is "true" or "false" in any column: files of JSON, Parquet and CSV write it in three ways.
+with gaps, has their names: 3, 3.0 and "3.0" are "3", and "nan" or "None" is no name but a missing label; so it is in a
+column of numbers of which some have a fraction. These are the numbers of a regression (`dataset.require_classes`). In
+every other column a text is a name as it stands, and a number that is written as a float stays one: "3.0". A truth
+value, or the text of one, is "true" or "false" in any column: files of JSON, Parquet and CSV write it in three ways.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ GAPS = frozenset({"nan", "none", "null", "na", "n/a", "<na>", "nat"})  # as text
 EXACT = 1 << 53  # above it a float names no whole number
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -31,28 +33,32 @@ class LabelCells:
 
     Attributes:
         numbers: whether each of them is a whole number, or missing.
+        fractions: whether each of them is a number, or missing, and some have a fraction.
         scores: whether they are the numbers of a regression.
     """
 
     numbers: bool = False
+    fractions: bool = False
     scores: bool = False
 
     @classmethod
     def of(cls, cells: Iterable[Any]) -> LabelCells:
         """By all cells of the column."""
-        some = False
+        some = fractions = False
         for cell in cells:
             if missing(cell) or _is_gap(cell):
                 continue
-            if isinstance(cell, bool) or (_whole(cell) is None and not _is_digits(cell)):
+            if has_fraction(cell):
+                fractions = True
+            elif isinstance(cell, bool) or (_whole(cell) is None and not _is_digits(cell)):
                 return cls()
             some = True
-        return cls(numbers=some)
+        return cls(numbers=some and not fractions, fractions=fractions)
 
     def read(self, place: Place, column: str, cell: Any) -> str:
         """The label's name, or for a regression its score as text. Raises EmptyText for a missing one, CodecError for
         what can be no label."""
-        if missing(cell) or ((self.numbers or self.scores) and _is_gap(cell)):
+        if missing(cell) or ((self.numbers or self.fractions or self.scores) and _is_gap(cell)):
             raise EmptyText(f"{place} has an empty {column}", "fill it")
         if self.scores:
             return repr(score_of(str(place), cell))
@@ -63,10 +69,10 @@ class LabelCells:
             return cell.strip() if whole is None or not self.numbers else str(whole)
         if isinstance(cell, int):
             return str(cell)
-        if whole is None:
+        if whole is None and not has_fraction(cell):
             raise CodecError(
-                f"{place} has a {column} that is neither a name nor a whole number",
-                "give a name such as billing; for numbers of a regression say `--task regression`",
+                f"{place} has a {column} that is neither a name nor a number",
+                "give a name such as billing, or a whole number",
             )
         return str(whole) if self.numbers else str(float(cell))
 
@@ -80,6 +86,19 @@ def _whole(cell: Any) -> int | None:
     if not isinstance(cell, float) or not math.isfinite(cell) or abs(cell) >= EXACT or not cell.is_integer():
         return None
     return int(cell)
+
+
+def has_fraction(cell: Any) -> bool:
+    """Whether a cell, or a label's name, is a number that is not whole."""
+    if isinstance(cell, str):
+        cell = float(cell) if _NUMBER.fullmatch(cell.strip()) else None
+    if isinstance(cell, Decimal):
+        cell = float(cell)
+    return isinstance(cell, float) and math.isfinite(cell) and not cell.is_integer()
+
+
+def is_number(name: str) -> bool:
+    return _NUMBER.fullmatch(name) is not None
 
 
 def _is_digits(cell: Any) -> bool:
