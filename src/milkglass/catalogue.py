@@ -25,12 +25,9 @@ from milkglass.parameters import with_values
 
 NONE = "none"  # is never suggested: a slip of the pen must not switch a defence off
 FIRST_NAMES = {  # of classes that were renamed since the first digests were made, by their names of today
-    "BagOfWords": "HiddenWords",
     "ClusterConditional": "Conditional",
     "GrowthSchedule": "Growth",
-    "NearestState": "NearHidden",
     "NoDefence": "Bare",
-    "StateInversion": "InvertHidden",
 }
 
 

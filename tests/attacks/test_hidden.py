@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from milkglass.attacks.forward import body
-from milkglass.attacks.hidden_states.bag_of_words import BagOfWords, vectors
-from milkglass.attacks.hidden_states.nearest_state import NearestState, frame
-from milkglass.attacks.hidden_states.state_inversion import StateInversion
+from milkglass.attacks.hidden_states.hidden_words import HiddenWords, vectors
+from milkglass.attacks.hidden_states.invert_hidden import InvertHidden
+from milkglass.attacks.hidden_states.near_hidden import NearHidden, frame
 from milkglass.models.resolve import resolve
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
@@ -25,7 +25,7 @@ from tests.attacks.scenes import SPECIAL, chain
 from tests.attacks.tiny_scenes import hidden
 from tests.tiny import VOCAB, save
 
-INVERT = StateInversion(epochs=6, learning_rate=3e-3)
+INVERT = InvertHidden(epochs=6, learning_rate=3e-3)
 FAMILIES = ("bert", "roberta", "distilbert")
 
 
@@ -64,7 +64,7 @@ def read(attack: Attack, at: tuple[Transcript, Knowledge, Truth], measure: str =
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_embeddings_that_are_not_disturbed_are_read(publics: dict[str, Model], name: str) -> None:
-    assert read(NearestState(), scene(publics[name], 0)) > 0.99
+    assert read(NearHidden(), scene(publics[name], 0)) > 0.99
 
 
 @pytest.mark.slow
@@ -73,23 +73,23 @@ def test_embeddings_of_a_real_model_are_read() -> None:
     public, rng = Model.open(resolve("demo:minilm")), np.random.default_rng(0)
     texts = Sequences.of(rng.integers(1000, 30_522, 12) for _ in range(20))
     seen = Activations(hidden(body(public, 1), texts, 0), texts.lengths, 0)
-    guess = NearestState()(Transcript((seen,), 30_522), Knowledge(public_model=public), Budget(), rng)
+    guess = NearHidden()(Transcript((seen,), 30_522), Knowledge(public_model=public), Budget(), rng)
     assert guess.running is not None
     assert (guess.running[:, 0] == texts.ids).mean() >= 0.95
 
 
 def test_scaling_a_text_hides_nothing(publics: dict[str, Model]) -> None:
-    assert read(NearestState(), scene(publics["bert"], 0, factor=1e-3)) > 0.99
+    assert read(NearHidden(), scene(publics["bert"], 0, factor=1e-3)) > 0.99
 
 
 def test_noise_hides_the_more_the_more_there_is(publics: dict[str, Model]) -> None:
-    found = [read(NearestState(), scene(publics["bert"], 0, noise)) for noise in (0.0, 1.0, 30.0)]
+    found = [read(NearHidden(), scene(publics["bert"], 0, noise)) for noise in (0.0, 1.0, 30.0)]
     assert found[0] > found[1] + 0.1 > found[2] + 0.2
     assert found[2] < 0.05
 
 
 def test_one_layer_that_is_not_disturbed_is_read_by_tokens_alone(publics: dict[str, Model]) -> None:
-    assert read(NearestState(), scene(publics["bert"], 1)) > 0.5
+    assert read(NearHidden(), scene(publics["bert"], 1)) > 0.5
 
 
 @pytest.mark.parametrize("layer", [0, 2])
@@ -102,7 +102,7 @@ def test_inversion_reads_through_noise_what_neighbours_do_not(tmp_path: Path) ->
     more = []
     for seed in range(5):
         at = scene(Model.open(save("bert", tmp_path / str(seed), seed=seed)), 2, 1.0)
-        more.append(read(INVERT, at) - read(NearestState(), at))
+        more.append(read(INVERT, at) - read(NearHidden(), at))
     assert np.median(more) > 0.05
 
 
@@ -120,14 +120,14 @@ def test_inversion_draws_nothing_but_from_its_own_generator(publics: dict[str, M
 
 def test_more_copies_are_other_noise_on_the_same_text(publics: dict[str, Model]) -> None:
     at = scene(publics["bert"], 0, 0.5)
-    states, texts = StateInversion(copies=2).observed(at[1], Budget(), np.random.default_rng(0))
+    states, texts = InvertHidden(copies=2).observed(at[1], Budget(), np.random.default_rng(0))
     assert len(texts) == 300
     assert len(states) == len(texts.ids)
     assert len(np.unique(states.numpy(), axis=0)) == len(states)
 
 
 def test_words_are_read_from_one_vector_a_text(publics: dict[str, Model]) -> None:
-    plain, noisy = (read(BagOfWords(), scene(publics["bert"], 2, n, pooled=True), "bag recall") for n in (0.0, 100.0))
+    plain, noisy = (read(HiddenWords(), scene(publics["bert"], 2, n, pooled=True), "bag recall") for n in (0.0, 100.0))
     assert plain > 0.3
     assert noisy < plain / 2
 
@@ -137,26 +137,26 @@ def test_vectors_are_the_means_of_texts() -> None:
     assert vectors(seen).tolist() == [[2.0], [7.0]]
 
 
-@pytest.mark.parametrize("attack", [NearestState(), INVERT], ids=lambda one: one.name)
+@pytest.mark.parametrize("attack", [NearHidden(), INVERT], ids=lambda one: one.name)
 def test_tokens_are_not_read_where_states_are_pooled(publics: dict[str, Model], attack: Attack) -> None:
     transcript, knowledge, _ = scene(publics["bert"], 2, pooled=True)
     assert "one for a text" in str(why_not(attack, transcript, knowledge))
-    assert why_not(BagOfWords(), transcript, knowledge) is None
+    assert why_not(HiddenWords(), transcript, knowledge) is None
 
 
 def test_what_is_missing_is_named(publics: dict[str, Model]) -> None:
     transcript, knowledge, _ = scene(publics["bert"], 0)
     assert why_not(INVERT, transcript, replace(knowledge, observe=None)) == "no client half can be run on public text"
     deeper, _, _ = scene(publics["bert"], 1)
-    assert "a decoder" in str(why_not(NearestState(), deeper, Knowledge(public_model=publics["gpt2"])))
-    assert why_not(NearestState(), transcript, Knowledge(public_model=publics["gpt2"])) is None  # rows of its table
+    assert "a decoder" in str(why_not(NearHidden(), deeper, Knowledge(public_model=publics["gpt2"])))
+    assert why_not(NearHidden(), transcript, Knowledge(public_model=publics["gpt2"])) is None  # rows of its table
     narrow = Transcript((Activations(torch.zeros(2, 5), np.array([2]), 0),), VOCAB)
-    assert "5 dimensions, the public model 32" in str(why_not(NearestState(), narrow, knowledge))
+    assert "5 dimensions, the public model 32" in str(why_not(NearHidden(), narrow, knowledge))
     short = Transcript((Activations(torch.zeros(2, 32), np.array([3]), 0),), VOCAB)
     assert "not one for each token" in str(why_not(INVERT, short, knowledge))
 
 
-@pytest.mark.parametrize("attack", [NearestState(), INVERT], ids=lambda one: one.name)
+@pytest.mark.parametrize("attack", [NearHidden(), INVERT], ids=lambda one: one.name)
 def test_a_budget_that_is_spent_leaves_a_guess_of_the_right_length(publics: dict[str, Model], attack: Attack) -> None:
     transcript, knowledge, truth = scene(publics["bert"], 0)
     guess = attack(transcript, knowledge, Budget(1e-9), np.random.default_rng(0))

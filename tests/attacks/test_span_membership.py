@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from milkglass.attacks.gradients.spans import EDGE, sent_rows
-from milkglass.attacks.hidden_states.bag_of_words import BagOfWords
-from milkglass.attacks.hidden_states.nearest_state import NearestState
+from milkglass.attacks.hidden_states.hidden_words import HiddenWords
+from milkglass.attacks.hidden_states.near_hidden import NearHidden
 from milkglass.attacks.hidden_states.span_membership import SpanMembership
 from milkglass.models.resolve import resolve
 from milkglass.models.view import Model
@@ -171,9 +171,9 @@ def test_what_is_not_mixed_and_what_is_deep_is_refused(publics: dict[str, Model]
     assert "no rows are mixed" in why(replace(seen, mixed=None))
     assert "follow from whole texts" in why(replace(seen, layer=1))
     assert "5 dimensions" in why(replace(seen, hidden=seen.hidden[:, :5]))
-    assert "stand for no single token" in why(seen, NearestState())
+    assert "stand for no single token" in why(seen, NearHidden())
     known = replace(knowledge, corpus=ids, observe=lambda one, seed: seen)
-    reason = why_not(BagOfWords(), Transcript((seen,), VOCAB), known)
+    reason = why_not(HiddenWords(), Transcript((seen,), VOCAB), known)
     assert "their mean says nothing" in str(reason)
 
 

@@ -47,6 +47,7 @@ REWORDED = {
 # Questions whose answer was wrong, and why it is another now. Nor is ROUGE compared: it had stems, which no paper has.
 MENDED = {
     "sanitized santext+": "substitutes are the sensitive words of the corpus, as in the paper, not any word",
+    "goes_on ghost": "dp-sgd's guarantee is for one text or label exchanged, not for one text more or less",
     "recipe_cells compared": "cells of older code are trained anew: halves had a constant rate (trials.VERSION)",
     "recipe_kept compared": "likewise",
     "recipe_anew compared": "likewise; and results have more figures",

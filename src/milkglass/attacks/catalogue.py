@@ -26,16 +26,16 @@ from milkglass.attacks.gradients.optimisation.grab import GRAB
 from milkglass.attacks.gradients.optimisation.lamp import LAMP
 from milkglass.attacks.gradients.seed_search import SeedSearch
 from milkglass.attacks.gradients.surviving_entries import SurvivingEntries
-from milkglass.attacks.hidden_states.bag_of_words import BagOfWords
 from milkglass.attacks.hidden_states.era import ERA
 from milkglass.attacks.hidden_states.era_plus import ERAPlus
 from milkglass.attacks.hidden_states.float_holes import FloatHoles
+from milkglass.attacks.hidden_states.hidden_words import HiddenWords
 from milkglass.attacks.hidden_states.invbert import InvBert
+from milkglass.attacks.hidden_states.invert_hidden import InvertHidden
 from milkglass.attacks.hidden_states.mlc import MLC
-from milkglass.attacks.hidden_states.nearest_state import NearestState
+from milkglass.attacks.hidden_states.near_hidden import NearHidden
 from milkglass.attacks.hidden_states.neuron_alignment import NeuronAlignment
 from milkglass.attacks.hidden_states.span_membership import SpanMembership
-from milkglass.attacks.hidden_states.state_inversion import StateInversion
 from milkglass.attacks.shadows.decoding import ShadowDecoding
 from milkglass.attacks.shadows.generation import ShadowGeneration
 from milkglass.attacks.shadows.inverse import ShadowMaximum, ShadowMean, ShadowMedian, ShadowSampling
@@ -78,9 +78,9 @@ ATTACKS: Catalogue[Attack] = Catalogue(
     SDA(),
     InvBert(),
     ChannelAttack(),
-    NearestState(),
-    StateInversion(),
-    BagOfWords(),
+    NearHidden(),
+    InvertHidden(),
+    HiddenWords(),
     FloatHoles(),
     SpanMembership(),
     group="milkglass.attack",

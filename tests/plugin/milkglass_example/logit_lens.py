@@ -5,7 +5,7 @@
 A model adds what its layers write to one residual stream, and the token's own embedding is in it from the start. What
 is left of it after a few layers still points to the token more than to most others.
 
-Out of scope: positions, contexts, and how the layers turn the stream. `nearest_state.py` runs the layers.
+Out of scope: positions, contexts, and how the layers turn the stream. `near_hidden.py` runs the layers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from milkglass import papers
-from milkglass.attacks.hidden_states.nearest_state import hidden_of
+from milkglass.attacks.hidden_states.near_hidden import hidden_of
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess

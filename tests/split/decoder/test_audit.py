@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milkglass.attacks.hidden_states.nearest_state import NearestState
+from milkglass.attacks.hidden_states.near_hidden import NearHidden
 from milkglass.attacks.token_ids.channel import ChannelAttack
 from milkglass.audit.key_scene import AuditFiles
 from milkglass.audit.scene import ALIKE, MODEL_ONLY
@@ -57,7 +57,7 @@ def scene(folder: Path, tmp_path: Path, enclave: Enclave, settings: RnmSettings)
     return audit_scene.build(Checkpoint.open(folder), enclave, settings, 8, AuditFiles(text, None, rows=None, seed=1))
 
 
-def share(staged: SplitScene, attack: NearestState | ChannelAttack, who: str) -> float:
+def share(staged: SplitScene, attack: NearHidden | ChannelAttack, who: str) -> float:
     """Tokens that the attack reads, of all that were sent."""
     one = next(adversary for adversary in staged.scene.adversaries if adversary.name == who)
     guess = attack(staged.scene.transcript, one.knowledge, Budget(60.0), np.random.default_rng(1))
@@ -67,7 +67,7 @@ def share(staged: SplitScene, attack: NearestState | ChannelAttack, who: str) ->
 
 def test_without_the_sanitizer_the_nearest_rows_are_the_text(folder: Path, tmp_path: Path, enclave: Enclave) -> None:
     staged = scene(folder, tmp_path, enclave, RnmSettings(None))
-    assert share(staged, NearestState(), MODEL_ONLY) == 1.0
+    assert share(staged, NearHidden(), MODEL_ONLY) == 1.0
 
 
 def test_with_it_the_nearest_rows_are_what_was_sent_and_the_channel_reads_more(
@@ -78,7 +78,7 @@ def test_with_it_the_nearest_rows_are_what_was_sent_and_the_channel_reads_more(
     assert states.layer == 0 and len(states.hidden) == len(tokens.ids.ids)  # type: ignore[attr-defined]
     sent = float((tokens.ids.ids == staged.scene.truth.original.ids).mean())  # type: ignore[attr-defined]
     assert 0.2 < sent < 0.95, "some tokens cross unchanged, and some do not"
-    assert share(staged, NearestState(), MODEL_ONLY) == pytest.approx(sent)
+    assert share(staged, NearHidden(), MODEL_ONLY) == pytest.approx(sent)
     assert share(staged, ChannelAttack(), ALIKE) > sent
 
 

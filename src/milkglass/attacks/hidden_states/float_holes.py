@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks.forward import body
-from milkglass.attacks.hidden_states.nearest_state import embedded, frame, hidden_of
+from milkglass.attacks.hidden_states.near_hidden import embedded, frame, hidden_of
 from milkglass.attacks.noise_holes import FEWEST, Floats, Holes
 from milkglass.models.families import family_of
 from milkglass.models.view import Model

@@ -22,7 +22,7 @@ import torch
 from milkglass import papers
 from milkglass.attacks.forward import batches
 from milkglass.attacks.hidden_states.invbert import TOKENS, inverted, train
-from milkglass.attacks.hidden_states.nearest_state import hidden_of
+from milkglass.attacks.hidden_states.near_hidden import hidden_of
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
@@ -72,7 +72,7 @@ class StateInverter(torch.nn.Module):
 
 
 @dataclass(frozen=True)
-class StateInversion(Attack):
+class InvertHidden(Attack):
     """Invert-hidden: a model trained to turn the states that a client sends back into tokens (Kugler et al. 2021).
 
     Attributes:

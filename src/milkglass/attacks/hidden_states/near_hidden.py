@@ -10,7 +10,7 @@ which clipping does. Where the public texts all begin and end with the same ids,
 without public text a token is run with nothing around it.
 
 Out of scope: contexts. After a few layers a state has more of the sentence in it than of its token, and an
-attack that is trained on states (`state_inversion.py`) reads more.
+attack that is trained on states (`invert_hidden.py`) reads more.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def hidden_of(transcript: Transcript, width: int) -> str | None:
 
 
 @dataclass(frozen=True)
-class NearestState(Attack):
+class NearHidden(Attack):
     """Near-hidden: read each hidden vector as the public token whose own representation is nearest.
 
     Attributes:

@@ -30,7 +30,7 @@ def vectors(seen: Activations) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class BagOfWords(LinearWords):
+class HiddenWords(LinearWords):
     """Hidden-words: which words does a text contain, from the states that a client sends."""
 
     name = "hidden-words"
