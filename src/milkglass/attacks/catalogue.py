@@ -1,7 +1,7 @@
 """Every attack by name. Adding a method is one file and one line here; the shared tests then run on it.
 
 ATTACKS are those of an audit: of a key, or of halves. GRADIENT_ATTACKS are of what a site shares in federated training,
-and of GHOST's shadows; recipes have them all (EVERY).
+and of GHOST's shadows; recipes have them all (ALL_ATTACKS).
 
 Importing this page imports them all, PyTorch too: commands do so only when they need it.
 """

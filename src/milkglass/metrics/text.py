@@ -49,7 +49,7 @@ class _Words:
 
 
 def likeness(original: str, guess: str) -> tuple[float, float, float, float]:
-    """The four measures, in the order of NAMES, each from 0 to 1. An empty original is like an empty guess only."""
+    """The four measures, in the order of MEASURES, each from 0 to 1. An empty original is like an empty guess only."""
     from nltk.stem.porter import PorterStemmer
     from nltk.tokenize import wordpunct_tokenize
     from nltk.translate.meteor_score import single_meteor_score
@@ -94,7 +94,7 @@ def _per_token(
 
 
 def rouge_rows(texts: Sequence[str], references: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """(u,) F of each text for each measure of NAMES, from 0 to 1."""
+    """(u,) F of each text for each measure of MEASURES, from 0 to 1."""
     if len(texts) != len(references):
         raise UsageError(f"{len(texts)} texts for {len(references)} references", "give one each")
     rows = [likeness(reference, one) for one, reference in zip(texts, references, strict=True)]
@@ -107,5 +107,5 @@ def means(rows: Mapping[str, NDArray[np.float64]], rng: np.random.Generator) -> 
 
 
 def rouge(texts: Sequence[str], references: Sequence[str], rng: np.random.Generator) -> dict[str, Interval]:
-    """Mean F of each measure of NAMES."""
+    """Mean F of each measure of MEASURES."""
     return means(rouge_rows(texts, references), rng)

@@ -53,7 +53,7 @@ class Sanitizer(abc.ABC):
 
     @abc.abstractmethod
     def draw(self, places: Ids, stream: Stream) -> Ids:
-        """(t,) places, or UNKNOWN, to the places of their substitutes. At most BLOCK at a time."""
+        """(t,) places, or UNKNOWN, to the places of their substitutes. At most WORDS_AT_A_TIME at a time."""
 
     def due(self, ids: Ids, stream: Stream) -> Mask:
         """(t,) which of these known words are replaced; all, unless a variant spares some."""

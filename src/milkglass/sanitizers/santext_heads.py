@@ -79,7 +79,7 @@ class Heads:
         return np.sqrt(np.maximum(result, 0, out=result), out=result)
 
     def _prepare(self, places: Ids) -> None:
-        """Blocks of ROWS words, each at the slot that its own number gives it: the last bits of a matrix product depend
+        """Blocks of WORDS_AT_A_TIME words, each at the slot that its own number gives it: the last bits of a matrix product depend
         on a row's place in it, and a word's numbers must not depend on the other words."""
         new = np.unique(places)
         new = new[~self.ready[new]]
@@ -94,7 +94,7 @@ class Heads:
             self._keep(block, part % WORDS_AT_A_TIME)
 
     def _keep(self, places: Ids, slots: Ids) -> None:
-        """Work out what (ROWS,) places need, and keep that of these slots; the others are there to fill the block."""
+        """Work out what (WORDS_AT_A_TIME,) places need, and keep that of these slots; the others are there to fill the block."""
         rows = self._at(places)
         distance = self._distances(rows)
         known = np.flatnonzero(places < len(self.vectors))
@@ -146,7 +146,7 @@ class Heads:
         return guess, taken
 
     def _full(self, places: Ids, stream: Stream) -> Ids:
-        """The same from the whole tail, for at most ROWS words."""
+        """The same from the whole tail, for at most WORDS_AT_A_TIME words."""
         distance = self._distances(self._at(places)).astype(np.float64)
         np.put_along_axis(distance, self.near[places].astype(np.int64), np.inf, 1)
         weight = np.cumsum(np.exp(-self.half * (distance - distance.min(1, keepdims=True))), 1)

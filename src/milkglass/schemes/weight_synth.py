@@ -25,7 +25,7 @@ def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise
     """Algorithm 2: for each cluster of s tokens (s, s) weights, each row sums to 1.
 
     The noise is drawn cluster by cluster, s * s numbers each, independently of the order of the work: clusters of one
-    size are done together. Noisy scores are rounded to STEP. No guarantee rests on this noise: see (4) in
+    size are done together. Noisy scores are rounded to SCORE_STEP. No guarantee rests on this noise: see (4) in
     `paper.deviations`.
     """
     sizes = np.array([len(cluster) for cluster in clusters], np.int64)

@@ -39,7 +39,7 @@ class WordTable:
     """The words of a GloVe file and their vectors.
 
     Attributes:
-        words: (n,) by id, SHOWN before the file's own.
+        words: (n,) by id, SPECIAL_WORDS before the file's own.
         rows: (n, d) fp32; the row of padding is zero, that of the unknown word the mean of all others.
     """
 

@@ -170,7 +170,7 @@ class Training:
             self.clusters.move(points, self.settings.mass_price * float(points.var(0).sum()), self.drawn)
 
     def _batches(self, rows: Ids) -> Iterator[Ids]:
-        """Numbers of rows, BATCH at a time and of about one length, in a drawn order."""
+        """Numbers of rows, ROWS_A_STEP at a time and of about one length, in a drawn order."""
         order = rows[np.argsort(self.task.texts.lengths[rows] + self.drawn.uniform(len(rows)), kind="stable")]
         parts = np.array_split(order, -(-len(order) // ROWS_A_STEP))
         for number in np.argsort(self.drawn.uniform(len(parts))):
