@@ -79,8 +79,11 @@ class Heads:
         return np.sqrt(np.maximum(result, 0, out=result), out=result)
 
     def _prepare(self, places: Ids) -> None:
-        """Blocks of WORDS_AT_A_TIME words, each at the slot that its own number gives it: the last bits of a matrix product depend
-        on a row's place in it, and a word's numbers must not depend on the other words."""
+        """Prepare words in blocks, each at the slot that its own number gives it.
+
+        The last bits of a matrix product depend on a row's place in it, and a word's numbers must not depend on the
+        other words.
+        """
         new = np.unique(places)
         new = new[~self.ready[new]]
         slots = new % WORDS_AT_A_TIME
@@ -94,7 +97,7 @@ class Heads:
             self._keep(block, part % WORDS_AT_A_TIME)
 
     def _keep(self, places: Ids, slots: Ids) -> None:
-        """Work out what (WORDS_AT_A_TIME,) places need, and keep that of these slots; the others are there to fill the block."""
+        """Work out what one block of places needs, and keep that of these slots; the others fill the block."""
         rows = self._at(places)
         distance = self._distances(rows)
         known = np.flatnonzero(places < len(self.vectors))

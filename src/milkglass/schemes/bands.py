@@ -54,7 +54,10 @@ class Bands:
         return cls(factor, base64.b64encode(zlib.compress(classes.tobytes(), 9)).decode())
 
     def split(self, order: Ids, n: int, k: int) -> list[Ids]:
-        """The rows of `order`, commonest band first, each band in that order and of MIN_CLUSTERS_A_BAND * k rows or more."""
+        """Returns the rows of `order` in bands, the commonest band first.
+
+        Each band keeps the order and has MIN_CLUSTERS_A_BAND * k rows or more.
+        """
         classes = np.frombuffer(zlib.decompress(base64.b64decode(self.classes)), np.uint8)
         if len(classes) != n:
             raise UsageError(f"the bands are of {len(classes)} tokens, the table has {n}", "make a new key")
