@@ -161,7 +161,7 @@ class Bench:
         began = time.perf_counter()
         sanitizer = Watch(self.sanitizer.sanitized)
         ids = self._tokens().replaced(lambda own: sanitizer(own, settings, Stream.of_seed("bench", self.turn)))
-        vectors, rows = self.table[ids], Watch(lambda ids: self.table[list(ids)])
+        vectors, rows = self.table[ids], Watch(lambda one: self.table[[one]])
         before = time.perf_counter() - began
         stream = SplitStream(self.server, self.info, self.sampling, self.info.dtype)
         made = sum(1 for _ in stream.ids(vectors, rows))

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from milkglass.cli.main import main
-from milkglass.split.decoder.frames import IdsFrame
+from milkglass.split.decoder.frames import NextToken
 from milkglass.split.decoder.sessions import SplitSession
 
 SECONDS = "seconds"
@@ -20,23 +20,18 @@ SECONDS = "seconds"
 
 def time_sessions(out: Path) -> None:
     """From here on every session is timed."""
-    accept, answer = SplitSession.accept, SplitSession.answer
-    began, spent = dict[SplitSession, float](), dict[SplitSession, float]()
+    answer, spent = SplitSession.answer, dict[SplitSession, float]()
 
-    def timed_accept(self: SplitSession, frame: bytes, owner: object) -> None:
-        began[self] = time.perf_counter()
-        accept(self, frame, owner)
-
-    async def timed_answer(self: SplitSession) -> IdsFrame:
-        result = await answer(self)
-        spent[self] = spent.get(self, 0.0) + time.perf_counter() - began.pop(self)
-        if result.ended:
+    async def timed(self: SplitSession, message: bytes) -> NextToken:
+        began = time.perf_counter()
+        token = await answer(self, message)
+        spent[self] = spent.get(self, 0.0) + time.perf_counter() - began
+        if token.reason is not None:
             with out.open("a", encoding="ascii") as file:
                 print(spent.pop(self), file=file)
-        return result
+        return token
 
-    SplitSession.accept = timed_accept  # type: ignore[method-assign]
-    SplitSession.answer = timed_answer  # type: ignore[method-assign]
+    SplitSession.answer = timed  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from milkglass.cli.main import app
-from milkglass.cli.ui.options import BeamOptions, KeyOptions, ServerOptions, SplitOptions, changed
+from milkglass.cli.ui.options import KeyOptions, ServerOptions, SplitOptions, changed
 from milkglass.errors import UsageError
 from milkglass.server.spec import LORA, Hyperparameters, hyperparameters_of
 from tests.cli.kit import Owner, call, refused
@@ -103,7 +103,6 @@ LINES: list[tuple[tuple[Any, ...], str]] = [
     (("generate", "m", "hi", *K, *S, "--epsilon", "2"), "--epsilon is not used without --split"),
     (("generate", "m", "hi", *K, *S, "--no-sanitize"), "--no-sanitize is not used without --split"),
     (("generate", "m", "hi", *K, *S, "--engine-model", "x"), "--engine-model is not used without --split"),
-    (("generate", "m", "hi", *K, *S, "--length-penalty", "2"), "--beams is for --split"),
     (("generate", "hi", "--split", "http://x", "--enclave", "e", *K), "--key is not used with --split"),
     (("generate", "hi", "--split", "http://x", "--model", "m"), "--model is not used with --split"),
     (("generate", "hi", "--split", "http://x", "--no-sanitize", "--p", "0.5"), "--p is not used with --no-sanitize"),
@@ -169,7 +168,7 @@ def test_a_setting_of_lora_is_refused_where_all_weights_are_trained(name: str) -
 
 
 def test_what_differs_from_the_defaults() -> None:
-    assert changed(SplitOptions()) == {} == changed(BeamOptions())
+    assert changed(SplitOptions()) == {}
     assert changed(SplitOptions(epsilon=2.0, no_sanitize=True)) == {"--epsilon": 2.0, "--no-sanitize": True}
     assert changed(KeyOptions(Path("k"), "m")) == {"--key": Path("k"), "--model": "m"}
     assert changed(ServerOptions("x", allow_http=True)) == {"--server": "x", "--allow-http": True}

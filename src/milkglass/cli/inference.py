@@ -12,7 +12,6 @@ import typer
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import (
     AsJson,
-    BeamOptions,
     KeyOptions,
     ServerOptions,
     SplitOptions,
@@ -122,7 +121,6 @@ def generate(
         typer.Option(help="With --split: what the message begins with; it is not sanitized.", show_default=False),
     ] = "",
     *,
-    search: BeamOptions,
     key: KeyOptions,
     server: ServerOptions,
     split: SplitOptions,
@@ -135,14 +133,13 @@ def generate(
         if prompt is not None:
             raise UsageError("two arguments were given with --split", "give the prompt alone: the server has one model")
         _require_split(key, split)
-        sampling = sampling_of(max_tokens, temperature or 0.0, top_p, top_k, seed, search)
+        sampling = sampling_of(max_tokens, temperature or 0.0, top_p, top_k, seed)
         text = sys.stdin.read().rstrip("\n") if model_id is None else model_id
         with split_text(split, server) as running:
             generate_split(running, text, system, chat_template, instruction, sampling, as_json)
         return
-    if model_id is None or instruction or search != BeamOptions():
+    if model_id is None or instruction:
         missing = "--instruction is for --split" if instruction else "the model's id is missing"
-        missing = missing if model_id is None or instruction else "--beams is for --split"
         raise UsageError(missing, "milkglass generate MODEL_ID PROMPT --key FILE --server URL")
     refuse_unused("without --split", changed(split))
     from milkglass.client.remote.remote import Sampling

@@ -53,7 +53,7 @@ class Served:
         kind = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]
         stream = self.stream(max_tokens, dtype, **sampling)
         rows = self.table.to(kind)
-        return [*stream.ids(rows[prompt], lambda ids: rows[list(ids)])]
+        return [*stream.ids(rows[prompt], lambda one: rows[[one]])]
 
     def settled(self, sessions: int = 0, seconds: float = 20.0) -> bool:
         """Whether the table comes to hold so many sessions."""
@@ -67,7 +67,6 @@ class Served:
 def serving(
     folder: Path,
     home: Path,
-    resume: float = 30.0,
     sessions: int = 16,
     idle: float = 30.0,
     unattested: bool = True,
@@ -76,7 +75,7 @@ def serving(
     send_buffer: int = 0,
 ) -> Iterator[Served]:
     checkpoint = Checkpoint.open(folder)
-    made = opened(checkpoint, "tiny", policy or RowPolicy(), sessions, resume)
+    made = opened(checkpoint, "tiny", policy or RowPolicy(), sessions)
     gate = Gate(made.package, unattested=unattested)
     settings = ServerSettings(home, port=0, token=TOKEN)
     listener = listen(settings, settings.connections)

@@ -66,24 +66,6 @@ def test_an_answer_over_the_split_is_the_unsplit_models(
     assert PRIVATE not in shown.stderr and "of these were replaced" in shown.stderr
 
 
-def test_a_beam_search_over_the_split_is_the_unsplit_models(
-    enclave: Path, served: Served, token: Path, folder: Path
-) -> None:
-    from milkglass.models.tokenizer import load_tokenizer
-    from tests.split.decoder.test_beams import searched
-
-    tokenizer = load_tokenizer(folder)
-    run = ("generate", PRIVATE, "--raw", "--split", served.server.url, "--enclave", enclave, "--token-file", token)
-    options = ("--no-sanitize", "--max-tokens", 8, "--beams", 4, "--length-penalty", 0.5, "--early-stopping", "--json")
-    expected = searched(
-        folder, tokenizer(PRIVATE)["input_ids"], 8, num_beams=4, length_penalty=0.5, early_stopping=True
-    )
-    assert document(call(*run, *options))["text"] == tokenizer.decode(expected, skip_special_tokens=True)
-    refused(call(*run, "--beams", 4, "--temperature", 1), 2, "temperature is 1, a beam search takes 0")
-    refused(call(*run, "--length-penalty", 2), 2, "length_penalty and early_stopping need beams")
-    refused(call(*run, "--beams", 17), 2, "beams is 17, 1 to 16 are possible")
-
-
 def test_an_instruction_keeps_the_chat_template(enclave: Path, served: Served, token: Path) -> None:
     """The template is that of the whole message; of the instruction no token counts as the user's."""
     options = ("--split", served.server.url, "--enclave", enclave, "--token-file", token, "--max-tokens", 4, "--json")
@@ -137,7 +119,6 @@ def test_use_refuses(enclave: Path, served: Served, token: Path, tmp_path: Path)
     refused(call("generate"), 2, "the model's id is missing")
     refused(call("generate", "x"), 2, "--key is missing")
     refused(call("generate", "x", "--instruction", "y"), 2, "--instruction is for --split")
-    refused(call("generate", "x", "--beams", 2), 2, "--beams is for --split")
     refused(call("chat"), 2, "the model's id is missing")
     refused(call(*run, "--enclave", enclave, "--epsilon", -1), 2, "epsilon")
     refused(call(*run, "--enclave", enclave, "--p", 2), 2, "p is 2")

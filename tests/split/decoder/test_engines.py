@@ -141,8 +141,6 @@ def test_a_prompt_that_is_too_long_is_not_sent(stub: Server) -> None:
         ids(stub, prompt=[5] * 53)
     assert not stub.engine.requests
     assert len(ids(stub, prompt=[5] * 52)) <= 12
-    with pytest.raises(UsageError, match="beams is 2"):
-        ids(stub, SplitSampling(beams=2))
 
 
 # --- answers that cannot be -------------------------------------------------------------------------------------------

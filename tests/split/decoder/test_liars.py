@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from milkglass.split.decoder import client, frames
 from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
 from milkglass.split.decoder.spec import DecoderInfo
 
-INFO = DecoderInfo("m", 8, 300, 128, 100, 4, 4, 30.0, "t", "float32")
+INFO = DecoderInfo("m", 8, 300, 128, 100, 4, "t", "float32")
 
 
 @contextmanager
@@ -27,7 +26,6 @@ def stream_of(handle: Callable[[ServerConnection], None], sampling: SplitSamplin
 
     def greeted(socket: ServerConnection) -> None:
         socket.recv()
-        socket.send(json.dumps({"session": "x", "expected": 0}))
         handle(socket)
 
     with serve(greeted, "127.0.0.1", 0) as server:
@@ -40,48 +38,51 @@ def stream_of(handle: Callable[[ServerConnection], None], sampling: SplitSamplin
         thread.join(30)
 
 
-def answers(socket: ServerConnection, ids: tuple[int, ...], end: int | None) -> None:
-    """These ids for each frame; "stop" with frame `end`."""
+def answers(socket: ServerConnection, token: int, end: int | None) -> None:
+    """This id for each message; "stop" with message `end`."""
     for number, _ in enumerate(socket):
-        reason = "stop" if number == end else None
-        socket.send(frames.encode_ids(frames.IdsFrame(number, ids, reason)))
+        socket.send(frames.encode_token(frames.NextToken(token, "stop" if number == end else None)))
 
 
-@pytest.mark.parametrize("beams", [1, 2])
-def test_an_answer_that_does_not_end_is_refused(beams: int) -> None:
+def test_an_answer_that_does_not_end_is_refused() -> None:
     asked: list[int] = []
 
-    def rows(ids: tuple[int, ...]) -> torch.Tensor:
-        asked.extend(ids)
+    def row_of(token: int) -> torch.Tensor:
+        asked.append(token)
         assert len(asked) < 100, "the answer has no end"
-        return torch.zeros(len(ids), 8)
+        return torch.zeros(1, 8)
 
-    sampling = SplitSampling(max_tokens=8, beams=beams)
-    with stream_of(lambda socket: answers(socket, (5,) * beams, None), sampling) as stream:
+    with stream_of(lambda socket: answers(socket, 5, None), SplitSampling(max_tokens=8)) as stream:
         with pytest.raises(RemoteError, match="goes on after 8 ids, 8 were asked for"):
-            list(stream.ids(torch.zeros(3, 8), rows))
-        assert len(asked) == 7 * beams, "no row leaves for an id beyond the last"
+            list(stream.ids(torch.zeros(3, 8), row_of))
+        assert len(asked) == 7, "no row leaves for an id beyond the last"
 
 
 @pytest.mark.parametrize("end", [0, 3, 7])
 def test_an_answer_that_ends_in_time_is_taken(end: int) -> None:
-    with stream_of(lambda socket: answers(socket, (5,), end), SplitSampling(max_tokens=8)) as stream:
-        assert list(stream.ids(torch.zeros(3, 8), lambda ids: torch.zeros(1, 8))) == [5] * (end + 1)
+    with stream_of(lambda socket: answers(socket, 5, end), SplitSampling(max_tokens=8)) as stream:
+        assert list(stream.ids(torch.zeros(3, 8), lambda one: torch.zeros(1, 8))) == [5] * (end + 1)
+
+
+@pytest.mark.parametrize("words", ["{}", "[]", "x", '{"error": {"message": "no"}}'])
+def test_words_where_an_id_is_due_end_the_answer(words: str) -> None:
+    sampling = SplitSampling(max_tokens=8)
+    with stream_of(lambda socket: socket.send(words), sampling) as stream, pytest.raises(RemoteError):
+        list(stream.ids(torch.zeros(3, 8), lambda one: torch.zeros(1, 8)))
 
 
 def test_a_connection_that_was_given_up_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SILENCE", 0.3)
-    gone: list[threading.Event] = []
+    gone = threading.Event()
 
     def silent(socket: ServerConnection) -> None:
-        gone.append(threading.Event())
         try:
             for _ in socket:
                 pass
-        except ConnectionClosed:  # and not by words, which would end the session
-            gone[-1].set()
+        except ConnectionClosed:  # and not by words
+            gone.set()
 
     with stream_of(silent, SplitSampling(max_tokens=8)) as stream:
         with pytest.raises(Unreachable, match="TimeoutError"):
-            list(stream.ids(torch.zeros(3, 8), lambda ids: torch.zeros(1, 8)))
-        assert len(gone) == 2 and all(one.wait(20) for one in gone)
+            list(stream.ids(torch.zeros(3, 8), lambda one: torch.zeros(1, 8)))
+        assert gone.wait(20)

@@ -16,7 +16,6 @@ from milkglass.cli.ui.options import (
     AllowHttp,
     AsJson,
     AuditOptions,
-    BeamOptions,
     Certificate,
     ServerOptions,
     SplitOptions,
@@ -276,21 +275,11 @@ def _prompt(
 
 
 def sampling_of(
-    max_tokens: int,
-    temperature: float,
-    top_p: float | None,
-    top_k: int | None,
-    seed: int | None,
-    search: BeamOptions = BeamOptions(),
+    max_tokens: int, temperature: float, top_p: float | None, top_k: int | None, seed: int | None
 ) -> SplitSampling:
-    """Raises UsageError for what does not go together; what the server does not offer is refused later."""
     from milkglass.split.decoder.client import SplitSampling
 
-    nucleus = 1.0 if top_p is None else top_p
-    beams = (search.beams, search.length_penalty, search.early_stopping)
-    sampling = SplitSampling(max_tokens, temperature, nucleus, top_k or 0, seed, *beams)
-    sampling.require_search()
-    return sampling
+    return SplitSampling(max_tokens, temperature, 1.0 if top_p is None else top_p, top_k or 0, seed)
 
 
 def _server(url: str, at: ServerOptions) -> DecoderServer:

@@ -222,19 +222,6 @@ class SplitOptions:
 
 
 @dataclass(frozen=True)
-class BeamOptions:
-    """A beam search on a split server."""
-
-    beams: Annotated[int, typer.Option(min=1, help="With --split: search with so many beams, at temperature 0.")] = 1
-    length_penalty: Annotated[
-        float, typer.Option(help="With --beams: an answer's score is its log probability / length^this.")
-    ] = 1.0
-    early_stopping: Annotated[
-        bool, typer.Option("--early-stopping", help="With --beams: take the best of the first so many whole answers.")
-    ] = False
-
-
-@dataclass(frozen=True)
 class AuditOptions:
     """What an audit of a split model reads, and how long it may take."""
 

@@ -1,8 +1,8 @@
 """The server of a decoder without its embedding layer: `GET /v1/split`, the release of its table to enclaves (gate.py),
 and a WebSocket at `/v1/split/stream`.
 
-The first message is JSON (`spec.OpenRequest`) and is answered by one that names the session; from then on frames of
-vectors come and frames of ids go (`frames.py`). A message of JSON from the server is an error, and the last one.
+The first message is JSON (`spec.OpenRequest`); from then on vectors come and ids go, in turns (`frames.py`). A message
+of JSON from the server is an error, and the last one. A session ends with its connection.
 
 No text, no tokenizer, no pickle. Nothing of what crosses is logged or written.
 """
@@ -38,15 +38,15 @@ from milkglass.split.decoder.sessions import SessionTable, SplitSession
 from milkglass.split.decoder.spec import PATH, STREAM, DecoderInfo, OpenRequest
 
 log = logging.getLogger("milkglass.server")
-IDLE = 60.0  # seconds that a client may take for its next frame, and to read one
+IDLE = 60.0  # seconds that a client may take for its next message, and to read one
 MAX_OPEN = 4096  # bytes of the first message
 SPARE = 64 << 10  # bytes that a message may be too long and still get a reason
-LEFT, POLICY, INTERNAL = 1000, 1008, 1011  # WebSocket's codes of closing
+POLICY, INTERNAL = 1008, 1011  # WebSocket's codes of closing
 
 
 def largest_message(info: DecoderInfo) -> int:
-    """Bytes of the longest frame that a client may send."""
-    return max(info.max_length, info.max_beams) * info.width * DTYPES["float32"].itemsize + SPARE
+    """Bytes of the longest message that a client may send."""
+    return info.max_length * info.width * DTYPES["float32"].itemsize + SPARE
 
 
 def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE) -> FastAPI:
@@ -100,32 +100,26 @@ class StreamConnection:
         self._socket, self._table, self._idle = socket, table, idle
 
     async def run(self) -> None:
-        """Until the answer is whole, the client leaves, or something is refused. Leaves no session without an end."""
+        """Until the answer is whole, the client leaves, or something is refused."""
         session: SplitSession | None = None
         try:
-            request = await self._opened()
-            session = self._table.open(request, self)
-            head = {"object": "split.session", "session": session.name, "expected": session.expected}
-            await self._sent(self._socket.send_text(json.dumps(head)))
-            await self._answers(session, request)
+            session = self._table.open(await self._opened())
+            while not session.over:
+                message = (await self._receive()).get("bytes")
+                if message is None:
+                    raise BadUpload("a message of text came where vectors are due", "send binary messages")
+                token = await session.answer(message)
+                await self._sent(self._socket.send_bytes(frames.encode_token(token)))
             await self._sent(self._socket.close())
-        except WebSocketDisconnect as left:
-            if left.code == LEFT:  # otherwise the session waits for its client
-                self._end(session)
+        except WebSocketDisconnect:
+            pass
         except MilkglassError as error:
-            self._end(session)
             await self._refuse(error)
         except Exception as error:  # noqa: BLE001  (whatever it was: nothing of it may cross)
             log.error("internal error: %s", place_of(error))
-            self._end(session)
         finally:
             if session is not None:
-                self._table.detach(session, self)
-
-    def _end(self, session: SplitSession | None) -> None:
-        """Close the session, unless a newer connection serves it."""
-        if session is not None and session.owner is self:
-            self._table.close(session)
+                self._table.close(session)
 
     async def _opened(self) -> OpenRequest:
         message = await self._receive()
@@ -137,19 +131,6 @@ class StreamConnection:
         except pydantic.ValidationError as error:
             rules = errors.validation_message(error)
             raise BadUpload(rules, "see /v1/split/stream in docs/formats.md") from None
-
-    async def _answers(self, session: SplitSession, request: OpenRequest) -> None:
-        if session.expected > request.received:
-            await self._send(session)  # a frame that was lost with the last connection, or is still being made
-        while not session.over:
-            frame = (await self._receive()).get("bytes")
-            if frame is None:
-                raise BadUpload("a message of text came where a frame is due", "send binary frames")
-            session.accept(frame, self)
-            await self._send(session)
-
-    async def _send(self, session: SplitSession) -> None:
-        await self._sent(self._socket.send_bytes(frames.encode_ids(await session.answer())))
 
     async def _sent(self, message: Awaitable[None]) -> None:
         """A message waits while those before it are not read: pongs too, of which the client asks for as many as it
@@ -164,7 +145,7 @@ class StreamConnection:
         try:
             message = await asyncio.wait_for(self._socket.receive(), self._idle)
         except TimeoutError:
-            raise TooSlow(f"no frame came for {self._idle:.0f} s", "begin anew") from None
+            raise TooSlow(f"no message came for {self._idle:.0f} s", "begin anew") from None
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1006))
         return message

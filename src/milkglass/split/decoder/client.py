@@ -1,16 +1,17 @@
-"""The client's side of a stream: vectors out, ids back, and a connection that is made anew when it is lost.
+"""The client's side of a stream: vectors out, ids back. Whoever loses the connection asks again.
 
-It reads no text and knows no table: `rows` gives the vectors of ids, which an enclave computes. The server is not
-trusted: each of its frames is checked, and counted: an answer ends after `max_tokens` of them, or before.
+It reads no text and knows no table: `row_of` gives the vector of an id, which an enclave computes. The server is not
+trusted: each of its messages is checked, and counted: an answer ends after `max_tokens` of them, or before.
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,19 +22,18 @@ from milkglass.enclave.attestation.release import NONCE
 from milkglass.enclave.enclave import Enclave
 from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
 from milkglass.split.decoder import frames
-from milkglass.split.decoder.frames import IdsFrame
+from milkglass.split.decoder.frames import NextToken
 from milkglass.split.decoder.gate import CHALLENGE, RELEASE
-from milkglass.split.decoder.spec import HINT, MAX_BEAMS, PATH, PENALTY, STREAM, DecoderInfo, refused_beams
+from milkglass.split.decoder.spec import HINT, PATH, STREAM, DecoderInfo
 
 if TYPE_CHECKING:
     import torch
     from websockets.sync.client import ClientConnection
 
 SILENCE = 120.0  # seconds that an answer may take
-LARGEST = 1 << 20  # bytes of a server's message: the answer of a beam search comes in one
+MAX_MESSAGE = 64 << 10  # bytes of a server's message
 MAX_PACKAGE = 8 << 30
-BEAMS = "a beam search takes --beams 2 or more with --temperature 0, and --length-penalty"
-Rows = Callable[[tuple[int, ...]], "torch.Tensor"]  # ids (n,) to vectors (n, d)
+RowOf = Callable[[int], "torch.Tensor"]  # an id to its vector (1, d)
 
 
 @dataclass(frozen=True)
@@ -45,30 +45,12 @@ class SplitSampling:
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
-    beams: int = 1
-    length_penalty: float = 1.0
-    early_stopping: bool = False
 
     def require(self, info: DecoderInfo) -> None:
         """Raises UsageError for what the server does not do, before anything is sent."""
         most = min(info.max_new_tokens, info.max_length - 1)
         if not 1 <= self.max_tokens <= most:
             raise UsageError(f"max_tokens is {self.max_tokens}, 1 to {most} are made here", "lower --max-tokens")
-        self.require_search()
-        if self.beams > info.max_beams:
-            raise UsageError(f"beams is {self.beams}, 1 to {info.max_beams} are offered here", "lower --beams")
-
-    def require_search(self) -> None:
-        """Raises UsageError for a beam search that no server does."""
-        if not 1 <= self.beams <= MAX_BEAMS:
-            raise UsageError(f"beams is {self.beams}, 1 to {MAX_BEAMS} are possible", BEAMS)
-        if self.beams > 1 and self.max_tokens > LARGEST // 32:
-            raise UsageError(f"max_tokens is {self.max_tokens}, of a beam search at most {LARGEST // 32}", "lower it")
-        if not abs(self.length_penalty) <= PENALTY:
-            raise UsageError(f"length_penalty is {self.length_penalty:g}", f"-{PENALTY:g} to {PENALTY:g} are allowed")
-        wrong = refused_beams(self.beams, self.temperature, self.length_penalty, self.early_stopping)
-        if wrong:
-            raise UsageError(wrong, BEAMS)
 
 
 @dataclass(frozen=True)
@@ -80,7 +62,7 @@ class DecoderServer:
         token: its bearer token.
         allow_http: whether the token may cross in the clear to another machine.
         authority: a certificate file, for a server that signed its own.
-        patience: when a lost connection is made again.
+        patience: when an HTTP request that got no answer is made again.
     """
 
     url: str
@@ -135,10 +117,10 @@ class DecoderServer:
                 compression=None,
                 user_agent_header=None,
                 open_timeout=CONNECT,
-                max_size=LARGEST,
+                max_size=MAX_MESSAGE,
                 ping_interval=None,
                 **options,
-            ).__enter__()  # it is closed by `SplitStream.close`
+            ).__enter__()  # `SplitStream.answer` closes it
         except InvalidStatus as error:
             status = error.response.status_code
             if status in (401, 403):
@@ -154,122 +136,72 @@ class SplitStream:
     """One prompt and its answer. `answer`, or `ids`, is called once.
 
     Attributes:
-        sent: bytes of frames that were sent.
-        received: bytes of frames that came.
-        reconnects: how often the connection was made anew.
+        sent: bytes of messages that were sent.
+        received: bytes of messages that came.
     """
 
     def __init__(self, server: DecoderServer, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> None:
         """dtype: of the vectors that `answer` gets."""
         self._server, self._info, self._sampling, self._dtype = server, info, sampling, dtype
-        self._socket: ClientConnection | None = None
-        self._name: str | None = None
-        self._number = 0  # of the next frame of vectors
-        self.sent = self.received = self.reconnects = 0
+        self.sent = self.received = 0
 
-    def ids(self, prompt: torch.Tensor, rows: Rows) -> Iterator[int]:
-        """The ids of the answer, as they come; all at the end in a beam search. prompt: (t, d). Raises RemoteError."""
-        for frame in self.answer(prompt, rows):
-            if self._sampling.beams == 1 or frame.ended:
-                yield from frame.ids
+    def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
+        """The ids of the answer, as they come. prompt: (t, d). Raises RemoteError."""
+        for token in self.answer(prompt, row_of):
+            yield token.id
 
-    def answer(self, prompt: torch.Tensor, rows: Rows) -> Iterator[IdsFrame]:
-        """A frame of ids for each token, as it comes. prompt: (t, d). Raises RemoteError."""
-        try:
-            result = self._exchange(prompt)
-            yield result
-            while not result.ended:
-                result = self._exchange(rows(result.ids))
-                yield result
-        finally:
-            self.close()
+    def answer(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[NextToken]:
+        """The tokens of the answer, as they come. prompt: (t, d). Raises RemoteError; Unreachable where the connection
+        is lost."""
+        with closing(self._opened()) as socket:
+            token = self._exchange(socket, prompt)
+            for count in itertools.count(1):
+                if token.reason is None and count >= self._sampling.max_tokens:
+                    raise RemoteError(
+                        f"the server's answer goes on after {count} ids, {self._sampling.max_tokens} were asked for",
+                        "don't trust this server",
+                    )
+                yield token
+                if token.reason is not None:
+                    return
+                token = self._exchange(socket, row_of(token.id))
 
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+    def _opened(self) -> ClientConnection:
+        with self._lost_in_words():
+            socket = self._server.connect()
+            fields = {name: value for name, value in asdict(self._sampling).items() if value is not None}
+            socket.send(json.dumps({**fields, "dtype": self._dtype}))
+            return socket
 
-    def _drop(self) -> None:
-        """Close the socket without WebSocket's closing handshake, which would end the session."""
-        if self._socket is not None:
-            self._socket.close_socket()
-            self._socket = None
+    def _exchange(self, socket: ClientConnection, vectors: torch.Tensor) -> NextToken:
+        """Send vectors, and receive the token that follows them."""
+        message = frames.encode_vectors(vectors)
+        with self._lost_in_words(socket):
+            socket.send(message)
+            self.sent += len(message)
+            answer = socket.recv(timeout=SILENCE)
+        if isinstance(answer, str):
+            raise _refusal(answer)
+        self.received += len(answer)
+        return frames.decode_token(answer, self._info.vocabulary)
 
-    def _exchange(self, vectors: torch.Tensor) -> IdsFrame:
-        """Send a frame and wait for its answer, over as many connections as it takes."""
+    @contextmanager
+    def _lost_in_words(self, socket: ClientConnection | None = None) -> Iterator[None]:
+        """Raises Unreachable for whatever ends a connection."""
         from websockets.exceptions import ConnectionClosed
 
-        frame = frames.encode_vectors(self._number, vectors)
-        for attempt in range(self._server.patience.attempts):
-            try:
-                return self._tried(frame)
-            except (ConnectionClosed, OSError, TimeoutError) as error:
-                self._drop()
-                if attempt == self._server.patience.attempts - 1:
-                    fault = f"{self._server.url} does not answer ({type(error).__name__})"
-                    raise Unreachable(fault, HINT) from error
-                self.reconnects += 1
-                self._server.patience.wait(attempt)
-        raise AssertionError("the last attempt returns or raises")
+        try:
+            yield
+        except (ConnectionClosed, OSError) as error:
+            if socket is not None:
+                socket.close_socket()  # no closing handshake: nobody may be there
+            fault = f"{self._server.url} does not answer ({type(error).__name__})"
+            raise Unreachable(fault, f"ask again; {HINT}") from error
 
-    def _tried(self, frame: bytes) -> IdsFrame:
-        due = self._number  # the server's next frame has the same number as the one that it answers
-        expected = self._number
-        if self._socket is None:
-            expected = self._connected()
-        assert self._socket is not None
-        if expected == due:
-            self._socket.send(frame)
-            self.sent += len(frame)
-        elif expected != due + 1:  # it had the frame when the connection was lost: its answer comes by itself
-            raise RemoteError(f"the server waits for frame {expected}, where {due} is next", "don't trust this server")
-        result = self._received(due)
-        self._number += 1
-        return result
 
-    def _connected(self) -> int:
-        """The number of the frame that the server waits for."""
-        fields = {name: value for name, value in asdict(self._sampling).items() if value is not None}
-        fields |= {"dtype": self._dtype}
-        if self._name is not None:
-            fields |= {"resume": self._name, "received": self._number}
-        self._socket = self._server.connect()
-        self._socket.send(json.dumps(fields))
-        head = self._message(self._socket.recv(timeout=SILENCE))
-        name, expected = head.get("session"), head.get("expected")
-        if not isinstance(name, str) or type(expected) is not int:
-            raise RemoteError("the server's answer names no session", HINT)
-        self._name = name
-        return expected
-
-    def _received(self, number: int) -> IdsFrame:
-        assert self._socket is not None
-        message = self._socket.recv(timeout=SILENCE)
-        if isinstance(message, str):
-            self._message(message)
-            raise RemoteError("the server sent words where a frame is due", HINT)
-        self.received += len(message)
-        sampling = self._sampling
-        longest = 1 if sampling.beams == 1 else sampling.max_tokens
-        result = frames.decode_ids(message, self._info.vocabulary, sampling.beams, longest)
-        if result.number != number:
-            raise RemoteError(
-                f"the server's frame {result.number} came where {number} is due", "don't trust this server"
-            )
-        if number + 1 >= sampling.max_tokens and not result.ended:
-            raise RemoteError(
-                f"the server's answer goes on after {number + 1} ids, {sampling.max_tokens} were asked for",
-                "don't trust this server",
-            )
-        return result
-
-    @staticmethod
-    def _message(raw: str | bytes) -> dict[str, Any]:
-        """Raises RemoteError for the server's own errors, with its words."""
-        value = strict_json.document(raw)
-        error = value.get("error")
-        if isinstance(error, dict):
-            raise RemoteError(
-                f"the server refused: {error.get('message', 'no reason given')}", str(error.get("hint", ""))
-            )
-        return value
+def _refusal(message: str) -> RemoteError:
+    """The server's own error, with its words."""
+    error = strict_json.document(message).get("error")
+    if not isinstance(error, dict):
+        return RemoteError("the server sent words where an id is due", HINT)
+    return RemoteError(f"the server refused: {error.get('message', 'no reason given')}", str(error.get("hint", "")))

@@ -30,7 +30,7 @@ from milkglass.split.server_info import MOST
 if TYPE_CHECKING:
     import torch
 
-    from milkglass.split.decoder.client import Rows, SplitSampling
+    from milkglass.split.decoder.client import RowOf, SplitSampling
 
 MODELS, COMPLETIONS = "/v1/models", "/v1/completions"
 FLAG = "--enable-prompt-embeds"
@@ -75,14 +75,12 @@ class PromptEmbedsEngine:
         if not is_whole(longest) or not 2 <= longest <= MOST:
             raise RemoteError("the engine's answer has no usable max_model_len", HINT)
         return DecoderInfo(
-            self.model, int(about["width"]), int(about["rows"]), longest, longest - 1, 1, 1, 0.0,
+            self.model, int(about["width"]), int(about["rows"]), longest, longest - 1, 1,
             str(about["table"]), str(about["dtype"]),
         )  # fmt: skip
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> PromptEmbedsStream:
-        """What answers one prompt. Raises UsageError for a beam search. dtype: of its vectors, any floating one."""
-        if sampling.beams != 1:
-            raise UsageError(f"beams is {sampling.beams}, this engine streams 1", "use `milkglass split serve`")
+        """What answers one prompt. dtype: of its vectors, any floating one."""
         return PromptEmbedsStream(self, info, sampling)
 
     @contextmanager
@@ -108,8 +106,8 @@ class PromptEmbedsStream:
         self._left, self._reason = sampling.max_tokens, None  # ids that may come, and why the answer ended
         self.sent = self.received = 0
 
-    def ids(self, prompt: torch.Tensor, rows: Rows) -> Iterator[int]:
-        """The ids of the answer, as they come. prompt: (t, d). rows is not called: the engine embeds its own ids.
+    def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
+        """The ids of the answer, as they come. prompt: (t, d). row_of is not called: the engine embeds its own ids.
 
         Raises TooLong before anything is sent, RemoteError."""
         body = self._body(prompt)

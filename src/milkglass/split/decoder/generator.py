@@ -2,8 +2,7 @@
 
 The rows of all sessions run in one batch, as in `server/inference/generator.py`, but a row can go on only when its
 client's vector is there. Rows whose vectors come in time go on together; the others are parked, each in a group of its
-own, and join again when their vector has come: a slow client delays nobody by more than `GRACE`. The rows of a beam
-search are a group for themselves (beams.py).
+own, and join again when their vector has come: a slow client delays nobody by more than `GRACE`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from milkglass.server.inference.generator import admit
 from milkglass.server.inference.model_runner import ModelRunner
 from milkglass.server.inference.scheduler import Scheduler
 from milkglass.server.inference.sequence import Sequence
-from milkglass.split.decoder.beams import BeamSequence
 
 GRACE = 0.005  # seconds that rows whose vector is there wait for the others
 
@@ -39,7 +37,7 @@ class SplitSequence(Sequence):
         return self.vectors is not None or self.cancelled
 
 
-class SplitGenerator(Engine[SplitSequence | BeamSequence]):
+class SplitGenerator(Engine[SplitSequence]):
     """Its sequences are handed in with `submit`; each vector that follows with `deliver`."""
 
     def __init__(self, runner: ModelRunner, max_batch: int) -> None:
@@ -47,36 +45,30 @@ class SplitGenerator(Engine[SplitSequence | BeamSequence]):
         self._runner, self._rows = runner, Scheduler(max_batch)
         self._parked: list[Scheduler] = []
         self._reading: list[SplitSequence] = []
-        self._searches: list[BeamSequence] = []
 
-    def deliver(self, sequence: SplitSequence | BeamSequence, vectors: torch.Tensor) -> None:
-        """vectors: (1, d), or one for each beam."""
+    def deliver(self, sequence: SplitSequence, vectors: torch.Tensor) -> None:
+        """vectors: (1, d)."""
         with self._changed:
             sequence.vectors = vectors
             self._changed.notify()
 
-    def cancel(self, sequence: SplitSequence | BeamSequence) -> None:
+    def cancel(self, sequence: SplitSequence) -> None:
         with self._changed:
             sequence.cancelled = True
             self._changed.notify()
 
     def active(self) -> bool:
-        return any(one.due for one in self._searches) or any(
-            one.due for group in self._groups() for one in running(group)
-        )
+        return any(one.due for group in self._groups() for one in running(group))
 
     def step(self) -> None:
         """Cancelled rows leave, new prompts are read, else every row whose vector has come goes on by a token."""
         for group in self._groups():
             group.drop_cancelled()
         self._parked = [group for group in self._parked if group.running]
-        taken = [one for one in self.take(self._rows.free) if not one.cancelled]
-        fresh = [one for one in taken if isinstance(one, BeamSequence)]
-        waiting = [one for one in taken if isinstance(one, SplitSequence)]
+        waiting = [one for one in self.take(self._rows.free) if not one.cancelled]
         count = self._rows.fitting(waiting)
         self._reading = waiting[:count]
-        self.put_back([*waiting[count:]])
-        self._search(fresh)
+        self.put_back(waiting[count:])
         if self._reading:
             admit(self._reading, self._runner, self._rows)
             self._reading = []
@@ -84,20 +76,11 @@ class SplitGenerator(Engine[SplitSequence | BeamSequence]):
             self._gather()
             self._advance()
 
-    def drop(self) -> list[SplitSequence | BeamSequence]:
-        sequences: list[SplitSequence | BeamSequence] = [*self._reading, *self._searches]
-        sequences += [one for group in self._groups() for one in running(group)]
-        self._reading, self._parked, self._searches = [], [], []
+    def drop(self) -> list[SplitSequence]:
+        sequences = [*self._reading, *(one for group in self._groups() for one in running(group))]
+        self._reading, self._parked = [], []
         self._rows.clear()
         return sequences
-
-    def _search(self, fresh: list[BeamSequence]) -> None:
-        """New searches read their prompt, others whose vectors have come go on by a token."""
-        due = [*fresh, *(one for one in self._searches if one.due)]
-        self._searches += fresh
-        for one in due:
-            one.go_on(self._runner)
-        self._searches = [one for one in self._searches if not one.ended]
 
     def _groups(self) -> list[Scheduler]:
         return [self._rows, *self._parked]

@@ -20,12 +20,11 @@ from milkglass.models.torch_model import language_model
 from milkglass.server.inference.model_runner import TransformersRunner
 from milkglass.split.decoder.generator import SplitGenerator
 from milkglass.split.decoder.sessions import SessionTable
-from milkglass.split.decoder.spec import MAX_BEAMS, DecoderInfo
+from milkglass.split.decoder.spec import DecoderInfo
 
 SESSIONS = 64
 MAX_LENGTH = 8192
 MAX_NEW = 4096
-RESUME = 30.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ def opened(
     name: str,
     policy: RowPolicy,
     sessions: int = SESSIONS,
-    resume: float = RESUME,
     network: Any = None,
 ) -> DecoderServing:
     """All layers of a decoder, in memory. policy: how many rows may leave an enclave. network: the model, where it
@@ -70,20 +68,13 @@ def opened(
         vocabulary=table.shape[0],
         max_length=min(MAX_LENGTH, int(config.get("max_position_embeddings") or config["n_positions"])),
         max_new_tokens=MAX_NEW,
-        max_beams=most_beams(sessions, len(table), len(ends)),
         sessions=sessions,
-        resume=resume,
         table=digest_of(table),
         dtype=str(table.dtype).removeprefix("torch."),
     )
     engine = SplitGenerator(TransformersRunner(network), sessions)
     package = TablePackage.of_model(checkpoint.folder, table, policy)
     return DecoderServing(SessionTable(info, engine, ends), package)
-
-
-def most_beams(sessions: int, vocabulary: int, ends: int) -> int:
-    """How many beams a search may have: each counts as a session, and the vocabulary must have a step's pool."""
-    return max(1, min(MAX_BEAMS, sessions, vocabulary // (1 + max(1, ends))))
 
 
 def digest_of(table: torch.Tensor) -> str:

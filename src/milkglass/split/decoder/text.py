@@ -19,7 +19,7 @@ from milkglass.client.results import Answer, Conversation
 from milkglass.enclave.enclave import Enclave, SanitizedPrompt
 from milkglass.enclave.lists import RnmSettings
 from milkglass.errors import KeyForOtherModel
-from milkglass.split.decoder.client import Rows, SplitSampling
+from milkglass.split.decoder.client import RowOf, SplitSampling
 from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.decoder.spec import DecoderInfo
 
@@ -38,8 +38,8 @@ class IdStream(Protocol):
     sent: int
     received: int
 
-    def ids(self, prompt: torch.Tensor, rows: Rows) -> Iterator[int]:
-        """The ids of the answer, as they come. rows: gives the vectors of ids, where the server wants them."""
+    def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
+        """The ids of the answer, as they come. row_of: gives the vector of an id, where the server wants it."""
         ...
 
 
@@ -95,7 +95,7 @@ class SplitText:
         dtype = self.info.dtype if self.exact else HALF.get(self.info.dtype, self.info.dtype)
         stream = self.server.stream(self.info, sampling, dtype)
         self.streams.append(stream)
-        return stream.ids(self._vectors(prompt.vectors, dtype), lambda ids: self._rows(ids, dtype))
+        return stream.ids(self._vectors(prompt.vectors, dtype), lambda one: self._row(one, dtype))
 
     def text(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[str]:
         """The answer's text, a piece at a time that no later id can change."""
@@ -118,8 +118,8 @@ class SplitText:
 
         return Conversation(ask, [{"role": "system", "content": system}] if system else [])
 
-    def _rows(self, ids: tuple[int, ...], dtype: str) -> torch.Tensor:
-        return self._vectors(self.enclave.rows(ids), dtype)
+    def _row(self, token: int, dtype: str) -> torch.Tensor:
+        return self._vectors(self.enclave.rows((token,)), dtype)
 
     def _vectors(self, content: bytes, dtype: str) -> torch.Tensor:
         """Bytes of (t, d) in the table's type, as the type that crosses."""
