@@ -60,7 +60,7 @@ def document(result: Result) -> dict[str, Any]:
 def refused(result: Result, code: int, message: str) -> None:
     assert result.exit_code == code, (result.exit_code, result.stderr, result.exception)
     assert message in result.stderr, (message, result.stderr)
-    assert result.stderr.startswith("error: ")
+    assert "\nerror: " in f"\n{result.stderr}"  # after notes on what was read
     assert "Traceback" not in result.stderr
 
 

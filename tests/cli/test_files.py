@@ -42,9 +42,23 @@ def test_finetune_reads_columns_of_any_name(
     assert "1 blank line of tweets.csv skipped" in done.stderr
     counts = Counter(mood for _, mood in ROWS)
     assert all(f"{mood} {count}" in done.stderr for mood, count in counts.items())
+    assert "tweets.csv: text from tweet, label from mood; not read: id" in done.stderr
     table = sent(stub, asked)
     assert [encoder.codec.decode(ids) for ids in table["input_ids"]] == [text for text, _ in ROWS]
     assert {*encoder.about["labels"]} == {"urgent", "billing"}
+
+
+def test_a_column_of_second_texts_may_have_any_name(stub: Stub, encoder: Owner, tmp_path: Path) -> None:
+    encoder.reset()
+    asked = job_server(stub)
+    path = tmp_path / "pairs.csv"
+    path.write_text("question,reply,fits\nis it open,it is,yes\nis it open,the bill,no\n" * 3, "utf-8")
+    columns = ("--text-column", "question", "--pair-column", "reply", "--label-column", "fits")
+    done = call("finetune", "mine", path, "--key", encoder.path, *columns)
+    assert done.exit_code == 0, done.stderr
+    assert "pairs.csv: text from question, label from fits, text_pair from reply\n" in done.stderr
+    [first, *_] = sent(stub, asked)["input_ids"]
+    assert list(first) == encoder.codec.encode(["is it open"], ["it is"]).ids[0].tolist()
 
 
 def test_a_column_that_is_missing_is_answered_with_those_there_are(stub: Stub, encoder: Owner, tmp_path: Path) -> None:

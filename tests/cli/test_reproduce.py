@@ -210,7 +210,9 @@ def test_a_table_of_ones_own_becomes_json_lines(tmp_path: Path) -> None:
     mine.write_text(f'who,body,kind\n1,"a wound, {SECRET}",hurt\n2,the bill,money\n', "utf-8")
     out = tmp_path / "out.jsonl"
     columns = ("--text-column", "body", "--label-column", "kind")
-    assert call("data", mine, *columns, "--out", out).stdout == f"2 rows in {out}; text from body, label from kind\n"
+    assert call("data", mine, *columns, "--out", out).stdout == (
+        f"2 rows in {out}; text from body, label from kind; not read: who\n"
+    )
     assert json.loads(out.read_text("utf-8").splitlines()[0]) == {"text": f"a wound, {SECRET}", "label": "hurt"}
     refused(call("data", mine, "--out", tmp_path / "b.jsonl"), 5, "the header of mine.csv names no column text or sent")
     wrong = call("data", mine, "--text-column", "text", "--out", tmp_path / "b.jsonl")
@@ -226,13 +228,13 @@ def test_columns_of_known_names_are_taken_and_told(tmp_path: Path) -> None:
     assert told["columns"] == {"text": "sentence", "label": "label", "text_pair": None}
     assert json.loads(out.read_text("utf-8")) == {"text": "the bill", "label": "money"}
     other = call("data", mine, "--label-column", "id", "--out", tmp_path / "ids.jsonl").stdout
-    assert other.endswith("; text from sentence, label from id\n")
+    assert other.endswith("; text from sentence, label from id; not read: label\n")
     plain = call("data", mine, "--text-column", "label", "--out", tmp_path / "plain.jsonl").stdout
-    assert plain.endswith("; text from label; no labels (--label-column)\n")
+    assert plain.endswith("; text from label; no labels (--label-column); not read: id, sentence\n")
     again = call(
         "data", mine, "--text-column", "sentence", "--delimiter", "tab", "--out", tmp_path / "tab.jsonl"
     ).stdout
-    assert again.endswith("; text from sentence, label from label\n")
+    assert again.endswith("; text from sentence, label from label; not read: id\n")
 
 
 def test_semicolons_and_a_json_list_are_read(tmp_path: Path) -> None:
@@ -247,7 +249,9 @@ def test_semicolons_and_a_json_list_are_read(tmp_path: Path) -> None:
     again = call("data", tmp_path / "b.jsonl", "--out", tmp_path / "c.jsonl").stdout
     assert again == f"1 rows in {tmp_path / 'c.jsonl'}; messages from messages\n"
     texts = ("data", tmp_path / "alpaca.json", "--text-column", "instruction", "--out", tmp_path / "d.jsonl")
-    assert call(*texts).stdout.endswith("; text from instruction; no labels (--label-column)\n")
+    assert call(*texts).stdout.endswith(
+        "; text from instruction; no labels (--label-column); not read: input, output\n"
+    )
     assert json.loads((tmp_path / "d.jsonl").read_text("utf-8")) == {"text": "Sum."}
 
 

@@ -83,6 +83,21 @@ def test_a_column_given_as_a_hyperparameter_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_is_read_is_said(suffix: str, tmp_path: Path) -> None:
+    path = write(tmp_path, suffix, [{"Ticket No": "7", "Question": "a", "Topic": "x"}])
+    file = DataFile(path, text="Question", label="Topic")
+    assert file.columns_read() == "text from Question, label from Topic; not read: Ticket No"
+    assert file.columns_read(labels=False, identifier="Ticket No") == (
+        "text from Question, id from Ticket No; not read: Topic"
+    )
+
+
+def test_lines_of_text_have_no_columns_to_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n", "utf-8")
+    assert DataFile(tmp_path / "a.txt").columns_read() == ""
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_columns_of_known_names_are_found(suffix: str, tmp_path: Path) -> None:
     pairs = [{"id": "7", "sentence1": "a", "sentence2": "b", "label": "x"}]
     path = write(tmp_path, suffix, pairs)

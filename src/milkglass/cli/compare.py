@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_skipped
+from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_read, say_skipped
 from milkglass.cli.ui.options import AsJson, option_of, original, parameters, with_options
 from milkglass.cli.ui.terminal import emit, note, resumable, table
 
@@ -78,10 +78,11 @@ def compare(
 
     given = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
     hyperparameters_of(given, option_of)  # before anything is read
-    rows = OwnRows.read(
-        columns.file(data), None if validation is None else columns.file(validation), seed,
-        lambda file, found: say_skipped(file, found.blank, found.empty),
-    )  # fmt: skip
+    files = [columns.file(one) for one in (data, validation) if one is not None]
+    judged = files[1] if len(files) > 1 else None
+    rows = OwnRows.read(files[0], judged, seed, lambda file, found: say_skipped(file, found.blank, found.empty))
+    for file in files:
+        say_read(file)
     settings = hyperparameters_of(training_defaults("classification", len(rows.train.texts), given, False))
     base = original(model)
     name = scheme or ("coarse" if of(base).kind == "encoder" else "obfuslm")

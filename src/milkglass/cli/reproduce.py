@@ -72,9 +72,6 @@ def data(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The JSON Lines file to write.")] = None,
     rows: Annotated[int | None, typer.Option("--rows", min=1, help="Write only this many rows.")] = None,
-    pair_column: Annotated[
-        str | None, typer.Option("--pair-column", help="Your file's column of second texts.")
-    ] = None,
     *,
     columns: ColumnOptions,
     as_json: AsJson = False,
@@ -85,7 +82,7 @@ def data(
     """
     if name is None:
         given = {"--from": source, "--hub": hub, "--split": split, "--out": out, "--rows": rows}
-        refuse_unused("to list the data sets", {**given, "--pair-column": pair_column, **changed(columns)})
+        refuse_unused("to list the data sets", {**given, **changed(columns)})
         _list(as_json)
         return
     if out is None:
@@ -97,7 +94,7 @@ def data(
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent}", "make it first")
 
-    from milkglass.client.data.data_file import CHATS, KINDS
+    from milkglass.client.data.data_file import KINDS
     from milkglass.client.data.dataset import read_examples
     from milkglass.datasets import sets
 
@@ -107,12 +104,12 @@ def data(
         if source is not None or hub:
             raise UsageError(f"{name} is a file: --from and --hub are for data sets by name", "leave them out")
         refuse_unused("of a file of yours", {"--split": split})
-        file = columns.file(Path(name), pair_column)
+        file = columns.file(Path(name))
         taken = file.taken()
-        told = _taken(taken, chats=file.text is None and taken["text"] in CHATS)
+        told = f"; {file.columns_read()}" if file.kind != ".txt" else ""
         result = read_examples(file, blank=blank.append, empty=empty.append)
     else:
-        if columns.decides() or pair_column:
+        if columns.decides():
             raise UsageError("columns are for files of your own", f"{name} has its own")
         score = sets.describe(name).task == "regression"
         if (source is None) != hub:
@@ -123,16 +120,6 @@ def data(
     say_skipped(Path(name).name, len(blank), len(empty))
     document = {"out": str(out), "rows": count, **({} if taken is None else {"columns": taken})}
     emit(as_json, document, f"{count:,} rows in {out}{told}")
-
-
-def _taken(columns: dict[str, str | None], chats: bool) -> str:
-    """No one should learn from a training that a column was left out. chats: the rows are conversations, which have no
-    labels."""
-    if chats:
-        name = columns["text"]
-        return "; messages from " + ("instruction, input (if any) and output" if name == "instruction" else str(name))
-    named = ", ".join(f"{what} from {name}" for what, name in columns.items() if name is not None)
-    return f"; {named}" + ("" if columns["label"] else "; no labels (--label-column)")
 
 
 def _list(as_json: bool) -> None:

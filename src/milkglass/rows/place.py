@@ -99,7 +99,7 @@ def columns_there(names: Collection[str], known: Collection[str] = ()) -> str:
     """
     looked_for = {_plain(name) for name in (*known, *USUAL)} - {""}
     header = any(_plain(name) in looked_for for name in names)
-    shown = [_shown(name) for name in names if name.strip() and (header or _NAME.fullmatch(name))]
+    shown = [shown_name(name) for name in names if name.strip() and (header or _NAME.fullmatch(name))]
     hidden = len(names) - len(shown[:SHOWN])
     if len(names) == 1 and not shown:
         return "its first line is one cell: --delimiter names the sign between cells, or leave it out"
@@ -116,7 +116,7 @@ def _plain(name: str) -> str:
     return _BETWEEN.sub("", name).casefold()
 
 
-def _shown(name: str) -> str:
+def shown_name(name: str) -> str:
     """A name in a message: printable, on one line, of bounded length."""
     line = "".join(one if one.isprintable() else "\ufffd" for one in name)
     return line if len(line) <= WIDEST else f"{line[:WIDEST]}..."

@@ -11,7 +11,7 @@ import typer
 
 from milkglass.cli.federated.audit import audit
 from milkglass.cli.federated.prepare import PLAIN, Model, Plain, Seed, SelectionWay, prepare, prepared
-from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_read
 from milkglass.cli.ui.options import AsJson, refuse_unused, with_options
 from milkglass.cli.ui.terminal import bars, emit, note, resumable, table
 from milkglass.errors import UsageError
@@ -80,6 +80,8 @@ def run(
     _require_all(paths, out)
     files = {name: columns.second(path) for name, path in paths.items()}
     labels = labels_of(list(files.values()))
+    for file in files.values():
+        say_read(file)
     folder = resolve(model)
     digest = Checkpoint.open(folder).digest()
     if plain:

@@ -70,7 +70,7 @@ def train(
     The texts never leave this machine, but the server's half contains what it learnt from them.
     """
     started = time.monotonic()
-    source = columns.texts(data)
+    source = columns.texts(data, labels=True)
     from milkglass.hidden_states.catalogue import from_words, values_of
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
@@ -87,7 +87,7 @@ def train(
     training = train.read_data(source)
     evaluated_on = None
     if validation is not None:  # before the training, so that a mistake in it is reported at once
-        evaluated_on = train.read_texts(columns.texts(validation), training.labels, training.pairs)
+        evaluated_on = train.read_texts(columns.texts(validation, labels=True), training.labels, training.pairs)
     folder = resolve(model)
     ref = kept_name(model, folder)
     steps = train.steps_of(defence, len(training.corpus.texts))

@@ -42,19 +42,26 @@ class ColumnOptions:
     label_column: Annotated[
         str | None, typer.Option("--label-column", help="The column of labels.  [default: label]")
     ] = None
+    pair_column: Annotated[
+        str | None, typer.Option("--pair-column", help="The column of second texts.  [default: text_pair or sentence2]")
+    ] = None
     delimiter: Delimiter = None
     skip_empty: Annotated[
         bool, typer.Option("--skip-empty", help="Leave out rows whose text, label or answer is empty.")
     ] = False
 
-    def file(self, path: Path, pair: str | None = None) -> DataFile:
-        """The file with these columns. pair: the column of second texts. Raises UsageError where there is no such file
-        or none with columns, EmptyText for an empty one."""
+    def file(self, path: Path) -> DataFile:
+        """Return the file with these columns.
+
+        Raises:
+            UsageError: There is no such file, or none with columns.
+            EmptyText: It is empty.
+        """
         from milkglass.client.data.data_file import DataFile
         from milkglass.rows.delimiter import delimiter_named
 
         sign = None if self.delimiter is None else delimiter_named(self.delimiter)
-        result = DataFile(path, self.text_column, self.label_column, pair, sign, self.skip_empty)
+        result = DataFile(path, self.text_column, self.label_column, self.pair_column, sign, self.skip_empty)
         result.require()
         return result
 
@@ -64,14 +71,15 @@ class ColumnOptions:
 
         file = self.file(path)
         result = checked(file, task)
+        say_read(file, labels=task != "causal-lm")
         say_skipped(file.name, result.blank, result.empty)
         if result.labels:
             note(f"{file.name}: {classes_found(result)}")
         return file, result
 
-    def texts(self, path: Path) -> DataFile:
-        """Rows of any kind, or lines of text, read once. Errors as of `summarise`."""
-        return _read(self.file(path))
+    def texts(self, path: Path, labels: bool = False) -> DataFile:
+        """Rows of any kind, or lines of text, read once. labels: whether they are used. Errors as of `summarise`."""
+        return _read(self.file(path), labels)
 
     def others(self, path: Path | None) -> DataFile | None:
         """The same of a further file of the command, which may have no columns."""
@@ -91,6 +99,7 @@ class ColumnOptions:
         named = [
             ("--text-column", self.text_column),
             ("--label-column", self.label_column),
+            ("--pair-column", self.pair_column),
             ("--delimiter", self.delimiter),
         ]
         words = [word for option, value in named if value is not None for word in (option, value)]
@@ -102,10 +111,11 @@ class ColumnOptions:
         return {name: value for name, value in vars(self).items() if value}
 
 
-def _read(file: DataFile) -> DataFile:
+def _read(file: DataFile, labels: bool = False) -> DataFile:
     from milkglass.client.data.dataset import summarise
 
     found = summarise(file)
+    say_read(file, labels)
     say_skipped(file.name, found.blank, found.empty)
     return file
 
@@ -119,6 +129,12 @@ def classes_found(found: Summary) -> str:
         left = f"and {len(words) - COMMONEST - RAREST:,} more"
         few = [*words[:COMMONEST], left, f"the rarest: {words[-RAREST]}", *words[1 - RAREST :]]
     return f"{len(words):,} class{'' if len(words) == 1 else 'es'}: {', '.join(few)}"
+
+
+def say_read(file: DataFile, labels: bool = True, identifier: str | None = None) -> None:
+    """Print which columns of a table are read and which are not, so that no one learns it from a result."""
+    if words := file.columns_read(labels, identifier):
+        note(f"{file.name}: {words}")
 
 
 def say_skipped(name: str, blank: int, empty: int = 0) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milkglass.cli.ui.columns import ColumnOptions, say_skipped
+from milkglass.cli.ui.columns import ColumnOptions, say_read, say_skipped
 from milkglass.cli.ui.options import require_file
 from milkglass.errors import CodecError, EmptyText, UsageError, naming
 from milkglass.rows.encoding import lines
@@ -111,11 +111,12 @@ def _is_table(source: Path, columns: ColumnOptions) -> bool:
 
 
 def _rows_of(source: Path, columns: ColumnOptions, id_column: str | None) -> list[InputRow]:
-    from milkglass.client.data.dataset import read_texts
+    from milkglass.client.data.dataset import ID, read_texts
 
     file = columns.file(source)
     blank, empty = list[int](), list[int]()
     rows = list(read_texts(file, blank.append, id_column, empty.append))
+    say_read(file, False, id_column or (ID if any(one.mark for one in rows) else None))
     say_skipped(file.name, len(blank), len(empty))
     return [InputRow(str(one.place(file)), one.text, one.pair, mark=one.mark or str(one.line)) for one in rows]
 

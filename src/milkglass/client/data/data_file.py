@@ -13,14 +13,16 @@ from pathlib import Path
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.delimiter import delimiter_of, quotes_are_text
-from milkglass.rows.place import NAMING, Place, Row, Rows, columns_there
+from milkglass.rows.place import NAMING, SHOWN, Place, Row, Rows, columns_there, shown_name
 from milkglass.rows.tables import comma, json_rows, parquet, text_lines, tsv
 
 TEXTS, PAIRS, LABELS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
 CHATS = ("messages", "instruction")
+# All that a row of instructions may have. text: what the published Alpaca file says again, in a prompt of its own
+INSTRUCTED = ("instruction", "input", "output", "id", "text")
 TABLES, JSON = (".csv", ".tsv"), (".jsonl", ".json", "")  # what has no kind is read as JSON
 KINDS = (*JSON, *TABLES, ".parquet", ".txt")
-SHOWN = ".jsonl, .json, .csv, .tsv, .parquet or .txt"
+READ_KINDS = ".jsonl, .json, .csv, .tsv, .parquet or .txt"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class DataFile:
         if result not in KINDS:
             raise UsageError(
                 f"{self.name} is of no kind that is read",
-                f'give {SHOWN}, for example lines such as {{"text": "...", "label": "..."}}',
+                f'give {READ_KINDS}, for example lines such as {{"text": "...", "label": "..."}}',
             )
         return result
 
@@ -73,9 +75,9 @@ class DataFile:
         """Raises UsageError where there is no such file, or where columns or a delimiter were named and it has none,
         EmptyText for an empty one."""
         if self.path.is_dir():
-            raise UsageError(f"{self.path} is a folder, not a file", f"give {SHOWN}")
+            raise UsageError(f"{self.path} is a folder, not a file", f"give {READ_KINDS}")
         if not self.path.is_file():
-            raise UsageError(f"there is no file {self.path}", f"give {SHOWN}")
+            raise UsageError(f"there is no file {self.path}", f"give {READ_KINDS}")
         if self.kind == ".txt" and (self.named or self.delimiter):
             raise UsageError(f"{self.name} has a text a line and no columns", "leave out the options of columns")
         if self.kind not in TABLES and self.delimiter is not None:
@@ -128,6 +130,33 @@ class DataFile:
             "label": self.label_column(row),
             "text_pair": self.pair_column(row),
         }
+
+    def columns_read(self, labels: bool = True, identifier: str | None = None) -> str:
+        """Say what is read of its first row, and what is not: "text from Question, label from Topic; not read: Id".
+
+        Args:
+            labels: Whether labels are read.
+            identifier: The column of ids that is read.
+
+        Returns:
+            "" for a file of lines of text, which has no columns.
+        """
+        if self.kind == ".txt":
+            return ""
+        taken = self.taken()
+        columns = list(next(self.rows())[1])
+        if self.text is None and taken["text"] in CHATS:
+            chat = str(taken["text"])
+            read = list(INSTRUCTED[:3]) if chat == "instruction" else [chat, "tools"]
+            words = "messages from " + ("instruction, input (if any) and output" if chat == "instruction" else chat)
+        else:
+            roles = {**taken, "label": taken["label"] if labels else None, "id": identifier}
+            read = [name for name in roles.values() if name is not None]
+            words = ", ".join(f"{role} from {shown_name(name)}" for role, name in roles.items() if name is not None)
+            words += "; no labels (--label-column)" if labels and taken["label"] is None else ""
+        others = [shown_name(name) for name in columns if name not in read and name.strip()]
+        more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+        return words + (f"; not read: {', '.join(others[:SHOWN])}{more}" if others else "")
 
 
 Source = Path | DataFile

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from milkglass.client.codec.conversation import Message
 from milkglass.client.codec.messages import conversation_of
-from milkglass.client.data.data_file import CHATS, JSON, TEXTS, DataFile, Source
+from milkglass.client.data.data_file import CHATS, INSTRUCTED, JSON, TEXTS, DataFile, Source
 from milkglass.client.data.label_cells import LabelCells, has_fraction, is_number
 from milkglass.client.label_scale import Scale
 from milkglass.errors import CodecError, EmptyText, UsageError
@@ -30,8 +30,6 @@ from milkglass.progress import Progress, no_progress
 from milkglass.rows.place import Place, Row, columns_there, missing, text_of
 
 Kind = Literal["labelled", "chat", "text"]
-# All that a row of instructions may have. text: what the published Alpaca file says again, in a prompt of its own
-INSTRUCTED = ("instruction", "input", "output", "id", "text")
 WEIGHTS = ("weight", "sample_weight", "train", "loss", "mask")  # fields by which other trainers weigh a row
 TABLE_WEIGHTS = WEIGHTS[:2]
 FOREIGN = {
