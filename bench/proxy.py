@@ -67,11 +67,11 @@ def proxy(listener: socket.socket, url: str, key: bytes) -> None:
     from milkglass.engines.vllm import VLLM
     from milkglass.proxy.backend import connected
     from milkglass.proxy.backends import Backends
-    from milkglass.proxy.run import LIMITS, Door, serve
+    from milkglass.proxy.run import LIMITS, ProxyAddress, serve
 
     async def main() -> None:
         backend, _ = await connected(_codec(key), Upstream(VLLM(), url))
-        await serve(Backends([backend]), listener, Door(), LIMITS)
+        await serve(Backends([backend]), listener, ProxyAddress(), LIMITS)
 
     asyncio.run(main())
 
@@ -138,13 +138,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    from milkglass.proxy.run import LIMITS, Door
+    from milkglass.proxy.run import LIMITS, ProxyAddress
     from milkglass.server.connections.process import listen
 
     root = bytes(32)
     codec = _codec(root)
     ids = codec.encode([WORDS]).ids[0].tolist()
-    listeners = [listen(Door(), LIMITS) for _ in range(2)]
+    listeners = [listen(ProxyAddress(), LIMITS) for _ in range(2)]
     for one in listeners:
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     ports = [one.getsockname()[1] for one in listeners]

@@ -37,8 +37,8 @@ def test_scores_cross_standardised_and_the_scale_stays(stub: Stub, encoder: Owne
     scores = rows_of(stub.content[asked["training_file"]])["scores"]
     scale = Scale.of(SCORES)
     assert scores == pytest.approx([scale.sent(one) for one in SCORES])
-    assert encoder.about["scale"] == scale.told()
-    assert encoder.about["scales"] == {"ftjob-77aa": scale.told()}
+    assert encoder.about["scale"] == scale.document()
+    assert encoder.about["scales"] == {"ftjob-77aa": scale.document()}
     assert encoder.about.get("labels") is None
     wire = b"".join(body + json.dumps(headers).encode() + call.encode() for call, headers, body in stub.calls)
     assert SECRET.encode() not in wire and str(scale.mean).encode() not in wire
@@ -51,7 +51,7 @@ def knows(encoder: Owner, **more: Any) -> None:
 
 
 def test_a_second_fine_tune_keeps_the_scale(stub: Stub, encoder: Owner, tmp_path: Path) -> None:
-    first = Scale.of(SCORES).told()
+    first = Scale.of(SCORES).document()
     knows(encoder, scale=first)
     asked = job_server(stub)
     run = ("--key", encoder.path, "--task", "regression", "--json")
@@ -63,13 +63,13 @@ def test_a_second_fine_tune_keeps_the_scale(stub: Stub, encoder: Owner, tmp_path
     scores = rows_of(stub.content[asked["training_file"]])["scores"]
     assert scores == pytest.approx([Scale(*first).sent(one) for one in (1, 4)])
     document(call("finetune", "mine", other, *run))
-    assert encoder.about["scale"] == Scale.of([1, 400]).told()
+    assert encoder.about["scale"] == Scale.of([1, 400]).document()
     encoder.reset()
 
 
 def test_classify_says_the_score(stub: Stub, encoder: Owner) -> None:
     scale = Scale.of(SCORES)
-    knows(encoder, scale=scale.told(), scales={"ftjob-77aa": scale.told()})
+    knows(encoder, scale=scale.document(), scales={"ftjob-77aa": scale.document()})
     data = [{"index": 0, "score": scale.sent(3.25), "num_classes": 1}]
     stub.replies["POST /classify"] = lambda h: h.answer(200, {"data": data})
     has_model_of(stub, encoder)

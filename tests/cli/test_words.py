@@ -109,7 +109,7 @@ def test_a_job_is_named_at_once_and_watched_in_a_log(stub: Stub, encoder: Owner,
     events = [f"id: {n}\ndata: {json.dumps(one)}\n\n" for n, one in enumerate(told, 1)] + ["event: done\ndata: {}\n\n"]
     stub.replies["GET /v1/fine_tuning/jobs/ftjob-77aa/events"] = lambda h: h.events(events)
     result = call("finetune", "mine", rows, "--key", encoder.path)
-    _, length, *watched = result.stderr.splitlines()
+    _, _, length, *watched = result.stderr.splitlines()
     assert length.startswith("2 rows are trained with for 10 epochs, 10 steps of 32 rows")
     assert watched == ["job: ftjob-77aa", "job started", "step 0", "step 30"]
     assert "steps: 30 of 30" in result.stdout and "loss: 0.0323" in result.stdout

@@ -30,7 +30,7 @@ def stub(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
 
 @pytest.fixture
 def quick(stub: Stub) -> Iterator[Remote]:
-    with Remote(stub.url, TOKEN, timeout=SHORT, patience=ONCE) as made:
+    with Remote(stub.url, TOKEN, timeout=SHORT, retry=ONCE) as made:
         yield made
 
 
@@ -81,7 +81,7 @@ def test_an_answer_over_tls_is_cut_off_too(stub: Stub, tmp_path: Path, head: byt
     stub.socket = context.wrap_socket(stub.socket, server_side=True)
     stub.replies["GET /v1/models"] = dripping(b" ", head)
     url = stub.url.replace("http:", "https:")
-    with Remote(url, TOKEN, authority=certificate, timeout=SHORT, patience=ONCE) as remote:
+    with Remote(url, TOKEN, authority=certificate, timeout=SHORT, retry=ONCE) as remote:
         with pytest.raises(RemoteError, match="cut off"):
             remote.models()
         assert left(stub)
@@ -116,7 +116,7 @@ def test_comments_are_no_events(stub: Stub, quick: Remote, piece: bytes) -> None
 def test_a_flood_of_comments_ends_at_once(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "MAX_COMMENTS", 20_000)
     stub.replies["POST /v1/completions"] = dripping(b": x\n\n" * 10_000)
-    with Remote(stub.url, TOKEN, patience=ONCE) as patient, pytest.raises(RemoteError, match="20000 bytes of comments"):
+    with Remote(stub.url, TOKEN, retry=ONCE) as patient, pytest.raises(RemoteError, match="20000 bytes of comments"):
         list(patient.generate("m", [1]))
     assert left(stub)
 
@@ -127,7 +127,7 @@ def test_a_job_that_tells_nothing_is_given_up(stub: Stub, quick: Remote, monkeyp
     stub.replies["GET /v1/fine_tuning/jobs/j/events"] = dripping(b": still here\n\n", first)
     heard: list[str] = []
     with pytest.raises(Unreachable, match="did not come within"):
-        heard += (event["message"] for event in quick.follow("j", patience=0.0))
+        heard += (event["message"] for event in quick.follow("j", silence=0.0))
     assert left(stub)
 
 

@@ -21,7 +21,7 @@ from tests.client.test_remote import serve_model
 
 @pytest.fixture
 def remote(stub: Stub) -> Iterator[Remote]:
-    with Remote(stub.url, TOKEN, patience=RetryPolicy(attempts=2, pause=lambda seconds: None)) as made:
+    with Remote(stub.url, TOKEN, retry=RetryPolicy(attempts=2, pause=lambda seconds: None)) as made:
         yield made
 
 

@@ -42,7 +42,7 @@ def upload(remote: Remote, path: Path, progress: Stage = no_stage) -> str:
 
 @pytest.fixture
 def remote(stub: Stub) -> Iterator[Remote]:
-    with Remote(stub.url, TOKEN, patience=QUICK) as made:
+    with Remote(stub.url, TOKEN, retry=QUICK) as made:
         yield made
 
 
@@ -79,12 +79,12 @@ def test_a_proxy_of_the_environment_is_not_asked_about_this_machine(
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     stub.replies["GET /v1/models"] = lambda h: h.answer(200, {"data": [{"id": "m"}]})
-    with Remote(stub.url, TOKEN, patience=RetryPolicy(attempts=1)) as remote:
+    with Remote(stub.url, TOKEN, retry=RetryPolicy(attempts=1)) as remote:
         assert remote.models() == [{"id": "m"}]
 
 
 def test_a_wrong_token(stub: Stub) -> None:
-    with Remote(stub.url, "wrong", patience=QUICK) as remote, pytest.raises(Unauthorized) as caught:
+    with Remote(stub.url, "wrong", retry=QUICK) as remote, pytest.raises(Unauthorized) as caught:
         remote.models()
     assert caught.value.message == "the server answered 401: wrong token"
     assert "--token-file FILE or MILKGLASS_TOKEN" in caught.value.hint and "look again" not in caught.value.hint
@@ -98,7 +98,7 @@ def test_a_token_that_cannot_be(token: str) -> None:
 
 
 def test_nobody_answers() -> None:
-    with Remote("http://127.0.0.1:9", TOKEN, patience=QUICK) as remote, pytest.raises(Unreachable, match="127.0.0.1:9"):
+    with Remote("http://127.0.0.1:9", TOKEN, retry=QUICK) as remote, pytest.raises(Unreachable, match="127.0.0.1:9"):
         remote.models()
 
 
@@ -107,7 +107,7 @@ def test_somebody_listens_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> 
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         patience = RetryPolicy(pause=lambda seconds: pytest.fail("a wrong address must not look like a slow command"))
-        with Remote(url, TOKEN, patience=patience) as remote, pytest.raises(Unreachable, match="does not answer"):
+        with Remote(url, TOKEN, retry=patience) as remote, pytest.raises(Unreachable, match="does not answer"):
             remote.models()
 
 
@@ -187,7 +187,7 @@ def test_long_waits_are_told(stub: Stub) -> None:
     patience = RetryPolicy(attempts=5, pause=lambda seconds: None, progress=told.append)
     stub.replies["GET /v1/models"] = lambda h: h.answer(200, {"data": []})
     stub.faults["GET"] = [hang_up, busy, hang_up, hang_up]
-    with Remote(stub.url, TOKEN, patience=patience) as remote:
+    with Remote(stub.url, TOKEN, retry=patience) as remote:
         assert remote.models() == []
     assert told and all(re.fullmatch(r"the server does not answer; trying again in \d s", one) for one in told)
     patience.wait(6)
@@ -202,7 +202,7 @@ def test_a_server_that_answered_once_is_waited_for(stub: Stub) -> None:
         handler.close_connection = True
 
     stub.replies["GET /v1/models"] = once
-    with Remote(stub.url, TOKEN, patience=RetryPolicy(attempts=6, pause=waits.append)) as remote:
+    with Remote(stub.url, TOKEN, retry=RetryPolicy(attempts=6, pause=waits.append)) as remote:
         remote.models()
         stub.shutdown()
         stub.server_close()
@@ -297,7 +297,7 @@ def test_a_killed_client_goes_on(stub: Stub, remote: Remote, file: Path) -> None
     with pytest.raises(Killed):
         upload(remote, file, progress=lambda name, total: die)
     before = stub.count("PUT /v1/uploads/upload-0")
-    with Remote(stub.url, TOKEN, patience=QUICK) as another:
+    with Remote(stub.url, TOKEN, retry=QUICK) as another:
         key = upload(another, file)
     assert stub.content[key] == DATA
     assert stub.count("POST /v1/uploads") == 1
@@ -628,7 +628,7 @@ def test_following_gives_up_on_what_waiting_does_not_mend(stub: Stub, remote: Re
         list(remote.follow("ftjob-1"))
     stub.replies["GET /v1/fine_tuning/jobs/ftjob-1/events"] = lambda h: h.cut()
     with pytest.raises(Unreachable):
-        list(remote.follow("ftjob-1", patience=0.0))
+        list(remote.follow("ftjob-1", silence=0.0))
 
 
 def test_a_restart_late_in_a_long_stream_is_waited_for(

@@ -19,7 +19,7 @@ from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.engines.export.gguf_file import write_gguf
 from milkglass.engines.export.layouts import layout_of, rope_factors
 from milkglass.engines.export.opaque_tokenizer import with_tokenizer
-from milkglass.engines.opaque import MOST, opaque_name
+from milkglass.engines.opaque import MAX_NAMES, opaque_name
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.torch_model import language_model
@@ -50,12 +50,12 @@ def values(reader: GGUFReader) -> dict[str, Any]:
 
 # --- the vocabulary ---------------------------------------------------------------------------------------------------
 def test_names_have_one_width_and_none_is_found_across_two_others() -> None:
-    names = [opaque_name(one) for one in (0, 1, 9, 10, 11, 101, 1010, 128_255, MOST - 1)]
+    names = [opaque_name(one) for one in (0, 1, 9, 10, 11, 101, 1010, 128_255, MAX_NAMES - 1)]
     assert len({len(name) for name in names}) == 1 and len({*names}) == len(names)
     text = "".join(names)
     for name in names:
         assert [at for at in range(len(text)) if text.startswith(name, at)] == [names.index(name) * len(name)]
-    for wrong in (-1, MOST):
+    for wrong in (-1, MAX_NAMES):
         with pytest.raises(UsageError, match="not below"):
             opaque_name(wrong)
 

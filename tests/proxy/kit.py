@@ -21,7 +21,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
 from milkglass.proxy.backends import Backends
-from milkglass.proxy.run import LIMITS, Door, Page
+from milkglass.proxy.run import LIMITS, Page, ProxyAddress
 from milkglass.schemes.covariant.permuted import Permuted
 from milkglass.schemes.scheme import Scheme
 from milkglass.server.connections.process import WebServer, listen
@@ -86,8 +86,8 @@ def proxying(
     codec: Codec, upstream: Callable[[], Upstream], page: Page | None = None, limits: Limits = LIMITS, **more: Any
 ) -> Iterator[str]:
     """The proxy's address. page: beside OpenAI's addresses. limits: of connections. more: of `create_app`."""
-    door = Door(connections=limits)
-    listener = listen(door, limits)
+    address = ProxyAddress(connections=limits)
+    listener = listen(address, limits)
     state: dict[str, Any] = {}
 
     async def main() -> None:
@@ -99,7 +99,7 @@ def proxying(
             raise
         async with nullcontext() if page is None else page.running(backend) as routes:
             app = create_app(Backends([backend]), page=routes, limits=limits, **more)
-            state["server"] = WebServer(app, door, limits)
+            state["server"] = WebServer(app, address, limits)
             await state["server"].serve(sockets=[listener])
 
     def work() -> None:

@@ -14,7 +14,7 @@ from milkglass.engines.upstream import Upstream
 from milkglass.engines.vllm import VLLM
 from milkglass.errors import KeyFileError, KeyForOtherModel, ModelNotFound, RemoteError, UsageError
 from milkglass.proxy.backends import Backends, ServedKey, all_connected
-from milkglass.proxy.observe import Quiet
+from milkglass.proxy.observe import NoObserver
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, call, refused
 from tests.engines.kit import HEAD, event, sending
@@ -34,7 +34,7 @@ def served(models: tuple[Scrambled, ...], names: tuple[str, ...] = ()) -> list[S
     known = [one.key.info.with_upload(name) for one, name in zip(models, names, strict=False)]
     infos = known + [one.key.info for one in models[len(known) :]]
     pairs = enumerate(zip(models, infos, strict=True))
-    return [ServedKey(f"{number}.mgkey", one.codec, info, Quiet()) for number, (one, info) in pairs]
+    return [ServedKey(f"{number}.mgkey", one.codec, info, NoObserver()) for number, (one, info) in pairs]
 
 
 def opened(

@@ -17,9 +17,9 @@ from milkglass.client.layout import tokenizer_digest
 from milkglass.engines.engine import IdLogprob
 from milkglass.errors import UsageError
 from milkglass.models.resolve import resolve
+from milkglass.proxy.text.calls import demanded_tool
 from milkglass.proxy.text.stops import StopStrings
 from milkglass.proxy.text.tokens import TokenNames
-from milkglass.proxy.text.tool_choice import chosen
 
 letters = st.text("ab<>/", max_size=30)
 
@@ -149,8 +149,12 @@ def test_tools_are_functions() -> None:
     ]
     with pytest.raises(UsageError, match="not a function with a name"):
         tools_of([{"type": "web_search"}])
-    assert chosen({"type": "function", "name": "f"}, frozenset("f")) == "f"
-    assert (chosen("required", frozenset("f")), chosen("auto", frozenset()), chosen(None, frozenset())) == (
+    assert demanded_tool({"type": "function", "name": "f"}, frozenset("f")) == "f"
+    assert (
+        demanded_tool("required", frozenset("f")),
+        demanded_tool("auto", frozenset()),
+        demanded_tool(None, frozenset()),
+    ) == (
         "",
         None,
         None,

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, IdOutOfRange, TooLong, UsageError
-from milkglass.models.kept import DIGEST, content_digest
+from milkglass.models.array_cache import DIGEST, content_digest
 from milkglass.sanitizers.files import report_path
 from milkglass.sanitizers.ghost import files, search
 from milkglass.sanitizers.ghost.files import GhostJob, sanitize_dataset

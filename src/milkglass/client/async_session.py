@@ -79,7 +79,7 @@ class AsyncAnswer:
         return self._pieces
 
     async def whole(self) -> str:
-        """All of it."""
+        """Wait for the end, and return the whole text."""
         async for _ in self:
             pass
         return self._answer.text
@@ -96,12 +96,12 @@ class AsyncJob:
         self._session, self._call, self.id, self.task, self.status = session, call, job.id, job.task, job.status
 
     def follow(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Its events until it ends, past ones first (`Remote.follow`)."""
+        """Yield the job's events until it ends, past ones first (`Remote.follow`)."""
         call = _Call(self._call)
         return self._session._each(call, lambda: self._of(call).follow())
 
     async def wait(self) -> str:
-        """The fine-tuned model's id on the server. Raises JobFailed."""
+        """Wait for the job's end, and return the fine-tuned model's id on the server. Raises JobFailed."""
         call = _Call(self._call)
         return await self._session._run(call, lambda: self._of(call).wait())
 
@@ -127,7 +127,7 @@ class AsyncConversation:
         self._conversation.clear()
 
     async def say(self, text: str) -> AsyncGenerator[str, None]:
-        """The answer to one message, a piece at a time. It joins the conversation when it is complete."""
+        """Yield the answer to a message, a piece at a time. It joins the conversation when it is complete."""
         spoken = self._session._each(self._call, lambda: self._conversation.say(text))
         async with self._turn, aclosing(spoken) as pieces:
             async for piece in pieces:
@@ -192,7 +192,7 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
             return await self._step(call.remote, work)
 
     async def _each(self, call: _Call, begin: Callable[[], Iterator[T]]) -> AsyncGenerator[T, None]:
-        """What an iterator yields. A generator is closed where the loop over it is left."""
+        """Yield what an iterator yields. Close it when the loop over it is left."""
         async with self._connected(call) as remote:
             pieces: Any = begin()
             try:
@@ -217,7 +217,7 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
                 remote.connection.close()
 
     async def _step(self, remote: Remote, work: Callable[[], T]) -> T:
-        """Work in a thread. Where it is no longer awaited, its connection is cut, and closed as soon as it ends."""
+        """Run work in a thread. If it is no longer awaited, cut its connection, and close it when the thread ends."""
         self._require_open()
         running = asyncio.ensure_future(asyncio.to_thread(work))
         self._running.add(running)

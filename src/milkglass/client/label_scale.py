@@ -44,7 +44,7 @@ class Scale:
         """As `told` gave it, out of a key; None where there is none."""
         return None if raw is None else cls(float(raw[0]), float(raw[1]))
 
-    def told(self) -> list[float]:
+    def document(self) -> list[float]:
         return [self.mean, self.spread]
 
     def sent(self, score: float) -> float:

@@ -1,4 +1,4 @@
-"""What a session returns: classified texts, generated answers, jobs and conversations."""
+"""The results of a session: classified texts, generated answers, jobs and conversations."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Classified:
     """What a model says of one text.
 
     Attributes:
-        label: the name of the likeliest class, "LABEL_3" where the key knows no names that fit; "" for a regression.
-        probabilities: of each class, by name.
-        score: of a regression, in the unit of the training data where the key knows its scale.
+        label: The name of the likeliest class, "LABEL_3" if the key knows no names that fit; "" from a regression.
+        probabilities: The probability of each class, by name.
+        score: A regression's, in the unit of the training data if the key knows its scale.
     """
 
     label: str = field(repr=False)
@@ -29,19 +29,25 @@ class Classified:
 
     @property
     def probability(self) -> float:
-        """Of the likeliest class."""
+        """The probability of the likeliest class."""
         return max(self.probabilities.values(), default=0.0)
 
     @classmethod
     def of(cls, prediction: Prediction, names: Mapping[int, str], scale: Scale | None) -> Classified:
-        """names: by number; {}: unknown. scale: of a regression's scores; None: unknown."""
+        """Name a prediction's classes, or read its score.
+
+        Args:
+            prediction: As the server gives it.
+            names: Label names by number; {} if they are not known.
+            scale: The scale of a regression's scores; None if it is not known.
+        """
         if prediction.score is not None:
             return cls("", {}, prediction.score if scale is None else scale.read(prediction.score))
         by_name = {_name(names, number): value for number, value in enumerate(prediction.probabilities)}
         return cls(_name(names, prediction.label), by_name)
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the result as JSON has it."""
         if self.score is not None:
             return {"score": self.score}
         return {"label": self.label, "probabilities": dict(self.probabilities)}
@@ -52,9 +58,10 @@ class Answer:
     """Generated text, a piece at a time as it becomes certain: iterate once, then read `text` and `tokens`.
 
     Attributes:
-        prompt_tokens: how many ids were sent.
-        ids: the scrambled ids that came back so far.
-        text: what was read so far.
+        pieces: Yields the text.
+        prompt_tokens: How many ids were sent.
+        ids: The scrambled ids that came back so far.
+        text: The text that was read so far.
     """
 
     pieces: Iterator[str] = field(repr=False)
@@ -73,7 +80,7 @@ class Answer:
             yield piece
 
     def whole(self) -> str:
-        """All of it."""
+        """Wait for the end, and return the whole text."""
         for _ in self:
             pass
         return self.text
@@ -89,9 +96,10 @@ class Job:
     """A fine-tuning job on the server.
 
     Attributes:
-        id: by which it is found again.
+        remote: The server.
+        id: The job's, by which it is found again.
         task: "classification", "regression" or "causal-lm".
-        status: when it was made.
+        status: The job's when it was made.
     """
 
     remote: Remote = field(repr=False)
@@ -100,16 +108,21 @@ class Job:
     status: str | None = None
 
     def follow(self) -> Iterator[dict[str, Any]]:
-        """Its events until it ends, past ones first (`Remote.follow`)."""
+        """Yield the job's events until it ends, past ones first (`Remote.follow`)."""
         return self.remote.follow(self.id)
 
     def wait(self) -> str:
-        """The fine-tuned model's id on the server. Raises JobFailed."""
+        """Wait for the job's end, and return the fine-tuned model's id on the server.
+
+        Raises:
+            JobFailed: It did not succeed.
+        """
         for _ in self.follow():
             pass
         return str(self.remote.result(self.id)["fine_tuned_model"])
 
     def cancel(self) -> None:
+        """Cancel the job on the server."""
         self.remote.cancel(self.id)
 
 
@@ -118,11 +131,11 @@ class Conversation:
     """Turns in the chat template. A turn that fails leaves the conversation unchanged.
 
     Attributes:
-        ask: what answers a conversation.
-        start: the messages with which it begins: the system's, if any.
-        keeps: whether answers are sent with later turns in the ids in which they came, so that the server learns
-            nothing by what it wrote.
-        turns: all messages so far; an answer has its ids beside its text where they are kept.
+        ask: Answers a list of messages.
+        start: The messages with which the conversation begins: the system's, if any.
+        keeps: Whether answers are sent with later turns in the ids in which they came. The server then learns nothing
+            by what it wrote.
+        turns: All messages so far. An answer has its ids beside its text if they are kept.
     """
 
     ask: Callable[[list[Message]], Answer] = field(repr=False)
@@ -138,7 +151,7 @@ class Conversation:
         self.turns = list(self.start)
 
     def say(self, text: str) -> Iterator[str]:
-        """The answer to one message, a piece at a time. It joins the conversation when it is complete."""
+        """Yield the answer to a message, a piece at a time. It joins the conversation when it is complete."""
         turns: list[Message] = [*self.turns, {"role": "user", "content": text}]
         answer = self.ask(turns)
         yield from answer

@@ -1,14 +1,14 @@
-"""A key, its codec and a server: text in, text out, and only scrambled ids between.
+"""A session joins a key, its codec and a server: text goes in and comes out, and only scrambled ids cross.
 
-The one client that people's programs, the command line and the demo share:
+People's programs, the command line and the demo share it:
 
     with Session.open("my.mgkey", passphrase, "https://gpu.example:8420", token) as session:
         job = session.finetune("model-1a2b3c4d", "train.jsonl", n_epochs=3)
         for result in session.classify(job.wait(), ["is it safe?"]):
             print(result.label, result.probability)
 
-Before an id leaves, the server's model must be one that was made with the key. What is encoded is counted under the
-key (client/key/usage.py). Warnings go to `notice`.
+Before an id leaves, the server must show that its model was made with the key. What is encoded is counted under the key
+(client/key/usage.py).
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ NEWEST = "newest"  # label names: those of the data that was sent last
 
 
 class Session(AbstractContextManager["Session"]):
-    """Use as a context, or close it. Raises RemoteError for a server that fails, CodecError for texts that do not fit.
+    """A client of one server with one key. Use it as a context, or close it.
+
+    Every verb raises RemoteError for a server that fails and CodecError for texts that do not fit the model.
 
     Attributes:
-        unlocked: the key file. It is written when label names or scales are noted in it.
-        codec: text to scrambled ids and back.
-        remote: the server.
+        unlocked: The key file. It is written when label names or scales are noted in it.
+        codec: Encodes text to scrambled ids and decodes them.
+        remote: The server.
     """
 
     def __init__(self, unlocked: UnlockedKey, codec: Codec, remote: Remote, notice: Log = no_log) -> None:
@@ -68,14 +70,18 @@ class Session(AbstractContextManager["Session"]):
         """Open a key file, its model's tokenizer, and a connection.
 
         Args:
-            key: the key file that `milkglass obfuscate` wrote.
-            server: its address. A token crosses a network only over HTTPS, unless `allow_http`.
-            model: the original model, if it moved since the key was made.
-            certificate: PEM, of a server that signed its own.
-            notice: receives warnings, such as that a threshold of the key's audits was passed.
+            key: The key file that `milkglass obfuscate` wrote.
+            passphrase: The key's.
+            server: The server's address.
+            token: The server's. It crosses a network only over HTTPS, unless `allow_http`.
+            model: The original model, if it moved since the key was made.
+            certificate: A PEM file with the server's certificate, if the server signed its own.
+            allow_http: Whether the token may cross a network in the clear.
+            notice: Receives warnings, such as that a threshold of the key's audits was passed.
 
         Raises:
-            KeyFileError, ModelError: a key or a model that cannot be opened.
+            KeyFileError: The key cannot be opened.
+            ModelError: The original model's tokenizer cannot be read.
         """
         unlocked = UnlockedKey.open(Path(key), passphrase)
         codec = codec_of(unlocked, model)
@@ -85,12 +91,16 @@ class Session(AbstractContextManager["Session"]):
         self.close()
 
     def close(self) -> None:
-        """Close the connection. A session that is closed sends nothing more."""
+        """Close the connection. A closed session sends nothing more."""
         self.remote.connection.close()
 
     # --- models -------------------------------------------------------------------------------------------------------
     def describe(self, model: str) -> dict[str, Any]:
-        """What the server says of a model. Raises KeyForOtherModel where it was not made with this key."""
+        """Return what the server says of a model.
+
+        Raises:
+            KeyForOtherModel: The model was not made with this key.
+        """
         info = self.remote.model(model)
         if warning := require_key(info, self.unlocked.key, model):
             self._notice(warning)
@@ -107,18 +117,23 @@ class Session(AbstractContextManager["Session"]):
         labels_of: str | None = None,
         stage: Stage = no_stage,
     ) -> list[Classified]:
-        """One result a text, in order.
+        """Classify texts, or score them with a regression.
 
         Args:
-            model: its id on the server.
-            pairs: the second text of each, where the model reads pairs.
-            truncate: cut texts that are too long; otherwise they are refused before any is sent.
-            labels_of: the job whose label names or scale are used, or "newest": those of the data that was sent last.
-                None: of the job that made the model.
+            model: The model's id on the server.
+            texts: The texts.
+            pairs: The second text of each, if the model reads pairs.
+            truncate: Whether texts that are too long are cut. Otherwise they are refused before any is sent.
+            labels_of: The job whose label names or scale are used, or "newest": those of the data that was sent last.
+                None: the job that made the model.
+            stage: Receives how many texts are done.
+
+        Returns:
+            One result for each text, in order.
 
         Raises:
-            CodecError: a text that cannot be sent; it is named by its number.
-            UsageError: the key knows no labels of that job.
+            CodecError: A text cannot be sent; it is named by its number.
+            UsageError: The key knows no labels of that job.
         """
         encoded = self.codec.encode(texts, pairs, truncate=truncate)
         info = self.describe(model)
@@ -137,8 +152,7 @@ class Session(AbstractContextManager["Session"]):
         return results
 
     def _names(self, model: str, job: object, labels_of: str | None) -> dict[int, str]:
-        """Label names by number. The model's job is the server's word; its name, which has the job's number, comes
-        first."""
+        """Return label names by number. The model's name, which has its job's number, goes before the server's word."""
         info = self.unlocked.key.info
         known = info.labels_by_job
         if labels_of is None:
@@ -173,15 +187,15 @@ class Session(AbstractContextManager["Session"]):
 
     # --- generation ---------------------------------------------------------------------------------------------------
     def prompt(self, text: str, system: str | None = None, chat: bool | None = None) -> NDArray[Any]:
-        """The scrambled ids of a prompt.
+        """Return the scrambled ids of a prompt.
 
         Args:
-            text: a message, or plain text to continue.
-            system: the system's message, in the chat template.
-            chat: whether the text is put into the chat template. None: where the model has one.
+            text: A message, or plain text to continue.
+            system: The system's message, in the chat template.
+            chat: Whether the text is put into the chat template. None: if the model has one.
 
         Raises:
-            CodecError: an empty or too long text, or a model without a template.
+            CodecError: The text is empty or too long, or the model has no template.
         """
         templated = self.codec.has_chat_template if chat is None else chat
         if system is not None and not templated:
@@ -196,24 +210,32 @@ class Session(AbstractContextManager["Session"]):
         """Start an answer to a text, or to the ids that `prompt` returned.
 
         Args:
-            sampling: what it leaves open is the model's own (`codec.sampling`); `stop_token_ids` are the codec's own
-                where none are given.
+            model: The model's id on the server.
+            prompt: The text, or its scrambled ids.
+            sampling: How tokens are drawn. What it leaves open is the model's own (`codec.sampling`), and
+                `stop_token_ids` are the codec's.
 
         Raises:
-            UnsupportedModel: the model is an encoder, or the key's ids name no token.
+            UnsupportedModel: The model is an encoder, or the key's ids name no token.
         """
         ids = self.prompt(prompt) if isinstance(prompt, str) else prompt
         self.require_generator(model)
         return self._answer(model, ids, sampling)
 
     def chat(self, model: str, system: str | None = None, sampling: Sampling | None = None) -> Conversation:
-        """A conversation in the model's chat template. Raises UnsupportedModel, NoChatTemplate."""
+        """Begin a conversation in the model's chat template.
+
+        Raises:
+            UnsupportedModel: As from `generate`.
+            NoChatTemplate: The model has no template.
+        """
         start = _system(system)
         self.require_generator(model)  # first: an encoder has no template either
         self.codec.encode_chat([*start, {"role": "user", "content": "hi"}])  # no template: said before anyone types
         return Conversation(lambda turns: self._answer(model, self.codec.encode_chat(turns), sampling), start, True)
 
     def require_generator(self, model: str) -> None:
+        """Raise UnsupportedModel for a model, or a key, by which no text can be generated."""
         if not self.codec.readable:
             raise UnsupportedModel(
                 "under this key an id names no token: no answer can be read",
@@ -223,7 +245,7 @@ class Session(AbstractContextManager["Session"]):
             raise UnsupportedModel(f"{model} is an encoder: it cannot generate", "use `milkglass classify`")
 
     def _answer(self, model: str, ids: NDArray[Any], sampling: Sampling | None = None) -> Answer:
-        """As `generate`, of a model that was described already."""
+        """Return an answer as `generate` does, from a model that was described already."""
         sampling = (sampling or Sampling()).completed(self.codec.sampling.values)
         if not sampling.stop_token_ids:
             sampling = replace(sampling, stop_token_ids=tuple(self.codec.stop_ids.tolist()))
@@ -259,21 +281,23 @@ class Session(AbstractContextManager["Session"]):
         stage: Stage = no_stage,
         **hyperparameters: Any,
     ) -> Job:
-        """Scramble rows here, send them, start a job. Label names and the scale of scores stay here, in the key.
+        """Scramble rows here, send them and start a job. Label names and the scale of scores stay in the key.
 
         Args:
-            model: the scrambled model's id on the server.
-            data: a file, or a `DataFile` that names its columns. `milkglass finetune --help` has the shapes of rows.
-            validation: rows by which epochs are compared; the best is kept.
-            task: "classification", "regression" or "causal-lm"; None: as the data.
-            suffix: ends the fine-tuned model's name.
-            hold_out: without `validation`, compare epochs by a tenth of the rows, which are not trained with.
-            skip_long: leave out conversations without an answer within `max_length` tokens; otherwise they are refused.
-            hyperparameters: fields of `server.spec.Hyperparameters`; what is left out is `training_defaults`'.
+            model: The scrambled model's id on the server.
+            data: A file, or a `DataFile` that names its columns. `milkglass finetune --help` shows the shapes of rows.
+            validation: Rows by which epochs are compared; the best epoch is kept.
+            task: "classification", "regression" or "causal-lm". None: as the data has it.
+            suffix: Ends the fine-tuned model's name.
+            hold_out: Whether a tenth of the rows, which are then not trained with, stands in for `validation`.
+            skip_long: Whether conversations without an answer within `max_length` tokens are left out. Otherwise they
+                are refused.
+            stage: Receives how many rows are written and bytes sent.
+            **hyperparameters: Fields of `server.spec.Hyperparameters`. `training_defaults` has those that are left out.
 
         Raises:
-            CodecError: rows that cannot be read, or that do not fit the model.
-            UsageError: a hyperparameter that the server would refuse; too few rows to hold some out.
+            CodecError: Rows cannot be read, or do not fit the model.
+            UsageError: The server would refuse a hyperparameter, or too few rows are there to hold some out.
         """
         from milkglass.client.data.training_rows import require_generator
         from milkglass.client.training_request import TrainingRequest, require_hyperparameters

@@ -32,8 +32,8 @@ STATUS_HINTS = {
 
 
 def _content(choice: Mapping[str, Any], count: int, most: int) -> list[list[IdLogprob]]:
-    told = choice.get("logprobs")
-    content = told.get("content") if isinstance(told, Mapping) else None
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     if not count and not content:
         return []
     if not isinstance(content, list) or len(content) != count or not all(isinstance(one, dict) for one in content):

@@ -10,12 +10,12 @@ from __future__ import annotations
 from milkglass.errors import UsageError
 
 DIGITS = 7
-MOST = 10**DIGITS  # tokens
+MAX_NAMES = 10**DIGITS  # tokens
 PATTERN = f"t[0-9]{{{DIGITS}}}"
 
 
 def opaque_name(token: int) -> str:
     """Raises UsageError for an id that has no such name."""
-    if not 0 <= token < MOST:
-        raise UsageError(f"an id is not below {MOST}, which opaque names end at", "give an id of this model")
+    if not 0 <= token < MAX_NAMES:
+        raise UsageError(f"an id is not below {MAX_NAMES}, which opaque names end at", "give an id of this model")
     return f"t{token:0{DIGITS}}"

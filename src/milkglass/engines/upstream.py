@@ -1,9 +1,9 @@
-"""One engine over HTTP, for many conversations at once: what a proxy sends leaves this machine here.
+"""An engine over HTTP, for many conversations at once: what a proxy sends leaves this machine here.
 
-An engine is not trusted: every answer is JSON that strict_json.py reads, each wait has a deadline, redirects are not
-followed, and no more tokens are taken than were asked for. What crosses are the engine's own `Call`s and fixed headers.
+An engine is not trusted: strict_json.py reads every answer, each wait has a deadline, redirects are not followed, and
+no more tokens are taken than were asked for. The engine's own `Call`s and fixed headers cross, and nothing else.
 
-A call whose connection was not made is tried again; what the engine may have begun is not.
+A call whose connection was not made is tried again. A call that the engine may have begun is not.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Timeouts:
 
 
 class Upstream:
-    """Where an engine is. Raises RemoteError or one of its kinds.
+    """An engine at an address. Every call raises RemoteError or one of its kinds.
 
     Attributes:
-        engine: how it is spoken to.
-        traffic: what crossed so far.
+        engine: Translates requests and answers.
+        traffic: Bytes that crossed so far.
     """
 
     def __init__(
@@ -98,12 +98,16 @@ class Upstream:
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
     async def models(self) -> list[ServedModel]:
-        """What it serves."""
+        """Return the models that the engine serves."""
         return self.engine.served(await self._whole(self.engine.models))
 
     async def embed(self, model: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """A vector a row, in order. Raises UsageError for no rows or an empty one, UnsupportedModel where the engine
-        embeds nothing by ids."""
+        """Return a vector for each row of ids, in order.
+
+        Raises:
+            UsageError: There is no row, or an empty one.
+            UnsupportedModel: The engine embeds nothing by ids.
+        """
         if not rows or not all(rows):
             raise UsageError("there is nothing to embed: no row, or an empty one", "give at least one id a row")
         found = self.engine.vectors(await self._whole(self.engine.embedding(model, rows)))
@@ -112,9 +116,12 @@ class Upstream:
         return found
 
     async def generate(self, model: str, request: IdsRequest) -> AsyncGenerator[IdsChunk, None]:
-        """An answer as it comes; the last chunk says why it ended. Closing the iterator ends the request. Raises
-        UsageError, before anything is sent, for an option that the engine does not offer; Unreachable where an answer
-        breaks off or takes too long."""
+        """Yield an answer as it comes. The last chunk says why it ended. Closing the iterator ends the request.
+
+        Raises:
+            UsageError: The engine does not offer an option; nothing was sent.
+            Unreachable: The answer broke off, or took too long.
+        """
         self.engine.require(request)
         call, read, bounds = self.engine.completion(model, request), self.engine.reader(request), AnswerBounds(request)
         async with (
@@ -131,8 +138,10 @@ class Upstream:
             await self._last_words(events, bounds, read)
 
     async def _last_words(self, events: AnswerEvents, bounds: AnswerBounds, read: Reader) -> None:
-        """What follows the end, so that the connection can serve again. An engine that does not come to its own end
-        soon, or breaks off, has its connection closed: the answer is whole."""
+        """Read what follows the end, so that the connection can serve again.
+
+        If the engine does not end soon, or breaks off, its connection is closed: the answer is whole.
+        """
         events.silence = min(events.silence, LAST_WORDS)
         for _ in range(AFTER_END):
             try:
@@ -145,11 +154,11 @@ class Upstream:
                 bounds.checked(read(document(data, "an event of the answer")))
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """End all connections."""
         await self._client.aclose()
 
     async def _whole(self, call: Call) -> dict[str, Any]:
-        """The JSON object that the engine answers."""
+        """Return the JSON object that the engine answers."""
         async with self._answer(call) as answer:
             body = await self._body(answer, MAX_ANSWER)
         if len(body) > MAX_ANSWER:
@@ -158,7 +167,7 @@ class Upstream:
 
     @asynccontextmanager
     async def _answer(self, call: Call) -> AsyncIterator[httpx2.Response]:
-        """An answer that began well, its body unread."""
+        """Give an answer that began well, its body unread."""
         try:
             async with self._calls.call():
                 answer = await self._begun(call)
@@ -197,7 +206,7 @@ class Upstream:
         raise AssertionError("the last attempt returns or raises")
 
     async def _body(self, answer: httpx2.Response, limit: int) -> bytes:
-        """The body, or of a longer one a little more than `limit` bytes: the rest is never read."""
+        """Read the body; of one longer than `limit` bytes a little more than these."""
         body = bytearray()
         async with asyncio.timeout(self.timeouts.whole):
             async with aclosing(answer.aiter_raw()) as parts:

@@ -23,7 +23,7 @@ from milkglass.errors import CodecError
 
 SECONDS = 20.0  # for one conversation. Published templates take milliseconds, on a busy machine as well
 START_SECONDS = 120.0  # for the process to load its modules
-LARGEST = 1 << 28  # bytes of one answer
+MAX_ANSWER = 1 << 28  # bytes of one answer
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "conversations")
 
 
@@ -154,7 +154,7 @@ class _Worker:
                         else:
                             parts.append(os.read(process.stdout.fileno(), 1 << 20))
                             size += len(parts[-1])
-                            if not parts[-1] or size > LARGEST:
+                            if not parts[-1] or size > MAX_ANSWER:
                                 raise TimeoutError
             return dict(json.loads(b"".join(parts)))
         except (OSError, ValueError):

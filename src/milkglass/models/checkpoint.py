@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 MIB = 1 << 20
 SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model"})  # of a model folder: what is read whole
-LARGEST = 256 * MIB  # of such a file; a tokenizer.json of 256,000 tokens has 35
+MAX_OTHER_BYTES = 256 * MIB  # of such a file; a tokenizer.json of 256,000 tokens has 35
 CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
-MOST = {INDEX: 64 * MIB, **dict.fromkeys([*CONFIGS, *TEMPLATES, "adapter_config.json", "added_tokens.json"], 16 * MIB)}
+MAX_BYTES = {
+    INDEX: 64 * MIB,
+    **dict.fromkeys([*CONFIGS, *TEMPLATES, "adapter_config.json", "added_tokens.json"], 16 * MIB),
+}
 ADAPTER = "adapter_config.json"  # as peft writes it
 PROMPTS = frozenset({"PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING", "CPT"})
 MERGING = (
@@ -175,7 +178,7 @@ def require_readable(folder: Path) -> None:
 
 
 def _require_size(path: Path) -> None:
-    size, most = path.stat().st_size, MOST.get(path.name, LARGEST)
+    size, most = path.stat().st_size, MAX_BYTES.get(path.name, MAX_OTHER_BYTES)
     if size > most:
         raise CorruptCheckpoint(
             f"{path.name} has {size:,} bytes, at most {most:,} are read", "take the file that was saved with the model"

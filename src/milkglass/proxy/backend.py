@@ -1,6 +1,6 @@
-"""What stands behind the proxy: a key's codec, an engine, and the models that it serves.
+"""A backend of the proxy joins a key's codec, an engine, and the models that the engine serves for the key.
 
-Questions are made here, and refused here: before anything is sent.
+It makes every question to the engine, and refuses what cannot be asked before anything is sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from milkglass.errors import (
     UsageError,
 )
 from milkglass.proxy.answers import AnswerMemory
-from milkglass.proxy.observe import Observer, Quiet
+from milkglass.proxy.observe import NoObserver, Observer
 from milkglass.proxy.reply import Question, Reply
 from milkglass.proxy.text.calls import requirements, tool_format, with_short_ids
 from milkglass.proxy.text.sections import begins_reasoning, reasons
@@ -40,22 +40,24 @@ DEFAULT_TOKENS = 4096  # of an answer at most, where the application names no li
 
 @dataclass(frozen=True)
 class Backend:
-    """Attributes:
-    codec: the key's.
-    upstream: the engine.
-    models: those that the application may name; the first is the default.
-    observer: receives all that crosses.
-    memory: of what was answered.
+    """A key's codec with an engine.
+
+    Attributes:
+        codec: The key's.
+        upstream: The engine.
+        models: The models that an application may name; the first is the default.
+        observer: Receives all that crosses.
+        memory: Holds the ids of answers, so that a later turn repeats them.
     """
 
     codec: Codec = field(repr=False)
     upstream: Upstream = field(repr=False)
     models: Sequence[ServedModel]
-    observer: Observer = field(default_factory=Quiet, repr=False)
+    observer: Observer = field(default_factory=NoObserver, repr=False)
     memory: AnswerMemory = field(default_factory=AnswerMemory, repr=False)
 
     def model(self, name: str) -> ServedModel:
-        """Raises ModelNotFound."""
+        """Return the model of this name; "" names the default. Raises ModelNotFound."""
         for one in self.models:
             if name in (one.name, ""):
                 return one
@@ -69,7 +71,7 @@ class Backend:
         return {name: value for name, value in self.codec.sampling.values.items() if name in offered}
 
     def about_sampling(self) -> list[str]:
-        """What to say of it at the start."""
+        """Return lines that say at the start how answers are drawn, and what the engine cannot do of it."""
         own, drawn = self.codec.sampling, self.drawn
         names, engine = ", ".join(one.name for one in self.models), self.upstream.engine.name
         values = ModelSampling(drawn).shown
@@ -89,16 +91,20 @@ class Backend:
         asked: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Question:
-        """A conversation in the model's template.
+        """Make the question of a conversation, in the model's template. Nothing is sent yet.
 
         Args:
-            choice: the tool that is to be called; "" any one, None where the model may choose.
-            single: whether one call is taken at most.
-            asked: of the template, besides: see `template_options`.
-            options: see `_question`.
+            name: The model's.
+            messages: The conversation.
+            tools: Tools that the model may call, in OpenAI's shape.
+            choice: The tool that is to be called; "" for any one, None where the model may choose.
+            single: Whether one call is taken at most.
+            asked: Further variables of the template (`template_options`).
+            **options: As of `_question`.
 
         Raises:
-            CodecError, UsageError: before anything is sent.
+            CodecError: The conversation cannot be encoded.
+            UsageError: The template has no place for tools or options, or the engine does not offer one.
         """
         template = str(self.codec.tokenizer.chat_template or "")
         form, begun = tool_format(template) if tools else None, ""
@@ -124,8 +130,14 @@ class Backend:
         )  # fmt: skip
 
     def completion(self, name: str, prompt: str | Sequence[int], **options: Any) -> Question:
-        """A text to go on from, or the tokenizer's own ids of one. The application wrote all of it, so that the text of
-        a special token is that token, as at other servers. Raises CodecError, UsageError."""
+        """Make the question of a text to go on from, or of the tokenizer's own ids of one. Nothing is sent yet.
+
+        The application wrote all of it, so the text of a special token is that token, as at other servers.
+
+        Raises:
+            CodecError: The text cannot be encoded.
+            UsageError: As from `chat`.
+        """
         self._require_decoder(name)
         if isinstance(prompt, str):
             self._require_short(len(prompt), "prompt")
@@ -140,21 +152,20 @@ class Backend:
             raise UnsupportedModel(f"{model.name} is an encoder: it cannot generate", "ask /v1/embeddings of it")
 
     def _require_short(self, letters: int, what: str = "messages") -> None:
-        """Raises ContextLengthExceeded for a text that no tokenizer makes short enough: it would be minutes in the
-        tokenizer."""
+        """Raise ContextLengthExceeded for a text that no tokenizer makes short enough: that would take it minutes."""
         if letters > LETTERS * self.codec.limit:
             raise exceeded(self.codec.limit, what, None)
 
     @contextmanager
     def _counting(self, what: str) -> Iterator[None]:
-        """What the codec finds too long is said in OpenAI's words. what: "messages", "prompt" or "input"."""
+        """Say in OpenAI's words what the codec finds too long. what: "messages", "prompt" or "input"."""
         try:
             yield
         except TooLong as error:
             raise exceeded(self.codec.limit, what, error.tokens) from None
 
     def scrambled(self, ids: Sequence[int]) -> list[int]:
-        """Of the tokenizer's own ids. Raises UsageError for ids that it does not have."""
+        """Scramble the tokenizer's own ids. Raises UsageError for ids that it does not have."""
         import numpy as np
 
         known = self.codec.known
@@ -173,8 +184,18 @@ class Backend:
         logit_bias: Mapping[int, float] | None = None,
         **drawing: Any,
     ) -> Question:
-        """what: the field that the ids are of. most: tokens of the answer; None: as many as fit. drawing: fields of
-        IdsRequest."""
+        """Make a question.
+
+        Args:
+            name: The model's.
+            ids: The scrambled prompt.
+            what: The field of the request that the ids are of.
+            most: Tokens of the answer; None: as many as fit.
+            stops: Strings that end the answer.
+            logprobs: How many of the likeliest tokens are reported at each place; None: nothing is.
+            logit_bias: Added to logits, by the tokenizer's own ids.
+            **drawing: Fields of IdsRequest.
+        """
         model = self.model(name)
         length = min(self.codec.limit, model.length or self.codec.limit)
         left = length - len(ids)
@@ -191,7 +212,7 @@ class Backend:
 
     # --- answers ------------------------------------------------------------------------------------------------------
     def replies(self, question: Question, count: int = 1) -> list[Reply]:
-        """Of one question. With a seed each has one of its own, and the first has the seed itself."""
+        """Return so many replies to a question. With a seed each has one of its own, and the first the seed itself."""
         result = []
         for index in range(count):
             seed = question.request.seed
@@ -202,11 +223,12 @@ class Backend:
         return result
 
     def encoded(self, texts: Sequence[str]) -> list[list[int]]:
-        """Rows of scrambled ids. Raises CodecError, ContextLengthExceeded."""
+        """Encode texts to rows of scrambled ids. Raises CodecError, ContextLengthExceeded."""
         with self._counting("input"):
             return [row.tolist() for row in self.codec.encode(texts).ids]
 
     async def embeddings(self, name: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return a vector for each row of scrambled ids. Raises UnsupportedModel for a decoder."""
         model = self.model(name)
         if model.kind == "decoder":
             raise UnsupportedModel(f"{model.name} is a decoder: it makes no embeddings", "serve an encoder for them")
@@ -220,12 +242,13 @@ class Backend:
 
 
 def exceeded(limit: int, what: str, tokens: int | None, asked: int | None = None) -> ContextLengthExceeded:
-    """In OpenAI's words, which agents look for before they shorten a conversation.
+    """Return the error in OpenAI's words, which agents look for before they shorten a conversation.
 
     Args:
-        what: the field that is too long.
-        tokens: that it has; None: more than the limit, by its letters.
-        asked: tokens of the answer.
+        limit: Tokens that the model takes.
+        what: The field that is too long.
+        tokens: Tokens that it has; None: more than the limit, by its letters.
+        asked: Tokens of the answer.
     """
     count = f"more than {limit}" if tokens is None else str(tokens)
     if asked is None or tokens is None:
@@ -240,14 +263,19 @@ def exceeded(limit: int, what: str, tokens: int | None, asked: int | None = None
 async def connected(
     codec: Codec, upstream: Upstream, requested: Sequence[str] = (), observer: Observer | None = None
 ) -> tuple[Backend, list[str]]:
-    """A backend of an engine that answers, and warnings. Where it raises, the upstream is still the caller's to close.
+    """Ask an engine what it serves, and return its backend, and warnings. On an error the caller closes the upstream.
 
     Args:
-        requested: names of models; none: all that the engine serves for this key.
+        codec: The key's.
+        upstream: The engine.
+        requested: Names of models; none: all that the engine serves for this key.
+        observer: Receives all that crosses.
 
     Raises:
-        KeyForOtherModel: no model there was scrambled with the key. UsageError: it is another engine. RemoteError,
-        ModelNotFound.
+        KeyForOtherModel: No model there was scrambled with the key.
+        UsageError: It is another engine.
+        ModelNotFound: A requested model is not there.
+        RemoteError: The engine does not answer.
     """
     own = await _served(codec, upstream, requested)
     warnings = [
@@ -255,7 +283,7 @@ async def connected(
         for one in own
         if one.key_id is None
     ]
-    return Backend(codec, upstream, own, observer or Quiet()), warnings
+    return Backend(codec, upstream, own, observer or NoObserver()), warnings
 
 
 async def _served(codec: Codec, upstream: Upstream, requested: Sequence[str]) -> list[ServedModel]:

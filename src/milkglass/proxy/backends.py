@@ -37,9 +37,11 @@ class ServedKey:
 
 @dataclass(frozen=True)
 class Backends:
-    """Attributes:
-    each: of one key and one engine; no model is in two of them.
-    keys: how many keys were given, those among them of which the engine lists no model.
+    """The backends of several keys behind one engine.
+
+    Attributes:
+        each: A backend for each key. No model is in two of them.
+        keys: How many keys were given, those among them of which the engine lists no model.
     """
 
     each: Sequence[Backend]

@@ -1,4 +1,4 @@
-"""What passes through the proxy, for those who count it: under the key, and on the page that shows what crosses."""
+"""Observers are told what crosses the proxy: one counts it under the key, another shows it on a page."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ Received = Callable[[Ids], None]  # called with scrambled ids of an answer, a fe
 
 
 def unheard(ids: Ids) -> None:
-    """Nothing is counted."""
+    """Ignore the ids of an answer."""
 
 
 class Observer(Protocol):
-    """Called in the event loop: it must not wait."""
+    """Receives what crosses, in the event loop: it must not wait."""
 
     def sent(self, ids: Ids) -> Received:
-        """Scrambled ids of one text that is about to be sent; returns what is called with its answer."""
+        """Take the scrambled ids of one text that is about to be sent, and return what receives its answer's ids."""
 
 
-class Quiet:
-    """Nothing is counted."""
+class NoObserver:
+    """Ignores what crosses."""
 
     def sent(self, ids: Ids) -> Received:
         return unheard
 
 
 @dataclass(frozen=True)
-class Several:
-    """Attributes: observers: that are all called, in order."""
+class Observers:
+    """Several observers, which are called in order."""
 
     observers: Sequence[Observer]
 

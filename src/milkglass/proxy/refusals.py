@@ -72,10 +72,10 @@ OTHERWISE = "the person who runs this proxy can mend it"
 
 
 def _joined(document: dict[str, Any]) -> dict[str, Any]:
-    told = document["error"]
-    parts = [part for part in told["hint"].split("; ") if not OPTIONS.search(part)]
-    told["hint"] = "; ".join(parts) or (OTHERWISE if told["hint"] else "")
-    told["message"] = "; ".join(part for part in (told["message"], told["hint"]) if part)
+    error = document["error"]
+    parts = [part for part in error["hint"].split("; ") if not OPTIONS.search(part)]
+    error["hint"] = "; ".join(parts) or (OTHERWISE if error["hint"] else "")
+    error["message"] = "; ".join(part for part in (error["message"], error["hint"]) if part)
     return document
 
 

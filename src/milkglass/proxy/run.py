@@ -20,7 +20,7 @@ from milkglass.proxy.app import PageRoutes, create_app
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.backends import Backends, ServedKey, all_connected
 from milkglass.proxy.counting import UsageCount
-from milkglass.proxy.observe import Observer, Several
+from milkglass.proxy.observe import Observer, Observers
 from milkglass.server.connections import logs
 from milkglass.server.connections.process import WebServer, allowed, listen, url_of
 from milkglass.server.settings import Limits
@@ -29,8 +29,8 @@ LIMITS = Limits(total=2048, per_address=1024)  # one program may ask a thousand 
 
 
 @dataclass(frozen=True)
-class Door:
-    """Where applications come in.
+class ProxyAddress:
+    """Where a proxy listens, and what an application has to give it.
 
     Attributes:
         host: the address to listen on.
@@ -66,7 +66,7 @@ def run(
     keys: Sequence[tuple[UnlockedKey, Codec]],
     upstream: Upstream,
     requested: Sequence[str],
-    door: Door,
+    address: ProxyAddress,
     ready: Callable[[str, list[str]], None],
     notice: Log,
     page: Page | None = None,
@@ -85,12 +85,12 @@ def run(
         UsageError: the address cannot be had. See `all_connected` for the rest.
     """
     logs.configure(logging.WARNING)
-    limits = allowed(door)
-    listener = listen(door, limits)
+    limits = allowed(address)
+    listener = listen(address, limits)
     counters = [UsageCount(unlocked, notice) for unlocked, _ in keys]
 
     async def work() -> None:
-        observers = [one if page is None else Several((one, page.observer)) for one in counters]
+        observers = [one if page is None else Observers((one, page.observer)) for one in counters]
         served = [
             ServedKey(unlocked.path.name, codec, unlocked.key.info, observer)
             for (unlocked, codec), observer in zip(keys, observers, strict=True)
@@ -112,7 +112,7 @@ def run(
             for counter in counters:
                 await running.enter_async_context(counter.running())
             routes = None if page is None else await running.enter_async_context(page.running(backends.each[0]))
-            await serve(backends, listener, door, limits, lambda url: ready(url, names), routes)
+            await serve(backends, listener, address, limits, lambda url: ready(url, names), routes)
 
     try:
         asyncio.run(work())
@@ -123,13 +123,13 @@ def run(
 async def serve(
     backends: Backends,
     listener: socket.socket,
-    door: Door,
+    address: ProxyAddress,
     limits: Limits,
     ready: Callable[[str], None] = lambda url: None,
     page: PageRoutes | None = None,
 ) -> None:
     """Until SIGINT or SIGTERM. ready: called with the address once connections are accepted."""
-    app, url = create_app(backends, door.token, page, limits), url_of(listener, door)
+    app, url = create_app(backends, address.token, page, limits), url_of(listener, address)
     gc.collect()
     gc.freeze()  # what the libraries made is not looked through again and again while answers are on their way
-    await WebServer(app, door, limits, on_ready=lambda: ready(url)).serve(sockets=[listener])
+    await WebServer(app, address, limits, on_ready=lambda: ready(url)).serve(sockets=[listener])

@@ -80,15 +80,13 @@ def require_unique(file: str, names: Sequence[str]) -> None:
     without a name are not read."""
     for place, name in enumerate(names, 1):
         if name.strip() and (first := names.index(name) + 1) < place:
-            raise CodecError(
-                f"the header of {file} names the column {_shown(name)} twice, as column {first} and as column {place}",
-                "rename one of them",
-            )
+            twice = f"names the column {shown_name(name)} twice, as column {first} and as column {place}"
+            raise CodecError(f"the header of {file} {twice}", "rename one of them")
 
 
 def repeated(place: Place | str, error: RepeatedKey) -> CodecError:
     """The error for a JSON object with a key twice: readers differ in which of the two they take."""
-    return CodecError(f"{place} has the key {_shown(error.key)} twice", "rename one of them")
+    return CodecError(f"{place} has the key {shown_name(error.key)} twice", "rename one of them")
 
 
 def columns_there(names: Collection[str], known: Collection[str] = ()) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
-from milkglass.models.kept import Arrays, Kept, digest_of
+from milkglass.models.array_cache import ArrayCache, Arrays, digest_of
 from milkglass.nearest.groups import groups
 from milkglass.nearest.similarities import Metric, directions, require_k
 from milkglass.noise import selection
@@ -48,7 +48,7 @@ class Lists:
         cls, vectors: Vectors, k: int, metric: Metric, progress: Progress, folder: Path | None = None
     ) -> tuple[Lists, bool]:
         """The lists of a table whose words are visited in its own order, and whether they were kept from before."""
-        keep = Kept("lists", {"group": np.int64, "members": np.int64, "scores": np.float64}, folder)
+        keep = ArrayCache("lists", {"group": np.int64, "members": np.int64, "scores": np.float64}, folder)
         digest = digest_of(["milkglass-shared-lists/1", k, metric, vectors.shape], vectors)
         order = np.arange(len(vectors))
 

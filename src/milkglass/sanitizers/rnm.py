@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
-from milkglass.models.kept import Arrays, Kept, digest_of
+from milkglass.models.array_cache import ArrayCache, Arrays, digest_of
 from milkglass.nearest.all_rows import nearest
 from milkglass.nearest.similarities import require_k
 from milkglass.noise import selection
@@ -116,7 +116,7 @@ class Rnm(Sanitizer):
                 return replace(self, given_shared=self._shared(progress)), False
             lists, reused = Lists.kept(self.vectors, self.k, "cosine", progress, folder)
             return replace(self, given_shared=lists), reused
-        keep = Kept("lists", {"near": np.int32, "scores": np.float64}, folder)
+        keep = ArrayCache("lists", {"near": np.int32, "scores": np.float64}, folder)
         vectors, shape = self.vectors, (len(self.vectors), self.k)
 
         def make() -> Arrays:

@@ -74,8 +74,8 @@ class Sanitizer(abc.ABC):
     def with_lists(self, progress: Progress, folder: Path | None = None) -> tuple[Self, bool]:
         """The same mechanism with its lists of words at hand, and whether they were kept from an earlier run.
 
-        Lists that follow from a table alone are kept in Milkglass's cache (models/kept.py), or in `folder`; those
-        that private counts decide are not. progress: of n words whose lists are made.
+        Lists that follow from a table alone are kept in Milkglass's cache (models/array_cache.py), or in `folder`;
+        those that private counts decide are not. progress: of n words whose lists are made.
         """
         return self, False
 

@@ -22,7 +22,7 @@ from milkglass.system import is_loopback
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
     from milkglass.engines.upstream import Upstream
-    from milkglass.proxy.run import Door
+    from milkglass.proxy.run import ProxyAddress
 
 DRAWN = 24  # bytes of an API key that is drawn
 
@@ -62,7 +62,7 @@ class EndpointOptions:
         ),
     ] = False
 
-    def door(self, any_key: bool = False) -> Door:
+    def address(self, any_key: bool = False) -> ProxyAddress:
         """Where applications come in. any_key: no API key is asked for. Raises UsageError for what would let a network
         read or use it, and for files that are not a certificate and its key."""
         if any_key and self.api_key_file is not None:
@@ -79,13 +79,13 @@ class EndpointOptions:
             token = read_token(self.api_key_file)
             if not token:
                 raise UsageError(f"{self.api_key_file} is empty", "write a long random word into it")
-        from milkglass.proxy.run import Door
+        from milkglass.proxy.run import ProxyAddress
 
-        return Door(self.host, self.port, token, self.cert, self.tls_key)
+        return ProxyAddress(self.host, self.port, token, self.cert, self.tls_key)
 
-    def client(self, url: str, door: Door) -> str:
+    def client(self, url: str, address: ProxyAddress) -> str:
         """How an application opens OpenAI's client. A key that a file holds is not repeated."""
-        key = "..." if self.api_key_file is not None else f'"{door.token or "any"}"'
+        key = "..." if self.api_key_file is not None else f'"{address.token or "any"}"'
         where = "" if self.api_key_file is None else f"; the API key is in {self.api_key_file}"
         return f'OpenAI(base_url="{reached(url, self.cert)}/v1", api_key={key}){where}'
 
@@ -119,7 +119,7 @@ def proxy(
     not choose a key. Applications give an API key, a random one unless --api-key-file names it; with --open any key is
     taken, from this machine alone. A network's address needs --cert and --tls-key, too.
     """
-    door = endpoint.door(any_key)
+    address = endpoint.address(any_key)
     upstream = endpoint.upstream(server)
     names, files = named_keys(endpoint.serves or ())
     unlocked = _opened(key, files)
@@ -128,12 +128,12 @@ def proxy(
 
     def ready(url: str, models: list[str]) -> None:
         say(f"milkglass proxy: listening on {url}/v1; models: {', '.join(models)}")
-        note(f"next: {endpoint.client(url, door)}")
+        note(f"next: {endpoint.client(url, address)}")
 
     keys = [(one, codec_of(one, key.model)) for one in unlocked]
     of_file = {one.path.resolve(): one for one in unlocked}
     paired = {name: of_file[file.resolve()] for name, file in files.items()}
-    run(keys, upstream, names, door, ready, note, paired=paired)
+    run(keys, upstream, names, address, ready, note, paired=paired)
 
 
 def named_keys(serves: Sequence[str]) -> tuple[list[str], dict[str, Path]]:

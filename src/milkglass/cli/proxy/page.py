@@ -50,7 +50,7 @@ def ui(
     if public is None:
         refuse_unused("without --public", changed(columns))
     seconds = Budget.parse(budget).seconds
-    door = endpoint.door()
+    address = endpoint.address()
     text = columns.others(public)
     upstream = endpoint.upstream(server)
     names, files = named_keys(endpoint.serves or ())
@@ -73,10 +73,10 @@ def ui(
         base = reached(url, endpoint.cert)
         page.opening.renewed = lambda code: say(f"milkglass ui: it is open; for another tab open {base}/#{code}")
         say(f"milkglass ui: open {base}/#{page.opening.code}")
-        note(f"applications: {endpoint.client(url, door)}; models: {', '.join(models)}")
+        note(f"applications: {endpoint.client(url, address)}; models: {', '.join(models)}")
 
     try:
-        run([(unlocked, codec)], upstream, names, door, ready, note, page)
+        run([(unlocked, codec)], upstream, names, address, ready, note, page)
     except KeyboardInterrupt:
         note("interrupted")
         leave(INTERRUPTED)

@@ -189,7 +189,7 @@ class ServerOptions:
         if self.server is None:
             raise UsageError("--server is missing", "give its address, or --split for a split server")
         token = read_token(self.token_file)
-        return Remote(self.server, token, self.allow_http, self.certificate, patience=RetryPolicy(progress=note))
+        return Remote(self.server, token, self.allow_http, self.certificate, retry=RetryPolicy(progress=note))
 
     def __str__(self) -> str:
         words = ["--server", self.server]

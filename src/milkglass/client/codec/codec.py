@@ -1,9 +1,9 @@
-"""Text to scrambled ids and back: the only place where private text and the wire's numbers meet.
+"""Encode text to scrambled ids and decode them: private text and the wire's numbers meet here alone.
 
-The model's own fast tokenizer does the text, one `take` with sigma does the secret: no Python loop goes over tokens.
+The model's own tokenizer reads the text, and one `take` with sigma scrambles its ids: no Python loop goes over tokens.
 
-Out of scope: the server, files of data, and what the ids are for. It hides no lengths: a text of 40
-tokens is 40 scrambled tokens.
+Out of scope: the server, files of data, and what the ids are for. No length is hidden: a text of 40 tokens is 40
+scrambled ids.
 """
 
 from __future__ import annotations
@@ -45,26 +45,49 @@ from milkglass.models.tokenizer import Tokenizer, decodes_by_byte, load_tokenize
 
 @dataclass(frozen=True)
 class Codec:
-    """One key with its model's tokenizer. `limit` is how many tokens the model can take. `key_id` is the key's
-    identifier; None for a codec that does not scramble."""
+    """A key with its model's tokenizer.
+
+    Attributes:
+        tokenizer: The model's.
+        sigma: (n,) by original id: its scrambled id, the first if it has several.
+        inverse: (n',) by scrambled id: the original id.
+        visible: (n,) by original id: whether the tokenizer has an ordinary token there.
+        known: (n,) by original id: whether the tokenizer has a token there, special ones included.
+        limit: Tokens that the model can take.
+        choices: Of the scrambled ids of a token, if it has several.
+        responses: Exchanges ids at random, if the key's scheme does.
+        draw: Gives the random numbers by which one of several ids is chosen.
+        readable: Whether a scrambled id names a token.
+        key_id: The key's identifier; None for a codec that does not scramble.
+        sampling: The model's own settings for drawing tokens.
+    """
 
     tokenizer: Tokenizer = field(repr=False)
-    sigma: Ids = field(repr=False)  # (n,) by original id: its scrambled id, the first where it has several
-    inverse: NDArray[np.int64] = field(repr=False)  # (n',) by scrambled id
-    visible: NDArray[np.bool_] = field(repr=False)  # by original id: the tokenizer has a token there, not a special one
-    known: NDArray[np.bool_] = field(repr=False)  # by original id: the tokenizer has a token there
+    sigma: Ids = field(repr=False)
+    inverse: NDArray[np.int64] = field(repr=False)
+    visible: NDArray[np.bool_] = field(repr=False)
+    known: NDArray[np.bool_] = field(repr=False)
     limit: int
     choices: AliasChoices | None = field(default=None, repr=False)
     responses: Responses | None = field(default=None, repr=False)
     draw: Draw = field(default=secret_draws, repr=False)
-    readable: bool = True  # whether an id names a token
+    readable: bool = True
     key_id: str | None = None
-    sampling: ModelSampling = field(default_factory=ModelSampling)  # the model's own
+    sampling: ModelSampling = field(default_factory=ModelSampling)
 
     @classmethod
     def open(cls, key: Key, folder: Path, draw: Draw = secret_draws) -> Codec:
-        """`folder` is the original model's. draw: by what one of several ids is chosen, where a key gives a token
-        several. Raises KeyForOtherModel when its tokenizer is not the key's."""
+        """Open the codec of a key.
+
+        Args:
+            key: The key.
+            folder: The original model's.
+            draw: Gives the random numbers by which one of several ids is chosen.
+
+        Raises:
+            KeyForOtherModel: The folder's tokenizer is not the one that the key was made with.
+            ModelError: The tokenizer cannot be read, or special tokens have several ids.
+        """
         digest, expected = tokenizer_digest(folder), key.info.tokenizer_digest
         if digest != expected:
             raise KeyForOtherModel(
@@ -107,15 +130,23 @@ class Codec:
         reserved: int = 0,
         templated: bool = False,
     ) -> Encoded:
-        """What looks like a special token in a text is text: no one can end a text early by writing "[SEP]".
+        """Encode texts to scrambled ids.
+
+        What looks like a special token in a text is text: no one can end a text early by writing "[SEP]".
 
         Args:
+            texts: The texts.
+            pairs: The second text of each.
+            max_length: Tokens at most, if fewer than the model takes.
+            truncate: Whether longer texts are cut. Otherwise they are refused.
             reserved: Tokens that the caller adds to each text, and that the limit counts.
-            templated: Whether the texts are prompts that a program put together, so that the text of a special token
-                in them is that token.
+            templated: Whether the texts are prompts that a program put together. The text of a special token in them
+                is then that token.
 
         Raises:
-            EmptyText, TooLong (unless `truncate`), IdOutOfRange: Each names the text's number, from 1.
+            EmptyText: A text has no token; it is named by its number, as below.
+            TooLong: A text is too long.
+            IdOutOfRange: The tokenizer has a token that the model has no row for.
         """
         require_text(texts)
         if pairs is not None:
@@ -160,19 +191,24 @@ class Codec:
         begun: str = "",
         options: Mapping[str, Any] | None = None,
     ) -> Ids:
-        """Scrambled ids of a conversation in the model's own template; with `truncate`, a too long one loses its end.
+        """Encode a conversation in the model's own template.
 
         The text of a special token in a message stays text. What a message repeats of an answer whose scrambled ids it
         has (`kept_ids.ANSWER_IDS`) is sent in these.
 
         Args:
-            tools: That the model may call, in OpenAI's shape.
+            messages: The conversation.
+            add_generation_prompt: Whether the template's call for an answer follows.
+            max_length: Tokens at most, if fewer than the model takes.
+            truncate: Whether a conversation that is too long loses its end. Otherwise it is refused.
+            tools: Tools that the model may call, in OpenAI's shape.
             begun: The beginning of the answer.
             options: Further variables of the template, such as `enable_thinking` (`template_options`).
 
         Raises:
-            NoChatTemplate, TooLong: CodecError for a conversation that the template refuses, and for tools or options
-                that it has no place for.
+            NoChatTemplate: The model has no template.
+            TooLong: The conversation is too long.
+            CodecError: The template refuses the conversation, or has no place for tools or options.
         """
         if tools and not self.takes_tools:
             raise CodecError("the model's chat template has no place for tools", "leave tools out")
@@ -186,13 +222,14 @@ class Codec:
         return self._scrambled_but(ids, rendered.kept)[:limit]
 
     def encode_prompt(self, text: str, answers: Sequence[Sequence[int]] = ()) -> Ids:
-        """Scrambled ids of a prompt that a program put together: the text of a special token in it is that token.
+        """Encode a prompt that a program put together: the text of a special token in it is that token.
 
         Args:
-            answers: scrambled ids of answers that it may repeat, and that are sent as they came.
+            text: The prompt.
+            answers: Scrambled ids of answers that it may repeat. They are sent as they came.
 
         Raises:
-            EmptyText, TooLong, IdOutOfRange.
+            EmptyText: As from `encode`, and likewise TooLong and IdOutOfRange.
         """
         require_text([text])
         kept, marked = KeptIds(self.decode, free_letters([text])), text
@@ -234,9 +271,9 @@ class Codec:
         truncate: bool = False,
         tools: Sequence[Sequence[Tool]] = (),
     ) -> LabelledIds:
-        """Supervised examples of conversations: labels are -100 on everything but the assistant's turns.
+        """Encode conversations to supervised examples: labels are -100 on everything but the assistant's turns.
 
-        With `truncate`, too long ones lose their end; one that loses all answers is refused.
+        With `truncate`, conversations that are too long lose their end. One that loses all answers is refused.
         """
         done, lengths = self._labelled(conversations, max_length, tools)
         if not truncate:
@@ -253,7 +290,7 @@ class Codec:
         max_length: int | None = None,
         tools: Sequence[Sequence[Tool]] = (),
     ) -> LabelledIds:
-        """The same, without those that lose all answers, whose places it names."""
+        """Encode as `encode_examples` does, without the conversations that lose all answers, whose places it names."""
         return self._labelled(conversations, max_length, tools)[0]
 
     def _labelled(
@@ -262,7 +299,7 @@ class Codec:
         return labelled(self.tokenizer, conversations, self._limit(max_length), self._scrambled, tools)
 
     def encode_plain(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
-        """Texts for causal training: an end-of-sequence token after each, and a loss on every token."""
+        """Encode texts for causal training: an end-of-sequence token follows each, and every token has a loss."""
         encoded = self.encode(texts, None, max_length, truncate, reserved=len(self.stop_ids))
         ids = [np.concatenate([one, self.stop_ids]).astype(np.int32) for one in encoded.ids]
         return LabelledIds(ids, [one.copy() for one in ids], tuple(range(len(ids))), encoded.long)
@@ -270,25 +307,31 @@ class Codec:
     # --- ids without text ------------------------------------------------------------------------------------------
     @property
     def plain(self) -> Codec:
-        """The same tokenizer and limits with the original ids: for those who play both sides. Nothing of it is sent."""
+        """The same codec with the original ids, for those who play both sides. Nothing that it encodes is sent."""
         own = np.arange(len(self.sigma))
         bare = replace(self, choices=None, responses=None, readable=True, key_id=None)
         return replace(bare, sigma=own.astype(np.int32), inverse=own)
 
     def scrambled(self, ids: NDArray[np.int64]) -> Ids:
-        """(t,) the scrambled ids of one text's original ids (t,), drawn anew at each call where a token has several."""
+        """Return the scrambled ids (t,) of one text's original ids (t,). One of several is drawn anew at each call."""
         result = self.sigma.take(ids) if self.choices is None else self.choices.pick(ids, self.draw())
         return result if self.responses is None else self.responses.exchanged(ids, result)
 
     # --- ids to text --------------------------------------------------------------------------------------------------
     def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:
-        """The text of scrambled ids. Ids of padding rows, which a model can emit, have no text; see `count_unknown`.
+        """Return the text of scrambled ids. Ids of padding rows, which a model can emit, have none (`count_unknown`).
 
-        Raises IdOutOfRange for an id that no row of the model has.
+        Args:
+            ids: (t,) scrambled ids.
+            skip_special: Whether special tokens are left out.
+
+        Raises:
+            IdOutOfRange: No row of the model has such an id.
         """
         return self._text(self._among(self.visible if skip_special else self.known, ids))
 
     def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]], skip_special: bool = True) -> list[str]:
+        """Return the text of each row of ids, as `decode` does."""
         rows = [_whole_numbers(ids) for ids in batch]
         original = self._unscrambled(np.concatenate([np.empty(0, np.int64), *rows]))
         shown = (self.visible if skip_special else self.known)[original]
@@ -297,11 +340,11 @@ class Codec:
         return [self._text(kept[begin:end]) for begin, end in pairwise(ends)]
 
     def count_unknown(self, ids: Sequence[int] | NDArray[Any]) -> int:
-        """How many of these scrambled ids the tokenizer has no token for."""
+        """Count the scrambled ids for which the tokenizer has no token."""
         return int((~self.known[self._unscrambled(ids)]).sum())
 
     def stream(self, shown: Sequence[str] = ()) -> StreamDecoder:
-        """A decoder for ids that come a few at a time. shown: special tokens whose text is shown all the same."""
+        """Return a decoder for ids that come a few at a time. shown: special tokens whose text is shown too."""
         visible = self.visible
         added = self.tokenizer.added_tokens_encoder
         if own := [added[token] for token in shown if token in added]:
@@ -312,16 +355,18 @@ class Codec:
 
     @property
     def stop_ids(self) -> Ids:
-        """The scrambled end-of-sequence id, as an array of one, or of none where the tokenizer has no such token."""
+        """The scrambled end-of-sequence id, as an array of one; of none if the tokenizer has no such token."""
         end = self.tokenizer.eos_token_id
         return self.sigma[[] if end is None else [end]]
 
     @property
     def has_chat_template(self) -> bool:
+        """Whether the model has a chat template."""
         return bool(self.tokenizer.chat_template)
 
     @property
     def takes_tools(self) -> bool:
+        """Whether the chat template has a place for tools."""
         return takes_tools(self.tokenizer)
 
     @property
@@ -331,7 +376,7 @@ class Codec:
 
     # --- inside -------------------------------------------------------------------------------------------------------
     def _limit(self, max_length: int | None, added: int = 0, least: int = 1) -> int:
-        """added: tokens around each text. least: tokens of text that must fit beside them."""
+        """Return the limit of tokens. added: tokens around each text. least: tokens of text that must fit too."""
         limit = self.limit if max_length is None else min(self.limit, max_length)
         if limit < added + least:
             requested = limit if max_length is None else max_length

@@ -1,7 +1,7 @@
-"""What a key says of the model that it was made for: a typed view of the JSON document that is sealed with it.
+"""KeyInfo is a typed view of the JSON document that is sealed with a key and says which model the key was made for.
 
-The document keeps its bytes: fields that this version does not know stay, and their order stays. `with_...` return a
-key's information with one thing changed.
+The document keeps its bytes: fields that this version does not know stay, and their order stays. Each method `with_...`
+returns the information with one thing more.
 """
 
 from __future__ import annotations
@@ -53,18 +53,20 @@ class KeyInfo:
 
     @property
     def kind(self) -> str | None:
-        """ "encoder" or "decoder"."""
+        """The model's kind, "encoder" or "decoder"."""
         return self.document.get("kind")
 
     @property
     def tokenizer_digest(self) -> str | None:
-        """Of the tokenizer's vocabulary and rules."""
+        """The digest of the tokenizer's vocabulary and rules."""
         return self.document.get("tokenizer_sha256")
 
     @property
     def sampling(self) -> Mapping[str, float] | None:
-        """The sampling fields of the model's generation_config.json (`ModelSampling.values`); None: the key is older
-        than this field, or the model names none."""
+        """The sampling fields of the model's generation_config.json (`ModelSampling.values`).
+
+        None if the key is older than this field, or the model names none.
+        """
         return self.document.get("sampling")
 
     # --- the scheme ---------------------------------------------------------------------------------------------------
@@ -94,100 +96,110 @@ class KeyInfo:
 
     @property
     def packed_groups(self) -> str | None:
-        """The clusters, where the key keeps them (`key.packed_groups`)."""
+        """The clusters, if the key keeps them (`key.packed_groups`)."""
         return self.document.get("groups")
 
     @property
     def job(self) -> Mapping[str, Any] | None:
-        """Of a key for one job: the job's `name`, the `parent`'s identifier, and whose `clusters` it has."""
+        """The job that the key is for: its `name`, the `parent`'s identifier, and whose `clusters` it has."""
         return self.document.get("job")
 
     @property
     def responses(self) -> Mapping[str, Any] | None:
-        """Of a key or codec that was made from another one with the same map: `stream`, the 32 bytes in hex that all
-        draws of these keys follow from, and `ids`, in whose order they are made; None: the key's own."""
+        """The draws of responses that a key or codec has from the key that it was made from; None if it has its own.
+
+        `stream` has the 32 bytes in hex from which all draws of these keys follow, and `ids` the order of the draws.
+        """
         return self.document.get("responses")
 
     # --- labels and scores --------------------------------------------------------------------------------------------
     @property
     def labels(self) -> Mapping[str, int] | None:
-        """Label names of the data that was sent last, with their numbers."""
+        """The label names of the data that was sent last, with their numbers."""
         return self.document.get("labels")
 
     @property
     def labels_by_job(self) -> Mapping[str, Mapping[str, int]]:
+        """The label names of each job's data, with their numbers."""
         return self.document.get("fine_tunes") or {}
 
     @property
     def scale(self) -> Scale | None:
-        """Of the scores that were sent last."""
+        """The scale of the scores that were sent last."""
         return Scale.kept(self.document.get("scale"))
 
     @property
     def scales_by_job(self) -> dict[str, Scale | None]:
+        """The scale of each job's scores."""
         return {job: Scale.kept(raw) for job, raw in (self.document.get("scales") or {}).items()}
 
     # --- its models at servers ----------------------------------------------------------------------------------------
     @property
     def uploads(self) -> list[str]:
-        """Names under which models of this key were uploaded, or fine-tuned."""
+        """The names under which models of this key were uploaded, or fine-tuned."""
         return list(self.document.get("uploads") or [])
 
     def knows(self, model: str) -> bool:
-        """Whether a name at a server is of a model of this key, as far as it was noted when the model was uploaded, or
-        its fine-tuning begun here."""
+        """Whether a name at a server is of a model of this key.
+
+        It is if the model was uploaded, or its fine-tuning begun, on this machine.
+        """
         jobs = {*(self.document.get("jobs") or []), *self.labels_by_job, *(self.document.get("scales") or {})}
         numbers = [found[1] for job in jobs if (found := JOB.fullmatch(job))]
         return model in self.uploads or any(number in model for number in numbers)
 
     def with_upload(self, model: str, job: str | None = None) -> KeyInfo:
-        """With the name of a model that was uploaded, and the job that fine-tunes it where there is one."""
+        """Note the name of a model that was uploaded, and the job that fine-tunes it if there is one."""
         jobs = self.document.get("jobs") or []
         more = {} if job is None or job in jobs else {"jobs": [*jobs, job]}
         names = {} if model in self.uploads else {"uploads": [*self.uploads, model]}
         return self._with(**names, **more)
 
     def labels_of(self, model: str) -> Mapping[str, int] | None:
-        """The label names of a fine-tuned model; None where the model is not known."""
+        """Return the label names of a fine-tuned model; None if the model is not known."""
         return next((labels for job, labels in self.labels_by_job.items() if _made(job, model)), None)
 
     def scale_of(self, model: str, job: str) -> Scale | None:
-        """The scale of a fine-tuned model, by its name, else by its job."""
+        """Return the scale of a fine-tuned model, by its name, else by its job."""
         scales = self.scales_by_job
         return next((scale for one, scale in scales.items() if _made(one, model)), scales.get(job))
 
     # --- changed ------------------------------------------------------------------------------------------------------
     def with_labels(self, labels: Mapping[str, int], job: str | None = None) -> KeyInfo:
-        """These label names as the newest ones, and as the job's where there is one."""
+        """Note these label names as the newest, and as the job's if there is one."""
         jobs = {**self.labels_by_job, **({} if job is None else {job: dict(labels)})}
         return self._with(labels=dict(labels), **({"fine_tunes": jobs} if jobs else {}))
 
     def with_scale(self, scale: Scale, job: str | None = None) -> KeyInfo:
-        """The same for the scale of a regression's scores."""
-        jobs = {**(self.document.get("scales") or {}), **({} if job is None else {job: scale.told()})}
-        return self._with(scale=scale.told(), **({"scales": jobs} if jobs else {}))
+        """Note this scale as the newest, and as the job's if there is one."""
+        jobs = {**(self.document.get("scales") or {}), **({} if job is None else {job: scale.document()})}
+        return self._with(scale=scale.document(), **({"scales": jobs} if jobs else {}))
 
     def with_slots(self, copies: int, single: list[int]) -> KeyInfo:
+        """Note how many scrambled ids a token has, and which tokens have one."""
         return self._with(slots={"copies": copies, "single": single})
 
     def with_responses(self, stream: bytes, ids: list[int]) -> KeyInfo:
-        """With the draws of another key: the same text is then exchanged as under that key."""
+        """Note the draws of another key: a text is then exchanged as under that key."""
         return self._with(responses={"stream": stream.hex(), "ids": ids})
 
     def with_sampling(self, values: Mapping[str, float]) -> KeyInfo:
+        """Note the sampling fields of the model, if there are any."""
         return self._with(sampling=dict(values)) if values else self
 
     def with_groups(self, packed: str) -> KeyInfo:
+        """Note the clusters."""
         return self._with(groups=packed)
 
     def for_codec(self, shares: bool) -> KeyInfo:
-        """What encoding and decoding need. shares: whether an id names a cluster, so that the clusters are needed."""
+        """Return what encoding and decoding need. shares: whether an id names a cluster: then clusters are needed."""
         needed = CODEC_NEEDS | ({"groups"} if shares else set())
         kept = {name: value for name, value in self.document.items() if name in needed}
         scheme = {name: value for name, value in self.scheme.items() if name != "bands"}  # counted in private text
         return KeyInfo({**kept, "scheme": scheme})
 
     def with_job(self, name: str, parent: str, clusters: str) -> KeyInfo:
+        """Note the job that the key is for."""
         return self._with(job={"name": name, "parent": parent, "clusters": clusters})
 
     def _with(self, **changes: Any) -> KeyInfo:
@@ -195,5 +207,5 @@ class KeyInfo:
 
 
 def _made(job: str, model: str) -> bool:
-    """A job's number is part of its model's name."""
+    """Whether a job made a model: the job's number is part of the model's name."""
     return job.removeprefix("ftjob-") in model

@@ -25,9 +25,17 @@ from milkglass.schemes.symbols.symbol_map import SymbolMap, shared_symbols
 
 
 def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:
-    """A uniform permutation of n ids, sigma[original] = scrambled; `pinned` ids keep their place.
+    """Draw a uniform permutation of n ids, sigma[original] = scrambled, by Fisher-Yates from the end.
 
-    Fisher-Yates from the end; each index by rejection sampling of 32-bit words, so that no index is likelier.
+    Each index is drawn by rejection from 32-bit words, so that none is likelier.
+
+    Args:
+        key: 32 bytes, from which the draws follow.
+        n: How many ids.
+        pinned: Ids that keep their place.
+
+    Returns:
+        (n,) sigma.
     """
     movable = np.setdiff1d(np.arange(n, dtype=np.int32), np.asarray(pinned, np.int32))
     shuffled = movable.tolist()
@@ -49,7 +57,7 @@ def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.
 
 
 def hashed_permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:
-    """The same by hashing, as SentinelLMs maps tokens: ids sorted by BLAKE2b of each under the key."""
+    """Return a permutation as SentinelLMs maps tokens: ids are sorted by BLAKE2b of each under the key."""
     movable = np.setdiff1d(np.arange(n, dtype=np.int32), np.asarray(pinned, np.int32))
     hashes = [hashlib.blake2b(int(one).to_bytes(8, "little"), key=key, digest_size=16).digest() for one in movable]
     sigma = np.arange(n, dtype=np.int32)
@@ -90,14 +98,23 @@ class Key:
         order: Callable[[bytes, int, tuple[int, ...]], NDArray[np.int32]] = permutation,
         root: bytes | None = None,
     ) -> Key:
-        """root: of a key that is not a secret, such as a recipe's; None draws one. order: how ids are permuted."""
+        """Make a key.
+
+        Args:
+            model_digest: Of the base model.
+            vocab_size: Slots of the permutation.
+            pinned: Ids that keep their place.
+            info: What the codec needs.
+            order: How ids are permuted.
+            root: The root of a key that is no secret, such as a recipe's. None: a secret one is drawn.
+        """
         root = secrets.token_bytes(32) if root is None else root
         sigma = order(subkey(root, model_digest, "permutation"), vocab_size, pinned)
         return cls(root, model_digest, sigma, info)
 
     @property
     def root(self) -> bytes:
-        """Raises CodecAlone."""
+        """The root secret. Raises CodecAlone for a codec, which has none."""
         if self.secret is None:
             raise CodecAlone(
                 "this file holds a key's codec, without the secret that this needs",
@@ -106,18 +123,21 @@ class Key:
         return self.secret
 
     def require_whole(self) -> None:
-        """Raises CodecAlone, before long work."""
+        """Raise CodecAlone for a codec without the secret, before long work."""
         _ = self.root
 
     def codec_alone(self) -> Key:
-        """The same without the root secret and without what only that needs: enough to encode and decode."""
+        """Return the key without its root secret and what only that needs: it can encode and decode."""
         self.require_whole()
         info = self.with_own_responses().for_codec(self.shares)
         return Key(None, self.model_digest, self.sigma, info, self.identifier)
 
     def with_own_responses(self) -> KeyInfo:
-        """What the key says, with its draws of responses in it: a codec or a job's key that has them exchanges a text
-        as this key does, so that sending it under both tells no more than sending it once."""
+        """Return the key's information with its draws of responses in it.
+
+        A codec, or a job's key, that has them exchanges a text as this key does. To send the text under both then tells
+        no more than to send it once.
+        """
         stream, ids = self.responses_key, self.response_ids
         return self.info if stream is None or not len(ids) else self.info.with_responses(stream, ids.tolist())
 

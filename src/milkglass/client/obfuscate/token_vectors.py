@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from milkglass.models.array_cache import ArrayCache, digest_of
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
-from milkglass.models.kept import Kept, digest_of
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.torch_model import body
 from milkglass.progress import Progress, Stage, no_stage
@@ -54,7 +54,7 @@ def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> F
 
 
 def _kept(name: str, ids: torch.Tensor, encoded: Callable[[torch.Tensor], Floats], progress: Progress) -> Floats:
-    keep = Kept("token_vectors", {"vectors": np.float32})
+    keep = ArrayCache("token_vectors", {"vectors": np.float32})
     found = keep(name, lambda: {"vectors": encoded(ids)}, lambda one: len(one["vectors"]) == len(ids))
     if keep.reused:
         progress(len(ids))

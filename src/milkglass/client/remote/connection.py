@@ -1,10 +1,11 @@
-"""One server over HTTP: what is sent to a Milkglass server leaves this machine here.
+"""A connection to one server over HTTP: what is sent to a Milkglass server leaves this machine here.
 
-Others have connections of their own: the vectors of split/decoder/client.py, a proxy's ids for another engine in
-engines/upstream.py, Flower, and what is fetched from a hub. This file decides who receives the token, what
-is tried again, and what an error answer becomes. What it sends are the scrambled ids of session.py, through remote.py,
-and the frames of split/client.py; it reads neither. A server is not trusted: all of its JSON is read
-by strict_json.py, every exchange has a deadline, and redirects are not followed.
+This file decides who receives the token, which calls are tried again, and what an error answer becomes. It sends the
+scrambled ids of session.py, through remote.py, and the frames of split/client.py, and reads neither. A server is not
+trusted: strict_json.py reads all of its JSON, every exchange has a deadline, and redirects are not followed.
+
+Out of scope: the vectors of split/decoder/client.py, a proxy's ids for another engine (engines/upstream.py), Flower,
+and what is fetched from a hub. These have connections of their own.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """When a call is tried again.
+    """How often, and after which time, a call is tried again.
 
     Attributes:
-        attempts: tries of one call.
-        first, longest: seconds between two, doubling.
-        pause: what sleeps (for tests).
-        progress: receives the reason of a long wait.
+        attempts: Tries of one call.
+        first: Seconds before the second try; each wait is twice the one before.
+        longest: Seconds at most between two tries.
+        pause: Sleeps for a number of seconds (for tests).
+        progress: Receives the reason of a long wait.
     """
 
     attempts: int = 7
@@ -69,8 +71,11 @@ class RetryPolicy:
 
 
 class Connection:
-    """Raises Unreachable, Unauthorized or RemoteError. `timeout` is seconds of silence; an exchange as a whole ends
-    ANSWER_TIME later, and a request's body at SLOWEST."""
+    """A connection to one server. Every call raises Unreachable, Unauthorized or RemoteError.
+
+    `timeout` is in seconds of silence. An exchange as a whole may take ANSWER_TIME more, and a request's body as long
+    as it takes at SLOWEST bytes a second.
+    """
 
     def __init__(
         self,
@@ -79,12 +84,12 @@ class Connection:
         allow_http: bool = False,
         authority: Path | None = None,
         timeout: float = 120.0,
-        patience: RetryPolicy | None = None,
+        retry: RetryPolicy | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._answered = False
         self._sockets = Sockets()
-        self.patience = patience or RetryPolicy(pause=self._sockets.given_up.wait)
+        self.retry = retry or RetryPolicy(pause=self._sockets.given_up.wait)
         self._silence = timeout
         self._client = httpx2.Client(**client_options(self.url, token, allow_http, authority))
         say_no_agent(self._client.headers)
@@ -97,7 +102,7 @@ class Connection:
         return self._sockets.given_up.is_set()
 
     def give_up(self) -> None:
-        """End what another thread is asking, and send nothing more. That thread gets a RemoteError."""
+        """End the exchange of another thread, and send nothing more. That thread gets a RemoteError."""
         self._sockets.give_up()
 
     def json(
@@ -110,15 +115,25 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        """The JSON object that the server answers. `again`: whether the call may be repeated though it may have been
-        carried out (None: a GET may). What never reached the server is always tried again. `timeout`: in seconds."""
+        """Ask, and return the JSON object that the server answers.
+
+        Args:
+            method: GET, POST, PUT or DELETE.
+            path: Below the server's address.
+            body: Sent as JSON.
+            again: Whether the call may be repeated though it may have been carried out. None: a GET may. A call that
+                never reached the server is always tried again.
+            content: Bytes to send in place of a body.
+            headers: Further headers.
+            timeout: Seconds of silence before the answer begins.
+        """
         again = method == "GET" if again is None else again
         arguments = {name: one for name, one in (("json", body), ("content", content)) if one is not None}
         if timeout is None and method == "GET" and not self._answered:
             timeout = min(FIRST_SILENCE, self._silence)
         total = (self._silence if timeout is None else timeout) + ANSWER_TIME + len(content or b"") / SLOWEST
-        for attempt in range(self.patience.attempts):
-            last = attempt == self.patience.attempts - 1
+        for attempt in range(self.retry.attempts):
+            last = attempt == self.retry.attempts - 1
             try:
                 with (
                     self._within(total, RemoteError),
@@ -130,17 +145,20 @@ class Connection:
             except httpx2.TransportError as error:
                 if last or not (again or isinstance(error, NEVER_SENT)) or self._is_down(error, attempt):
                     raise self._unreachable(error) from error
-                self.patience.wait(attempt)
+                self.retry.wait(attempt)
                 continue
-            self.patience.wait(attempt, answer)
+            self.retry.wait(attempt, answer)
         raise AssertionError("the last attempt returns or raises")
 
     @contextmanager
     def stream(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> Iterator[ServerEvents]:
-        """An answer whose body is read as it comes; one attempt. Errors while reading become Unreachable, too, and so
-        does a deadline: that of the answer's beginning, then the reader's own."""
+        """Ask once for an answer whose body is read as it comes.
+
+        Raises:
+            Unreachable: The answer did not begin in time, or reading it failed or took longer than the reader allows.
+        """
         arguments: dict[str, Any] = {} if body is None else {"json": body}
         try:
             with (
@@ -156,7 +174,7 @@ class Connection:
 
     @contextmanager
     def _within(self, seconds: float, kind: type[RemoteError]) -> Iterator[Watch]:
-        """Raises `kind` where the exchange was cut, whatever became of it: half an answer may look like a whole one."""
+        """Raise `kind` if the exchange was cut, whatever became of it: half an answer may look like a whole one."""
         with watched(self._sockets, seconds) as watch:
             try:
                 yield watch
@@ -179,16 +197,16 @@ class Connection:
         if self.given_up:
             raise RemoteError("the call was given up", "ask again in a session that is open")
         connect = CONNECT if self._answered else FIRST_CONNECT
-        patience = httpx2.Timeout(self._silence if timeout is None else timeout, connect=connect)
+        limits = httpx2.Timeout(self._silence if timeout is None else timeout, connect=connect)
         watching = {"trace": self._sockets.trace}
         with self._client.stream(
-            method, path, headers=headers, timeout=patience, extensions=watching, **arguments
+            method, path, headers=headers, timeout=limits, extensions=watching, **arguments
         ) as answer:
             self._answered = True
             yield answer
 
     def _is_down(self, error: Exception, attempt: int) -> bool:
-        """A server that never answered is soon given up: a wrong address must not look like a slow command."""
+        """Whether to give up: soon if the server never answered, so that a wrong address is no slow command."""
         if self._answered:
             return False
         if isinstance(error, httpx2.ConnectTimeout | httpx2.ReadTimeout):
@@ -210,8 +228,11 @@ def _overdue(watch: Watch, kind: type[RemoteError]) -> RemoteError:
 
 
 def client_options(url: str, token: str | None, allow_http: bool, authority: Path | None) -> dict[str, Any]:
-    """What httpx2's clients are made with. Raises UsageError for an address over which the token would cross in the
-    clear, a token that is none, and a file that is no certificate."""
+    """Return the options of an httpx2 client for a server.
+
+    Raises:
+        UsageError: The token would cross a network in the clear, it cannot be a token, or the file is no certificate.
+    """
     local = check_url(url, allow_http)
     require_token(token)
     return {
@@ -224,12 +245,12 @@ def client_options(url: str, token: str | None, allow_http: bool, authority: Pat
 
 
 def say_no_agent(headers: MutableMapping[str, str]) -> None:
-    """A server need not know which library, of which version, asks it. headers: a client's."""
+    """Delete the client's header that tells a server which library, of which version, asks it."""
     del headers["User-Agent"]
 
 
 def require_token(token: str | None) -> None:
-    """Raises UsageError for a token that cannot stand in a header."""
+    """Raise UsageError for a token that cannot stand in a header."""
     if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
         raise UsageError(
             "the token has a space or a line end in it, or is not plain ASCII",
@@ -238,13 +259,13 @@ def require_token(token: str | None) -> None:
 
 
 def require_plain(answer: httpx2.Response) -> None:
-    """Raises RemoteError for a compressed answer."""
+    """Raise RemoteError for a compressed answer."""
     if answer.headers.get("Content-Encoding", "identity") != "identity":
         raise RemoteError("the answer is compressed, which was not asked for", "is there a proxy before the server?")
 
 
 def _read(answer: httpx2.Response, limit: int) -> bytes:
-    """The body, or of a longer one a little more than `limit` bytes: the rest is never read."""
+    """Read the body; of one longer than `limit` bytes a little more than these."""
     body = bytearray()
     for chunk in answer.iter_raw():
         body += chunk
@@ -254,7 +275,7 @@ def _read(answer: httpx2.Response, limit: int) -> bytes:
 
 
 def error_from(answer: httpx2.Response) -> RemoteError:
-    """The server's own message and hint, as one of our errors; reads the body. `status` is the HTTP status."""
+    """Read an error answer's body, and return its message and hint as one of our errors, with the HTTP status."""
     info = strict_json.error_in(_read(answer, MAX_ERROR))
     given = (info.get(name) for name in ("message", "hint"))
     message, hint = (one if isinstance(one, str) else "" for one in given)
@@ -277,7 +298,7 @@ def _object(answer: httpx2.Response) -> dict[str, Any]:
 
 
 def check_url(url: str, allow_http: bool) -> bool:
-    """Whether the host is this machine. Raises UsageError for a URL over which the token would cross in the clear."""
+    """Return whether the host is this machine. Raises UsageError for a URL that would carry the token in the clear."""
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, TypeError):
@@ -294,7 +315,7 @@ def check_url(url: str, allow_http: bool) -> bool:
 
 
 def tls_context(authority: Path | None) -> Any:
-    """What verifies a server: its own certificate, or True for the system's authorities. Raises UsageError."""
+    """Return what verifies a server: its own certificate, or True for the system's authorities. Raises UsageError."""
     if authority is None:
         return True
     if not authority.is_file():

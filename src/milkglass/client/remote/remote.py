@@ -41,10 +41,17 @@ EMPTY_EVENTS = 1000  # events of a completion without a token, in all
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the server chooses tokens. What is None is as the model's own generation_config.json names it, in a session.
+    """How the server draws tokens. A session takes what is None from the model's own generation_config.json.
 
     Attributes:
-        temperature: 0 takes the likeliest, which is done where neither the caller nor the model names another.
+        max_tokens: Of the answer.
+        temperature: 0 takes the likeliest token, and so does None if the model names no other.
+        top_p: The fewest tokens whose chances reach this are drawn from.
+        top_k: So many of the likeliest are drawn from.
+        seed: Of the draws.
+        stop_token_ids: Scrambled ids that end the answer.
+        min_p: Tokens whose chance is below this share of the likeliest's are left out.
+        repetition_penalty: Divides the positive logits of tokens that occurred, and multiplies the negative.
     """
 
     max_tokens: int = 128
@@ -57,7 +64,7 @@ class Sampling:
     repetition_penalty: float | None = None
 
     def completed(self, values: Mapping[str, float]) -> Sampling:
-        """The same with these values, by name, where none is given."""
+        """Return the sampling with these values, by name, for what is None."""
         missing: dict[str, Any] = {name: value for name, value in values.items() if getattr(self, name) is None}
         return replace(self, **missing)
 
@@ -70,7 +77,7 @@ class Sampling:
 
 
 class Remote(AbstractContextManager["Remote"]):
-    """Raises RemoteError or one of its kinds; UsageError for what must not be sent."""
+    """A Milkglass server. Every call raises RemoteError or one of its kinds; UsageError for what must not be sent."""
 
     def __init__(
         self,
@@ -79,30 +86,49 @@ class Remote(AbstractContextManager["Remote"]):
         allow_http: bool = False,
         authority: Path | None = None,
         timeout: float = 120.0,
-        patience: RetryPolicy | None = None,
+        retry: RetryPolicy | None = None,
     ) -> None:
-        """authority: a PEM file with the server's certificate, for one that signed its own."""
-        self.connection = Connection(url, token, allow_http, authority, timeout, patience)
+        """Remember a server; nothing is asked yet.
+
+        Args:
+            url: The server's address.
+            token: The server's.
+            allow_http: Whether the token may cross a network in the clear.
+            authority: A PEM file with the server's certificate, if the server signed its own.
+            timeout: Seconds of silence that are allowed.
+            retry: How often a call is tried again.
+        """
+        self.connection = Connection(url, token, allow_http, authority, timeout, retry)
 
     def __exit__(self, *error: object) -> None:
         self.connection.close()
 
     # --- files and models ---------------------------------------------------------------------------------------------
     def upload(self, path: Path, progress: Stage = no_stage) -> str:
-        """Send training rows that `write_parquet` wrote, or what is missing of them; returns the file's id.
+        """Send training rows that `write_parquet` wrote, or what is missing of them, and return the file's id.
 
-        What is sent are the numbers, as flat tensors, and nothing else. The file's own name, which may say
-        what it is about, stays here. Raises UsageError for a file without its mark."""
+        The numbers are sent, as flat tensors, and nothing else. The file's own name, which may say what it is about,
+        stays here.
+
+        Raises:
+            UsageError: The file has not the mark of `write_parquet`.
+        """
         from milkglass.client.data.marked_rows import to_send
 
         with to_send(path) as copy:
             return self._send(copy, "fine-tune", "data.safetensors", path.name, progress)
 
     def upload_model(self, folder: Path, name: str | None = None, progress: Stage = no_stage) -> str:
-        """Send a scrambled folder, or a delta folder, and register it; returns the model's id on the server.
+        """Send a scrambled folder, or a delta folder, and register it. All of it is checked before a byte leaves.
 
-        name: that id; by default a random one, because the folder's own name stays here. All that is to be sent is
-        looked at before the first byte of it leaves."""
+        Args:
+            folder: The folder.
+            name: The model's id on the server. None: a random one, because the folder's own name stays here.
+            progress: Receives bytes.
+
+        Returns:
+            The model's id on the server.
+        """
         if name is not None and not is_plain(name):
             raise UsageError("the model's name has other characters than A-Z a-z 0-9 . _ -", "give one with --name")
         outgoing = Outgoing.of(folder)
@@ -242,9 +268,16 @@ class Remote(AbstractContextManager["Remote"]):
         go on from, 507 while there is too little room."""
         return responses.job(self.connection.json("POST", f"/v1/fine_tuning/jobs/{plain_name(job)}/resume"))
 
-    def follow(self, job: str, patience: float = 600.0) -> Iterator[dict[str, Any]]:
-        """The job's events, past ones first, until it ends. A server that restarts is waited for, `patience` seconds
-        of silence at most; no event comes twice. Raises Unreachable after JOB_QUIET seconds without an event."""
+    def follow(self, job: str, silence: float = 600.0) -> Iterator[dict[str, Any]]:
+        """Yield the job's events until it ends, past ones first. No event comes twice.
+
+        Args:
+            job: The job's id.
+            silence: Seconds for which a server that restarts is waited for.
+
+        Raises:
+            Unreachable: No event came for JOB_QUIET seconds.
+        """
         last: str | None = None
         messages = 0
         heard, attempt = time.monotonic(), 0
@@ -264,9 +297,9 @@ class Remote(AbstractContextManager["Remote"]):
                     return
             except RemoteError as error:
                 away = isinstance(error, Unreachable) or error.status >= 500
-                if not away or time.monotonic() - heard > patience:
+                if not away or time.monotonic() - heard > silence:
                     raise
-            self.connection.patience.wait(min(attempt, 6))
+            self.connection.retry.wait(min(attempt, 6))
             attempt += 1
 
     def _events(self, job: str, last: str | None) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
@@ -278,7 +311,7 @@ class Remote(AbstractContextManager["Remote"]):
                 yield number, kind, {} if kind == "done" else responses.event(data)
 
     def result(self, job: str) -> dict[str, Any]:
-        """The finished job, with `fine_tuned_model`. Raises JobFailed when it did not succeed."""
+        """Return the finished job, with `fine_tuned_model`. Raises JobFailed if it did not succeed."""
         state = self.job(job)
         if state.get("status") != "succeeded":
             reason = (state["error"] or {}).get("message")
@@ -292,7 +325,7 @@ class Remote(AbstractContextManager["Remote"]):
     def classify(
         self, model: str, batch: Sequence[Ids], token_type_ids: Sequence[Ids] | None = None
     ) -> list[Prediction]:
-        """One answer for each list of scrambled ids, in order."""
+        """Classify lists of scrambled ids, and return one answer for each, in order."""
         body: dict[str, Any] = {"model": plain_name(model), "input": [_list(ids) for ids in batch]}
         if token_type_ids is not None:
             body["token_type_ids"] = [_list(ids) for ids in token_type_ids]
@@ -300,8 +333,11 @@ class Remote(AbstractContextManager["Remote"]):
         return [classified(row) for row in in_order(result, len(batch))]
 
     def generate(self, model: str, ids: Ids, sampling: Sampling | None = None) -> Iterator[list[int]]:
-        """Scrambled ids as they are made, `sampling.max_tokens` at most: then the connection is closed, whatever the
-        server goes on to send. An answer that breaks off raises Unreachable: it cannot be continued."""
+        """Yield scrambled ids as they are made, `sampling.max_tokens` at most; then the connection is closed.
+
+        Raises:
+            Unreachable: The answer broke off. It cannot be continued.
+        """
         sampling = sampling or Sampling()
         body = {
             "model": plain_name(model),
@@ -326,7 +362,7 @@ class Remote(AbstractContextManager["Remote"]):
         raise Unreachable("the answer broke off before its end", "try again")
 
     def complete(self, model: str, batch: Sequence[Ids], sampling: Sampling | None = None) -> list[list[int]]:
-        """Whole continuations of several prompts at once, in order."""
+        """Return whole continuations of several prompts, in order."""
         sampling = sampling or Sampling()
         body = {
             "model": plain_name(model),

@@ -200,21 +200,21 @@ def token_ids(choice: Mapping[str, Any]) -> list[int]:
 
 
 # --- the key ----------------------------------------------------------------------------------------------------------
-def fits(told: Mapping[str, Any], key: Key) -> bool | None:
+def fits(info: Mapping[str, Any], key: Key) -> bool | None:
     """Whether the model that a server tells of is the key's; None: its config has no identifier of a key."""
-    identifier = told.get("key_id")
+    identifier = info.get("key_id")
     return None if identifier is None else identifier == key.identifier
 
 
-def require_key(told: Mapping[str, Any], key: Key, model: str) -> str | None:
+def require_key(info: Mapping[str, Any], key: Key, model: str) -> str | None:
     """Raises KeyForOtherModel, or RemoteError for a description that cannot be. What is returned says what could not be
     checked; None: all was."""
-    known = fits(told, key)
+    known = fits(info, key)
     if known:
         return None
     if known is False:
         raise _other(f"{model} was scrambled with another key than this one")
-    size, kind = response_number(told, "vocab_size"), told.get("kind")
+    size, kind = response_number(info, "vocab_size"), info.get("kind")
     if size != len(key.sigma):
         raise _other(f"{model} has {size} tokens, this key is for a model of {len(key.sigma)}")
     if kind != key.info.kind:

@@ -17,7 +17,7 @@ from milkglass.errors import RemoteError
 MAX_STRING = 500  # characters; longer ones are cut
 MAX_DEPTH = 32
 MAX_CONTAINERS = 200_000  # lists and objects of one answer: each takes 56 bytes or more where its text takes 3
-LARGEST = 1 << 63
+TOO_LARGE = 1 << 63
 HINT = "is this a milkglass server?"
 
 
@@ -56,8 +56,8 @@ class _OutOfRange(Exception):
 
 
 def _whole(digits: str) -> int:
-    value = int(digits) if len(digits) <= 20 else LARGEST
-    if abs(value) >= LARGEST:
+    value = int(digits) if len(digits) <= 20 else TOO_LARGE
+    if abs(value) >= TOO_LARGE:
         raise _OutOfRange
     return value
 

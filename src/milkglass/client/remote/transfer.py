@@ -73,7 +73,7 @@ def send(
 
 def _complete(connection: Connection, route: str, digest: str, purpose: str) -> str:
     """Close the upload. When the first answer was lost, the second finds the server busy with it, or done."""
-    for attempt in range(connection.patience.attempts):
+    for attempt in range(connection.retry.attempts):
         try:
             return response_id(connection.json("POST", f"{route}/complete", again=True))
         except RemoteError as error:
@@ -81,9 +81,9 @@ def _complete(connection: Connection, route: str, digest: str, purpose: str) -> 
                 raise
             if (known := _file_there(connection, digest, purpose)) is not None:
                 return known
-            if error.status != 409 or attempt == connection.patience.attempts - 1:
+            if error.status != 409 or attempt == connection.retry.attempts - 1:
                 raise
-        connection.patience.wait(attempt)
+        connection.retry.wait(attempt)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -131,7 +131,7 @@ def _send_chunks(
 def receive(connection: Connection, route: str, target: Path, size: int, progress: Progress = no_progress) -> None:
     """Download to `target`, going on from what is there. Never writes more than `size` bytes; raises RemoteError when
     more are sent, and Unreachable when they come slower than STEADY bytes in STEADILY seconds."""
-    for attempt in range(connection.patience.attempts):
+    for attempt in range(connection.retry.attempts):
         have = target.stat().st_size if target.exists() else 0
         if have > size:
             target.unlink()
@@ -140,9 +140,9 @@ def receive(connection: Connection, route: str, target: Path, size: int, progres
             try:
                 _receive_rest(connection, route, target, have, size, progress)
             except Unreachable:
-                if attempt == connection.patience.attempts - 1:
+                if attempt == connection.retry.attempts - 1:
                     raise
-                connection.patience.wait(attempt)
+                connection.retry.wait(attempt)
                 continue
         if target.exists() and target.stat().st_size == size:
             break

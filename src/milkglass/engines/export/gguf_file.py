@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.engines.export.layouts import GGUFLayout, layout_of, rope_factors
-from milkglass.engines.opaque import MOST, opaque_name
+from milkglass.engines.opaque import MAX_NAMES, opaque_name
 from milkglass.errors import UnsupportedModel
 from milkglass.files import atomic_path
 from milkglass.models.checkpoint import Checkpoint, end_ids
@@ -85,8 +85,8 @@ def _names(model: Checkpoint, layout: GGUFLayout) -> dict[str, str]:
 
 
 def _require_vocabulary(model: Checkpoint, ends: frozenset[int], size: int) -> None:
-    if size > MOST:
-        raise UnsupportedModel(f"the model has {size} tokens; opaque names are for {MOST}", "serve it with vLLM")
+    if size > MAX_NAMES:
+        raise UnsupportedModel(f"the model has {size} tokens; opaque names are for {MAX_NAMES}", "serve it with vLLM")
     if not 1 <= len(ends) <= len(ENDS):
         raise UnsupportedModel(
             f"the model has {len(ends)} end ids; a GGUF file has 1 to {len(ENDS)}", "serve the folder with vLLM"

@@ -62,15 +62,15 @@ def rope(config: Config) -> Mapping[str, Any]:
 def rope_factors(config: Config) -> torch.Tensor | None:
     """(h / 2,): by what each speed of rotation is divided; None: by nothing. Of Llama 3.1 (transformers,
     `_compute_llama3_parameters`). Raises UnsupportedModel for another kind."""
-    told = rope(config)
-    if told["rope_type"] == "default":
+    rotary = rope(config)
+    if rotary["rope_type"] == "default":
         return None
-    if told["rope_type"] != "llama3":
-        raise UnsupportedModel(f"rotary positions of the kind {told['rope_type']!r} are not written", ELSEWHERE)
-    size, factor = head_size(config), float(told["factor"])
-    low, high = float(told["low_freq_factor"]), float(told["high_freq_factor"])
-    waves = 2 * torch.pi * float(told["rope_theta"]) ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
-    smooth = ((float(told["original_max_position_embeddings"]) / waves - low) / (high - low)).clamp(0, 1)
+    if rotary["rope_type"] != "llama3":
+        raise UnsupportedModel(f"rotary positions of the kind {rotary['rope_type']!r} are not written", ELSEWHERE)
+    size, factor = head_size(config), float(rotary["factor"])
+    low, high = float(rotary["low_freq_factor"]), float(rotary["high_freq_factor"])
+    waves = 2 * torch.pi * float(rotary["rope_theta"]) ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
+    smooth = ((float(rotary["original_max_position_embeddings"]) / waves - low) / (high - low)).clamp(0, 1)
     return (1 / ((1 - smooth) / factor + smooth)).float()
 
 

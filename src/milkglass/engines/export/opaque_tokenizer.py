@@ -15,7 +15,7 @@ from typing import Any
 
 from milkglass import files
 from milkglass.client.obfuscate.upload_check import require_scrambled
-from milkglass.engines.opaque import MOST, PATTERN, opaque_name
+from milkglass.engines.opaque import MAX_NAMES, PATTERN, opaque_name
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.families import of
@@ -24,8 +24,8 @@ from milkglass.models.staging import link_or_copy
 
 def tokenizer_document(size: int) -> dict[str, Any]:
     """What `tokenizer.json` holds for a vocabulary of so many tokens. Raises UnsupportedModel."""
-    if size > MOST:
-        raise UnsupportedModel(f"the model has {size} tokens; opaque names are for {MOST}", "give a smaller model")
+    if size > MAX_NAMES:
+        raise UnsupportedModel(f"the model has {size} tokens; opaque names are for {MAX_NAMES}", "give a smaller model")
     split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}
     names = {opaque_name(token): token for token in range(size)}
     return {

@@ -25,15 +25,17 @@ RUN = {
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Attributes:
-    model: the folder of `milkglass export --for transformers`.
-    rows: what `milkglass encode` wrote: Parquet, JSON Lines, or a folder.
-    out: the folder that the trainer makes.
-    epochs: passes over the rows.
-    batch_size: rows a step, of each process.
-    learning_rate: the highest.
-    max_length: tokens of a row at most; longer ones are cut.
-    cpu: whether the trainer's machine has no GPU. Without it TRL's processes wait for one for ever.
+    """The settings of another trainer.
+
+    Attributes:
+        model: The folder of `milkglass export --for transformers`.
+        rows: The rows that `milkglass encode` wrote: Parquet, JSON Lines, or a folder.
+        out: The folder that the trainer makes.
+        epochs: Passes over the rows.
+        batch_size: Rows a step, of each process.
+        learning_rate: The highest.
+        max_length: Tokens of a row at most; longer ones are cut.
+        cpu: Whether the trainer's machine has no GPU. TRL's processes would wait for one for ever.
     """
 
     model: Path

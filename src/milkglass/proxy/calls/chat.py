@@ -11,7 +11,7 @@ from milkglass.client.codec.messages import templated, tools_of
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.calls.bodies import ChatBody
 from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered, merged
-from milkglass.proxy.text.tool_choice import chosen
+from milkglass.proxy.text.calls import demanded_tool
 from milkglass.server.storage.store import new_id
 
 
@@ -26,8 +26,9 @@ class ChatAnswer:
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
         names = frozenset(one["function"]["name"] for one in tools)
         question = backend.chat(
-            body.model, templated(body.messages), tools, chosen(body.tool_choice, names), asked=body.of_template(),
-            most=body.most, stops=body.stops, logit_bias=body.logit_bias, single=body.parallel_tool_calls is False,
+            body.model, templated(body.messages), tools, demanded_tool(body.tool_choice, names),
+            asked=body.of_template(), most=body.most, stops=body.stops, logit_bias=body.logit_bias,
+            single=body.parallel_tool_calls is False,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None, **body.drawing(),
         )  # fmt: skip
         self._body, self._head = body, {"id": new_id("chatcmpl"), "created": int(time.time()), "model": question.model}

@@ -14,8 +14,7 @@ from milkglass.proxy.backend import Backend
 from milkglass.proxy.calls.bodies import ResponseBody
 from milkglass.proxy.calls.chat import listed
 from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered
-from milkglass.proxy.text.calls import ToolCall
-from milkglass.proxy.text.tool_choice import chosen
+from milkglass.proxy.text.calls import ToolCall, demanded_tool
 from milkglass.server.storage.store import new_id
 
 MADE_BY_MODELS = ("reasoning",)  # items of earlier answers that templates do not take
@@ -61,8 +60,8 @@ class ResponseAnswer:
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
         names = frozenset(one["function"]["name"] for one in tools)
         question = backend.chat(
-            body.model, templated(messages_of(body)), tools, chosen(body.tool_choice, names), asked=body.of_template(),
-            most=body.max_output_tokens, logit_bias=body.logit_bias, logprobs=body.logprobs,
+            body.model, templated(messages_of(body)), tools, demanded_tool(body.tool_choice, names),
+            asked=body.of_template(), most=body.max_output_tokens, logit_bias=body.logit_bias, logprobs=body.logprobs,
             single=body.parallel_tool_calls is False, **body.drawing(),
         )  # fmt: skip
         self._prompt = len(question.request.prompt)

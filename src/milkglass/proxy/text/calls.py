@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 
 import regex
 
+from milkglass.errors import UsageError
+
 Tools = Mapping[str, frozenset[str]]  # a tool's name: what it requires
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 ARGUMENTS = ("arguments", "parameters")
@@ -269,3 +271,24 @@ def requirements(tools: Sequence[Mapping[str, Any]]) -> dict[str, frozenset[str]
         names = required if isinstance(required, list) else []
         found[one["function"]["name"]] = frozenset(one for one in names if isinstance(one, str))
     return found
+
+
+def demanded_tool(choice: Any, names: frozenset[str]) -> str | None:
+    """Return the name of the tool that `tool_choice` demands; "" for any one, None where the model may choose.
+
+    Args:
+        choice: Of a request.
+        names: Of its tools.
+
+    Raises:
+        UsageError: It names no tool of the request.
+    """
+    if choice in (None, "auto", "none"):
+        return None
+    if choice == "required" and names:
+        return ""
+    function = choice.get("function", choice) if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or name not in names:
+        raise UsageError("tool_choice names no tool of this request", "name one of `tools`")
+    return str(name)

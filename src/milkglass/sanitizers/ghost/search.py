@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.models.kept import Kept, digest_of
+from milkglass.models.array_cache import ArrayCache, digest_of
 from milkglass.nearest.all_rows import nearest
 from milkglass.nearest.similarities import require_k
 from milkglass.parameters import limited, require
@@ -187,7 +187,7 @@ def cached(name: str, size: int, make: Callable[[], Shadows], folder: Path | Non
 
     Raises CorruptCheckpoint where the file is damaged.
     """
-    kept = Kept("ghost", NAMES, folder)
+    kept = ArrayCache("ghost", NAMES, folder)
     return Shadows(**kept(name, lambda: vars(make()), lambda found: _whole(Shadows(**found), size)))
 
 

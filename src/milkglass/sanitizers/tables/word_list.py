@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.models.kept import Arrays, Kept, digest_of
+from milkglass.models.array_cache import ArrayCache, Arrays, digest_of
 from milkglass.progress import Progress, no_progress
 from milkglass.sequences import Sequences
 
@@ -59,7 +59,7 @@ def token_counts(
 
     progress: of `len(english())` words. Raises CorruptCheckpoint where what is kept is damaged.
     """
-    keep = Kept("word_list", {"counts": np.int64}, folder)
+    keep = ArrayCache("word_list", {"counts": np.int64}, folder)
     about = ["milkglass-token-counts/2", version("wordfreq"), MIN_FREQUENCY, CAPITAL, START, rows]
     digest = digest_of([*about, tokenizer.backend_tokenizer.to_str()])
 

@@ -95,7 +95,7 @@ class DecoderServer:
             return b"".join(parts)
 
     def _connection(self) -> closing[Connection]:
-        return closing(Connection(self.url, self.token, self.allow_http, self.authority, patience=self.patience))
+        return closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.patience))
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> SplitStream:
         """What answers one prompt. dtype: of its vectors."""

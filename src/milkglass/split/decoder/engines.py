@@ -86,7 +86,7 @@ class PromptEmbedsEngine:
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """Open for a while. Errors have a hint for this engine."""
-        with closing(Connection(self.url, self.token, self.allow_http, self.authority, patience=self.patience)) as one:
+        with closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.patience)) as one:
             try:
                 yield one
             except RemoteError as error:

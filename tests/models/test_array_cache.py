@@ -9,11 +9,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from milkglass.errors import CorruptCheckpoint
-from milkglass.models.kept import Kept, digest_of
+from milkglass.models.array_cache import ArrayCache, digest_of
 
 
 def test_made_once_and_read_again(tmp_path: Path) -> None:
-    keep, made = Kept("things", {"x": np.int32}, tmp_path / "things"), []
+    keep, made = ArrayCache("things", {"x": np.int32}, tmp_path / "things"), []
 
     def make() -> dict[str, np.ndarray]:
         made.append(1)
@@ -28,11 +28,11 @@ def test_made_once_and_read_again(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpoint, match="things/ab.safetensors"):
         keep("ab", make, lambda one: len(one["x"]) == 6)
     with pytest.raises(CorruptCheckpoint):
-        Kept("things", {"x": np.int64}, tmp_path / "things")("ab", make, lambda one: True)
+        ArrayCache("things", {"x": np.int64}, tmp_path / "things")("ab", make, lambda one: True)
 
 
 def test_what_was_changed_or_has_no_digest_is_not_taken(tmp_path: Path) -> None:
-    keep = Kept("things", {"x": np.int32}, tmp_path)
+    keep = ArrayCache("things", {"x": np.int32}, tmp_path)
     keep("ab", lambda: {"x": np.arange(5)}, lambda one: True)
     path = tmp_path / "ab.safetensors"
     raw = bytearray(path.read_bytes())
@@ -47,7 +47,7 @@ def test_what_was_changed_or_has_no_digest_is_not_taken(tmp_path: Path) -> None:
 
 def test_the_default_place_is_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path))
-    Kept("things", {"x": np.int32})("ab", lambda: {"x": np.zeros(1)}, lambda one: True)
+    ArrayCache("things", {"x": np.int32})("ab", lambda: {"x": np.zeros(1)}, lambda one: True)
     assert (tmp_path / "things" / "ab.safetensors").is_file()
 
 

@@ -35,7 +35,7 @@ def digest_of(about: list[Any], *arrays: NDArray[Any]) -> str:
 
 
 @dataclass
-class Kept:
+class ArrayCache:
     """One kind of arrays.
 
     Attributes:
