@@ -255,3 +255,17 @@ def test_a_folder_is_recorded_as_a_folder(hub: Hub) -> None:
     place.mkdir(parents=True)
     assert resolve.recorded("owner/name", resolve.resolve("owner/name")) == str(place.resolve())
     assert resolve.recorded("demo:minilm", place) == "demo:minilm"
+
+
+def test_weights_that_are_not_used_are_not_read(package: Path) -> None:
+    """A codec needs the tokenizer alone: half a gigabyte is not hashed for each text."""
+    folder = resolve.resolve("demo:minilm")
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    resolve._require_unchanged.cache_clear()
+    assert resolve.resolve("demo:minilm", weights=False) == folder
+    with pytest.raises(CorruptCheckpoint):
+        resolve.resolve("demo:minilm")
+    (folder / "tokenizer.json").write_text("{}", "utf-8")
+    resolve._require_unchanged.cache_clear()
+    with pytest.raises(CorruptCheckpoint):
+        resolve.resolve("demo:minilm", weights=False)

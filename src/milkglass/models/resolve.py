@@ -138,8 +138,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("MILKGLASS_CACHE") or Path.home() / ".cache" / "milkglass")
 
 
-def resolve(ref: str) -> Path:
+def resolve(ref: str, weights: bool = True) -> Path:
     """Return the local folder of a model.
+
+    Args:
+        ref: What a user calls it.
+        weights: Whether its weights are used. Those of an embedded model are compared with their SHA-256 only then.
 
     Raises:
         ModelNotFound: There is none.
@@ -147,7 +151,7 @@ def resolve(ref: str) -> Path:
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # else the hub is told the versions of torch and the like
     if ref in EMBEDDED:
-        return _embedded(EMBEDDED[ref])
+        return _embedded(EMBEDDED[ref], weights)
     if ref.startswith("demo:"):
         raise ModelNotFound(f"there is no embedded model {ref!r}", f"embedded: {', '.join(EMBEDDED)}")
     if (folder := Path(ref).expanduser()).is_dir():
@@ -244,10 +248,10 @@ def _hub_errors() -> tuple[type[Exception], ...]:
     return HFValidationError, HfHubHTTPError, httpx2.HTTPError, OSError
 
 
-def _embedded(model: Embedded) -> Path:
+def _embedded(model: Embedded, weights: bool) -> Path:
     target = cache_folder() / "models" / model.folder
     if target.is_dir():
-        _require_unchanged(model.ref, target)
+        _require_unchanged(model.ref, target, weights)
         return target
     source = _package_file(model)
     for name, digest in ((source.name, model.sha256), *model.others.items()):
@@ -279,8 +283,8 @@ def _embedded(model: Embedded) -> Path:
 
 
 @cache
-def _require_unchanged(ref: str, folder: Path) -> None:
-    """Once a process. Raises CorruptCheckpoint where a file is not the one that was written there."""
+def _require_unchanged(ref: str, folder: Path, weights: bool) -> None:
+    """Raise CorruptCheckpoint for a file that is not the one that was written there. It is checked once a process."""
     hint = f"remove {folder}: it is made again from the package"
     try:
         sums = json.loads((folder / SUMS).read_text("utf-8"))
@@ -294,7 +298,8 @@ def _require_unchanged(ref: str, folder: Path) -> None:
     there = {one.name for one in folder.iterdir()} - {SUMS}
     for name in sorted(there | sums.keys()):
         file = folder / name
-        if not (name in there and name in sums and file.is_file() and sha256(file) == sums[name]):
+        expected = name in there and name in sums and file.is_file()
+        if not expected or ((weights or file.suffix != ".safetensors") and sha256(file) != sums[name]):
             raise CorruptCheckpoint(f"{name} of the cached {ref} is not the file that was written there", hint)
 
 

@@ -436,7 +436,7 @@ def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:
         unlocked: The key file.
         model: Where the original model is now, if it moved.
     """
-    return Codec.open(unlocked.key, resolve(model or unlocked.key.info.model))
+    return Codec.open(unlocked.key, resolve(model or unlocked.key.info.model, weights=False))
 
 
 def _whole_numbers(ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
