@@ -17,13 +17,19 @@ Number = TypeVar("Number", bound=np.generic)
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """ids: (total,) all sequences, one after the other. lengths: (b,) how long each is."""
+    """Sequences of ids.
+
+    Attributes:
+        ids: (total,) the ids of all sequences, one sequence after the other.
+        lengths: (b,) the length of each sequence.
+    """
 
     ids: Ids
     lengths: Ids
 
     @classmethod
     def of(cls, sequences: Iterable[Iterable[int] | NDArray[np.integer]]) -> Sequences:
+        """Returns the given sequences as one object."""
         parts = [np.asarray(one, np.int64).reshape(-1) for one in sequences]
         lengths = np.array([len(part) for part in parts], np.int64)
         return cls(np.concatenate(parts) if parts else np.empty(0, np.int64), lengths)
@@ -44,50 +50,50 @@ class Sequences:
 
     @property
     def owner(self) -> Ids:
-        """(total,) the number of the sequence that each id belongs to."""
+        """Returns (total,) the number of the sequence that each id belongs to."""
         return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
 
     def mapped(self, table: Ids) -> Sequences:
-        """Every id replaced by `table[id]`."""
+        """Returns the sequences with `table[id]` in place of each id."""
         return Sequences(table[self.ids], self.lengths)
 
     def kept(self, keep: NDArray[np.bool_]) -> Sequences:
-        """Only the ids where `keep` (total,) is true; a sequence may become empty, none disappears."""
+        """Returns the ids where `keep` (total,) is true. A sequence may become empty; none disappears."""
         lengths = np.bincount(self.owner[keep], minlength=len(self)).astype(np.int64)
         return Sequences(self.ids[keep], lengths)
 
     def chosen(self, numbers: Ids) -> Sequences:
-        """Those sequences, in that order."""
+        """Returns the sequences with these numbers, in their order."""
         ends = np.cumsum(self.lengths)
         parts = [self.ids[ends[i] - self.lengths[i] : ends[i]] for i in numbers.tolist()]
         return Sequences.of(parts)
 
     def without(self, others: Sequences) -> Sequences:
-        """The sequences that are not, id for id, among the others."""
+        """Returns the sequences that are not, id for id, among the others."""
         known = {one.tobytes() for one in others}
         return Sequences.of(one for one in self if one.tobytes() not in known)
 
     def counts(self, size: int) -> Ids:
-        """(size,) how often each id occurs."""
+        """Returns (size,) how often each id occurs."""
         return np.bincount(self.ids, minlength=size).astype(np.int64)
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Lists of at most `size`, the last one shorter."""
+    """Yields lists of `size` items; the last one may be shorter."""
     rest = iter(items)
     while part := list(islice(rest, size)):
         yield part
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids both begin with."""
+    """Returns how many ids both sequences begin with."""
     length = min(len(one), len(other))
     differs = np.asarray(one[:length]) != np.asarray(other[:length])
     return int(differs.argmax()) if differs.any() else length
 
 
 def looked_up(keys: Ids, values: NDArray[Number], expected: Ids) -> NDArray[Number]:
-    """The value of each expected key, 0 where it is not among the sorted keys."""
+    """Returns the value of each expected key, and 0 for one that is not among the sorted `keys`."""
     if not len(keys):
         return np.zeros(expected.shape, values.dtype)
     at = np.minimum(np.searchsorted(keys, expected), len(keys) - 1)

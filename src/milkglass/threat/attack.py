@@ -1,5 +1,7 @@
-"""What an attack is: a transcript and declared knowledge in, a guess out; its cost. It never sees the truth
-(truth.py)."""
+"""What an attack is: it takes a transcript and declared knowledge, and returns a guess.
+
+An attack never sees the truth (truth.py), which grades its guess.
+"""
 
 from __future__ import annotations
 
@@ -47,20 +49,20 @@ class Cost:
 
 
 class Attack(abc.ABC):
-    """An attack: a final, frozen dataclass whose fields are its parameters. Authors write `run`; `__call__` validates.
+    """The base of all attacks. Subclasses are frozen dataclasses whose fields are their parameters, and write `run`.
 
     Attributes:
         name: in the catalogue.
         title: for people.
         paper: where the method comes from.
-        sees: observations without which it cannot run.
-        assumes: names of Knowledge's fields without which it cannot run.
-        uses: names of fields that it uses where they are there.
-        min_seconds: of a budget; with less it is not worth beginning. Such an attack reads more with more time.
-        cost: what it takes, from which an audit says how long it will take; the default where nobody knows.
-        baseline: whether another attack of the catalogue reads more wherever both apply: an audit runs these last.
-        undoes: whether it undoes the scheme itself where it applies: an audit runs these before all others.
-        of_outputs: whether the guess is about what was generated, not about what was sent.
+        sees: the observations without which it cannot run.
+        assumes: the names of the fields of `Knowledge` without which it cannot run.
+        uses: the names of fields that it uses where they are set.
+        min_seconds: the least budget that is worth beginning with. Such an attack reads more with more time.
+        cost: the time that it takes, from which an audit estimates its own.
+        baseline: whether another attack of the catalogue reads more wherever both apply. An audit runs these last.
+        undoes: whether it undoes the scheme itself where it applies. An audit runs these first.
+        of_outputs: whether the guess is about what was generated and not about what was sent.
     """
 
     name: ClassVar[str]
@@ -76,10 +78,18 @@ class Attack(abc.ABC):
     uses: ClassVar[frozenset[str]] = frozenset()
 
     @abc.abstractmethod
-    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess: ...
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        """Returns what the attack reads.
+
+        Args:
+            transcript: has all that the attack `sees`.
+            knowledge: has all that the attack `assumes`.
+            budget: an attack that runs out of time returns what it has.
+            rng: the source of all random draws.
+        """
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        """A reason of its own not to run; what it sees and assumes is there."""
+        """Returns a reason of its own not to run, or None. What it sees and assumes is there."""
         return None
 
     def __call__(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -96,7 +106,7 @@ class Preprocessor(Attack):
 
     @abc.abstractmethod
     def before(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
-        """The transcript as it would be without that part. Raises UsageError where it cannot be undone."""
+        """Returns the transcript as it would be without that part. Raises UsageError if it cannot be undone."""
 
 
 _MISSING: Mapping[str, str] = {
@@ -116,7 +126,7 @@ _MISSING: Mapping[str, str] = {
 
 
 def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str | None:
-    """None when the attack applies, else the reason, in words for the user."""
+    """Returns None if the attack applies, else the reason, in words for the user."""
     if missing := attack.sees - transcript.kinds:
         names = ", ".join(sorted(one.__name__.lower() for one in missing))
         return f"the server sees no {names}"

@@ -14,14 +14,14 @@ DEFAULT_BUDGET = "15m"  # two to five times what all strong attacks take on some
 
 @dataclass
 class Budget:
-    """How long an attack may take. An attack that has to stop early returns what it has.
+    """The time that an attack may take. An attack that has to stop early returns what it has.
 
     Attributes:
-        seconds: from the moment at which the budget is made.
-        progress: receives the share that is done.
-        stopped: whether everything is to end now.
-        clock: whose seconds. By default a processor's, over all threads of this process: other work on the machine does
-            not use them up, so that a busy machine finds no less than an idle one. No attack runs in a child process.
+        seconds: counted from when the budget is made.
+        progress: receives the share of the work that is done, from 0 to 1.
+        stopped: says whether everything must end now.
+        clock: returns seconds. By default they are the processor's, over all threads of this process, so that a busy
+            machine finds no less than an idle one. No attack runs in a child process.
     """
 
     seconds: float = float("inf")
@@ -35,7 +35,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """`90s`, `2m`, `1h`, or a bare number of seconds."""
+        """Returns the budget that a text such as `90s`, `2m`, `1h` or `90` (seconds) stands for. Raises UsageError."""
         result = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
         if not result:
             raise UsageError(f"budget {text!r} is not a length of time", "give seconds, or 90s, 2m, 1h")
@@ -44,8 +44,9 @@ class Budget:
         return cls(float(result[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[result[2]])
 
     def left(self) -> float:
+        """Returns the seconds that are left; 0 once everything must end."""
         return 0.0 if self.stopped() else self._started + self.seconds - self.clock()
 
     def part(self, share: float, progress: Callable[[float], None] = lambda share: None) -> Budget:
-        """That share of what is left, by the same clock."""
+        """Returns a budget of that share of what is left, with the same clock."""
         return Budget(max(0.0, self.left()) * share if share else 0.0, progress, self.stopped, self.clock)

@@ -14,17 +14,17 @@ NO_BELIEF = -1  # a guess that names no public id
 
 @dataclass(frozen=True)
 class Guess:
-    """What an attack believes. One of the first four fields is there.
+    """What an attack believes. Exactly one of the first four fields is set.
 
     Attributes:
-        table: (n, k) for each scrambled id the public ids it may stand for, likeliest first, NO_BELIEF where there is
-            none.
-        running: the same for each token that was sent, (total, k), where the attack reads places and not ids.
-        bags: for each text the set of public ids in it, where the attack reads no order.
-        texts: public ids of whole texts, for each of `Gradients` as many as its batch has, in any order.
-        chances: beside `running`, (total, k + 1), how likely each listed token is, and last how likely each other one,
-            up to its weight.
-        weights: (n,) of each public id that is not listed; None: all weigh 1.
+        table: (n, k) the public ids that each scrambled id may stand for, the likeliest first, NO_BELIEF where there is
+            none. For an attack that reads ids.
+        running: (total, k) the public ids of each token that was sent. For an attack that reads places.
+        bags: the set of public ids of each text. For an attack that reads no order.
+        texts: public ids of whole texts, as many as each batch of `Gradients` has, in any order.
+        chances: (total, k + 1) the probability of each token in `running`; the last column is that of any other token,
+            times its weight.
+        weights: (n,) the weight of each public id that is not listed. None: all weigh 1.
     """
 
     table: Ids | None = None
@@ -43,7 +43,7 @@ class Guess:
                 raise ValueError(f"chances of {self.chances.shape} for {total} places with {k} tokens each")
 
     def at(self, tokens: Sequences) -> Ids:
-        """(total, k): the guess for each token sent."""
+        """Returns (total, k) the guess for each token that was sent."""
         if self.running is not None:
             if len(self.running) != len(tokens.ids):
                 raise ValueError(f"{len(self.running)} guesses for {len(tokens.ids)} tokens")

@@ -20,7 +20,7 @@ from milkglass.sequences import Ids, Sequences
 
 
 class Observation(abc.ABC):  # noqa: B024 - a closed family: these five, and no other
-    """One kind of thing that the server's side holds or receives."""
+    """One kind of data that the server holds or receives."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class Tokens(Observation):
     """Scrambled ids that the client sent.
 
     Attributes:
+        ids: a sequence for each text.
         purpose: "train", "infer", or "" where it is not known.
-        types: of the same shape, which of two texts each belongs to, where that was sent.
+        types: for each id the text of a pair to which it belongs, 0 or 1. None: that was not sent.
     """
 
     ids: Sequences
@@ -42,7 +43,8 @@ class Weights(Observation):
     """A model at rest on the server.
 
     Attributes:
-        tuned: after fine-tuning, else as it was uploaded.
+        model: its tensors.
+        tuned: whether it was fine-tuned; false: it is as it was uploaded.
     """
 
     model: Model
@@ -51,12 +53,15 @@ class Weights(Observation):
 
 @dataclass(frozen=True)
 class Activations(Observation):
-    """Hidden states after `layer` layers (0: the embeddings): `hidden` (total, d), a row a token of `lengths`.
+    """Hidden states that the client sent.
 
     Attributes:
-        pooled: one row a text, and every length is 1.
-        mixed: (texts,) how many rows stand for each text, where they are linear combinations of what enters the next
-            layer's attention and of rows that stand for nothing; None: a row is a token's.
+        hidden: (total, d) a row for each token of each text.
+        lengths: (texts,) how many rows each text has.
+        layer: how many layers have run; 0: these are embeddings.
+        pooled: whether each text has one row alone.
+        mixed: (texts,) how many rows stand for each text, if rows are linear combinations of what enters the next
+            layer's attention and of rows that stand for nothing. None: each row is that of one token.
     """
 
     hidden: torch.Tensor
@@ -68,10 +73,12 @@ class Activations(Observation):
 
 @dataclass(frozen=True)
 class Gradients(Observation):
-    """What one client shares of one step: the gradient of the mean loss of a batch, by parameters' names.
+    """What one client shares of one training step: the gradient of the mean loss of a batch.
 
     Attributes:
-        round: which step of its training this was, from 0.
+        tensors: by the names of the parameters.
+        batch_size: the texts of the batch.
+        round: the number of the step, from 0.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -84,7 +91,8 @@ class Outputs(Observation):
     """Scrambled ids that the server generated.
 
     Attributes:
-        prompts: what each followed, where that was recorded.
+        ids: a sequence for each answer.
+        prompts: the prompt of each answer. None: prompts were not recorded.
     """
 
     ids: Sequences
@@ -96,11 +104,12 @@ Kind = TypeVar("Kind", bound=Observation)
 
 @dataclass(frozen=True)
 class Transcript:
-    """All observations of one client, in the order in which they were made.
+    """All that one client sent and the server holds, in the order in which it was observed.
 
     Attributes:
-        size: n', how many scrambled ids there are.
-        key_id: the public identifier of the key, where it was recorded.
+        observations: the data.
+        size: n', the number of scrambled ids.
+        key_id: the public identifier of the key. None: it was not recorded.
     """
 
     observations: tuple[Observation, ...]
@@ -118,35 +127,37 @@ class Transcript:
                     )
 
     def all(self, kind: type[Kind]) -> tuple[Kind, ...]:
+        """Returns the observations of one class."""
         return tuple(one for one in self.observations if isinstance(one, kind))
 
     @property
     def kinds(self) -> frozenset[type[Observation]]:
+        """Returns the classes of observations that there are."""
         return frozenset(type(one) for one in self.observations)
 
     @property
     def tokens(self) -> Sequences:
-        """Everything that the client sent, as one list of sequences."""
+        """Returns all ids that the client sent, as one list of sequences."""
         return Sequences.of(part for one in self.all(Tokens) for part in one.ids)
 
     def weights(self, tuned: bool) -> Model | None:
-        """The last model uploaded, or the last one tuned."""
+        """Returns the last model that was fine-tuned, or else uploaded. None: there is no such model."""
         result = [one.model for one in self.all(Weights) if one.tuned == tuned]
         return result[-1] if result else None
 
     @property
     def outputs(self) -> Sequences:
-        """Everything that the server generated, as one list of sequences."""
+        """Returns all ids that the server generated, as one list of sequences."""
         return Sequences.of(part for one in self.all(Outputs) for part in one.ids)
 
     @property
     def table(self) -> torch.Tensor:
-        """(n, d) the scrambled embeddings of `model`."""
+        """Returns (n, d) the scrambled embeddings of `model`."""
         return self.model.table
 
     @property
     def model(self) -> Model:
-        """The scrambled model; as uploaded, if that was seen, since training only blurs it.
+        """Returns the scrambled model, as uploaded where that was observed: training only blurs it.
 
         Raises:
             UsageError: there is none.

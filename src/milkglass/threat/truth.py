@@ -24,30 +24,36 @@ MIN_CHANCE = 1e-12  # a chance below counts as this much: an attacker who calls 
 
 @dataclass(frozen=True)
 class Truth:
-    """What the attacker would like to know.
+    """What the attacker wants to know.
 
     Attributes:
-        inverse: (n',) the public id behind each scrambled id; of several tokens that one id stands for, one.
-        ordinary: (n,) by public id, false for special tokens and for rows without a token: these are never counted.
-        content: (n,) by public id, see `content_tokens`.
-        read: public ids to text.
+        inverse: (n',) the public id behind each scrambled id; one of them where an id stands for several tokens.
+        ordinary: (n,) by public id: false for special tokens and for rows without a token, which are never counted.
+        content: (n,) by public id: whether a token carries content (`content_tokens`).
+        read: turns public ids into text.
+        sent: the scrambled ids of all that was sent.
+        original: the public ids of the same texts. None: `inverse` gives them.
+        origin: (total of original,) the place at which each token was sent, NO_BELIEF for one that was not. None: each
+            token was sent in its own place.
+        batches: how many texts were behind each of the gradients. None: one behind each.
     """
 
     inverse: Ids
     ordinary: NDArray[np.bool_]
     content: NDArray[np.bool_]
     read: Callable[[Ids], str]
-    sent: Sequences  # scrambled ids of all that was sent
-    original: Sequences | None = None  # public ids of the same, where the map alone does not give them
-    origin: Ids | None = None  # (total of original,) where each was sent, NO_BELIEF where nowhere; None: in its place
-    batches: Ids | None = None  # how many texts were behind each of the gradients; None: one behind each
+    sent: Sequences
+    original: Sequences | None = None
+    origin: Ids | None = None
+    batches: Ids | None = None
 
     @property
     def tokens(self) -> Sequences:
+        """Returns the public ids of the texts, by which guesses are graded."""
         return self.original if self.original is not None else self.sent.mapped(self.inverse)
 
     def readings(self, guess: Guess) -> Ids:
-        """(total, k): what the guess says of each of `tokens`."""
+        """Returns (total, k) what the guess says of each of `tokens`."""
         places = guess.at(self.sent)
         if self.origin is None:
             return places
@@ -55,9 +61,11 @@ class Truth:
         return np.concatenate([places, lost])[self.origin]
 
     def surprise(self, guess: Guess) -> NDArray[np.float64] | None:
-        """(total,) bits by which each of `tokens` surprises an attacker who states chances, -log2 P(token): their mean
-        is its cross-entropy, an upper bound of what is hidden from the best attacker and an estimate of it. None where
-        it states none, or tokens have other places than ids."""
+        """Returns (total,) the bits -log2 P(token) by which each of `tokens` surprises an attacker who states chances.
+
+        Their mean is the attacker's cross-entropy: an upper bound of what is hidden from the best attacker, and an
+        estimate of it. None where the guess states no chances, or tokens have other places than ids.
+        """
         if guess.chances is None or guess.running is None or self.origin is not None:
             return None
         right = guess.running == self.tokens.ids[:, None]
@@ -70,10 +78,14 @@ class Truth:
 
 
 def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150) -> NDArray[np.bool_]:
-    """(n,) which public ids carry content: pieces with a letter, outside the `commonest` ones by `counts` (n,), or
-    outside the commoner half of the ids that occur at all, where that is fewer.
+    """Returns (n,) which public ids carry content: pieces with a letter that are not among the commonest ids.
 
     Half of all running text is a few hundred function words and marks, which any attacker guesses.
+
+    Args:
+        counts: (n,) how often each id occurs.
+        pieces: the text of each id.
+        commonest: how many ids count as common; at most half of those that occur.
     """
     letters = np.array([any(char.isalpha() for char in piece) for piece in pieces])
     common = min(commonest, int((np.asarray(counts) > 0).sum()) // 2)
@@ -82,12 +94,13 @@ def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150
 
 
 def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
-    """Grade a guess: the only function that sees both. Special tokens are never counted.
+    """Grade a guess. No other function sees both a guess and the truth. Special tokens are never counted.
 
-    "tokens": all running tokens. "content": those of `content_tokens`. "hidden bits": the mean of
-    `Truth.surprise`. "vocabulary": every ordinary id of the table,
-    once each, sent or not. "bag": precision, recall and F1 of sets of words. Whole texts are given to the true ones of
-    their batch so that as many tokens as can be are right. ROUGE and METEOR compare texts as `truth.read` gives them.
+    Returns:
+        Measures by name. "tokens" are all running tokens, "content" those of `content_tokens`, "vocabulary" every
+        ordinary id of the table once, sent or not. "hidden bits" is the mean of `Truth.surprise`. "bag" is precision,
+        recall and F1 of sets of words. Whole texts are assigned to the true texts of their batch so that most tokens
+        are right. ROUGE and METEOR compare texts as `truth.read` gives them.
     """
     sent = truth.tokens
     counted = truth.ordinary[sent.ids]
