@@ -1,4 +1,4 @@
-"""A share with its bootstrap interval (Efron 1979, percentile method)."""
+"""Shares and other statistics with their bootstrap interval (Efron 1979, percentile method)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ HEAPS = 2000  # sums that many units are dealt into, which moves an interval's w
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A measure with its confidence interval.
+    """A measure with its 95 % confidence interval.
 
     Attributes:
-        low: of 95 %; nan where the value stands alone.
-        high: likewise.
-        units: how many independent units have any weight.
+        value: the measure; nan if it does not exist.
+        low: the lower end; nan if the value stands alone.
+        high: the upper end; nan if the value stands alone.
+        units: the number of independent units that have any weight.
     """
 
     value: float
@@ -39,17 +40,23 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half of the interval's width; nan where the value stands alone."""
+        """Returns half of the interval's width; nan if the value stands alone."""
         return (self.high - self.low) / 2
 
     @property
     def alone(self) -> Interval:
-        """The value without its interval, of a figure that is not a sample's."""
+        """Returns the value without its interval, for a figure that is not of a sample."""
         return Interval(self.value, math.nan, math.nan, self.units)
 
 
 def with_spread(measures: Mapping[str, Interval], of: str = "", scale: float = 100) -> dict[str, float]:
-    """ "NAME" and half of the interval's width, "NAME +-", both followed by `of`. scale: 100 for percent."""
+    """Returns each value as "NAME" and half of its interval's width as "NAME +-".
+
+    Args:
+        measures: by name.
+        of: follows each name.
+        scale: what values are multiplied by; 100 gives percent.
+    """
     values = {f"{name}{of}": scale * one.value for name, one in measures.items()}
     return values | {f"{name} +-{of}": scale * one.half_width for name, one in measures.items()}
 
@@ -58,19 +65,23 @@ UNDEFINED = Interval(float("nan"), float("nan"), float("nan"), 0)
 
 
 def _draws(units: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
-    """(b, units) how often each unit is drawn, in blocks, DRAWS rows in all."""
+    """Yields (b, units) how often each unit is drawn, in blocks of DRAWS rows in all."""
     step = max(1, MAX_WEIGHTS // units)
     for start in range(0, DRAWS, step):
         yield rng.multinomial(units, np.full(units, 1 / units), size=min(step, DRAWS - start)).astype(np.float64)
 
 
 def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.random.Generator) -> Interval:
-    """sum(hits) / sum(weights), both (u,), one entry an independent unit (a sentence), which are what is resampled. A
-    share: of what can be above 1, such as a loss, take `resampled`.
+    """Returns sum(hits) / sum(weights) with its interval. Units are resampled.
 
-    Tokens of one sentence fall together: resampling tokens would promise too much. No weight at all: the measure does
-    not exist, and is nan. More than HEAPS units are dealt out at random, and their sums are resampled: heaps are as
-    independent as units are, and there are no more draws in a longer text.
+    A unit is what is independent, such as a sentence: tokens of one sentence fall together, and resampling tokens would
+    promise too much. More than HEAPS units are dealt into heaps at random, and the sums of heaps are resampled; heaps
+    are as independent as units are. For what can be above 1, such as a loss, use `resampled`.
+
+    Args:
+        hits: (u,) for each unit.
+        weights: (u,) for each unit. If all are 0, the measure does not exist and is nan.
+        rng: the source of the draws.
     """
     total = float(weights.sum())
     if total == 0:
@@ -88,7 +99,7 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
 
 
 def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
-    """The mean of independent yes-or-no units. Their bootstrap is a binomial draw, so it is drawn as one."""
+    """Returns the share of true units with its interval. The bootstrap of yes-or-no units is a binomial draw."""
     if not len(hits):
         return UNDEFINED
     mean = float(hits.mean())
@@ -98,8 +109,11 @@ def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
 
 
 def _open(interval: Interval) -> Interval:
-    """Resampling nothing but zeros, or ones, gives an interval without width, which would promise certainty. There the
-    exact binomial bound over the units is taken (Clopper and Pearson 1934)."""
+    """Returns the interval, widened where all units are 0 or all are 1.
+
+    Resampling equal units gives an interval without width, which would promise certainty. There the exact binomial
+    bound over the units is taken (Clopper and Pearson 1934).
+    """
     reach = 1 - ((1 - LEVEL) / 2) ** (1 / interval.units)
     if interval.value <= 0:
         return Interval(interval.value, interval.low, max(interval.high, reach), interval.units)
@@ -108,17 +122,19 @@ def _open(interval: Interval) -> Interval:
     return interval
 
 
-# The bootstrap of any statistic (Efron 1979, percentile method); `share` and `ratio` above are quicker.
-#
-# Out of scope: what is measured. Data on which every draw agrees (all right, or a perfect line) get
-# an interval without width, which is no certainty: look at `units`.
 Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 def resampled(statistic: Statistic, units: int, rng: np.random.Generator) -> Interval:
-    """statistic: (b, u) how often each of u independent units was drawn, to (b,) values; nan where it does not exist.
+    """Returns any statistic with its interval. `share` and `ratio` are quicker.
 
-    The value is the statistic of each unit once. Draws without a value take no part; where none has one, it is nan.
+    Data on which every draw agrees get an interval without width, which is no certainty: look at `units`.
+
+    Args:
+        statistic: takes (b, u) how often each of u independent units was drawn, and returns (b,) values, nan where the
+            statistic does not exist. Such draws take no part. The value is the statistic of each unit once.
+        units: u.
+        rng: the source of the draws.
     """
     if not units:
         return UNDEFINED

@@ -25,10 +25,12 @@ from milkglass.threat.observations import Observation
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts with the class of each, or its score, for defences that are trained.
+    """Texts with their labels, for defences that are trained.
 
     Attributes:
-        pairs: the second texts, where there are some.
+        texts: the texts, or the first texts of pairs.
+        labels: the class or the score of each.
+        pairs: the second texts. None: these are no pairs.
     """
 
     texts: Sequence[str] = field(repr=False)
@@ -36,6 +38,7 @@ class LabelledTexts:
     pairs: Sequence[str] | None = field(default=None, repr=False)
 
     def part(self, rows: slice) -> LabelledTexts:
+        """Returns some of the rows."""
         return LabelledTexts(self.texts[rows], self.labels[rows], None if self.pairs is None else self.pairs[rows])
 
 
@@ -44,10 +47,11 @@ class Client(abc.ABC):
 
     @abc.abstractmethod
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
-        """All that crosses the wire for these texts, as it crosses.
+        """Returns all that crosses the wire for these texts, as it crosses.
 
         Args:
-            pairs: the second text of each, where there are some.
+            texts: the texts, or the first texts of pairs.
+            pairs: the second texts. None: these are no pairs.
 
         Raises:
             CodecError: a text that cannot cross.
@@ -73,12 +77,12 @@ class Client(abc.ABC):
         return None
 
     def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(texts, classes) for the texts last sent, from what the server answered; here it is that already."""
+        """Returns (texts, classes) for the texts last sent, from the server's answer. Here the answer is that."""
         return answer
 
     @abc.abstractmethod
     def save(self, folder: Path) -> None:
-        """Write this half, readable by its owner alone, into a new folder. Its file names and sizes reveal no text."""
+        """Write this half into a new folder that only its owner can read. File names and sizes must reveal no text."""
 
 
 class Server(abc.ABC):
@@ -92,45 +96,62 @@ class Server(abc.ABC):
 
     @abc.abstractmethod
     def rest(self) -> tuple[Observation, ...]:
-        """What an attacker who reads the server's disk has."""
+        """Returns what an attacker has who reads the server's disk."""
 
     @abc.abstractmethod
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
-        """Logits for what crossed, of which `Client.receive` makes (texts, classes). Raises UsageError where this half
-        has no classes."""
+        """Returns logits for what crossed, from which `Client.receive` makes (texts, classes).
+
+        Raises:
+            UsageError: this half has no classes.
+        """
 
 
 class Defence(abc.ABC):
-    """Final subclasses are frozen dataclasses whose fields are the parameters; `name` is the catalogue's."""
+    """The base of all defences. Subclasses are frozen dataclasses whose fields are their parameters.
+
+    Attributes:
+        name: in the catalogue.
+        paper: where the method comes from. None: it is none.
+        broken: why nobody should rely on it. None: no such reason is known.
+    """
 
     name: ClassVar[str]
     paper: ClassVar[Paper | None]
-    broken: ClassVar[str | None] = None  # why it should not be relied on
+    broken: ClassVar[str | None] = None
 
     @property
     def guarantee(self) -> str | None:
-        """What is proved with these parameters, for what, against whom; None: nothing is, and nothing is printed."""
+        """Returns what is proved with these parameters, for what and against whom. None: nothing is."""
         return None
 
     @abc.abstractmethod
     def document(self) -> dict[str, Any]:
-        """The name and all that decides the halves besides model, corpus and secret, as JSON knows it: parameters with
-        their defaults, and files by what they hold. Two defences that say the same are the same."""
+        """Returns all that decides the halves besides model, corpus and secret, as JSON: the name, every parameter, and
+        files by their digest. Two defences with equal documents are the same defence.
+        """
 
     @abc.abstractmethod
     def refuses(self, base: Checkpoint) -> str | None:
-        """None where this model can be split; else the reason, shown to the user."""
+        """Returns None if this model can be split, else the reason, which is shown to the user."""
 
     @abc.abstractmethod
     def split(
         self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
     ) -> tuple[Client, Server]:
-        """The two halves; the server's is written to `folder`, which must not exist. secret: 32 bytes, from which every
-        draw comes: the same secret gives the same halves. corpus: what a defence is trained or counted with.
+        """Returns the two halves, and writes the server's half to `folder`.
 
-        Raises UnsupportedModel with the reason that `refuses` gives, UsageError without a corpus that it needs.
+        Args:
+            base: the public model.
+            corpus: texts with which the defence is trained or counted.
+            secret: 32 bytes from which every random draw comes. The same secret gives the same halves.
+            folder: must not exist.
+
+        Raises:
+            UnsupportedModel: `refuses` gives a reason.
+            UsageError: the defence needs a corpus.
         """
 
     @abc.abstractmethod
     def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[Client, Server]:
-        """The halves that `Client.save` and `split` left in these folders."""
+        """Returns the halves that `Client.save` and `split` wrote to these folders."""

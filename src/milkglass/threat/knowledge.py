@@ -22,10 +22,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Group:
-    """Scrambled ids `rows` (r,) which stand for the public ids `members` (m,), in an unknown order.
+    """Scrambled ids that stand for the same number of public ids, in an unknown order.
 
     Attributes:
-        weights: (r, m) how each row mixes the members, where that was solved, else None.
+        rows: (r,) the scrambled ids.
+        members: (m,) the public ids.
+        weights: (r, m) how each row mixes the members. None: that was not solved.
     """
 
     rows: Ids
@@ -35,11 +37,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What each scrambled id can stand for, and how likely that is from what was seen so far.
+    """What each scrambled id can stand for, and how likely that is by what was seen so far.
 
     Attributes:
-        groups: disjoint in rows.
-        likelihood: one (r, m) array a group, logarithms up to a constant for each row.
+        groups: no scrambled id is in two of them.
+        likelihood: an (r, m) array for each group: log-likelihoods, up to a constant for each row.
     """
 
     groups: tuple[Group, ...]
@@ -52,8 +54,11 @@ class Candidates:
 
     @classmethod
     def of_symbols(cls, symbols: Ids) -> Candidates:
-        """What a public map says, and no more: the tokens of each symbol, all alike. symbols: (n,) the scrambled id of
-        each public one."""
+        """Returns what a public map says: the tokens of each symbol, all equally likely.
+
+        Args:
+            symbols: (n,) the scrambled id of each public id.
+        """
         order = np.argsort(symbols, kind="stable").astype(np.int64)
         rows, starts = np.unique(symbols[order], return_index=True)
         parts = np.split(order, starts[1:])
@@ -61,8 +66,9 @@ class Candidates:
         return cls(groups, tuple(np.zeros((1, len(members))) for members in parts))
 
     def exchanged(self, responses: RandomisedResponse) -> Candidates:
-        """What ids can stand for that were exchanged with each other where they occur: any token of these ids, and
-        likelier one of their own. Of candidates whose groups have one row each."""
+        """Returns the candidates where ids were exchanged by randomised response: any token of the exchanged ids, and
+        more likely one of the id's own. Each group must have one row.
+        """
         at = [i for i, one in enumerate(self.groups) if np.isin(one.rows, responses.values).all()]
         if not at:
             return self
@@ -78,12 +84,12 @@ class Candidates:
 
     @property
     def solved(self) -> tuple[Group, ...]:
-        """Groups that were worked out; the others are a solver's best guess for what was left over."""
+        """Returns the groups that were worked out. The others are a solver's guess at what was left over."""
         return tuple(one for one in self.groups if one.weights is not None or len(one.members) == 1)
 
 
 def required(value: T | None) -> T:
-    """A field of the knowledge that an attack assumes: `why_not` has made sure that it is there."""
+    """Returns a field of the knowledge that an attack assumes. Raises UsageError if it is None."""
     if value is None:
         raise UsageError("the attack assumes what this attacker does not know", "ask why_not before an attack is run")
     return value
@@ -91,27 +97,31 @@ def required(value: T | None) -> T:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What the adversary has besides the transcript. None: this adversary lacks it.
+    """What an attacker has besides the transcript. A field is None if this attacker lacks it.
+
+    The attacker knows the scheme and not its secret (Kerckhoffs): `simulate`, `observe` and `rehearse` run it with the
+    attacker's own draws.
 
     Attributes:
-        corpus: public text, in public ids, of the same kind as the client's or not.
+        public_model: the model that was scrambled or cut.
+        corpus: public text, in public ids, of the client's kind or of another.
+        labels: (b,) the class of each text behind the gradients, in their order.
         pairs: (p, 2) scrambled and public ids that leaked.
         candidates: what an earlier attack worked out.
-        simulate: the same scheme under the attacker's own key (Kerckhoffs): for a seed, the scrambled model and its map
-            (n,) from public to scrambled ids.
-        observe: what the same client half would send for these public ids, with the attacker's own draws from a seed.
-        rehearse: what a sanitizer makes of these public ids, with draws from a seed, and (total,) where each of them
-            was sent, NO_BELIEF where nowhere.
-        aliases: how many scrambled ids each ordinary token has, by the scheme (Kerckhoffs).
-        shared: whether an id stands for a cluster instead of a token, by the scheme.
-        symbols: (n,) the scrambled id of each public token, where many tokens have one id and that map is known: so the
-            attacker can write any public text as it would be sent.
-        responses: by which such an id is exchanged for another where it occurs, by the scheme; None: it is not.
+        simulate: takes a seed, and returns a model scrambled with the attacker's own key and its map (n,) from public
+            to scrambled ids.
+        observe: takes public ids and a seed, and returns what the client half would send for them.
+        rehearse: takes public ids and a seed, and returns what a sanitizer makes of them and (total,) the place at
+            which each was sent, NO_BELIEF for one that was not.
+        aliases: how many scrambled ids each ordinary token has.
+        shared: whether an id stands for a cluster and not for a token.
+        symbols: (n,) the scrambled id of each public token, if many tokens have one id by a public map. The attacker
+            can then write any public text as it would be sent.
+        responses: the randomised response by which such an id is exchanged where it occurs. None: it is not.
         step: the model whose gradients are shared, and its loss.
-        labels, lengths: (b,) the class of each text behind the gradients, in their order, and its tokens, special ones
-            too.
-        noise: what is added to what is sent.
-        answers: public ids of the text of each answer, in their order, where the server wrote them itself.
+        lengths: (b,) the number of tokens, special ones too, of each text behind the gradients.
+        noise: the noise that is added to what is sent.
+        answers: the public ids of each answer, in order, if the server chose its text.
     """
 
     public_model: Model | None = None
@@ -132,9 +142,9 @@ class Knowledge:
     answers: Sequences | None = None
 
     def tokens(self, size: int) -> int:
-        """How many public ids there are.
+        """Returns the number of public ids.
 
         Args:
-            size: n', how many scrambled ones; the same where each token has one of its own.
+            size: n', the number of scrambled ids, which is taken where the public model is not known.
         """
         return size if self.public_model is None else self.public_model.size
