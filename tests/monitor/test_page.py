@@ -14,13 +14,14 @@ import httpx2
 import openai
 import pytest
 
+from milkglass.audit.report.verdict import LABELS
 from milkglass.client.data.data_file import DataFile
 from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.monitor.attacker import LiveAttacker
 from milkglass.monitor.exchanges import ExchangeLog
-from milkglass.monitor.view import MonitorView
+from milkglass.monitor.view import NOTHING_READ, MonitorView, level_shown
 from milkglass.proxy.backend import Backend
 from milkglass.schemes.covariant.orthogonal import Orthogonal
 from tests import tiny
@@ -210,3 +211,10 @@ def test_public_text_that_cannot_be_read_is_said_beside_the_models_readings(tmp_
         until(lambda: one.state()["attack"].get("trouble"))
         attack = one.state()["attack"]
         assert attack["state"] == "done" and "zanzibar" not in attack["trouble"]
+
+
+def test_nothing_read_is_not_called_some() -> None:
+    assert level_shown("done", 0, 103) == NOTHING_READ
+    assert level_shown("working", 0, 103) == ""
+    assert level_shown("done", 0, 0) == ""
+    assert level_shown("done", 1, 103) == LABELS["some"] and level_shown("working", 60, 103) == LABELS["most"]

@@ -16,11 +16,12 @@ from typing import Any
 
 from milkglass.audit.report.verdict import LABELS, level_of
 from milkglass.client.key import usage
-from milkglass.monitor.attacker import LiveAttacker, LiveReading
+from milkglass.monitor.attacker import LiveAttacker, LiveReading, State
 from milkglass.monitor.exchanges import Exchange, ExchangeLog
 from milkglass.monitor.texts import ShownText, Side, TextViews
 from milkglass.proxy.backend import Backend
 
+NOTHING_READ = "Nothing was read within the budget"
 SIDES: tuple[Side, Side] = ("question", "answer")
 Counted = list[tuple[Exchange, tuple[ShownText, ...]]]
 
@@ -115,7 +116,7 @@ class MonitorView:
         right = 0 if reading is None else sum(text.right[reading] for text in texts)
         return {
             "state": self.attacker.state,
-            "level": LABELS[level_of(right / tokens)] if tokens and reading is not None else "",
+            "level": "" if reading is None else level_shown(self.attacker.state, right, tokens),
             "reason": self.attacker.reason,
             "trouble": self.attacker.trouble,
             "broken": self.broken,
@@ -134,6 +135,14 @@ class MonitorView:
             "passed": [f"{who} reads {share}" for who, share, _ in used.passed()],
             "audit": None if last is None else {**last, "verdict": _label(last)},
         }
+
+
+def level_shown(state: State, right: int, tokens: int) -> str:
+    """What the banner begins with, where the strongest reading has so many tokens right; "" where nothing can be said
+    yet."""
+    if not tokens or (not right and state == "working"):
+        return ""
+    return LABELS[level_of(right / tokens)] if right else NOTHING_READ
 
 
 def _label(audit: Any) -> str:
