@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,8 +25,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 import milkglass.cli.ui.terminal as terminal
+from milkglass.cli import inference
 from milkglass.client.key.file import UnlockedKey, read_key, write_key
 from milkglass.client.key.info import KeyInfo
+from milkglass.client.results import Answer, Conversation
 from milkglass.errors import NoChatTemplate, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from tests import tiny
@@ -838,6 +841,31 @@ def test_chat_goes_on_after_an_error(stub: Stub, decoder: Owner) -> None:
     result = call("chat", "mine", "--key", decoder.path, stdin="word " * 200 + "\nhello\n")
     assert result.exit_code == 0 and result.stdout == "hi\n"
     assert "tokens long, at most 128 fit" in result.stderr and "/new" in result.stderr
+
+
+def test_an_interrupted_answer_leaves_the_chat_where_it_was(
+    stub: Stub, decoder: Owner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said, ended = list[str](), list[str]()
+
+    def answer(turns: Any) -> Any:
+        said.append(turns[-1]["content"])
+        try:
+            yield "an ans"
+            if len(said) == 1:
+                raise KeyboardInterrupt
+            yield "wer"
+        finally:
+            ended.append(said[-1])
+
+    conversation = Conversation(lambda turns: Answer(answer(turns), 3), ())
+    monkeypatch.setattr("sys.stdin", type("Tty", (io.StringIO,), {"isatty": lambda self: True})("a\nb\n"))
+    monkeypatch.setattr("builtins.input", lambda _: sys.stdin.readline().rstrip() or "/exit")
+    inference._talk(conversation)
+    told = capsys.readouterr()
+    assert told.out == "an ans\nan answer\n" and told.err.startswith("interrupted")
+    assert (said, ended) == (["a", "b"], ["a", "b"])
+    assert [one["content"] for one in conversation.turns] == ["b", "an answer"]
 
 
 def test_a_models_control_characters_stay_off_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
+import json
 import re
 import signal
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,6 +122,52 @@ def test_the_proxy_draws_an_api_key_and_prints_it(engine: tuple[str, Path]) -> N
         assert told.endswith('api_key="any")\n')
         address = re.search(r"http://[0-9.:]+/v1", line)
         assert address and httpx2.get(f"{address[0]}/models", timeout=60).status_code == 200
+
+
+class Hanging(http.server.BaseHTTPRequestHandler):
+    """An engine that begins an answer and never ends it."""
+
+    def do_GET(self) -> None:
+        body = json.dumps({"data": [{"id": "m", "max_model_len": 100, "owned_by": "vllm"}]}).encode()
+        self._begin("application/json", len(body))
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._begin("text/event-stream")
+        self.wfile.flush()
+        self.rfile.read(1)
+
+    def _begin(self, kind: str, length: int | None = None) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.timeout(600)
+def test_a_second_interruption_ends_the_answers_without_a_traceback(engine: tuple[str, Path]) -> None:
+    _, key = engine
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hanging) as other:
+        other.daemon_threads = True
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{other.server_port}"
+        words = ("proxy", "--key", key, "--engine", "vllm", "--server", url, "--port", 0, "--open")
+        with listening(*words, forked=False) as (process, line):
+            address = re.search(r"http://[0-9.:]+/v1", line)
+            assert address and process.stderr is not None
+            body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+            with httpx2.stream("POST", f"{address[0]}/chat/completions", json=body, timeout=60) as answer:
+                next(answer.iter_lines())
+                process.send_signal(signal.SIGINT)
+                assert any(one.startswith("finishing 1 request") for one in process.stderr)  # at once: it waits for us
+                process.send_signal(signal.SIGINT)
+                _, told = process.communicate(timeout=60)
+            assert told == "interrupted\n" and process.returncode == 130
+        other.shutdown()
 
 
 def test_what_listens_everywhere_is_called_by_a_name(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -173,7 +174,8 @@ def chat(
     server: ServerOptions,
     split: SplitOptions,
 ) -> None:
-    """Talk with a model, a line a turn. /new begins again, /exit or Ctrl-D ends. Nothing is stored."""
+    """Talk with a model, a line a turn. /new begins again, /exit or Ctrl-D ends; Ctrl-C ends an answer, and at the
+    prompt the chat. Nothing is stored."""
     if split.split is not None:
         from milkglass.cli.split.decoder import sampling_of, split_text
 
@@ -221,10 +223,16 @@ def _talk(conversation: Conversation) -> None:
 
 
 def _turn(conversation: Conversation, line: str) -> None:
-    """One more turn. Where it fails the conversation is unchanged: the person may try again."""
+    """One more turn. Where it fails, or is interrupted, the conversation is unchanged: the person may try again."""
     try:
-        if show_pieces(conversation.say(line)):
-            say()
+        with closing(conversation.say(line)) as pieces:
+            if show_pieces(pieces):
+                say()
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        say()
+        note("interrupted: the conversation goes on without this message and its answer")
     except TooLong as error:
         note(f"error: {error.message}\n  hint: /new begins a new conversation")
     except MilkglassError as error:

@@ -37,7 +37,7 @@ from milkglass.cli.reproduce import data, reproduce
 from milkglass.cli.sanitize import sanitize
 from milkglass.cli.serve import serve
 from milkglass.cli.split.commands import splits
-from milkglass.cli.ui.terminal import INTERRUPTED, note, report
+from milkglass.cli.ui.terminal import INTERRUPTED, note_apart, report
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.extras import missing
 from milkglass.system import keep_private
@@ -60,7 +60,7 @@ class Commands(TyperGroup):
             report(error, as_json)
             code = error.exit_code
         except KeyboardInterrupt:
-            note("interrupted")
+            note_apart("interrupted")
             code = INTERRUPTED
         except UnicodeError:
             report(UsageError("the input is not UTF-8 text", "convert it to UTF-8"), as_json)

@@ -150,7 +150,7 @@ class Conversation:
         """Begin again, with the system's message."""
         self.turns = list(self.start)
 
-    def say(self, text: str) -> Iterator[str]:
+    def say(self, text: str) -> Generator[str, None, None]:
         """Yield the answer to a message, a piece at a time. It joins the conversation when it is complete."""
         turns: list[Message] = [*self.turns, {"role": "user", "content": text}]
         answer = self.ask(turns)

@@ -15,14 +15,14 @@ from typing import Protocol
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import UnlockedKey
 from milkglass.engines.upstream import Upstream
-from milkglass.progress import Log
+from milkglass.progress import Log, no_log
 from milkglass.proxy.app import PageRoutes, create_app
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.backends import Backends, ServedKey, all_connected
 from milkglass.proxy.counting import UsageCount
 from milkglass.proxy.observe import Observer, Observers
 from milkglass.server.connections import logs
-from milkglass.server.connections.process import WebServer, allowed, listen, url_of
+from milkglass.server.connections.process import DRAIN, WebServer, allowed, listen, url_of
 from milkglass.server.settings import Limits
 
 LIMITS = Limits(total=2048, per_address=1024)  # one program may ask a thousand things at a time
@@ -112,7 +112,7 @@ def run(
             for counter in counters:
                 await running.enter_async_context(counter.running())
             routes = None if page is None else await running.enter_async_context(page.running(backends.each[0]))
-            await serve(backends, listener, address, limits, lambda url: ready(url, names), routes)
+            await serve(backends, listener, address, limits, lambda url: ready(url, names), routes, notice)
 
     try:
         asyncio.run(work())
@@ -127,9 +127,18 @@ async def serve(
     limits: Limits,
     ready: Callable[[str], None] = lambda url: None,
     page: PageRoutes | None = None,
+    notice: Log = no_log,
 ) -> None:
     """Until SIGINT or SIGTERM. ready: called with the address once connections are accepted."""
     app, url = create_app(backends, address.token, page, limits), url_of(listener, address)
     gc.collect()
     gc.freeze()  # what the libraries made is not looked through again and again while answers are on their way
-    await WebServer(app, address, limits, on_ready=lambda: ready(url)).serve(sockets=[listener])
+    loop = asyncio.get_running_loop()
+
+    def stopping() -> None:
+        if not server.should_exit and (left := len(server.server_state.tasks)):
+            requests = "1 request" if left == 1 else f"{left} requests"
+            loop.call_soon_threadsafe(notice, f"finishing {requests}, {DRAIN} s at most; Ctrl-C again ends them")
+
+    server = WebServer(app, address, limits, stopping, on_ready=lambda: ready(url))
+    await server.serve(sockets=[listener])

@@ -12,7 +12,7 @@ import typer
 from milkglass.cli.proxy.commands import EndpointOptions, named_keys
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import KeyOptions, ServerOptions, changed, original, refuse_unused, with_options
-from milkglass.cli.ui.terminal import INTERRUPTED, note, say
+from milkglass.cli.ui.terminal import INTERRUPTED, note, note_apart, say
 from milkglass.cli.ui.tls import reached
 from milkglass.errors import UsageError
 
@@ -78,7 +78,7 @@ def ui(
     try:
         run([(unlocked, codec)], upstream, names, address, ready, note, page)
     except KeyboardInterrupt:
-        note("interrupted")
+        note_apart("interrupted")
         leave(INTERRUPTED)
     leave(0)  # where Ctrl-C is ignored, the server alone has heard it
 

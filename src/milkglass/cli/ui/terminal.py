@@ -72,6 +72,11 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def note_apart(text: str) -> None:
+    """After Ctrl-C: a terminal shows "^C" where the cursor stands, so that the text begins a line of its own."""
+    note(f"\n{text}" if watched() else text)
+
+
 def emit(as_json: bool, document: Mapping[str, Any], human: Callable[[], str] | str) -> None:
     """One JSON document, or words, on stdout."""
     say(json_text(document) if as_json else human if isinstance(human, str) else human())

@@ -7,6 +7,7 @@ what collects stderr.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import threading
@@ -48,6 +49,8 @@ class Throttle(logging.Filter):
         self._buckets: dict[tuple[str, int, str], _Bucket] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.exc_info, tuple) and isinstance(record.exc_info[1], asyncio.CancelledError):
+            return False  # a request that a server ended as it stopped is no fault
         with self._lock:
             bucket = self._bucket(record)
             now = self._clock()

@@ -3,12 +3,14 @@ it: `serve`, `split serve`, `proxy` and `ui`."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import resource
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -103,9 +105,19 @@ class WebServer(uvicorn.Server):
     def _connection(self, on_lost: Callable[[], None]) -> ServerConnection:
         return ServerConnection(self.config, self.server_state, self.lifespan.state, self.limits, on_lost)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; where a second Ctrl-C cuts it short, requests are ended and the application is closed, too."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            for task in self.server_state.tasks:
+                task.cancel()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.lifespan.shutdown(), DRAIN)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._on_stop()
         super().handle_exit(sig, frame)
+        del self._captured_signals[1:]  # one is raised again at the end; a second would break off what closes then
 
 
 def raise_open_files() -> int:
