@@ -13,13 +13,23 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
+from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import write_key
+from milkglass.client.key.generate import new_key
 from milkglass.extras import EXTRA_OF, OPTIONAL
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.schemes.coarse import Coarse
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.schemes.scheme import Scheme
+from milkglass.schemes.sentinel import SentinelLMs
+from milkglass.schemes.symbols.symbol_map import SymbolMap
 from tests import tiny
-from tests.cli.kit import PASSPHRASE, Owner
+from tests.cli.kit import PASSPHRASE, Owner, has_model_of
+from tests.cli.test_commands import job_server
 from tests.client.stub import TOKEN as STUB_TOKEN
 from tests.client.stub import Handler, Stub
 from tests.proxy.kit import Scrambled
@@ -99,6 +109,41 @@ def test_generate_and_chat(served: tuple[Path, Server, Scrambled]) -> None:
     environment = {**os.environ, "MILKGLASS_PASSPHRASE": PASSPHRASE}
     found = subprocess.run(command, env=environment, input="hi\n", capture_output=True, text=True, check=False)
     assert found.returncode == 0 and found.stdout.strip(), found.stderr
+
+
+SCHEMES: dict[str, Scheme] = {
+    "aliases": ObfusLM(4, 0.1, 0.9, aliases=2),
+    "shared rows": ObfusLM(4, 0.1, 0.9, rows="shared"),
+    "responses": Coarse(12, epsilon=1.0, map=SymbolMap.of(np.arange(tiny.VOCAB) % 12, np.ones(tiny.VOCAB))),
+    "hashed": SentinelLMs(),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_key_of_every_kind_encodes(name: str, tmp_path: Path) -> None:
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "model"))
+    key = new_key(base, str(base.folder), SCHEMES[name], base.digest())
+    write_key(tmp_path / "k.mgkey", key, PASSPHRASE, weak=True, scrypt_n=2)
+    ids = json.loads(done(run(COMMAND, "encode", "--key", tmp_path / "k.mgkey", tiny.TEXTS[0])))
+    codec = Codec.open(key, base.folder)
+    assert len(ids) == len(codec.encode(tiny.TEXTS[:1]).ids[0])
+    if codec.readable:
+        assert codec.decode(ids).strip() == tiny.TEXTS[0]
+
+
+def test_finetune(tmp_path: Path) -> None:
+    owner = Owner(tmp_path, "bert")
+    (tmp_path / "token").write_text(STUB_TOKEN, "utf-8")
+    rows = [{"text": text, "label": str(number % 2)} for number, text in enumerate(tiny.TEXTS * 2)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    with Stub() as stub:
+        threading.Thread(target=stub.serve_forever, daemon=True).start()
+        job_server(stub)
+        has_model_of(stub, owner)
+        to = ("--server", stub.url, "--token-file", tmp_path / "token")
+        assert "ft-77aa" in done(run(COMMAND, "finetune", "mine", tmp_path / "rows.jsonl", "--key", owner.path, *to))
+        assert "ftjob-77aa" in done(run(COMMAND, "job", "ftjob-77aa", *to))
+        stub.shutdown()
 
 
 def test_classify(tmp_path: Path) -> None:
