@@ -30,7 +30,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 class GradientDefence(abc.ABC):  # noqa: B024 - a method may change one of three things, none of which is abstract
-    """Final subclasses are frozen dataclasses whose fields are the parameters. name: as a recipe has it."""
+    """The base of all defences of gradients. Subclasses are frozen dataclasses whose fields are the parameters.
+
+    Attributes:
+        name: as a recipe has it.
+        paper: where the method comes from. None: it is none.
+    """
 
     name: ClassVar[str]
     paper: ClassVar[Paper | None]
@@ -40,27 +45,27 @@ class GradientDefence(abc.ABC):  # noqa: B024 - a method may change one of three
 
     @property
     def guarantee(self) -> str | None:
-        """What is proved of one gradient that is shared, in words; None: nothing."""
+        """Returns what is proved of one gradient that is shared, in words. None: nothing is."""
         return None
 
     def spent(self, rounds: int) -> str | None:
-        """What is proved of all that a site shares in so many rounds of a run, in words; None: it is not accounted."""
+        """Returns what is proved of all that a site shares in so many rounds, in words. None: it is not accounted."""
         return None
 
     def added_noise(self, texts: int) -> AddedNoise | None:
-        """What is public of the noise on the gradient of so many texts; None where none is added."""
+        """Returns what is public of the noise on the gradient of so many texts. None: no noise is added."""
         return None
 
     def before(self, step: SharedStep) -> SharedStep:
-        """The step that is taken in the place of this one. It shares its weights and changes nothing of it."""
+        """Returns the step that is taken in place of this one. It shares the weights of the given step."""
         return step
 
     def take(self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> Tensors:
-        """Its gradient, for ids (b, t), before `after`."""
+        """Returns the gradient of a step for ids (b, t), before `after`."""
         return step.gradient(ids, mask, targets)
 
     def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
-        """What is shared of the gradient of `texts` texts. The tensors that are given are not changed."""
+        """Returns what is shared of the gradient of so many texts. The given tensors are not changed."""
         return dict(tensors)
 
 
@@ -76,11 +81,22 @@ def share(
     step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None, defence: GradientDefence,
     round: int, stream: Stream,
 ) -> Gradients:  # fmt: skip
-    """What a client shares of one step. ids, mask: (b, t). targets: as for `SharedStep.gradient`. stream: the keys of
-    two streams are drawn from it, for dropout and for the defence; PyTorch's generator is not used. The defence's
-    stream depends on the gradient as well (noise/stream.py): no two gradients ever meet the same noise.
+    """Returns what a client shares of one step.
 
-    Raises UsageError where the gradient is not finite: what is made of such a one would hide nothing.
+    The defence's stream depends on the gradient as well (noise/stream.py): no two gradients meet the same noise.
+    PyTorch's generator is not used.
+
+    Args:
+        step: the model and its loss.
+        ids: (b, t) of the texts.
+        mask: (b, t) where a text has a token.
+        targets: as for `SharedStep.gradient`.
+        defence: what is done to the gradient.
+        round: the number of the step.
+        stream: the keys of two streams are drawn from it, for dropout and for the defence.
+
+    Raises:
+        UsageError: the gradient is not finite; what is made of such a one would hide nothing.
     """
     dropping, drawing = stream.child(), stream.child()
     with drawing_from(dropping):
@@ -92,8 +108,10 @@ def share(
 
 
 def altered(step: SharedStep, frozen: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:
-    """The same model over the same weights (a change of them is seen in both), but with parameters of its own; those
-    named in `frozen` need no gradient."""
+    """Returns a step with the same model over the same weights, but with parameters of its own.
+
+    A change of the weights is seen in both. Parameters that are named in `frozen` need no gradient.
+    """
     named = dict(step.module.named_parameters())
     memo: dict[int, Any] = {id(one): one for one in step.module.buffers()}
     for name, one in named.items():

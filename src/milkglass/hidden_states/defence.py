@@ -42,11 +42,11 @@ ALONE = threading.Lock()
 
 @dataclass(frozen=True)
 class HiddenStateDefence(Mechanism):
-    """A method with its two halves. Final subclasses are frozen dataclasses whose fields are the parameters.
+    """The base of all defences of hidden states. Subclasses are frozen dataclasses whose fields are the parameters.
 
     Attributes:
         client: the class of the client half.
-        server: likewise.
+        server: the class of the server half.
     """
 
     client: ClassVar[type[EncoderClient]] = EncoderClient
@@ -94,11 +94,11 @@ class HiddenStateDefence(Mechanism):
             return self.load_client(base, client), self.server(server, served, about)
 
     def served(self, upper: torch.nn.Module) -> torch.nn.Module:
-        """What the server holds of the upper half: all of it."""
+        """Returns what the server holds of the upper half: here all of it."""
         return upper
 
     def kept(self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Tensors that the client needs besides its half; their shapes depend on no text."""
+        """Returns tensors that the client needs besides its half. Their shapes must not depend on a text."""
         return {}
 
     def _required(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> tuple[Ids, int]:

@@ -24,13 +24,18 @@ from milkglass.threat.defence import Defence
 
 @dataclass(frozen=True)
 class HalvesTraining:
-    """How both halves are trained: C.3 of the ObfusLM paper, unless a method says otherwise. The learning rate decays
-    linearly to zero, as in transformers' Trainer, which trains the models beside these.
+    """How both halves are trained: as C.3 of the ObfusLM paper says, unless a method says otherwise.
+
+    The learning rate decays linearly to zero, as in transformers' Trainer.
 
     Attributes:
-        warmup_ratio: of the steps, over which the learning rate rises first.
-        max_steps: None for all epochs.
-        max_length: in tokens; longer texts are cut in training, and refused when they are sent.
+        learning_rate: the highest.
+        batch_size: texts a step.
+        epochs: passes over the texts.
+        max_steps: of the training. None: as many as the epochs have.
+        max_length: in tokens. Longer texts are cut in training, and refused when they are sent.
+        weight_decay: AdamW's.
+        warmup_ratio: the share of the steps over which the learning rate rises first.
     """
 
     learning_rate: float = limited(2e-5, above=0)
@@ -47,16 +52,21 @@ class HalvesTraining:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """What a method sees of one step.
+    """What a method sees of one training step.
 
     Attributes:
-        numbers: (b,) of the texts in the training data.
+        ids: (b, t) of the texts.
+        mask: (b, t) bool, where a text has a token.
+        hidden: (b, t, d) what the lower half gave.
+        labels: (b,) the classes.
+        numbers: (b,) the numbers of the texts in the training data.
+        epoch: from 0.
     """
 
-    ids: torch.Tensor  # (b, t)
-    mask: torch.Tensor  # (b, t), bool
-    hidden: torch.Tensor  # (b, t, d), what the lower half gave
-    labels: torch.Tensor  # (b,)
+    ids: torch.Tensor
+    mask: torch.Tensor
+    hidden: torch.Tensor
+    labels: torch.Tensor
     numbers: Ids
     epoch: int
 
@@ -66,10 +76,10 @@ class Mechanism(Defence):
     """A method and its parameters.
 
     Attributes:
-        layer: layers that the client runs, 0 for the embeddings alone, None for all.
+        layer: how many layers the client runs. 0: the embeddings alone. None: all.
         training: of both halves.
-        later: parameters that came later, of the method or its training, with the value that folders without them have.
-        trains_lower: whether the client's half learns; if not, it is the public model's.
+        later: parameters that were added later, with the value of folders that lack them.
+        trains_lower: whether the client's half learns. If not, it is the public model's.
     """
 
     layer: int | None = limited(0)
@@ -83,49 +93,60 @@ class Mechanism(Defence):
 
     @abc.abstractmethod
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        """What is sent for the (t, d) hidden states of one text: (t, d), or (1, d) where the method pools. Gradients
-        pass through it in training."""
+        """Returns what is sent for one text. Gradients pass through it in training.
+
+        Args:
+            hidden: (t, d) the hidden states of the text.
+            draws: the only source of random numbers.
+
+        Returns:
+            (t, d), or (1, d) if the method pools.
+        """
 
     @property
     def pooled(self) -> bool:
+        """Returns whether one row is sent for a text."""
         return False
 
     @property
     def added_noise(self) -> AddedNoise | None:
-        """What is public of the noise on each text's states; None where none is added."""
+        """Returns what is public of the noise on each text's states. None: no noise is added."""
         return None
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing is disturbed when texts are sent, in training alone."""
+        """Returns whether states are disturbed in training alone, and not when texts are sent."""
         return False
 
     def cut(self, base: Checkpoint) -> int:
-        """After how many layers of this model."""
+        """Returns after how many layers this model is cut."""
         return halves.layers_of(base.config) if self.layer is None else self.layer
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
-        """The server's half of a whole classifier."""
+        """Returns the server's half of a whole classifier."""
         return halves.Upper(model, self.cut(base))
 
     def aids(self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot) -> torch.nn.Module:
-        """What is trained besides, and discarded."""
+        """Returns a module that is trained besides the halves, and discarded."""
         return torch.nn.Module()
 
     def loss(self, step: TrainingStep, upper: torch.nn.Module, aids: torch.nn.Module, root: NoiseRoot) -> torch.Tensor:
+        """Returns the loss of one step: the task's, and what the method adds."""
         sent, mask = self.disturbed(step, root)
         result = torch.nn.functional.cross_entropy(upper(sent, mask), step.labels)
         return result + self.extra(step, sent, aids)
 
     def extra(self, step: TrainingStep, sent: torch.Tensor, aids: torch.nn.Module) -> torch.Tensor:
-        """A loss besides the task's."""
+        """Returns the loss that the method adds to the task's."""
         return torch.zeros(())
 
     # --- the same for all methods -------------------------------------------------------------------------------------
     def disturbed(self, step: TrainingStep, root: NoiseRoot) -> tuple[torch.Tensor, torch.Tensor]:
-        """What would be sent for a step's texts, padded again, and its mask. Draws are bound to the states, unless a
-        text has one draw for all epochs: its states differ in their last bits from batch to batch, and binding would
-        make more draws of it than are counted."""
+        """Returns what would be sent for a step's texts, padded again, and its mask.
+
+        Draws are bound to the states, unless a text has one draw for all epochs: its states differ in their last bits
+        from batch to batch, and binding would make more draws than are counted.
+        """
         sent, once = list[torch.Tensor](), self.drawn_in(0) == self.drawn_in(1)
         for row, mask, ids, number in zip(step.hidden, step.mask, step.ids, step.numbers, strict=True):
             hidden = row[mask]
@@ -134,12 +155,14 @@ class Mechanism(Defence):
         return padded(sent)
 
     def drawn_in(self, epoch: int) -> int:
-        """Noise is drawn anew where this number is new."""
+        """Returns a number for an epoch. Noise is drawn anew when the number is new."""
         return epoch
 
     def document(self) -> dict[str, Any]:
-        """A parameter that came later is left out at the value that folders without it have, so that these open. They
-        keep the others as they were made, such as a weight decay of 0.01, which was the default."""
+        """Returns the name and all parameters.
+
+        A parameter that was added later is left out at the value of folders that lack it, so that these open.
+        """
         document = {"name": self.name, **dataclasses.asdict(self)}
         for table in (document, document["training"]):
             for name, value in self.later.items():
@@ -149,7 +172,7 @@ class Mechanism(Defence):
 
     @property
     def salt(self) -> str:
-        """The method and all of its parameters."""
+        """Returns the method and all of its parameters as one text, which is part of every stream's seed."""
         return json.dumps(self.document(), sort_keys=True)
 
     def root(self, secret: bytes) -> NoiseRoot:

@@ -22,15 +22,15 @@ OF_TEXTS = ("keep_stopwords", "allow")  # parameters that `TextSanitizer` has, n
 
 @dataclass(frozen=True)
 class SanitizerMethod(abc.ABC):
-    """Final subclasses are frozen dataclasses whose fields are the parameters, with the paper's values.
+    """The base of all sanitizers. Subclasses are frozen dataclasses whose fields are the parameters.
 
     Attributes:
         epsilon: the budget of one word.
         keep_stopwords: whether English function words are kept.
         allow: further words that are kept.
-        name: the catalogue's.
+        name: in the catalogue.
         needs_counts: whether a corpus must be counted first. Other methods use counts if there are any.
-        by_tokens: whether the paper replaces tokens of the model, not words.
+        by_tokens: whether the paper replaces tokens of the model and not words.
         has_lists: whether lists of words are made before the first word is drawn, which takes time.
     """
 
@@ -48,7 +48,7 @@ class SanitizerMethod(abc.ABC):
 
     @abc.abstractmethod
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> Sanitizer:
-        """The mechanism over a table. counts: (n,) how often each word of the table occurs."""
+        """Returns the mechanism over a table. counts: (n,) how often each word of the table occurs, or None."""
 
     @property
     def keeps_stopwords(self) -> bool:
@@ -60,7 +60,7 @@ class SanitizerMethod(abc.ABC):
         return TextSanitizer(self.sanitizer(table, counts), self.keeps_stopwords, self.allow, splitting)
 
     def reading(self, reader: Reader, counts: NDArray[np.int64] | None = None) -> TextSanitizer | TokenTextSanitizer:
-        """In front of text, by what the reader makes of it: words or tokens."""
+        """Returns the mechanism in front of text, which the reader divides into words or tokens."""
         if isinstance(reader, WordReader):
             return self.over(reader.table, counts, reader.splitting)
         self.require_by_tokens()
@@ -72,7 +72,7 @@ class SanitizerMethod(abc.ABC):
             raise UsageError(f"{self.name} keeps some words, and tokens are to be replaced", "replace words instead")
 
     def document(self) -> dict[str, Any]:
-        """The parameters, for a report. Allowed words are counted: they are the user's."""
+        """Returns the parameters for a report. Allowed words are only counted: they are the user's."""
         own = {name: getattr(self, name) for name in parameters_of(type(self)) if name not in OF_TEXTS}
         texts = {"stopwords_kept": self.keeps_stopwords, "allowed_words": len(self.allow)}
         return {"method": self.name, **own, **texts}

@@ -29,13 +29,15 @@ WORDS_AT_A_TIME = 8192  # words drawn at a time, which bounds memory
 
 @dataclass(frozen=True, eq=False)
 class Sanitizer(abc.ABC):
-    """A mechanism over a table.
+    """A mechanism over a table of words.
+
+    An unknown word, id UNKNOWN, is always replaced, by one law for all unknown words: what is sent shows that there was
+    one, and nothing else about it.
 
     Attributes:
+        table: the words and their vectors.
         epsilon: the budget of one word, above 0. A text of t words spends t times that.
-
-    An unknown word, id UNKNOWN, is always replaced, by a law that is the same for all unknown words: what is sent shows
-    that there was one, and nothing else about it.
+        paper: where the method comes from.
     """
 
     table: WordVectors = field(repr=False)
@@ -49,40 +51,60 @@ class Sanitizer(abc.ABC):
     @property
     @abc.abstractmethod
     def guarantee(self) -> str | None:
-        """What is proved of this mechanism with these parameters, for one word; None: nothing is."""
+        """Returns what is proved for one word with these parameters. None: nothing is."""
 
     @abc.abstractmethod
     def draw(self, places: Ids, stream: Stream) -> Ids:
-        """(t,) places, or UNKNOWN, to the places of their substitutes. At most WORDS_AT_A_TIME at a time."""
+        """Draw substitutes.
+
+        Args:
+            places: (t,) places of words among the candidates, or UNKNOWN; at most WORDS_AT_A_TIME.
+            stream: the only source of random numbers.
+
+        Returns:
+            (t,) the places of the substitutes.
+        """
 
     def due(self, ids: Ids, stream: Stream) -> Mask:
-        """(t,) which of these known words are replaced; all, unless a variant spares some."""
+        """Returns (t,) which of these known words are replaced: all, unless a variant spares some."""
         return np.ones(len(ids), np.bool_)
 
     def sensitivity(self) -> Mask | None:
-        """(n,) the words that the variant always replaces; None where it makes no difference between words."""
+        """Returns (n,) the words that the variant always replaces. None: it makes no difference between words."""
         return None
 
     @property
     def drawn_from(self) -> int | None:
-        """How many words substitutes are drawn from, where these are words of the corpus; None: of the whole table."""
+        """Returns how many words of the corpus substitutes are drawn from. None: they are from the whole table."""
         return None
 
     def prepare(self) -> None:  # noqa: B027
-        """Work out now what draws need, where that is not done word by word."""
+        """Compute now what draws need, if that is not done word by word."""
 
     def with_lists(self, progress: Progress, folder: Path | None = None) -> tuple[Self, bool]:
-        """The same mechanism with its lists of words at hand, and whether they were kept from an earlier run.
+        """Returns the mechanism with its lists of words, and whether they were kept from an earlier run.
 
-        Lists that follow from a table alone are kept in Milkglass's cache (models/array_cache.py), or in `folder`;
-        those that private counts decide are not. progress: of n words whose lists are made.
+        Lists that follow from a table alone are kept in Milkglass's cache (models/kept.py), or in `folder`. Lists that
+        private counts decide are not kept.
+
+        Args:
+            progress: receives how many words have their list.
+            folder: in place of the cache.
         """
         return self, False
 
     def sanitize(self, ids: Ids, stream: Stream) -> Ids:
-        """(t,) row numbers of the table, or UNKNOWN, to (t,) row numbers. Special rows are unchanged.
+        """Replace words.
 
-        Raises UnknownWord for any other number: it would cross in the clear.
+        Args:
+            ids: (t,) row numbers of the table, or UNKNOWN.
+            stream: the only source of random numbers.
+
+        Returns:
+            (t,) row numbers. Special rows are unchanged.
+
+        Raises:
+            UnknownWord: another number, which would cross in the clear.
         """
         ids = np.asarray(ids)
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
@@ -95,8 +117,11 @@ class Sanitizer(abc.ABC):
         return self.replaced(ids.astype(np.int64), stream)[0]
 
     def replaced(self, ids: Ids, stream: Stream) -> tuple[Ids, Mask]:
-        """The same of ids that were checked, and (t,) which of them went through the mechanism. Raises TypeError for
-        any other generator than a key stream: no guarantee would hold."""
+        """Returns `sanitize` of ids that were checked, and (t,) which of them went through the mechanism.
+
+        Raises:
+            TypeError: `stream` is another generator than a key stream, with which no guarantee would hold.
+        """
         if not isinstance(stream, Stream):
             raise TypeError(f"draws come from a noise.stream.Stream, not from a {type(stream).__name__}")
         out, drawn = ids.copy(), np.zeros(len(ids), np.bool_)
@@ -112,11 +137,11 @@ class Sanitizer(abc.ABC):
 
     @cached_property
     def vectors(self) -> Vectors:
-        """(m, d) by place."""
+        """Returns (m, d) the vectors of the candidates."""
         return self.table.vectors if self.table.special is None else self.table.vectors[self.table.candidates]
 
     def order(self, counts: NDArray[np.int64] | None) -> Ids:
-        """Places from the commonest word to the rarest; ties, and a table without counts, in the table's order."""
+        """Returns the places from the commonest word to the rarest. Ties keep the table's order."""
         if counts is None:
             return np.arange(len(self.vectors))
         if counts.shape != (len(self.table),):
@@ -126,10 +151,11 @@ class Sanitizer(abc.ABC):
 
 @dataclass(frozen=True)
 class Spared:
-    """Words that are not sensitive are replaced with probability p only.
+    """Replaces words that are not sensitive with probability p only.
 
     Attributes:
         sensitive: (n,) by row of the table.
+        p: from 0 to 1.
     """
 
     sensitive: Mask = field(repr=False)
@@ -144,15 +170,19 @@ class Spared:
         SHARE.require(self.p, "p", "0.3 is the papers' choice")
 
     def due(self, ids: Ids, stream: Stream) -> Mask:
-        """UNKNOWN is decided elsewhere; a random number is drawn for every word, so that draws don't hang together."""
+        """Returns (t,) which of these known words are replaced. One random number is drawn for every word."""
         return self.sensitive[ids] | (stream.random(len(ids)) < self.p)
 
 
-# Which words are sensitive: those that are rare in a corpus, or not in it at all (CMIF, section 4.1).
-#
-# The counts are of the user's own text. What is sensitive hence depends on it, which no guarantee here covers.
 def sensitive_words(counts: NDArray[np.int64], share: float) -> Mask:
-    """(n,) the rarest `share` of the words that occur, as rare ones as the last of them too, and all that never do."""
+    """Returns (n,) which words are sensitive: the rarest that occur, and all that never do (CMIF, section 4.1).
+
+    The counts are of the user's own text: what is sensitive depends on it, which no guarantee here covers.
+
+    Args:
+        counts: (n,) how often each word occurs.
+        share: of the words that occur, from 0 to 1. Words as rare as the last of them are sensitive too.
+    """
     SHARE.require(share, "the share of sensitive words", "0.2 is CMIF's choice")
     seen = np.sort(counts[counts > 0])
     last = round(share * len(seen))

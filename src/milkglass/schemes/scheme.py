@@ -1,7 +1,7 @@
-"""What a scheme that rewrites token-indexed tables is: its parameters, and how it maps rows.
+"""What a scheme is that rewrites token-indexed tables: its parameters, and how it maps rows.
 
-`client/obfuscate/scramble.py` reads the tables, asks the scheme for a `RowMap`, permutes what that gives and writes it.
-One file of this folder is one scheme, and `of` finds it by the name that a key file keeps.
+`client/obfuscate/scramble.py` reads the tables, asks the scheme for a `RowMap`, permutes the rows of its result and
+writes them. One file of this folder is one scheme; the catalogue finds it by the name that a key file keeps.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 
 class Scheme(abc.ABC):
-    """Final subclasses are frozen dataclasses whose fields are the parameters (milkglass/parameters.py).
+    """The base of all schemes. Subclasses are frozen dataclasses whose fields are the parameters (parameters.py).
 
     Attributes:
         name: as a key file keeps it.
-        broken: why it must not be relied on.
+        paper: where the method comes from.
+        broken: why nobody should rely on it. None: no such reason is known.
         hashed: whether the permutation sorts keyed hashes.
         needs_heads: whether heads and neurons are rewritten too, so that the parts of a layer must be known.
     """
@@ -48,67 +49,96 @@ class Scheme(abc.ABC):
 
     @property
     def k(self) -> int:
-        """Among how many tokens each is meant to hide; 1 promises nothing."""
+        """Returns among how many tokens each is meant to hide. 1 promises nothing."""
         return 1
 
     @property
     def copies(self) -> int:
-        """r: how many scrambled ids each ordinary token has."""
+        """Returns r, the number of scrambled ids of each ordinary token."""
         return 1
 
     @property
     def shares(self) -> bool:
-        """Whether all rows of a cluster are one, and an id names a cluster and no token."""
+        """Returns whether all rows of a cluster are equal, so that an id names a cluster and no token."""
         return False
 
     @property
     def for_labels(self) -> bool:
-        """Whether it is made for a model that classifies or gives scores, of which nobody reads ids."""
+        """Returns whether the scheme is for models that classify or give scores, whose answers hold no ids."""
         return False
 
     @property
     def token_symbols(self) -> Ids | None:
-        """(n,) the number of each token's symbol, where many tokens have one id; None: no two tokens do."""
+        """Returns (n,) the number of each token's symbol, if many tokens have one id. None: no two tokens do."""
         return None
 
     @property
     def plus(self) -> Plus | None:
-        """How the dimensions of every layer are mixed as well, where they are."""
+        """Returns how the dimensions of every layer are mixed. None: they are not."""
         return None
 
     @property
     def needs_whole_layers(self) -> bool:
-        """Whether tensors of every layer are rewritten, so that the model's layout must be known."""
+        """Returns whether tensors of every layer are rewritten, so that the model's layout must be known."""
         return self.plus is not None
 
     def stream_width(self, width: int, heads: int) -> int:
-        """D, the dimensions of the new stream. width: d. heads: must divide D, as configs of some models demand."""
+        """Returns D, the dimensions of the new residual stream.
+
+        Args:
+            width: d, those of the original.
+            heads: must divide D, as configs of some models demand.
+        """
         return width
 
     @property
     def supports_delta(self) -> bool:
-        """Whether most of the model is unchanged, so that a delta is smaller than the whole."""
+        """Returns whether most of the model is unchanged, so that a delta is smaller than the whole."""
         return not self.needs_whole_layers
 
     def suggested(self, kind: str) -> dict[str, Any]:
-        """Parameters that the paper sets by the kind of model, "encoder" or "decoder", in place of the defaults."""
+        """Returns the parameters that the paper sets for a kind of model, "encoder" or "decoder"."""
         return {}
 
     @property
     def needs_texts(self) -> bool:
-        """Whether nothing can be rewritten before `found` has read the client's rows."""
+        """Returns whether nothing can be rewritten before `found` has read the client's rows."""
         return False
 
     def found(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Scheme:
-        """The scheme with what it finds in the client's rows. draws: a stream of the key for each label. Raises
-        UsageError for a scheme that reads none."""
+        """Returns the scheme with what it finds in the client's rows.
+
+        Args:
+            evidence: the rows.
+            draws: gives a stream of the key for each label.
+            progress: receives how much is done.
+
+        Raises:
+            UsageError: the scheme reads no rows.
+        """
         raise UsageError(f"{self.name} reads no rows", "leave them out")
 
     def require_tokens(self, tokens: int, special: int) -> None:  # noqa: B027 - most schemes take any number
-        """Raises UsageError for a vocabulary of too few tokens. special: how many of them are special."""
+        """Check the size of a vocabulary.
+
+        Args:
+            tokens: how many there are.
+            special: how many of them are special.
+
+        Raises:
+            UsageError: there are too few.
+        """
 
     def with_counts(self, counts: NDArray[np.int64], factor: float) -> Scheme:
-        """The scheme in frequency bands. counts: (n,) of each token. Raises UsageError for a scheme without bands."""
+        """Returns the scheme in frequency bands.
+
+        Args:
+            counts: (n,) how often each token occurs.
+            factor: of the counts in one band.
+
+        Raises:
+            UsageError: the scheme has no bands.
+        """
         raise UsageError(f"{self.name} has no frequency bands", "use obfuslm, or leave bands out")
 
     @abc.abstractmethod
@@ -116,23 +146,23 @@ class Scheme(abc.ABC):
         self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
         slots: Slots, groups: list[Ids] | None = None,
     ) -> RowMap:  # fmt: skip
-        """How the rows of a table are mixed.
+        """Returns how the rows of a table are mixed.
 
         Args:
             table: (n, d).
             order: (n,) rows in the order of their scrambled ids.
             special: ids of special tokens.
-            draws: a stream for each label.
+            draws: gives a stream of the key for each label.
             progress: receives how many rows are done.
-            slots: by which the rows of the result are numbered; without aliases, by tokens.
-            groups: the clusters, where the key keeps them; None: they are computed.
+            slots: number the rows of the result; without aliases there is one for each token.
+            groups: the clusters that the key keeps. None: they are computed.
         """
 
     def groups(self, table: torch.Tensor, order: Ids, special: Ids, progress: Progress) -> list[Ids]:
-        """The clusters of the tokens that take part. Raises UsageError for a scheme without any."""
+        """Returns the clusters of the tokens that take part. Raises UsageError if the scheme has none."""
         raise UsageError(f"{self.name} has no clusters", "use obfuslm")
 
     def document(self) -> dict[str, Any]:
-        """The name and the parameters, as a key file keeps them; an option that is off is left out."""
+        """Returns the name and the parameters, as a key file keeps them. An option that is off is left out."""
         result = {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
         return {name: value for name, value in result.items() if value is not None}

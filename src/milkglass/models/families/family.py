@@ -21,10 +21,18 @@ def _none(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One model: every tensor whose first dimension is the vocabulary.
+    """One model, with every tensor whose first dimension is the vocabulary.
 
-    `table` is the input embedding E (n, d); `heads` are output embeddings H (n, d), empty when tied or absent;
-    `biases` are output biases (n,). All are permuted and mixed the same way, so that tied stays tied.
+    All of these are permuted and mixed in the same way, so that tied tensors stay tied.
+
+    Attributes:
+        family: of the model.
+        kind: "encoder" or "decoder".
+        vocab_size: n.
+        table: the name of the input embedding (n, d).
+        heads: the names of output embeddings (n, d); empty when tied or absent.
+        biases: the names of output biases (n,).
+        pinned: ids that must keep their place.
     """
 
     family: Family
@@ -37,10 +45,11 @@ class Architecture:
 
     @property
     def touched(self) -> tuple[str, ...]:
+        """Returns the names of all tensors that are indexed by token id."""
         return (self.table, *self.heads, *self.biases)
 
     def residual(self, checkpoint: Checkpoint) -> Residual:
-        """What touches the residual stream. Raises UnsupportedModel, with the reason, where it cannot be mixed."""
+        """Returns what touches the residual stream. Raises UnsupportedModel with the reason if it is fixed."""
         if isinstance(self.family.stream, str):
             raise UnsupportedModel(
                 f"the dimensions of {self.family.name} cannot be mixed: {self.family.stream}",
@@ -49,7 +58,7 @@ class Architecture:
         return Residual.of(self.family.stream, checkpoint, self.touched)
 
     def layout(self, checkpoint: Checkpoint) -> LayerLayout:
-        """Heads and neurons of its layers. Raises UnsupportedModel, with the reason, where they cannot be changed."""
+        """Returns heads and neurons of the layers. Raises UnsupportedModel with the reason if they are fixed."""
         names = self.family.layers
         if names is None:
             raise UnsupportedModel(
@@ -63,11 +72,20 @@ class Architecture:
 class Family:
     """How a family names its tensors. Names are matched at the end of a tensor's full name, after a dot.
 
-    `pinned` gives the ids that must keep their place, because the architecture uses the *number* itself. `stream` says
-    what touches the residual stream, or why its dimensions cannot be mixed. `neurons` is the module of each layer whose
-    outputs enter the nonlinearity of the feed-forward network. `layers` names the parts of each layer, where a scheme
-    may change them all. `parts` are the words between the dots of tensor names that no built-in family has (those are
-    in client/layout.py): a model with another word cannot be uploaded.
+    Attributes:
+        name: for people, and in the catalogue.
+        kind: "encoder" or "decoder".
+        model_types: as in config.json.
+        table: names that the input embedding can have.
+        stream: what touches the residual stream, or the reason why its dimensions cannot be mixed.
+        neurons: the module of each layer whose outputs enter the nonlinearity of the feed-forward network.
+        heads: names of output embeddings.
+        biases: names of output biases.
+        pinned: takes the config, and returns the ids that must keep their place since the architecture uses the number
+            itself.
+        layers: the names of the parts of each layer, if a scheme may change them all.
+        parts: the words between the dots of tensor names that no built-in family has (client/layout.py). A model with
+            any other word cannot be uploaded.
     """
 
     name: str
@@ -83,6 +101,7 @@ class Family:
     parts: frozenset[str] = frozenset()
 
     def locate(self, checkpoint: Checkpoint) -> Architecture:
+        """Returns the model with its tables. Raises UnsupportedModel if one is missing or cannot be mixed."""
         tables = _matching(checkpoint, self.table)
         if len(tables) != 1:
             raise UnsupportedModel(
