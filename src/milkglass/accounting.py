@@ -4,8 +4,7 @@
 
 The oracles of DP-Forward's public code, s = 0.600 at eps = 8 and 3.731 at eps = 1, are D = 1 and delta = 1e-5.
 
-Neighbours here are two texts, any two: each is one input of the mechanism, and is replaced as a whole. Out of scope:
-models, texts, labels, and amplification by sampling, which it never claims.
+Neighbours here are two texts, any two: each is one input of the mechanism, and is replaced as a whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""JSON in which no key may occur twice: readers differ in which of the two they take.
-
-Out of scope: what is read.
-"""
+"""JSON in which no key may occur twice: readers differ in which of the two they take."""
 
 from __future__ import annotations
 

@@ -47,14 +47,9 @@ def test_it_refuses_with_a_reason_where_it_cannot_apply(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL_ATTACKS)
-def test_its_page_explains_it(name: str) -> None:
-    """One file a method, which says what it exploits and what it does not know. Variants of one method may share a
-    file: they have a base of their own there."""
+def test_variants_that_share_a_file_have_a_base_of_their_own_there(name: str) -> None:
     module = inspect.getmodule(type(ALL_ATTACKS[name]))
-    assert module is not None
-    text = module.__doc__ or ""
-    assert len(text) > 300
-    assert "Out of scope" in text or "does not know" in text, name
+    assert module is not None and module.__doc__
     here = [type(one) for one in ALL_ATTACKS.values() if inspect.getmodule(type(one)) is module]
     bases = [{base for base in kind.__bases__ if inspect.getmodule(base) is module} for kind in here]
     assert len(here) == 1 or set.intersection(*bases)

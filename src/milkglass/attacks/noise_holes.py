@@ -1,5 +1,5 @@
 """The numbers that noise in floating point cannot reach (Mironov 2012): some of them rule out each wrong guess of what
-it was added to. Out of scope: how guesses are made.
+it was added to.
 """
 
 from __future__ import annotations

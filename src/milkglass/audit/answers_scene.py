@@ -2,8 +2,6 @@
 
 The server is active, which no other scene's is. It plays against the product's own codec, so that what is measured is
 what a proxy or a session sends. The letters' ids are given to it: their commonest tokens are deciphered first.
-
-Out of scope: the first letters, networks, and answers that break off.
 """
 
 from __future__ import annotations

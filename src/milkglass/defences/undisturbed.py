@@ -5,7 +5,7 @@ the same loop as the methods beside it; with "mean" or "first" the server has CA
 is left between a method and its control is the noise, the method's own loss, CAPE's scaling to 0 ... 1, and a learning
 rate or batch size of its own where a recipe gives it one.
 
-It is in no catalogue that a command offers: there is nothing to protect a text here. Out of scope: any noise.
+It is in no catalogue that a command offers: there is nothing to protect a text here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
     seen = share(step, ids, mask, targets, GaussianNoise(), round=0, stream=stream)   # Gradients, as a server sees them
 
-defence.py says what one is; one file is one method; catalogue.py has them by name. GHOST, which changes the
-text and not the gradient, is in sanitizers/ghost/. Out of scope: attacks, the aggregation, the number
-of rounds.
+defence.py says what one is; one file is one method; catalogue.py has them by name. GHOST, which changes the text and
+not the gradient, is in sanitizers/ghost/.
 """

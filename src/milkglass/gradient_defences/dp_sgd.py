@@ -19,8 +19,6 @@ and, where each text joins a batch by a coin of its own, that rate.
 
 Not through Opacus, which takes examples apart inside the model: it does so at every layer but one that all examples
 share, such as a table of positions, whose gradient it leaves whole, and it knows no tied tables.
-
-Out of scope: how texts are drawn.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 GRAB (Feng et al. 2024) optimises the masks with the text, and GHOST's comparison takes all attacks without dropout. The
 masks are drawn anew at each step. Nothing is promised.
 
-Out of scope: families. A rate is in a Dropout module, or, for attention, in a number.
+A rate is in a Dropout module, or, for attention, in a number.
 """
 
 from __future__ import annotations

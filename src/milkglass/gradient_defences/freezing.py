@@ -4,7 +4,7 @@ A gradient's rows of the word table that are not 0 are the batch's bag of words;
 length. Everything above is still trained and shared: a span check on the first layer needs no table's gradient. The
 norm after the embeddings is trained too. Nothing is promised.
 
-Out of scope: families. A table is an embedding module, and its kind follows from its name.
+A table is an embedding module, and its kind follows from its name.
 """
 
 from __future__ import annotations

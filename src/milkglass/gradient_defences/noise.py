@@ -9,7 +9,7 @@ absolute. Zhu et al. name the variance: their 0.01 is a level of 0.1. Laplacian 
 that is a scale of level C / sqrt(2), so that both of one level disturb equally. The noise is drawn exactly and added on
 a grid (noise/grid.py).
 
-Out of scope: rounds. A promise is of one gradient; n of them spend more.
+A promise is of one gradient; n of them spend more.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ left is not scaled up (GHOST, section 5.1, at 0.99). By magnitude, as in Zhu et 
 2018): the smallest are dropped, of each tensor or of all together.
 
 What is left is exact. A span check or a look at which rows of the table are not 0 works as before: nothing is promised.
-Out of scope: rounds, and error feedback, with which a client would share later what it dropped.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ x is the mean of a text's last states, as in the authors' code (github.com/Napie
 which also counts the padding); `pooling = "first"` takes the state of [CLS]. The control of either is the method
 "undisturbed" (defences/undisturbed.py).
 
-Out of scope: which attributes are private. Nobody labels any here, so the adversary names words.
+Nobody labels any here, so the adversary names words.
 """
 
 from __future__ import annotations

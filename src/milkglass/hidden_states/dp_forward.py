@@ -14,7 +14,7 @@ what is sent later is not disturbed.
 Sensitivity. Any text may replace any other, so two clipped matrices are up to 2 C apart. The public code
 takes 1 for any C: `sensitivity = "paper"` calibrates so, and the guarantee then names the epsilon that holds.
 
-Out of scope: which tokens matter. The length of a text is not hidden, and no guarantee speaks of it: as in the
+The length of a text is not hidden, and no guarantee speaks of it: as in the
 paper, neighbours are texts of one length (padded to it, they would be any two).
 """
 

@@ -15,7 +15,7 @@ The public code does not bound h, and its epsilon is a scale and no budget. With
 apart in L1, so that replacing a whole text of t tokens costs 2 clip d t / scale: true, and far too much to be relied on
 at usual settings. What protects, if anything does, is the clusters, about which nothing is proved; see the attacks.
 
-Out of scope: the private words. All tokens are treated equally.
+All tokens are treated equally.
 """
 
 from __future__ import annotations

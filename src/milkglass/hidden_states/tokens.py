@@ -1,6 +1,6 @@
 """Texts to public ids and padded batches: the model's own fast tokenizer, and nothing secret.
 
-Out of scope: defences. What looks like a special token in a text is text.
+What looks like a special token in a text is text.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ answer keeps no rule.
 
 A rule that cannot be checked (ifeval_rules.UNSUPPORTED) is left out and counted, and so is a prompt with one, from the
 accuracies by prompt: it is never taken as kept.
-
-Out of scope: models. It reads texts.
 """
 
 from __future__ import annotations

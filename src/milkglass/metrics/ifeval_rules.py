@@ -12,7 +12,7 @@ program, with these departures:
 - `language:response_language` needs such a detector for the whole of its rule: it is not among RULES, and `UNSUPPORTED`
   says why.
 
-Out of scope: scores. A rule that nobody can check is never taken as kept.
+A rule that nobody can check is never taken as kept.
 """
 
 from __future__ import annotations

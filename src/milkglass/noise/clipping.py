@@ -4,8 +4,6 @@
 
 A sum of n squares in fp64 is off by less than n 2^-53 of itself, and a product by 2^-53: s covers vectors of up to 2^32
 coordinates. So |x'| <= C holds exactly for the fp64 numbers x'. The millionth that is lost is never noticed.
-
-Out of scope: what is clipped, and which noise follows.
 """
 
 from __future__ import annotations

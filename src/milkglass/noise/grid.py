@@ -6,8 +6,6 @@ x is cut toward zero, so that no coordinate grows: a bound on x in any norm, and
 as well. round(Z / g) is an exact sample (rounded.py). The result is a function of the real mechanism's output on the
 cut x and has its guarantee; every multiple of g can be released, whatever x is. A conversion to fp32 afterwards is a
 function of the released number alone.
-
-Out of scope: which bound holds for x (clipping.py makes it), and what the noise is worth.
 """
 
 from __future__ import annotations
@@ -91,7 +89,8 @@ def in_place_of(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
 
 # What is public of the noise that a mechanism adds: an attacker is given it (Kerckhoffs).
 #
-# Out of scope: how the noise is drawn.
+
+
 @dataclass(frozen=True)
 class AddedNoise:
     """Attributes:

@@ -6,7 +6,7 @@
 A = P diag(s) Q with P and Q uniform orthogonal matrices and s log-uniform from 1 / sqrt(c) to sqrt(c): its condition
 number is at most c, and 1 where A is orthogonal. All of it is fp64, so that only U and the answer are rounded.
 
-Out of scope: why rows are combined, and what that hides. It does not hide their span.
+A combination does not hide the span of the rows.
 """
 
 from __future__ import annotations

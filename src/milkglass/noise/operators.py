@@ -3,8 +3,6 @@
 PyTorch's generator keeps 32 bits of a seed, so its masks can be searched. Inside `drawing_from(stream)` every operator
 that PyTorch marks as random is drawn from the stream instead. One that is not implemented here raises; none falls back
 to PyTorch's generator.
-
-Out of scope: models, and why they drop.
 """
 
 from __future__ import annotations

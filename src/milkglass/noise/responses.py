@@ -5,8 +5,6 @@
 (Warner, JASA 1965; for m values Kairouz, Bonawitz and Ramage, ICML 2016, section 3.2). For any two values x, x' and any
 y the chances differ by a factor of at most exp(epsilon), so a posterior's odds differ from the prior's by no more: each
 value is (epsilon, 0) locally differentially private. Chances are ratios of whole numbers, w rounded up, drawn exactly.
-
-Out of scope: values that are sent several times, whose epsilons add up; what stands around a value.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The secret of a client half, and the streams that are drawn from it: for each text, each key, each order.
 
-Noise on data is drawn by noise/grid.py from `NoiseStream.stream`. Out of scope: what numbers are for.
+Noise on data is drawn by noise/grid.py from `NoiseStream.stream`.
 """
 
 from __future__ import annotations

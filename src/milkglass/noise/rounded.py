@@ -11,8 +11,6 @@ How a sample is computed: one sign bit, 63 bits of the tail's probability, the i
 the bits not yet drawn could change K, the tail's probability at the neighbouring boundary is computed with 60 digits,
 and further bits are drawn until K is certain. `reference/noise.py` is the literal oracle, `vectors/noise.json` its
 answers.
-
-Out of scope: what is hidden, and which r hides it.
 """
 
 from __future__ import annotations

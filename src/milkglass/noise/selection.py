@@ -8,8 +8,6 @@ mechanism. Ties go to the first candidate, by a rule that does not depend on the
 Exponential mechanism: weights are whole numbers from ceil(2^44 exp(-epsilon / 2)) + 1 to 2^44, and a number below their
 sum is drawn exactly. For two inputs the weights of a candidate differ by a factor of at most exp(epsilon / 2), so do
 the sums, and no rounding is left over.
-
-Out of scope: what the candidates are.
 """
 
 from __future__ import annotations

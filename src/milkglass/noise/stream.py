@@ -2,8 +2,6 @@
 
 Sub-keys are HKDF-SHA256(root, salt = digest of the base model, info = "milkglass/1 " + label), so a key used with
 another model gives another permutation. `vectors/` holds known answers.
-
-Out of scope: what the numbers are for.
 """
 
 from __future__ import annotations
@@ -134,7 +132,8 @@ class Stream:
 # its last bits differ, and they name the tokens that were read. So the key of noise is an HMAC over the very numbers
 # that the noise is added to.
 #
-# Out of scope: what is added, and where it goes.
+
+
 def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """SHA-256 over names, shapes, types and all numbers."""
     import torch

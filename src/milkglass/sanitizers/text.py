@@ -2,7 +2,7 @@
 
 Every word of what comes out is a word of the table or one that the caller kept by name, in the table's spelling: no
 spelling, capital or accent of the input gets through. What was between words stays, rare white space as blanks; two
-words that touch are written apart. Out of scope: files.
+words that touch are written apart.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ embedding layer).
 A text is tokenized alone, its ids go through the mechanism, and what comes out is decoded. Special tokens are never
 drawn, and what looks like one in a text is text. What a tokenizer makes of the decoded text can be other tokens than
 those that were drawn: two that touch may merge. That is work on what was drawn, and reveals nothing more.
-
-Out of scope: words (text.py), and which part of a conversation is the user's (rows.py).
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ Likewise heads and biases, so that the logits of all aliases of a token name the
 places in the softmax and a special one has 1: until it is tuned, a model that generates ends its texts later than the
 original would, by log r nats; and log r nats of the loss cannot be learnt, since the alias is drawn at random.
 
-Out of scope: how an alias is drawn (client/codec/aliases.py). What it does not hide: two aliases of
-one token mix the same cluster, and occur between the same neighbours.
+What it does not hide: two aliases of one token mix the same cluster, and occur between the same neighbours.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ counted on, so that this guess falls toward 1/k.
 Cost: members of a cluster are less similar, so that their mixture is further from each. It does not help against an
 attacker who uses neighbours (attacks/token_ids/decipherment/decipherment.py). Measured in docs/log.md.
 
-Out of scope: how tokens are counted. The classes are kept in the key file, since the scheme must give
-the same clusters again; they are as private as the key, and a server that solves the clusters sees them.
+The classes are kept in the key file, since the scheme must give the same clusters again; they are as private as the
+key, and a server that solves the clusters sees them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """EmbedCluster, Algorithm 1 of ObfusLM (appendix B): clusters of similar rows, and how small ones are merged.
 
-Out of scope: noise, keys, schemes. Deviations 1 to 3 of obfuslm.py are made here.
+Deviations 1 to 3 of obfuslm.py are made here.
 """
 
 from __future__ import annotations

@@ -18,9 +18,7 @@ then a token that shares a symbol is epsilon-DP locally, given the map and all o
 moves a reader's odds between two such tokens at that place by a factor of exp(epsilon) at most; a text of t tokens has
 t times epsilon, and what stands around a place tells of it as before.
 
-A decoder is trained as a classifier too. Out of scope: text that it generates, since an answer in symbols names no
-tokens; whether a client's small model can choose them is measured in experiments/kinds/symbol_generation.py. Maps that
-are learnt with an information-bottleneck objective are not built.
+A decoder is trained as a classifier too. Maps that are learnt with an information-bottleneck objective are not built.
 """
 
 from __future__ import annotations

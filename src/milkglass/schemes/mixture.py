@@ -2,8 +2,6 @@
 
 W @ table is the mixed table. It is given in blocks of rows and reads only the rows that these mix, BLOCK_BYTES of them
 in fp32 at a time, so the table may be larger than the memory.
-
-Out of scope: how the clusters and the weights came about (obfuslm.py).
 """
 
 from __future__ import annotations

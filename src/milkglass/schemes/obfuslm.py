@@ -4,9 +4,8 @@ EmbedCluster is Algorithm 1 (clustering.py), WeightSynth Algorithm 2 (weight_syn
 `reference/obfuslm.py` transcribes them literally and is the oracle: the same clusters for the same order, the same
 weights for the same noise.
 
-Out of scope: the (k, epsilon) promise is nominal. The sensitivity in Algorithm 2 depends on the data,
-and the noise does not depend on epsilon at all (deviation 4): `Promise` (mixture.py) reports what holds in fact, and
-only attacks show what that is worth.
+The sensitivity in Algorithm 2 depends on the data, and the noise does not depend on epsilon at all (deviation 4):
+`Promise` (mixture.py) reports what holds in fact, and only attacks show what that is worth.
 """
 
 from __future__ import annotations

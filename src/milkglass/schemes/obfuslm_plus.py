@@ -20,10 +20,6 @@ rounding of the checkpoint's dtype.
 
 **Memory.** Clustering dimensions takes the whole of E~ at once, as columns: that is a table in its own dtype. All else
 is (d, d).
-
-Out of scope: which tensors read and which write (models/families/residual.py), and the norms' gains,
-which must be folded away before: a diagonal does not commute with W*, and merely permuted gains show sigma* by their
-sizes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """WeightSynth, Algorithm 2 of ObfusLM (appendix B): the noisy weights with which a cluster's rows are mixed.
 
-Out of scope: clusters, keys, schemes. Deviation 4 of obfuslm.py is made here.
+Deviation 4 of obfuslm.py is made here.
 """
 
 from __future__ import annotations

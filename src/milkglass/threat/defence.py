@@ -2,8 +2,6 @@
 
 The client half turns texts into what crosses the wire. The server half is what rests on the machine that is not
 trusted, and answers. An attack is given exactly these two, `Client.send` and `Server.rest`, as one `Transcript`.
-
-Out of scope: any defence, any attack, how a server half is trained further.
 """
 
 from __future__ import annotations

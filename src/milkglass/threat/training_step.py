@@ -7,8 +7,7 @@ A client takes the gradient for its ids (`gradient`). Anyone with the model as w
 making, given as embeddings, and through it (`dummy`). Both go one way through one code: ids are embedded, and then
 masked, summed and averaged alike.
 
-Attention is computed without fused kernels, which cannot be differentiated twice. fp32. Out of scope: attacks,
-defences, optimisers, who the client is.
+Attention is computed without fused kernels, which cannot be differentiated twice. fp32.
 """
 
 from __future__ import annotations

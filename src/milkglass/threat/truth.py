@@ -1,7 +1,7 @@
 """What is true, and how a guess is graded by it. No attack may import this module: a test holds that wall.
 
 Public ids are the ids of the public tokenizer, scrambled ids those that crossed the wire; a vocabulary has n of each,
-or more scrambled ones, n'. Out of scope: any attack, any defence, the key.
+or more scrambled ones, n'.
 """
 
 from __future__ import annotations

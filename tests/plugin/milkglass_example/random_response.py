@@ -2,7 +2,7 @@
 
     p(x | x) = e^eps / (e^eps + m - 1)         p(y | x) = 1 / (e^eps + m - 1) for each other of m words
 
-Out of scope: which words are alike.
+It does not use which words are alike.
 """
 
 from __future__ import annotations

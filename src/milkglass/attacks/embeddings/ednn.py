@@ -8,7 +8,7 @@ both multiples of the vector of ones. What it does not touch is e - lshift(e), t
 which is the Euclidean distance between two tables of differences: one matrix product ranks all pairs, and no loop over
 i and j is needed (tests/attacks/test_knn.py compares with the loop).
 
-Out of scope: anything but one row at a time. Against a mixture it is worse than cosines.
+Against a mixture it is worse than cosines.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 The weakest attack of all, and the one that every paper prints. A scheme that mixes an embedding with others, or adds
 noise to it, leaves it nearer to where it was than to most other places.
 
-Out of scope: anything but one token at a time. What frequencies, neighbours and repetition give away besides
-is not counted here (THREATS.md).
+What frequencies, neighbours and repetition give away besides is not counted here (THREATS.md).
 
 `NearestRows` is the base of all attacks that read ids so, with other features of a row.
 """

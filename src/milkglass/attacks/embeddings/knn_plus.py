@@ -3,8 +3,6 @@
 The paper prints the better of the two results, which no attacker can pick without the truth. An attacker picks
 otherwise: it obfuscates the public model itself under a key of its own (Kerckhoffs: the scheme and its parameters are
 public), tries both there, and uses what did better. The choice is the same unless the two are nearly equal.
-
-Out of scope: how to use both at once, id by id.
 """
 
 from __future__ import annotations

@@ -22,8 +22,6 @@ Adam's steps, past zero where a number is small, and then rows are named that di
 
 With a tied output head every row gets a gradient from the softmax at every step; then the rows that occur still move
 most, but no row stands still: all are named as members, which says nothing.
-
-Out of scope: order, texts, and the tokens themselves: it matches ranks inside the candidates.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ nothing of this.
 
 Guarantees of differential privacy are of real numbers. Noise on a grid leaves the same numbers to every row: then all
 rows are alike, half are over any bound, and nothing is named. Where the head is the table as well, every row has a
-gradient, and this reads nothing either. Out of scope: the seed of the noise, and the order of tokens.
+gradient, and this reads nothing either.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ Where noise was added, rows that are too long for noise are taken, as long as th
 
 How often a token was there is not guessed: rows grow with their tokens' effect, not with their number. Each comes once.
 Texts of a batch are not distinguished: all tokens are dealt out by the lengths, in the order of their ids.
-Out of scope: the order of tokens, which text each is of, the model's layers.
 """
 
 from __future__ import annotations

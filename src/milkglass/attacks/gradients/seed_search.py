@@ -18,7 +18,7 @@ All seeds are tried, in blocks; each that passes is checked by the noise that it
 known, of every tensor: it is subtracted, and the rows that are left are the tokens that were read (free_tokens.py).
 The seed of a stream of 256 bits cannot be searched: there every seed fails, and nothing is named.
 
-It takes up to an hour of two cores. Out of scope: the width of the noise, texts, the model's layers.
+It takes up to an hour of two cores.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ inversion ends (`dager`), but not these three:
 
 The order is improved by swaps, moves and, where a token must be repeated, replacements, while that falls: first come,
 first kept, from the best of some orders drawn at random beside that of step 2, and from there again, shaken. One text a
-batch. Out of scope: language; tokens whose rows are gone.
+batch.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ needs neither the table nor the corpus, only what the server computes anyway. Th
 the states are recomputed by running the served model over prompt and answer as one sequence. The first id of an answer
 to an empty prompt follows nothing, so there is no state for it and no guess.
 
-Out of scope: that one scrambled id always stands for one public id. ERA+ (era_plus.py) does.
+Each place is read by itself. ERA+ (era_plus.py) also uses that one scrambled id always stands for one public id.
 """
 
 from __future__ import annotations

@@ -19,8 +19,6 @@ prior (attacks/token_ids/decipherment/evidence.py): where the two do not agree b
 prior stands. A prior that says nothing leaves it at 1/2. rho counts ids, not places: where the states are right about
 most ids and sure of the wrong token for the two commonest, it is small, and those two are read wrongly (measured:
 docs/log.md, Alpaca).
-
-Out of scope: ids that were never generated, or only where nothing precedes them; they keep their prior.
 """
 
 from __future__ import annotations

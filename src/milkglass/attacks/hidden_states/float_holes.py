@@ -11,7 +11,6 @@ with it epsilon, one frame suffices:
 Guarantees of differential privacy are of real numbers. Noise that is drawn and added on a grid, as Milkglass does since
 this attack read all that DP-Forward sent, has no holes, and no factor fits: the attack ends there, and `always` makes
 it guess nevertheless. It needs states that follow from a token and its place alone, which are those of layer 0.
-Out of scope: the key of the noise; any text but how public texts begin.
 """
 
 from __future__ import annotations

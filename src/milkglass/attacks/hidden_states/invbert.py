@@ -16,7 +16,7 @@ Every weight that it starts from is the public model's, and the order of the bat
 generator. Dropout is not: torch draws it from one generator for the whole process, so that where a model with dropout
 is trained beside other attacks two runs differ by a little. Seeding that generator here would disturb the others.
 
-Out of scope: that equal ids are equal tokens. It reads each text separately.
+It reads each text separately.
 """
 
 from __future__ import annotations

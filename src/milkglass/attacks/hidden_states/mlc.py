@@ -10,8 +10,7 @@ Order and number are not read. Words that public text hardly has are never guess
 function words and little else. When its time is short it takes a random part of the public text, and names no words of
 the sent texts that it did not come to.
 
-Out of scope: the tokens, although a server under ObfusLM has their ids. It is the attack for a server that is
-sent nothing but embeddings.
+It is the attack for a server that is sent nothing but embeddings.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ The attacker knows the positions: rows come in the order of the text. Cosines do
 which clipping does. Where the public texts all begin and end with the same ids, these are taken for the special tokens;
 without public text a token is run with nothing around it.
 
-Out of scope: contexts. After a few layers a state has more of the sentence in it than of its token, and an
-attack that is trained on states (`invert_hidden.py`) reads more.
+After a few layers a state has more of the sentence in it than of its token, and an attack that is trained on states
+(`invert_hidden.py`) reads more.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ A shield is one more direction: nothing changes while rows and shields are fewer
 is everything, and the attack refuses. Noise on U ends it where it is as large as what separates two tokens; `noise`
 tells the attack of it. Texts that are mixed together in one batch are read as one bag; with added positions, places are
 then ambiguous, since w_i + p_j is in the span with any chain of w_i + p_k, w_l + p_k, w_l + p_j.
-
-Out of scope: states after layers of an encoder, which follow from whole texts; language, which would resolve ties.
 """
 
 from __future__ import annotations

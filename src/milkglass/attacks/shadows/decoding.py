@@ -5,12 +5,10 @@ each shadow can stand for. This puts both together:
 
     p(t_1 ... t_n | s_1 ... s_n)  ~  prod_i p(s_i | t_i) p(t_i | t_(i-1)),    t_i in T_ori(s_i) only
 
-p(t | t') are pairs of neighbours in a public text, mixed with frequency, as in `channel.py`. p(s | t) is how often
-the attacker's own rehearsal of the defence gave t the shadow s, beside `prior` choices made of all its |S_t| shadows
-alike; without a rehearsal, these alone. Each place takes the likeliest original, summed over all readings of the rest
-of the text (forward-backward).
-
-Out of scope: more of the language than pairs of neighbours; why the defence chose that shadow in that text.
+p(t | t') are pairs of neighbours in a public text, mixed with frequency, as in `channel.py`. p(s | t) is how often the
+attacker's own rehearsal of the defence gave t the shadow s, beside `prior` choices made of all its |S_t| shadows alike;
+without a rehearsal, these alone. Each place takes the likeliest original, summed over all readings of the rest of the
+text (forward-backward).
 """
 
 from __future__ import annotations

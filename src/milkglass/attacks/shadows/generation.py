@@ -8,8 +8,6 @@ and what was sent is completed greedily, one original for each shadow. Positions
 that an original stands at the position of its shadow. The model is any causal model whose vocabulary is that of the
 texts: one from a folder, else a small one that starts from nothing, which is what a processor trains in minutes. With
 `restricted` a place may only hold what its shadow can stand for.
-
-Out of scope: any text but the reference corpus; without a folder, no language at all before that.
 """
 
 from __future__ import annotations

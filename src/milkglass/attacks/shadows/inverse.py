@@ -14,8 +14,7 @@ The rules name an original t of a shadow s by embeddings alone, one token at a t
 Why they read anything: GHOST excludes only those of the nearest neighbours that share the token's meaning, so a near
 token is still a likelier original than a far one. Against a defence that takes shadows from the middle of its lists,
 the median rule is the right one. Sampling is the weakest: it also names tokens that it holds to be less likely. Special
-tokens stand for themselves, and are read so. Out of scope: frequency, context, and how the defence chose among the
-shadows.
+tokens stand for themselves, and are read so.
 """
 
 from __future__ import annotations

@@ -11,9 +11,6 @@ the same public text, the forward-backward algorithm weighs every candidate of a
     alpha(t, x) = p(s_t | x) sum_w alpha(t-1, w) p(x | w),    p(x | w) = (1 - mix) p1(x) + mix count(w, x) / count(w)
 
 A seen token that the rehearsal never gave is read as itself: much of a sanitized text is the text.
-
-Out of scope: more of the language than pairs of neighbours, and what the mechanism does to words that the
-attacker's own text lacks.
 """
 
 from __future__ import annotations

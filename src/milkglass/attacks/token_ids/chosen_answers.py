@@ -10,8 +10,6 @@ under every scheme whose ids are read back. It takes an active server: one that 
 
 Where an answer comes back in the ids that the server wrote, nothing is learnt: these are left out. So are answers whose
 place does not hold what they say: two tokens for one id, or one that is not like the place before.
-
-Out of scope: how the first letters are known (`decipherment`: they are the commonest tokens), and what to write next.
 """
 
 from __future__ import annotations

@@ -29,9 +29,8 @@ lies between two values that were, and no two of the twelve settings were more t
 round, `contexts`, `certain`) was not tuned: a second round costs as much again, and on real text what it adds is not
 measured.
 
-Out of scope: what follows a place beyond decipherment's two neighbours, ids outside all groups, tokens that
-the reader's tokenizer spells alike at their beginning. A reader may have read the private text when it was trained, if
-that was public: results on well-known data sets can be flattered by it.
+A reader may have seen the private text in its own training, if that text is public: results on well-known data sets can
+be too high for that reason.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ passes through it; within a budget a random part of the sentences is read, the o
 With `steps` the training is of one length on every machine. All that is drawn at random comes from the attack's own
 generator, and the model runs without dropout: attacks beside it in the same process change nothing.
 
-Out of scope: that an id in one sentence is the same token in every other.
 attacks/token_ids/decipherment/decipherment.py does.
 """
 

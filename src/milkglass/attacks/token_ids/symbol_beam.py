@@ -8,8 +8,6 @@ A reading's score is a sum over its places,
 with P the reader's (decipherment/reader.py) and `score` what is known of the place otherwise. The w best readings of
 each text go on. Tokens are spelled by rows of the reader's ids of different length, so that a row of the cache has
 gaps; the mask leaves them out, and positions count without them.
-
-Out of scope: the rest of a token that takes several of the reader's ids, readings that were dropped once.
 """
 
 from __future__ import annotations

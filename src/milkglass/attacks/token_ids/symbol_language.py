@@ -18,8 +18,6 @@ decoder reads badly, the likeliest text as a whole has fewer right tokens than t
 
 "Most" and "more" are of the tokens that count. An attacker who wants content leaves out the commonest, which a large u
 misses.
-
-Out of scope: members that are not listed; what a token's further ids in the reader's spelling say.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@
 s is the place's symbol. Where ids are sent as they are, P(s | t) is 1 for its members and 0 for all others, which are
 not scored. Where ids are exchanged by randomised response, the members of all such ids are scored, and those of s
 itself are more likely by the mechanism's advantage.
-
-Out of scope: how it is trained, and what stands beside it (symbol_decoder.py).
 """
 
 from __future__ import annotations

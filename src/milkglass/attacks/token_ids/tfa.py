@@ -18,8 +18,6 @@ What is matched by nothing is said to be so:
 - A token that opens or closes every text, such as [CLS], is known by its place
   (attacks/token_ids/decipherment/cribs.py) and takes no rank: in texts of other lengths it is commoner or rarer, and
   would shift every rank after it. `match = "nearest", places = False` is the paper's attack.
-
-Out of scope: neighbours and candidates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How much an id can say where it stands for many tokens: the rate, beside which the cross-entropy of an attack stands.
 
 The rate is what crosses at most, whatever the reader knows; "content hidden bits" (threat/truth.py) is what one reader
-is left without. Both are bits a token. Out of scope: the limits of a map, which are its key's
-(client/obfuscate/symbol_rate.py).
+is left without. Both are bits a token.
 """
 
 from __future__ import annotations

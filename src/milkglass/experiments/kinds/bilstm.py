@@ -5,8 +5,7 @@ The vocabulary is the words of a GloVe file. The scheme's rows and the permutati
 as scrambled ids. The attacks are the catalogue's, run by the audit's runner on what crossed: the scrambled table and
 ids.
 
-Out of scope: how a variant trains (experiments/procedures/lstm.py). The paper names neither its k and
-epsilon for this table, nor whether the word vectors learn, nor the batch size.
+The paper names neither its k and epsilon for this table, nor whether the word vectors learn, nor the batch size.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 A gradient is as large as the model: those of 1,000 texts of BERT-base would take 438 GB. Each is computed when it is
 read and again when it is read later, with the same draws, and only the last one read is kept.
-
-Out of scope: what a gradient is (threat/training_step.py), and what is shared of it (gradient_defences/).
 """
 
 from __future__ import annotations

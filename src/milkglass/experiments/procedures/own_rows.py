@@ -201,8 +201,7 @@ def fall(losses: Sequence[float]) -> tuple[float, float] | None:
 
     The quarters are of the reports; s^2 is the variance within one. Two standard errors of the difference (Welch 1947):
     a fall that the noise of batches explains is not called one. With fewer than IN_A_QUARTER reports in one nothing is
-    said. Out of scope: whether more training would help. A loss on training rows falls where a model learns them by
-    heart, too.
+    said. A loss on training rows also falls where a model learns them by heart.
     """
     count = len(losses) // 4
     if count < IN_A_QUARTER:

@@ -1,7 +1,6 @@
 """What the names of figures mean, for readers of a result.
 
-A figure's name is its measure, then what it is of: "tokens top-1, knn, model only, sst2, obfuslm". Out of scope:
-recipes' own names of data and defences, and measures that are not listed here.
+A figure's name is its measure, then what it is of: "tokens top-1, knn, model only, sst2, obfuslm".
 """
 
 from __future__ import annotations

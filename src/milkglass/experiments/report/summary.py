@@ -1,7 +1,6 @@
 """A comparison at a glance: of each defence its utility beside what the strongest attack reads, as rows and drawn.
 
-Only results of comparisons have both (experiments/kinds/comparison.py); of any other there are no rows. Out of scope:
-how a page looks around it.
+Only results of comparisons have both (experiments/kinds/comparison.py); of any other there are no rows.
 """
 
 from __future__ import annotations

@@ -15,9 +15,6 @@ public. Two settings of the paper:
 Neither hides the span of the rows, which needs no secret to test: **every token and its place are read** by
 `span-membership`, with shields as without, as long as a text and its shields have fewer rows than the model is wide.
 With `layer` above 0 no attack of the catalogue reads anything; the paper's server has the first layer's products too.
-
-Out of scope: products other than one layer's queries, keys and values; texts of several users mixed together; the time
-that a trusted part saves.
 """
 
 from __future__ import annotations

@@ -9,12 +9,11 @@ orthogonal matrix. The other texts are taken from those that the halves were tra
 the own text's length, so that what crosses is as long as the text. The place of the own text is drawn for each. The
 server's half learns one vector a place, from which, and the mixed answer, a small network makes that place's own.
 
-Out of scope: a checkpoint that was pretrained on mixed inputs, as the paper's is. An ordinary encoder learns
-to read mixtures from the task alone, and loses much. Nothing is proved here: V_j is the same for all texts, so that an
-attacker who learns it undoes much of the mixing, and the server's half helps with that. **It is learnt at once**:
-where the other text is shorter, the own states are sent alone, times V_p / N, and the tokens at a text's first and last
-places are public. From 500 texts both keys of N = 2 were recovered exactly. The catalogue's attacks do not do that, so
-that everyone who trains with it or audits it is warned.
+An ordinary encoder learns to read mixtures from the task alone, and loses much. Nothing is proved here: V_j is the same
+for all texts, so that an attacker who learns it undoes much of the mixing, and the server's half helps with that. **It
+is learnt at once**: where the other text is shorter, the own states are sent alone, times V_p / N, and the tokens at a
+text's first and last places are public. From 500 texts both keys of N = 2 were recovered exactly. The catalogue's
+attacks do not do that, so that everyone who trains with it or audits it is warned.
 """
 
 from __future__ import annotations

@@ -4,5 +4,5 @@
     shadow = ghost.sanitize(["a private text"])[0]  # ids to train on, and how they read
 
 lemmas.py and search.py find each token's shadows and keep them; states.py runs the model, selection.py
-chooses with beam.py; ghost.py puts both together; files.py does it to a data set. Out of scope: gradients, servers.
+chooses with beam.py; ghost.py puts both together; files.py does it to a data set.
 """

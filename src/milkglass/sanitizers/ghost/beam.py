@@ -1,7 +1,6 @@
 """One sentence on its way through GHOST's selection: the sequences that are tried at a place, and the best so far.
 
-No model is run here: the caller measures candidates and writes their losses into them. Out of scope: sweeps, several
-sentences.
+No model is run here: the caller measures candidates and writes their losses into them.
 """
 
 from __future__ import annotations

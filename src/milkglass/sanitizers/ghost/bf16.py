@@ -5,7 +5,7 @@ bf16 adds to them, a loss is |d + e|^2 and not |d|^2: it is off by |e|^2, the no
 noise) (Cauchy-Schwarz). The noise of a sentence is its own loss in bf16, where d is 0. Errors of single numbers have
 signs of their own, so that a quarter of that bound is allowed for; on MiniLM 2 d e stays below a fifteenth of it. So
 the choices are those of fp32, which is tested, also with shadows so near that noise is all there is to see, and not
-proven; bench/parts/ghost.py compares them. Out of scope: models, beams' sequences.
+proven; bench/parts/ghost.py compares them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A token that is a whole word has its word's lemma, by simplemma's dictionary; a piece of a word is its own. Words are
 compared in small letters: a capital makes no other word. Pieces are recognised by the marker that most of a
 vocabulary's marked tokens have: WordPiece marks pieces (##ing); SentencePiece and byte-level BPE mark what begins a
-word, so that what has no mark is a piece. A vocabulary without markers has whole words only. Out of scope: other
-markers, and which language a text is in: one language is taken for all.
+word, so that what has no mark is a piece. A vocabulary without markers has whole words only.
 """
 
 from __future__ import annotations

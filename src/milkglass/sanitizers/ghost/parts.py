@@ -2,8 +2,7 @@
 
 Each part is a file that is there whole or not at all. The folder is its owner's only: while parts are left to be made
 it holds the seed with which they are, if it was drawn. Parts of one run need one seed: a text that occurs in two of
-them has one shadow then, and the file is the same whether the run was interrupted or not. Out of scope: what is in a
-part.
+them has one shadow then, and the file is the same whether the run was interrupted or not.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ One that keeps none even then falls back to its k neighbours unfiltered, and is 
 
 Where we depart from the paper: the overlap is a share of k, as in the published code and as its threshold of 0.1
 needs, not a number of tokens; the paper widens the search for ever. Special tokens, [unusedN] and rows without a token
-are their own shadows and no other token's. Out of scope: models, texts.
+are their own shadows and no other token's.
 
 A search is made once for a table, a tokenizer and its parameters, and cached under the digest of all three: safetensors
 in `ghost/` of Milkglass's cache, which hold what follows from a public model, nothing secret.

@@ -12,7 +12,7 @@ not settled.
 Sentences of one length go together, their candidates in one forward. Not computed: a candidate whose loss is known,
 since it is in the beam; a position since whose last visit nothing has changed; layers of candidates that are beyond the
 worst of the beam; in fp32, where the processor is quicker in bf16, candidates that bf16 shows not to be among the best
-(bf16.py). None of these changes a choice. Out of scope: text, embeddings.
+(bf16.py). None of these changes a choice.
 """
 
 from __future__ import annotations

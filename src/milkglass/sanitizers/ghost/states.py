@@ -10,8 +10,7 @@ there, the others go on (`losses`): sound for every model, though MiniLM's candi
 too little for it to happen before the end. For a causal model what was computed for a common beginning is used again
 (`Prefix`).
 
-The layers are watched with hooks, so that masks, positions and attention are the model's own. fp32. Out of scope:
-tokens' meaning, shadows.
+The layers are watched with hooks, so that masks, positions and attention are the model's own. fp32.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ A GloVe text file has a line a word, `word float float ...`, separated by single
 which is that of frequency in the published files. Entries that our splitting can't find in a text (punctuation, "new
 york", "<unk>") are left out, and a second entry of a word as well. A first line of two whole numbers (word2vec's) is
 skipped.
-
-Out of scope: a model's own table (vocabulary.py), and any mechanism.
 """
 
 from __future__ import annotations

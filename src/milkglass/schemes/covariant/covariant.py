@@ -5,8 +5,6 @@ the tables get. Writing a checkpoint of it is client/obfuscate/covariant.py, the
 
 **None of them hides which id is which.** A nonlinearity acts on each neuron separately, so neurons can be permuted and
 no more: anyone who runs each id alone aligns them with the public model's (attacks/hidden_states/neuron_alignment.py).
-
-Out of scope: fine-tuning, mixtures of rows.
 """
 
 from __future__ import annotations

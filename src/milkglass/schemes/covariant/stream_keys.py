@@ -9,8 +9,6 @@ AloePri, Algorithm 1 (section 5.2.1), for d dimensions and an expansion of h, wi
     P Q = B B^-1 + C F + E D = I, whichever C and D: all P of one family go with all of its Q.
 
 Rows are vectors: a state x (d,) becomes x P, and x P Q = x.
-
-Out of scope: which tensors read and write (models/families/residual.py).
 """
 
 from __future__ import annotations

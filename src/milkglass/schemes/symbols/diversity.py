@@ -7,7 +7,7 @@ With p(t) the share of token t in the mass of its symbol,
 A symbol that breaks one of them is joined to the nearest symbol with which both hold, else to the nearest at all, and
 looked at again. At most half of the symbols are given up so; what is still broken then is reported and not hidden.
 
-Out of scope: words, inflections. Two tokens of one word count as two.
+Two tokens of one word count as two tokens.
 """
 
 from __future__ import annotations

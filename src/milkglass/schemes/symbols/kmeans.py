@@ -16,8 +16,6 @@ times trust(t) = c / (c + 4), c = c_k + c_other: a token that was seen once says
 sqrt 2: with two classes the coordinates are opposite, and distances are those of one log odds. For a regression there
 is one coordinate, the mean score of the texts that hold the token, times trust. A token that was seen in fewer than two
 texts takes 0.7 of the mean of all others, weighted by trust and exp(12 (cos - 1)).
-
-Out of scope: what a symbol must keep (diversity.py); combinations of tokens, which is what the model is trained for.
 """
 
 from __future__ import annotations

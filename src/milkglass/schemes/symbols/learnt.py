@@ -12,8 +12,7 @@ gradient passes through the choice as if it were the identity (straight-through,
 
 keeps the points near to their centres, which are moved to the means of their tokens between steps. In the last epoch
 the assignment stays. So tokens come together that the task need not tell apart, whatever else they mean.
-
-The network is forgotten. Out of scope: what a symbol must keep (diversity.py); rows without labels.
+The network is discarded.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
     row s of the new table = sum of w_t E_t / sum of w_t over the tokens t of symbol s
 
 The map is kept in the scheme's parameters, since nothing else gives it again: what it was found from stays behind.
-
-Out of scope: how a map is found (kmeans.py, learnt.py), what it must keep (diversity.py).
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@
 
 No optimisation, no start, no prior: texts come out exactly, or not at all. Noise and pruning give every gradient full
 rank, and then nothing is found; `surviving-entries` is for these. So does a batch with as many tokens as the model is
-wide. Out of scope: the labels, and of the language more than its vocabulary. Lengths help where they are
-known.
+wide. Lengths help where they are known.
 """
 
 from __future__ import annotations

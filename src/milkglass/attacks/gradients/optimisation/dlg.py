@@ -8,9 +8,8 @@ then each place is read as the token whose embedding has the nearest cosine. TAG
 Settings are those with which the text attacks compare themselves (LAMP's code, its baselines): Adam 0.1, 2,500 steps,
 one start from N(0, 1); TAG's L1 at 0.01 for all layers alike.
 
-Out of scope: that embeddings are tokens, until the end, and anything of language. The learning rate suits entries near
-0.1. On smaller ones, as in the tables of sentence encoders (about 0.05), it leaves little of the text: it is as
-published.
+The learning rate suits entries near 0.1. On smaller ones, as in the tables of sentence encoders (about 0.05), it leaves
+little of the text: it is as published.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
    of its places, judged by the distance of its gradient; `sweeps` times over, or until nothing changes.
 4. The next of `rounds` begins at the embeddings of what was found.
 
-Out of scope: anything of language; a token that was never near is never tried. Where the client drops, of
-models with 32 dimensions no more came back with masks than without: they are many unknowns beside few numbers.
+Where the client drops, of models with 32 dimensions no more came back with masks than without: they are many unknowns
+beside few numbers.
 """
 
 from __future__ import annotations

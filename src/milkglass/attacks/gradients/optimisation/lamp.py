@@ -7,9 +7,6 @@
    tokens, move one, move a span, put a prefix at the end; special tokens and padding stay where they are), judged by
      distance + language x mean negative log-likelihood of the nearest tokens (prior.py);   the best is taken.
 4. The nearest tokens by cosine of the best embeddings on the way.
-
-Out of scope: which words a text has, but by their embeddings' gradients; without public text it has no model
-of the language, and orders are judged by the distance alone.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     p(c | a b) = (count(a b c) + kinds(a b) p(c | b)) / (count(a b) + kinds(a b))
 
 and p(c | b) likewise from p(c), p(c) from 1/v: Witten and Bell's interpolation, where kinds(h) is how many different
-ids were seen after h. Nothing is to be tuned, and nothing is impossible. Out of scope: anything further than
-two tokens back.
+ids were seen after h. Nothing is to be tuned, and nothing is impossible.
 """
 
 from __future__ import annotations

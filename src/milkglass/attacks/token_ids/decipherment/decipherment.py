@@ -33,9 +33,8 @@ and Enron, which showed that a larger alpha and rho help: there, results are not
 truth. Recovery is flat around the parameters. The schedule without candidates is an earlier prototype's, not tuned
 again. How alike the two texts are is not declared: `spread` estimates it from the counts.
 
-Out of scope: longer context than two neighbours, sentences, documents. A language model over the remaining
-candidates comes after it and takes `learn`'s result as its prior. Departures from the annealed prototype: it used hard
-assignments and needed to know how alike the texts are.
+A language model over the remaining candidates comes after it and takes the result of `learn` as its prior. Departures
+from the annealed prototype: it used hard assignments and needed to know how alike the texts are.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ ids that is judged. Where the reader is the public model, each id spells itself.
 h is the reader's state before the place, H its head: up to a constant for each place the logarithm of
 P(first(b) | what precedes) / P(first(b)), since a token that is common everywhere reveals nothing about this place.
 
-Out of scope: scrambled ids, candidates, what follows a place, the rest of a public id that takes several of
-the reader's. A spelling put together of pieces is not always the one that the reader was trained on.
+A spelling put together of pieces is not always the one that the reader was trained on.
 """
 
 from __future__ import annotations
