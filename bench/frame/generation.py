@@ -6,15 +6,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from milkglass.server.inference.generator import Generator
-from milkglass.server.inference.runners import runner_named
+from milkglass.server.inference.generator import Generator, Sequence
+from milkglass.server.inference.model_runner import TransformersRunner
 from milkglass.server.inference.sampling import SamplingParams
-from milkglass.server.inference.sequence import Sequence
 
 Answers = list[list[int]]
 
 
-def answered(model: Any, prompts: Answers, tokens: int, runner: str = "transformers") -> Answers:
+def answered(model: Any, prompts: Answers, tokens: int) -> Answers:
     """All at once, `tokens` each. Raises what the engine failed with."""
     answers: Answers = [[] for _ in prompts]
     over, faults = threading.Semaphore(0), list[Exception]()
@@ -31,7 +30,7 @@ def answered(model: Any, prompts: Answers, tokens: int, runner: str = "transform
         faults.append(error)
         over.release()
 
-    engine = Generator(runner_named(runner)(model), max_batch=len(prompts), max_waiting=len(prompts))
+    engine = Generator(TransformersRunner(model), max_batch=len(prompts), max_waiting=len(prompts))
     engine.start()
     sampling = SamplingParams(temperature=0, max_tokens=tokens)
     engine.submit([Sequence(prompt, sampling, heard(place), failed) for place, prompt in enumerate(prompts)])

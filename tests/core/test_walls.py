@@ -225,5 +225,5 @@ def test_private_files_and_folders_are_made_in_one_place() -> None:
             if isinstance(node, ast.Attribute) and node.attr == "O_EXCL":
                 found.add((path.relative_to(SOURCE).as_posix(), node.attr))
     elsewhere = {one for one in found if one[0] != "files.py"}
-    assert elsewhere == {("enclave/folder.py", "0o700"), ("server/storage/data_dir.py", "0o600")}
+    assert elsewhere == {("enclave/folder.py", "0o700"), ("server/settings.py", "0o600")}
     assert ("files.py", "0o700") in found and ("files.py", "O_EXCL") in found

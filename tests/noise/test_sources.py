@@ -24,9 +24,8 @@ ROOMS = {  # where nothing drawn is secret from anybody who may see the result
 FILES = {
     "noise/operators.py": "names the operators that it takes the place of",
     "server/training.py": "the server shuffles and drops what it was sent",
-    "server/jobs/split_trainer.py": "each process of a training drops on its own",
     "server/inference/sampling.py": "the server samples from its own logits",
-    "server/inference/sequence.py": "the server samples from its own logits",
+    "server/inference/generator.py": "the server samples from its own logits",
     "client/remote/connection.py": "how long to wait before a retry",
     "split/audit_scene.py": "which rows are held out; by the user's seed",
     "split/server.py": "a head is drawn, then overwritten",

@@ -127,8 +127,8 @@ class Clock:
     """Asks a server's one connection about its deadlines, at times that the test makes up."""
 
     def __init__(self, server: Server) -> None:
-        (visitor,) = until(lambda: list(server.acceptor._visitors))
-        self.session = until(lambda: visitor.session)
+        (accepted,) = until(lambda: list(server.acceptor._connections))
+        self.session = until(lambda: accepted.protocol)
         self.now = self.session.loop.time()
 
     def late(self, seconds: float) -> str | None:

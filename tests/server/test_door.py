@@ -13,8 +13,7 @@ from starlette.testclient import TestClient
 from milkglass.errors import Conflict, UsageError
 from milkglass.server.app import create_app
 from milkglass.server.http import errors
-from milkglass.server.settings import ServerSettings
-from milkglass.server.storage.data_dir import DataDir
+from milkglass.server.settings import DataDir, ServerSettings
 from tests.server.kit import error, register, running, settings
 
 SECRET = "the-private-diagnosis"

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import queue
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from milkglass.errors import Busy, MilkglassError, UsageError
-from milkglass.server.app import create_app
+from milkglass.errors import Busy, MilkglassError
 from milkglass.server.inference.classifier import Classifier, ClassifierRow
-from milkglass.server.inference.generator import Generator
+from milkglass.server.inference.generator import Generator, Sequence
 from milkglass.server.inference.model_runner import RunningRows, TransformersRunner
 from milkglass.server.inference.sampling import SamplingParams, adjusted, draw
-from milkglass.server.inference.sequence import Sequence
 from tests import tiny
-from tests.server.kit import settings
 
 DECODERS = ("llama-untied", "llama-tied", "gpt2", "gemma2", "mistral", "qwen3")
 
@@ -129,7 +125,7 @@ def test_a_cancelled_row_leaves_and_the_others_go_on() -> None:
 
 
 def test_long_prompts_wait_for_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkglass.server.inference.scheduler.PREFILL", 40)
+    monkeypatch.setattr("milkglass.server.inference.generator.MAX_PREFILL", 40)
     model = tiny.build("gpt2")
     heard = [Heard([4] * 30, temperature=0, max_tokens=3) for _ in range(3)]
     engine = Generator(TransformersRunner(model), max_batch=8, max_waiting=8)
@@ -226,14 +222,14 @@ def test_large_logits_at_a_low_temperature_are_no_nan() -> None:
 
 
 def test_a_draw_that_fails_ends_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    from milkglass.server.inference import sequence
+    from milkglass.server.inference import generator
 
     def fragile(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -> int:
         if sampling.seed == 13:
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         return draw(logits, sampling, rng)
 
-    monkeypatch.setattr(sequence, "draw", fragile)
+    monkeypatch.setattr(generator, "draw", fragile)
     good, bad = Heard([5, 6], seed=1, max_tokens=3), Heard([7], seed=13, max_tokens=3)
     engine = Generator(TransformersRunner(tiny.build("gpt2")), max_batch=2, max_waiting=2)
     engine.submit([good.sequence, bad.sequence])
@@ -350,9 +346,3 @@ def test_the_least_share_of_the_likeliest() -> None:
     rng = torch.Generator().manual_seed(0)
     assert {draw(logits, SamplingParams(min_p=0.4), rng) for _ in range(100)} == {0, 1}
     assert {draw(logits, SamplingParams(min_p=0.9), rng) for _ in range(100)} == {0}
-
-
-def test_a_runner_is_named_where_the_server_starts(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no runner 'fog'") as caught:
-        create_app(settings(tmp_path / "home", runner="fog"))
-    assert "transformers" in caught.value.hint and not (tmp_path / "home").exists()

@@ -11,10 +11,10 @@ import torch
 
 from milkglass.errors import UsageError
 from milkglass.models.families import FAMILIES
-from milkglass.server.inference import prefixes
+from milkglass.server.inference import prefix_cache
 from milkglass.server.inference.generator import Generator
 from milkglass.server.inference.model_runner import ModelRunner, TransformersRunner
-from milkglass.server.inference.prefixes import KeptRow, Prefixes, PrefixRunner
+from milkglass.server.inference.prefix_cache import CachedPrefix, CachingRunner, PrefixCache
 from tests import tiny
 from tests.server.kit import register, running, settings
 from tests.server.test_generating import Heard, drain
@@ -43,12 +43,12 @@ def chats(runner: ModelRunner, turns: int = 3, count: int = 3) -> list[list[int]
     return answers
 
 
-def counted(runner: PrefixRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def counted(runner: CachingRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Lengths of the prefixes that are used again."""
     used: list[int] = []
     go_on = runner._go_on
 
-    def noted(row: KeptRow, length: int, prompt: Any) -> Any:
+    def noted(row: CachedPrefix, length: int, prompt: Any) -> Any:
         used.append(length)
         return go_on(row, length, prompt)
 
@@ -58,9 +58,9 @@ def counted(runner: PrefixRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_chats_get_the_same_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "LEAST", 8)
+    monkeypatch.setattr(prefix_cache, "MIN_PREFIX_IDS", 8)
     model = tiny.build(name)
-    runner = PrefixRunner(model, 1 << 24)
+    runner = CachingRunner(model, 1 << 24)
     used = counted(runner, monkeypatch)
     assert chats(runner) == chats(TransformersRunner(model))
     assert len(used) == 6 and min(used) >= 23  # two turns of three chats: the prompt before and all its answer but one
@@ -71,20 +71,20 @@ def test_a_window_shorter_than_the_prefix(monkeypatch: pytest.MonkeyPatch) -> No
 
     torch.manual_seed(0)
     model = MistralForCausalLM(MistralConfig(**tiny.LLAMA, sliding_window=8)).eval()
-    monkeypatch.setattr(prefixes, "LEAST", 8)
-    runner = PrefixRunner(model, 1 << 24)
+    monkeypatch.setattr(prefix_cache, "MIN_PREFIX_IDS", 8)
+    runner = CachingRunner(model, 1 << 24)
     used = counted(runner, monkeypatch)
     assert chats(runner) == chats(TransformersRunner(model))
     assert len(used) == 6
 
 
-def row(tokens: int) -> KeptRow:
+def row(tokens: int) -> CachedPrefix:
     """Of 8 bytes a token."""
-    return KeptRow(((torch.zeros(1, 1, tokens, 1), torch.zeros(1, 1, tokens, 1)),))
+    return CachedPrefix(((torch.zeros(1, 1, tokens, 1), torch.zeros(1, 1, tokens, 1)),))
 
 
 def test_the_longest_unused_goes_first_and_the_bytes_are_bounded() -> None:
-    kept = Prefixes(most=8 * 100)
+    kept = PrefixCache(limit=8 * 100)
     first, second, third = ((n, *range(1000 + 99 * n, 1039 + 99 * n)) for n in range(3))
     kept.add(first, row(40))
     kept.add(second, row(40))
@@ -99,7 +99,7 @@ def test_the_longest_unused_goes_first_and_the_bytes_are_bounded() -> None:
 
 
 def test_only_equal_ids_are_matched_and_the_last_one_is_read() -> None:
-    kept, ids = Prefixes(most=1 << 20), tuple(range(50))
+    kept, ids = PrefixCache(limit=1 << 20), tuple(range(50))
     kept.add(ids, row(50))
     for prompt, length in (
         ([*ids, 7], 50), (list(ids), 49), (list(ids[:40]), 39), ([*ids[:45], 99, 46], 45),
@@ -107,15 +107,15 @@ def test_only_equal_ids_are_matched_and_the_last_one_is_read() -> None:
         found = kept.longest(prompt)
         assert found is not None and found[1] == length
     assert kept.longest([99, *ids[1:]]) is None
-    assert kept.longest([*ids[: prefixes.LEAST - 1], 99, 99]) is None
+    assert kept.longest([*ids[: prefix_cache.MIN_PREFIX_IDS - 1], 99, 99]) is None
 
 
 def test_rows_that_are_kept_do_not_hold_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor are they more than the room: many chats, room for a few."""
-    monkeypatch.setattr(prefixes, "LEAST", 8)
+    monkeypatch.setattr(prefix_cache, "MIN_PREFIX_IDS", 8)
     model = tiny.build("llama-tied")
     a_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, d, bytes
-    runner = PrefixRunner(model, 100 * a_token)
+    runner = CachingRunner(model, 100 * a_token)
     chats(runner, turns=2, count=3)
     stored = [one for kept in runner.kept._rows.values() for pair in kept.layers for one in pair]
     assert 0 < sum(one.untyped_storage().nbytes() for one in stored) == runner.kept.size <= 100 * a_token
@@ -135,9 +135,9 @@ def test_a_server_keeps_prefixes_unless_told_not_to(tmp_path: Path, folders: dic
             entry = client.app.state.context.loader.acquire(model, "generate")  # type: ignore[attr-defined]
             runner = entry.engine.result()._runner
             client.app.state.context.loader.release(entry)  # type: ignore[attr-defined]
-            assert isinstance(runner, PrefixRunner) == bool(most)
+            assert isinstance(runner, CachingRunner) == bool(most)
             if most:
-                assert len(runner.kept) == 1 and runner.kept._most == most // 2  # of two models
+                assert len(runner.kept) == 1 and runner.kept._limit == most // 2  # of two models
     assert answers[0] == answers[1]
     with pytest.raises(UsageError, match="prefix_cache is -1"):
         settings(tmp_path / "home", prefix_cache=-1)

@@ -26,8 +26,8 @@ from milkglass.server.jobs import checkpoints, lora, needs, queue
 from milkglass.server.jobs.checkpoints import TRAINED, CheckpointTrainer, Reserve, trained
 from milkglass.server.jobs.kept import resumed_from, step_kept
 from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory
+from milkglass.server.settings import free_bytes, taken
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Hyperparameters, JobSpec, Status
-from milkglass.server.storage.data_dir import free_bytes, taken
 from tests import tiny
 from tests.server.fake_modes import SUCCEED
 from tests.server.kit import error, job_state, register, rows_file, running, until, upload

@@ -182,11 +182,11 @@ def test_a_chunk_needs_a_length(client: TestClient) -> None:
 
 
 def test_a_chunk_is_cut_where_it_goes_beyond_its_length(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    from milkglass.server.storage.uploads import Arrival
+    from milkglass.server.storage.uploads import IncomingChunk
 
     written: list[int] = []
-    add = Arrival._add
-    monkeypatch.setattr(Arrival, "_add", lambda self, piece: (written.append(len(piece)), add(self, piece)))
+    add = IncomingChunk._add
+    monkeypatch.setattr(IncomingChunk, "_add", lambda self, piece: (written.append(len(piece)), add(self, piece)))
     key = announce(client, "m.safetensors", WEIGHTS, "model")
     headers = {"Upload-Offset": "0", "Chunk-SHA256": sha256(WEIGHTS), "Content-Length": "10"}
     answer = client.put(f"/v1/uploads/{key}", content=bytes(5 << 20), headers=headers)
@@ -373,7 +373,7 @@ def test_announced_uploads_share_the_free_space(client: TestClient, monkeypatch:
     """What was announced and has not come counts, so that a disk is not promised twice."""
     from shutil import disk_usage
 
-    from milkglass.server.storage import data_dir as home
+    from milkglass.server import settings as home
 
     free = 10_000
     monkeypatch.setattr(home.shutil, "disk_usage", lambda path: disk_usage(path)._replace(free=free))

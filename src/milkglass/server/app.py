@@ -18,14 +18,11 @@ from milkglass.server.http import routes_files, routes_inference, routes_jobs, r
 from milkglass.server.http.auth import Guard
 from milkglass.server.http.bodies import BodyRule
 from milkglass.server.http.errors import web_app
-from milkglass.server.inference.runners import runner_named
-from milkglass.server.settings import ServerSettings
-from milkglass.server.storage.data_dir import DataDir
+from milkglass.server.settings import DataDir, ServerSettings
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
     """Opens nothing but the token yet: the home is taken when the application starts, and given back when it ends."""
-    runner_named(settings.runner)  # not at the first request
     home = DataDir(settings.home, settings.spare_disk, settings.quota)
     home.claim()
     token = home.token(settings.token)

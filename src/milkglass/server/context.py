@@ -13,8 +13,7 @@ from fastapi import Depends, Request
 
 from milkglass.server.inference.model_cache import ModelCache
 from milkglass.server.jobs.queue import Jobs
-from milkglass.server.settings import ServerSettings
-from milkglass.server.storage.data_dir import DataDir
+from milkglass.server.settings import DataDir, ServerSettings
 from milkglass.server.storage.recording import Recording
 from milkglass.server.storage.registry import BaseModels, Registry
 from milkglass.server.storage.store import Store

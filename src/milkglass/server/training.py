@@ -47,8 +47,8 @@ from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.jobs.kept import resumed_from, step_of
 from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory, shown
 from milkglass.server.jobs.reporter import BEST, MEASURES, Reporter, numbers_of
+from milkglass.server.settings import FULL_DISK, NO_ROOM, free_bytes, nearly_full, taken
 from milkglass.server.spec import ATTACHED, COMPLETE, INTERRUPTED, RESERVE, Hyperparameters, JobSpec, Status
-from milkglass.server.storage.data_dir import FULL, NO_ROOM, free_bytes, nearly_full, taken
 from milkglass.system import memory
 
 
@@ -210,7 +210,7 @@ def is_full(error: BaseException, job: Path) -> bool:
     this must look at the disk before anything is removed from it.
     """
     cause = error.__cause__ if isinstance(error, SaveFailed) and error.__cause__ else error
-    known = isinstance(cause, DiskFull) or (isinstance(cause, OSError) and cause.errno in FULL)
+    known = isinstance(cause, DiskFull) or (isinstance(cause, OSError) and cause.errno in FULL_DISK)
     return known or "No space left" in str(cause) or nearly_full(job)
 
 

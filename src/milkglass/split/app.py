@@ -21,8 +21,7 @@ from milkglass.server.http.auth import Guard
 from milkglass.server.http.bodies import BodyRule
 from milkglass.server.http.errors import web_app
 from milkglass.server.http.strict_json import StrictRoute
-from milkglass.server.settings import Limits, ServerSettings
-from milkglass.server.storage.data_dir import DataDir
+from milkglass.server.settings import DataDir, Limits, ServerSettings
 from milkglass.split.server import ServerHalf
 from milkglass.split.server_info import PATH
 

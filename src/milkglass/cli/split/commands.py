@@ -209,8 +209,7 @@ def _serve_decoder(
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
     from milkglass.server.connections.process import prepare
-    from milkglass.server.settings import ServerSettings
-    from milkglass.server.storage.data_dir import DataDir
+    from milkglass.server.settings import DataDir, ServerSettings
     from milkglass.split.decoder.app import serve as run
     from milkglass.split.decoder.gate import Gate
     from milkglass.split.decoder.server import decoder_of, opened

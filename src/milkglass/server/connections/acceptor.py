@@ -25,31 +25,31 @@ NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 @final
-class Visitor:
+class ClientConnection:
     """One accepted socket.
 
     Attributes:
         address: the peer's.
-        session: None during the TLS handshake.
-        task: what makes the session.
+        protocol: None during the TLS handshake.
+        task: what makes the protocol.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.session: ServerConnection | None = None
+        self.protocol: ServerConnection | None = None
         self.task: asyncio.Task[None] | None = None
 
     @property
     def idle(self) -> bool:
-        return self.session is None or self.session.idle
+        return self.protocol is None or self.protocol.idle
 
     @property
     def answered(self) -> bool:
-        return self.session is not None and self.session.answered
+        return self.protocol is not None and self.protocol.answered
 
     def close(self) -> None:
-        if self.session is not None:
-            self.session.abort()
+        if self.protocol is not None:
+            self.protocol.abort()
         elif self.task is not None:
             self.task.cancel()
 
@@ -67,8 +67,8 @@ class Acceptor:
         context: ssl.SSLContext | None = None,
     ) -> None:
         self._listener, self._make, self._limits, self._context = listener, make, limits, context
-        self._visitors: dict[Visitor, None] = {}  # the oldest first
-        self._of: Counter[str] = Counter()  # visitors of each address
+        self._connections: dict[ClientConnection, None] = {}  # the oldest first
+        self._of: Counter[str] = Counter()  # clients of each address
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -83,15 +83,15 @@ class Acceptor:
         for task in self._tasks:
             task.cancel()
         self._listener.close()
-        for visitor in list(self._visitors):
-            if visitor.session is None:
-                visitor.close()
+        for client in list(self._connections):
+            if client.protocol is None:
+                client.close()
 
     async def wait_closed(self) -> None:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def __len__(self) -> int:
-        return len(self._visitors)
+        return len(self._connections)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -113,10 +113,10 @@ class Acceptor:
             connection.close()
             log.warning("a connection was refused: %d are open and busy", len(self))
             return
-        visitor = Visitor(address)
-        self._visitors[visitor] = None
+        client = ClientConnection(address)
+        self._connections[client] = None
         self._of[address] += 1
-        visitor.task = asyncio.get_running_loop().create_task(self._connect(connection, visitor))
+        client.task = asyncio.get_running_loop().create_task(self._connect(connection, client))
 
     def _make_room(self, address: str) -> bool:
         extra = self._limits.reserved if is_loopback(address) else 0
@@ -133,31 +133,31 @@ class Acceptor:
                 return True
         return False
 
-    def _oldest(self, address: str) -> Visitor | None:
+    def _oldest(self, address: str) -> ClientConnection | None:
         """An address's oldest idle connection; one that was answered before only where there is no other. In a flood it
         is among the first, so that a newcomer costs no look at all of them."""
         answered = None
-        for one in self._visitors:
+        for one in self._connections:
             if one.address == address and one.idle:
                 if not one.answered:
                     return one
                 answered = answered or one
         return answered
 
-    def _forget(self, visitor: Visitor) -> None:
-        if self._visitors.pop(visitor, self) is self:
+    def _forget(self, client: ClientConnection) -> None:
+        if self._connections.pop(client, self) is self:
             return  # forgotten already
-        self._of[visitor.address] -= 1
-        if not self._of[visitor.address]:
-            del self._of[visitor.address]
+        self._of[client.address] -= 1
+        if not self._of[client.address]:
+            del self._of[client.address]
 
-    async def _connect(self, connection: socket.socket, visitor: Visitor) -> None:
-        """The TLS handshake, if there is one, then the visitor's session."""
-        session = self._make(lambda: self._forget(visitor))
+    async def _connect(self, connection: socket.socket, client: ClientConnection) -> None:
+        """The TLS handshake, if there is one, then the client's protocol."""
+        protocol = self._make(lambda: self._forget(client))
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: session,
+                lambda: protocol,
                 connection,
                 ssl=self._context,
                 ssl_handshake_timeout=self._limits.handshake if self._context else None,
@@ -166,10 +166,10 @@ class Acceptor:
         except OSError as error:
             log.info("a connection ended before its first request: %s", type(error).__name__)
         else:
-            visitor.session = session
+            client.protocol = protocol
         finally:
-            if visitor.session is None:
-                self._forget(visitor)
+            if client.protocol is None:
+                self._forget(client)
                 connection.close()
 
     async def _watch(self) -> None:
@@ -177,19 +177,19 @@ class Acceptor:
         while True:
             await asyncio.sleep(self._limits.tick)
             now = loop.time()
-            for visitor in list(self._visitors):
-                late = self._check(visitor, now)
+            for client in list(self._connections):
+                late = self._check(client, now)
                 if late:
                     log.info("a connection was closed: %s", late)
 
-    def _check(self, visitor: Visitor, now: float) -> str | None:
+    def _check(self, client: ClientConnection, now: float) -> str | None:
         """One connection's fault must not end the watch over all others."""
         try:
-            return visitor.session.check(now) if visitor.session is not None else None
+            return client.protocol.check(now) if client.protocol is not None else None
         except Exception as error:  # noqa: BLE001
             log.error("a connection could not be checked %s", place_of(error))
-            self._forget(visitor)
-            visitor.close()
+            self._forget(client)
+            client.close()
             return "it could not be checked"
 
 

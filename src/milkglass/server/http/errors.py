@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from milkglass.errors import MilkglassError
-from milkglass.server.storage.data_dir import known_error
+from milkglass.server.settings import known_error
 
 INTERNAL = "the server made a mistake; nothing of your request is repeated here"
 SHOWN = 3  # validation errors that are named in one answer

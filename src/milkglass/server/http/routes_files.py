@@ -15,7 +15,7 @@ from milkglass.errors import BadUpload, LengthRequired
 from milkglass.server.context import Shared
 from milkglass.server.http.strict_json import PLAIN, Name, PathName, RequestBody, StrictRoute
 from milkglass.server.storage.store import File, Purpose, Upload
-from milkglass.server.storage.uploads import arriving
+from milkglass.server.storage.uploads import incoming_chunk
 
 router = APIRouter(route_class=StrictRoute)
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -86,7 +86,7 @@ async def write_chunk(
 ) -> dict[str, Any]:
     length = _length(request)
     lacking = await run_in_threadpool(shared.uploads.expect, key, upload_offset, length)
-    with arriving(shared.home.work) as chunk:
+    with incoming_chunk(shared.home.work) as chunk:
         await chunk.take(request.stream(), min(length, lacking))
         upload = await run_in_threadpool(shared.uploads.write, key, upload_offset, chunk, chunk_sha256)
     return {"id": upload.id, "received": upload.received}

@@ -31,8 +31,8 @@ from milkglass.server.http.requests import (
 from milkglass.server.http.streaming import GONE, EventStream, disconnect, event, first
 from milkglass.server.http.strict_json import StrictRoute
 from milkglass.server.inference.classifier import Classifier, ClassifierRow
+from milkglass.server.inference.generator import Sequence
 from milkglass.server.inference.model_cache import Task
-from milkglass.server.inference.sequence import Sequence
 from milkglass.server.storage.store import new_id
 
 router = APIRouter(route_class=StrictRoute)

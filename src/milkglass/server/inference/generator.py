@@ -1,17 +1,171 @@
-"""Continuous batching: a scheduler that decides which sequences run, a model runner that moves each on by one token."""
+"""Continuous batching: sequences, a scheduler that decides which of them run, and the thread that moves each on by one
+token. Requests join between two tokens and leave when they are done, whatever the others do."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 import torch
 
-from milkglass.server.inference.engine import Engine, explain, log
-from milkglass.server.inference.model_runner import ModelRunner, RunningRows
-from milkglass.server.inference.prefixes import PrefixRunner
-from milkglass.server.inference.scheduler import Scheduler
-from milkglass.server.inference.sequence import Sequence
+from milkglass.errors import MilkglassError
+from milkglass.server.inference.engine import Engine, explain, log, not_finite, that_fit
+from milkglass.server.inference.model_runner import ModelRunner, Prompt, RunningRows
+from milkglass.server.inference.prefix_cache import CachingRunner
+from milkglass.server.inference.sampling import SamplingParams, adjusted, chances, draw, generator
+
+MAX_PREFILL = 8192  # padded prompt tokens that are read in one pass, unless one prompt alone is longer
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Callbacks are called in the engine's thread.
+
+    Attributes:
+        prompt: scrambled ids, or vectors in place of them.
+        sampling: how ids are drawn.
+        on_token: receives an id and a reason, which ends the sequence: "stop" (the id is one of the stop ids) or
+            "length"; None while it goes on.
+        on_error: ends the sequence, too.
+        cancelled: frees its row before the next token.
+        made: how many ids were drawn.
+        answer: the ids that were drawn.
+        chances: of the newest id and of the likeliest at its place, where they were asked for; set before `on_token`.
+        rng: of this sequence alone: the batch that it is in changes no draw.
+    """
+
+    prompt: Prompt
+    sampling: SamplingParams
+    on_token: Callable[[int, str | None], None]
+    on_error: Callable[[MilkglassError], None]
+    cancelled: bool = False
+    made: int = 0
+    answer: list[int] = field(default_factory=list)
+    chances: list[tuple[int, float]] = field(default_factory=list)
+    rng: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = generator(self.sampling)
+
+    def fail(self, error: MilkglassError) -> None:
+        self.cancelled = True
+        self.on_error(error)
+
+    def sample(self, logits: torch.Tensor) -> int | None:
+        """Draw the next id from logits (n,) and report it. None: this was the last one."""
+        if not torch.isfinite(logits).any() or torch.isnan(logits).any():
+            self.fail(not_finite())
+            return None
+        try:
+            token = draw(self._adjusted(logits), self.sampling, self.rng)
+            if self.sampling.logprobs is not None:
+                self.chances = chances(logits, token, self.sampling.logprobs)
+        except Exception as error:  # noqa: BLE001  (one row's draw must not end the others)
+            self.fail(explain(error))
+            return None
+        self.made += 1
+        self.answer.append(token)
+        stopped = token in self.sampling.stop
+        reason = "stop" if stopped else "length" if self.made >= self.sampling.max_tokens else None
+        self.on_token(token, reason)
+        return None if reason else token
+
+    def _adjusted(self, logits: torch.Tensor) -> torch.Tensor:
+        if not self.sampling.adjusts:
+            return logits
+        prompt = [] if isinstance(self.prompt, torch.Tensor) else self.prompt  # vectors have no ids
+        return adjusted(logits, self.sampling, prompt, self.answer)
+
+
+OnLeave: TypeAlias = Callable[[Sequence, RunningRows, int], None]
+
+
+class Scheduler:
+    """The running sequences, and for each the id that the model has not read yet. It knows no runner's memory and
+    draws no id itself.
+
+    Attributes:
+        running: the sequences, in the order of the runner's rows.
+        newest: the last id of each.
+        rows: the runner's side of them; None while nothing runs.
+    """
+
+    def __init__(self, max_batch: int, on_leave: OnLeave | None = None) -> None:
+        """on_leave: called with each sequence that leaves and its row, before the row is gone."""
+        self._max_batch, self._on_leave = max_batch, on_leave
+        self.running: list[Sequence] = []
+        self.newest: list[int] = []
+        self.rows: RunningRows | None = None
+
+    @property
+    def free(self) -> int:
+        """How many more sequences may run."""
+        return self._max_batch - len(self.running)
+
+    @staticmethod
+    def fitting(waiting: Iterable[Sequence]) -> int:
+        """How many of the first that wait are read together in the next pass."""
+        return that_fit([len(one.prompt) for one in waiting], MAX_PREFILL)
+
+    def drop_cancelled(self) -> None:
+        self._end([not one.cancelled for one in self.running])
+
+    def accept(self, logits: torch.Tensor) -> None:
+        """Give every running sequence its next id; those that end leave. logits: (rows, n)."""
+        ids = [one.sample(row) for one, row in zip(self.running, logits, strict=True)]
+        self.newest = [-1 if token is None else token for token in ids]
+        self._end([token is not None for token in ids])
+
+    def join(self, other: Scheduler) -> None:
+        """Take over what another one runs."""
+        if self.rows is None:
+            self.rows = other.rows
+        elif other.rows is not None:
+            self.rows.join(other.rows)
+        self.running += other.running
+        self.newest += other.newest
+
+    def begun(self, sequences: Collection[Sequence], rows: RunningRows, logits: torch.Tensor) -> Scheduler:
+        """A scheduler of newly read sequences alone, each with its first id: until they `join`, nothing that fails
+        harms those that run."""
+        fresh = Scheduler(self._max_batch, self._on_leave)
+        fresh.running, fresh.rows = [*sequences], rows
+        fresh.accept(logits)
+        return fresh
+
+    def split(self, places: list[int]) -> Scheduler:
+        """Take some sequences out, with their rows, into a scheduler of their own."""
+        assert self.rows is not None
+        other = Scheduler(self._max_batch)
+        other.running, other.newest = [self.running[i] for i in places], [self.newest[i] for i in places]
+        other.rows = self.rows.take(places)
+        self._keep([place not in places for place in range(len(self.running))])
+        return other
+
+    def clear(self) -> list[Sequence]:
+        """Forget everything. Returns the sequences that ran."""
+        running, self.running, self.newest, self.rows = self.running, [], [], None
+        return running
+
+    def _end(self, stays: list[bool]) -> None:
+        """The others have ended: `on_leave` hears of each while its row is there."""
+        if self._on_leave is not None and self.rows is not None:
+            for place in [place for place, one in enumerate(stays) if not one]:
+                self._on_leave(self.running[place], self.rows, place)
+        self._keep(stays)
+
+    def _keep(self, stays: list[bool]) -> None:
+        if all(stays):
+            return
+        places = [place for place, one in enumerate(stays) if one]
+        self.running = [self.running[place] for place in places]
+        self.newest = [self.newest[place] for place in places]
+        if not places:
+            self.rows = None
+        elif self.rows is not None:
+            self.rows.keep(places)
 
 
 def admit(newcomers: Collection[Sequence], runner: ModelRunner, scheduler: Scheduler) -> None:
@@ -32,7 +186,7 @@ class Generator(Engine[Sequence]):
         super().__init__("generator", max_waiting)
         self._runner = runner
         # Not a method: a circle of references would keep the weights when the model is put out
-        on_leave = partial(_remember, runner) if isinstance(runner, PrefixRunner) else None
+        on_leave = partial(_remember, runner) if isinstance(runner, CachingRunner) else None
         self._scheduler = Scheduler(max_batch, on_leave)
         self._reading: list[Sequence] = []
 
@@ -63,7 +217,7 @@ class Generator(Engine[Sequence]):
         return waiting[:count]
 
 
-def _remember(runner: PrefixRunner, one: Sequence, rows: RunningRows, place: int) -> None:
+def _remember(runner: CachingRunner, one: Sequence, rows: RunningRows, place: int) -> None:
     """A sequence ends, with this row of `rows`."""
     if isinstance(one.prompt, torch.Tensor):
         return

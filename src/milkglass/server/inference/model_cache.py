@@ -16,7 +16,6 @@ from milkglass.models.torch_model import ONE_LOAD
 from milkglass.server.connections.logs import place_of
 from milkglass.server.inference.engine import Engine
 from milkglass.server.inference.model_runner import ModelRunner, TransformersRunner
-from milkglass.server.inference.runners import runner_named
 from milkglass.server.settings import ServerSettings
 from milkglass.server.storage.store import ModelRecord
 
@@ -138,7 +137,7 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
 
     from milkglass.server.inference.classifier import Classifier, Embedder
     from milkglass.server.inference.generator import Generator
-    from milkglass.server.inference.prefixes import PrefixRunner
+    from milkglass.server.inference.prefix_cache import CachingRunner
 
     if not folder.is_dir():
         raise NotFound("there is no such model: it was deleted a moment ago", "list the models that the server has")
@@ -173,9 +172,9 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
         return Classifier(network, settings.max_batch, settings.max_waiting, needs_pad=model.kind == "decoder")
     if task == "embed":
         return Embedder(network, settings.max_batch, settings.max_waiting)
-    runner: ModelRunner = runner_named(settings.runner)(network)
-    if isinstance(runner, TransformersRunner) and settings.prefix_cache:
-        runner = PrefixRunner(network, settings.prefix_cache // settings.max_loaded_models)
+    runner: ModelRunner = TransformersRunner(network)
+    if settings.prefix_cache:
+        runner = CachingRunner(network, settings.prefix_cache // settings.max_loaded_models)
     return Generator(runner, settings.max_batch, settings.max_waiting)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-LEAST = -9999.0  # a logarithm of chance 0, which JSON cannot say
+MIN_LOGPROB = -9999.0  # a logarithm of chance 0, which JSON cannot say
 COLD = 1e-6  # below it a draw is the most likely id, and fp32 can only spoil it
 
 
@@ -98,7 +98,7 @@ def chances(logits: torch.Tensor, taken: int, count: int) -> list[tuple[int, flo
     top = logprobs.topk(min(count, len(logprobs)))
     likeliest = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     every = [(taken, float(logprobs[taken])), *likeliest]
-    return [(one, max(value, LEAST)) for one, value in every]
+    return [(one, max(value, MIN_LOGPROB)) for one, value in every]
 
 
 def _keep_nucleus(scaled: torch.Tensor, top_p: float) -> None:

@@ -27,8 +27,8 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from milkglass.errors import SaveFailed
 from milkglass.server.jobs.kept import checkpoints, marked, resumed_from
 from milkglass.server.jobs.needs import shown
+from milkglass.server.settings import FULL_DISK, disk_full
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT
-from milkglass.server.storage.data_dir import FULL, disk_full
 
 TRAINED = "trained.safetensors"
 
@@ -46,7 +46,7 @@ class Reserve:
                 os.posix_fallocate(file.fileno(), 0, self._size)
         except OSError as error:
             self.release()
-            if error.errno not in FULL:
+            if error.errno not in FULL_DISK:
                 raise
             full = disk_full()
             full.message += f": no {shown(self._size)} are left for the next checkpoint"

@@ -25,9 +25,8 @@ from milkglass.server.jobs.compatibility import require_fit
 from milkglass.server.jobs.kept import marked, step_kept, step_of
 from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory
 from milkglass.server.jobs.worker import Worker
-from milkglass.server.settings import ServerSettings
+from milkglass.server.settings import NO_ROOM, DataDir, ServerSettings, known_error, nearly_full, taken
 from milkglass.server.spec import RESERVE, Hyperparameters, JobSpec, Status, require_used
-from milkglass.server.storage.data_dir import NO_ROOM, DataDir, known_error, nearly_full, taken
 from milkglass.server.storage.registry import Registry
 from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable, new_id
 from milkglass.server.storage.uploads import OLD_SUFFIX, Uploads
@@ -296,7 +295,7 @@ class Jobs:
                 error = "the worker ended without a readable status; worker.log may say more"
                 self._finish(key, Status(state="failed", error=error))
                 return
-            self._finish(key, status, told=True)
+            self._finish(key, status, reported=True)
             return
         job = self._store.jobs.get(key)
         if job.over or self._stopping.is_set():
@@ -315,8 +314,8 @@ class Jobs:
                 return
             self._finish(key, Status(state="failed", error=error))
 
-    def _finish(self, key: str, status: Status, told: bool = False) -> None:
-        """Settle a job. `told`: the worker has said itself how it ended; only an error is worth repeating."""
+    def _finish(self, key: str, status: Status, reported: bool = False) -> None:
+        """Settle a job. reported: whether the worker told how it ended, so that only an error is repeated."""
         job = self._store.jobs.get(key)
         if job.over:
             return
@@ -337,7 +336,7 @@ class Jobs:
             shutil.rmtree(folder / "result", ignore_errors=True)
             self._drop_checkpoints(key, status.resumable)  # before anything is written: the disk may be full
         events.mend(folder)
-        if status.error or not told:
+        if status.error or not reported:
             level = "error" if status.state == "failed" else "info"
             events.emit(folder, f"job {status.state}" + (f": {status.error}" if status.error else ""), level)
         self._store.jobs.update(key, lambda j: _close(j, status))

@@ -1,1 +1,1 @@
-"""What the server keeps: its data folder, uploads, models, records and training rows."""
+"""What the server keeps in its home: uploads, models, records and training rows."""

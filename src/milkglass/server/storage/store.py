@@ -1,4 +1,4 @@
-"""What the server remembers: four SQLite tables of JSON records. Safe across threads, for one process (data_dir.py)."""
+"""What the server remembers: four SQLite tables of JSON records. Safe across threads, for one process (settings.py)."""
 
 from __future__ import annotations
 

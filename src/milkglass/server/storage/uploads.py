@@ -23,8 +23,8 @@ from milkglass import files
 from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, NotFound, TooLarge
 from milkglass.models.safetensors_file import CHUNK
 from milkglass.models.safetensors_header import PLAIN, read_all
+from milkglass.server.settings import DataDir
 from milkglass.server.storage import training_rows
-from milkglass.server.storage.data_dir import DataDir
 from milkglass.server.storage.store import File, Purpose, Store, Upload, new_id
 
 PIECE = 1 << 20  # bytes written at a time
@@ -33,7 +33,7 @@ OLD_SUFFIX = ".parquet"  # of training rows that earlier versions took
 
 
 @final
-class Arrival:
+class IncomingChunk:
     """Raises OSError when the disk is full.
 
     Attributes:
@@ -75,9 +75,9 @@ class Arrival:
 
 
 @contextmanager
-def arriving(folder: Path) -> Iterator[Arrival]:
+def incoming_chunk(folder: Path) -> Iterator[IncomingChunk]:
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        yield Arrival(file)
+        yield IncomingChunk(file)
 
 
 class WrongOffset(Conflict):
@@ -152,7 +152,7 @@ class Uploads:
         self._home.require_space(2 * size)  # it lies there twice for a moment
         return upload.bytes - offset
 
-    def write(self, key: str, offset: int, chunk: Arrival, sha256: str) -> Upload:
+    def write(self, key: str, offset: int, chunk: IncomingChunk, sha256: str) -> Upload:
         """Add a chunk. Raises WrongOffset, BadUpload (checksum, too many bytes) or DiskFull; then nothing changed."""
         with self._locks.hold(key):
             self.expect(key, offset, chunk.size)

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from milkglass.server.inference.engine import Engine
-from milkglass.server.inference.generator import admit
+from milkglass.server.inference.generator import Scheduler, Sequence, admit
 from milkglass.server.inference.model_runner import ModelRunner
-from milkglass.server.inference.scheduler import Scheduler
-from milkglass.server.inference.sequence import Sequence
 
 GRACE = 0.005  # seconds that rows whose vector is there wait for the others
 

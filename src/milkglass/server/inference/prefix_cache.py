@@ -21,13 +21,13 @@ from milkglass.server.inference.model_runner import CachedRows, Prompt, RunningR
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LEAST = 32  # ids: shorter prefixes are read again, together with other prompts
+MIN_PREFIX_IDS = 32  # ids: shorter prefixes are read again, together with other prompts
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class KeptRow:
-    """One row.
+class CachedPrefix:
+    """What a model computed of one row.
 
     Attributes:
         layers: keys and values (1, heads, t, d) of each layer.
@@ -41,25 +41,25 @@ class KeptRow:
         return sum(one.numel() * one.element_size() for pair in self.layers for one in pair)
 
 
-class Prefixes:
-    """Kept rows by their ids, the longest unused first.
+class PrefixCache:
+    """The keys and values of finished rows by their ids, the longest unused first.
 
     Attributes:
-        size: bytes of all rows; `most` at most.
+        size: bytes of all rows; `limit` at most.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self.size = most, 0
-        self._rows: OrderedDict[tuple[int, ...], KeptRow] = OrderedDict()
+    def __init__(self, limit: int) -> None:
+        self._limit, self.size = limit, 0
+        self._rows: OrderedDict[tuple[int, ...], CachedPrefix] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def takes(self, row: KeptRow) -> bool:
+    def takes(self, row: CachedPrefix) -> bool:
         """Whether it fits into all the room: nothing larger is copied."""
-        return row.size <= self._most
+        return row.size <= self._limit
 
-    def add(self, ids: tuple[int, ...], row: KeptRow) -> None:
+    def add(self, ids: tuple[int, ...], row: CachedPrefix) -> None:
         """A row that begins with others takes their place; one that is larger than all the room is not kept."""
         if not self.takes(row):
             return
@@ -67,12 +67,12 @@ class Prefixes:
             self._drop(known)
         self._rows[ids] = row
         self.size += row.size
-        while self.size > self._most:
+        while self.size > self._limit:
             self._drop(next(iter(self._rows)))
 
-    def longest(self, prompt: Sequence[int]) -> tuple[KeptRow, int] | None:
+    def longest(self, prompt: Sequence[int]) -> tuple[CachedPrefix, int] | None:
         """The row with the longest common prefix, and its length: the prompt's last id is always read."""
-        best, length = None, LEAST - 1
+        best, length = None, MIN_PREFIX_IDS - 1
         for ids in self._rows:
             common = min(common_prefix(ids, prompt), len(prompt) - 1)
             if common > length:
@@ -86,23 +86,23 @@ class Prefixes:
         self.size -= self._rows.pop(ids).size
 
 
-class PrefixRunner:
-    """Runs a transformers model, and remembers rows that end."""
+class CachingRunner:
+    """Runs a transformers model, and remembers rows that end. limit: bytes of what is remembered."""
 
-    def __init__(self, model: PreTrainedModel, most: int) -> None:
+    def __init__(self, model: PreTrainedModel, limit: int) -> None:
         self._model, self._runner = model, TransformersRunner(model)
-        self.kept = Prefixes(most)
+        self.kept = PrefixCache(limit)
 
     def read(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
         """Prompts without a kept prefix are read together, the others one by one: their rests are short, and padding
         between a prefix and its rest would shift windows."""
-        found = [None if isinstance(one, torch.Tensor) else self.kept.longest(one) for one in prompts]
-        fresh = [place for place, one in enumerate(found) if one is None]
+        prefixes = [None if isinstance(one, torch.Tensor) else self.kept.longest(one) for one in prompts]
+        fresh = [place for place, prefix in enumerate(prefixes) if prefix is None]
         groups = [self._runner.read([prompts[place] for place in fresh])] if fresh else []
         order = list(fresh)
-        for place, one in enumerate(found):
-            if one is not None:
-                groups.append(self._go_on(*one, prompts[place]))
+        for place, prefix in enumerate(prefixes):
+            if prefix is not None:
+                groups.append(self._go_on(*prefix, prompts[place]))
                 order.append(place)
         rows = groups[0][0]
         for other, _ in groups[1:]:
@@ -112,7 +112,7 @@ class PrefixRunner:
             rows.keep(back)
         return rows, torch.cat([logits for _, logits in groups])[back]
 
-    def _go_on(self, row: KeptRow, length: int, prompt: Prompt) -> tuple[CachedRows, torch.Tensor]:
+    def _go_on(self, row: CachedPrefix, length: int, prompt: Prompt) -> tuple[CachedRows, torch.Tensor]:
         """Read what follows the first `length` ids."""
         from transformers import DynamicCache
 
@@ -128,10 +128,10 @@ class PrefixRunner:
         """A row ends. ids: of its prompt and its answer, of which the last was not always read."""
         assert isinstance(rows, CachedRows)
         length = int(rows.mask[place].sum())
-        if length < LEAST:
+        if length < MIN_PREFIX_IDS:
             return
         part = (slice(place, place + 1), slice(None), slice(-length, None))
-        seen = KeptRow(tuple((one.keys[part], one.values[part]) for one in rows.cache.layers))
+        seen = CachedPrefix(tuple((one.keys[part], one.values[part]) for one in rows.cache.layers))
         if self.kept.takes(seen):
             copies = tuple((keys.clone(), values.clone()) for keys, values in seen.layers)
-            self.kept.add(tuple(ids[:length]), KeptRow(copies))
+            self.kept.add(tuple(ids[:length]), CachedPrefix(copies))
