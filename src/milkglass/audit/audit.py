@@ -75,7 +75,7 @@ def audit(
         curve=points,
         spent=spent,
         distortion=distortion(scene),
-        anyway=None if scene.of_states else metadata_leakage(sent),
+        metadata=None if scene.of_states else metadata_leakage(sent),
         seed=seed,
         rate=id_rate(scene),
     )

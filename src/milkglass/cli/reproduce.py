@@ -98,7 +98,7 @@ def data(
     from milkglass.client.data.dataset import read_examples
     from milkglass.datasets import sets
 
-    score, taken, told = False, None, ""
+    score, taken, columns_read = False, None, ""
     blank, empty = list[int](), list[int]()
     if Path(name).suffix.lower() in {*KINDS} - {""} or Path(name).is_file():
         if source is not None or hub:
@@ -106,7 +106,7 @@ def data(
         refuse_unused("of a file of yours", {"--split": split})
         file = columns.file(Path(name))
         taken = file.taken()
-        told = f"; {file.columns_read()}" if file.kind != ".txt" else ""
+        columns_read = f"; {file.columns_read()}" if file.kind != ".txt" else ""
         result = read_examples(file, blank=blank.append, empty=empty.append)
     else:
         if columns.decides():
@@ -119,7 +119,7 @@ def data(
     count = sets.write(result, out, score, rows)
     say_skipped(Path(name).name, len(blank), len(empty))
     document = {"out": str(out), "rows": count, **({} if taken is None else {"columns": taken})}
-    emit(as_json, document, f"{count:,} rows in {out}{told}")
+    emit(as_json, document, f"{count:,} rows in {out}{columns_read}")
 
 
 def _list(as_json: bool) -> None:

@@ -103,10 +103,10 @@ def weaker(search: Mapping[str, Any], selection: Mapping[str, Any], demand: Ghos
     return None
 
 
-def searching(told: Mapping[str, Any]) -> Search:
+def searching(entries: Mapping[str, Any]) -> Search:
     """The search of a stamp. Raises CorruptCheckpoint."""
     try:
-        return Search(**told)
+        return Search(**entries)
     except TypeError:
         raise CorruptCheckpoint("the stamp has parameters that are not known", "prepare the site again") from None
 

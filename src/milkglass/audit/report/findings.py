@@ -190,10 +190,10 @@ def _nominal(scene: Scene, cells: tuple[AttackResult, ...]) -> str:
 
 
 def _hidden(cells: tuple[AttackResult, ...]) -> Finding | None:
-    told = [cell for cell in cells if cell.state == "done" and not math.isnan(cell.value("content hidden bits"))]
-    if not told:
+    stated = [cell for cell in cells if cell.state == "done" and not math.isnan(cell.value("content hidden bits"))]
+    if not stated:
         return None
-    least = min(told, key=lambda cell: cell.value("content hidden bits"))
+    least = min(stated, key=lambda cell: cell.value("content hidden bits"))
     bits = least.measures["content hidden bits"]
     between = "the attack was cut short" if least.cut else f"{bits.low:.1f} to {bits.high:.1f} bits"
     return Finding(

@@ -94,7 +94,7 @@ class IdRate:
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of an audit. Where hidden states are sent and no ids, `kept` and `spent` are empty, `anyway` is None.
+    """The result of an audit. If hidden states are sent and no ids, `kept` and `spent` are empty; `metadata` is None.
 
     Attributes:
         kept: what the scheme promises, and where it does not hold.
@@ -107,7 +107,7 @@ class Audit:
         spent: for each adversary, after how many tokens the strongest attack passes 10, 25 and 50 % of the content
             tokens, where it does.
         distortion: see report/findings.py; nan where the server has no table.
-        anyway: what needs no attack.
+        metadata: what needs no attack; "anyway" in audit.json.
         rate: None where an id stands for one token.
     """
 
@@ -131,7 +131,7 @@ class Audit:
     curve: tuple[BudgetPoint, ...]
     spent: Mapping[str, Mapping[str, int]]
     distortion: float
-    anyway: MetadataLeakage | None
+    metadata: MetadataLeakage | None
     seed: int
     rate: IdRate | None
 
@@ -146,5 +146,7 @@ class Audit:
         return k if k > 1 else None
 
     def to_json(self) -> dict[str, Any]:
-        result: dict[str, Any] = finite({"milkglass_audit": VERSION, **asdict(self)})
+        """Returns audit.json, whose field "anyway" has kept its first name."""
+        fields = {"anyway" if name == "metadata" else name: value for name, value in asdict(self).items()}
+        result: dict[str, Any] = finite({"milkglass_audit": VERSION, **fields})
         return result

@@ -43,8 +43,8 @@ def status(
     require_key_file(key)
     used = usage.read(key)
     passed = [{"attacker": who, "share": share, "tokens": tokens} for who, share, tokens in used.passed()]
-    told = {name: one for name, one in asdict(used).items() if one or name not in ("rate", "audits")}
-    emit(as_json, {"key": str(key), **told, "passed": passed}, lambda: words(used))
+    fields = {name: one for name, one in asdict(used).items() if one or name not in ("rate", "audits")}
+    emit(as_json, {"key": str(key), **fields, "passed": passed}, lambda: words(used))
 
 
 @keys.command("for-job")

@@ -156,11 +156,11 @@ def _bar() -> Iterator[Show]:
         TextColumn("training"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}", markup=False),
+        TextColumn("{task.fields[loss]}", markup=False),
         CountDown(),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("training", total=None, told="", end=None)
+        task = progress.add_task("training", total=None, loss="", end=None)
 
         def show(event: Mapping[str, Any]) -> None:
             numbers = event["data"]
@@ -169,7 +169,7 @@ def _bar() -> Iterator[Show]:
                 return
             loss, left, total = (numbers.get(name) for name in ("loss", "eta_seconds", "total_steps"))
             fields: dict[str, Any] = {} if total is None else {"total": total}
-            fields |= {} if loss is None else {"told": f"loss {loss:.4f}"}
+            fields |= {} if loss is None else {"loss": f"loss {loss:.4f}"}
             fields |= {} if left is None else {"end": time.monotonic() + left}
             progress.update(task, completed=step, **fields)
 

@@ -82,9 +82,9 @@ class Message:
         ratio *= self.base
         ratio *= 1 - doubt
         ratio += doubt
-        told = np.log(ratio, out=ratio)
-        told *= self.counted
-        return summed(self.cell, told, len(belief))
+        evidence = np.log(ratio, out=ratio)
+        evidence *= self.counted
+        return summed(self.cell, evidence, len(belief))
 
 
 def messages_of(
