@@ -44,6 +44,7 @@ def test_an_audit_from_the_command_line(encoder: Owner, texts: Path, tmp_path: P
     assert not (out / "work").exists()
     report = json.loads((out / "audit.json").read_text("utf-8"))
     assert report["verdict"] in result.stdout
+    assert "The sample is small: 30 texts" in result.stdout
     assert {"knn+", "matching", "decipherment"} <= {one["attack"] for one in report["cells"] if one["state"] == "done"}
 
     before = (out / "audit.html").read_bytes()

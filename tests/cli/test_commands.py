@@ -491,6 +491,8 @@ def test_serve_says_where_the_token_is(tmp_path: Path, monkeypatch: pytest.Monke
 def test_upload_of_a_model(stub: Stub, encoder: Owner) -> None:
     assert document(call("upload", encoder.scrambled, "--name", "mine", "--json")) == {"model": "mine"}
     assert list(stub.models) == ["mine"]
+    has_model_of(stub, encoder)  # as the server does once it has it
+    assert "already, nothing was replaced: mine" in call("upload", encoder.scrambled, "--name", "mine").stdout
 
 
 def test_upload_refuses_the_original_before_it_calls(stub: Stub, encoder: Owner, tmp_path: Path) -> None:
@@ -677,8 +679,8 @@ def test_lora_of_a_small_model_is_fitted_before_anything_is_sent(stub: Stub, dec
 
 def test_finetune_refuses_before_it_sends(stub: Stub, encoder: Owner, tickets: Path, tmp_path: Path) -> None:
     run = ("finetune", "mine", tickets, "--key", encoder.path)
-    refused(call(*run, "--learning-rate", "-1"), 2, "--learning-rate is -1.0")
-    refused(call(*run, "--epochs", "-1"), 2, "--epochs is -1.0, more than 0 is needed")
+    refused(call(*run, "--learning-rate", "-1"), 2, "--learning-rate is -1")
+    refused(call(*run, "--epochs", "-1"), 2, "--epochs is -1, more than 0 is needed")
     assert not stub.calls
     refused(call(*run, "--task", "causal-lm"), 5, "data for classification, not for causal-lm")
     refused(call("finetune", "mine", tmp_path / "no", "--key", encoder.path), 2, "there is no file")
@@ -927,6 +929,7 @@ def test_obfuscate_with_a_covariant_scheme(decoder: Owner, encoder: Owner, tmp_p
     for name in ("orthogonal", "permuted"):
         result = call("obfuscate", decoder.model, tmp_path / name, "--key", tmp_path / f"{name}.k", "--scheme", name)
         assert result.exit_code == 0 and "is broken" in result.stderr and "is broken" in result.stdout
+        assert f"milkglass proxy --key {tmp_path / name}.k" in result.stdout
     reads = ("obfuscate", encoder.model, tmp_path / "bert", "--key", tmp_path / "bert.k", "--scheme")
     refused(call(*reads, "aloepri"), 3, "for decoders of the Llama family")
     refused(call(*reads, "orthogonal"), 3, "for decoders of the Llama family")
@@ -978,6 +981,18 @@ def test_an_interrupted_run_says_how_it_goes_on(
     refused(call(*run, "--generate-passphrase", passphrase=None), 2, "an interrupted run goes on then")
     (tmp_path / ".out.partial").rmdir()
     assert call(*run, passphrase=None).exit_code == 0
+
+
+def test_an_interruption_before_the_key_says_that_there_is_none(
+    encoder: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("milkglass.cli.obfuscation.coarse.make_key", interrupt)
+    words = ("--key", tmp_path / "k", "--passphrase-file", tmp_path / "phrase", "--generate-passphrase")
+    stopped = call("obfuscate", encoder.model, tmp_path / "out", *SMALL, *words, passphrase=None)
+    assert stopped.exit_code == 130 and "no key was made" in stopped.stderr and not (tmp_path / "k").exists()
 
 
 def test_obfuscate_in_bands(encoder: Owner, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milkglass.client.key.file import read_key, write_key
-from tests.cli.kit import SMALL, Owner, call, refused
+from tests.cli.kit import PASSPHRASE, SMALL, Owner, call, refused
 
 STRONG = "four unrelated words here"
 
@@ -62,6 +62,21 @@ def test_a_weak_passphrase_is_asked_for_again(
     given = iter(["hunter2"] * 3)
     result = call("obfuscate", encoder.model, tmp_path / "o2", "--key", tmp_path / "k2", *SMALL, passphrase=None)
     assert result.exit_code == 2 and "after 3 attempts" in result.stderr and not (tmp_path / "k2").exists()
+
+
+def test_a_wrong_passphrase_is_asked_for_again_where_it_was_typed(
+    encoder: Owner, shown: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = iter(["wrong", PASSPHRASE, *["wrong"] * 3])
+    monkeypatch.setattr("getpass.getpass", lambda prompt: next(given))
+    run = ("encode", "hi", "--key", encoder.path)
+    result = call(*run, passphrase=None)
+    assert result.exit_code == 0 and result.stderr.count("the passphrase is wrong") == 1
+    refused = call(*run, passphrase=None)
+    assert refused.exit_code == 4 and not list(given) and refused.stderr.count("the passphrase is wrong") == 3
+    (tmp_path / "file").write_text("wrong\n")
+    assert call(*run, passphrase="wrong").exit_code == 4  # of the environment: nobody is asked
+    assert call(*run, "--passphrase-file", tmp_path / "file", passphrase=None).exit_code == 4
 
 
 def test_nothing_typed_generates_one(

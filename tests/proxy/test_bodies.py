@@ -157,6 +157,24 @@ def test_what_looks_like_nothing_and_asks_for_something_is_refused(asking: Askin
     assert answer.status_code == 400 and name in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "more", "shown"),
+    [
+        ("chat/completions", {"temperature": 9}, "temperature: is 9, "),
+        ("chat/completions", {"max_tokens": 0}, "max_tokens: is 0, "),
+        ("chat/completions", {"temperature": "zanzibar"}, ""),
+        ("completions", {"prompt": [[5, -77]]}, ""),  # ids are text
+        ("completions", {"prompt": 77}, ""),
+        ("chat/completions", {"stop": ["zanzibar" * 200]}, ""),
+    ],
+)
+def test_a_refused_number_is_named_and_text_is_not(asking: Asking, path: str, more: Any, shown: str) -> None:
+    answer = asking.one(path, **more)
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400 and shown in message, message
+    assert "zanzibar" not in answer.text and "77" not in answer.text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", CALLS)
 def test_too_much_is_said_in_openais_words(asking: Asking, model: Scrambled, path: str, stream: bool) -> None:

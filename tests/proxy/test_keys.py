@@ -69,12 +69,14 @@ def test_each_model_is_asked_with_its_own_key(two: tuple[Scrambled, Scrambled], 
         for name, model in (("first", one), ("second", other)):
             alone, (text,) = opened(server.url, (model,), (name,))
             assert text == texts[names.index(name)] and alone.of("").codec is model.codec
-        with pytest.raises(ModelNotFound, match="no such model here"):
+        with pytest.raises(ModelNotFound, match="no model 'third' here"):
             backends.of("third")
         with pytest.raises(ModelNotFound, match="names no model, and several keys are served"):
             backends.of("")
-        with pytest.raises(ModelNotFound, match="the engine serves no model third"):
-            opened(server.url, two, ("first", "third"), ("first", "second"))
+        for requested in (("first", "third"), ("third",)):
+            with pytest.raises(ModelNotFound, match="the engine serves no model third") as caught:
+                opened(server.url, two, requested, ("first", "second"))
+            assert caught.value.hint == "it serves: first, second"
     with (
         Server(tmp_path / "empty", in_thread=True) as server,
         pytest.raises(KeyForOtherModel, match="serves no model, so nothing was sent"),

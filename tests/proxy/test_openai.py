@@ -175,6 +175,10 @@ def test_a_demanded_tool_is_called(client: openai.OpenAI) -> None:
             model="scrambled", messages=QUESTION, tools=[TOOL],
             tool_choice={"type": "function", "function": {"name": "other"}},
         )  # fmt: skip
+    for choice in ("nope", {"type": "function", "function": {"name": "nope"}}):
+        with pytest.raises(openai.BadRequestError, match="tool_choice .*'nope'") as caught:
+            client.chat.completions.create(model="scrambled", messages=QUESTION, tools=[TOOL], tool_choice=choice)
+        assert caught.value.param == "tool_choice"
 
 
 def test_embeddings_are_the_scrambled_models(tmp_path: Path) -> None:
@@ -227,7 +231,7 @@ def test_what_cannot_be_kept_private_or_be_done_is_refused(
 
 
 def test_an_unknown_model_and_an_unknown_address(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="no such model"):
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt-4' here"):
         client.chat.completions.create(model="gpt-4", messages=QUESTION)
     with pytest.raises(openai.NotFoundError, match="base URL ends with /v1"):
         client.post("/images/generations", cast_to=object, body={})

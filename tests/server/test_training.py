@@ -267,7 +267,7 @@ def test_why_a_job_failed_is_one_line(tmp_path: Path) -> None:
     ("requested", "message"),
     [
         ({"learning_rate": -1}, "learning_rate is -1, more than 0 is needed"),
-        ({"batch_size": 5000}, "batch_size is 5000, at most 4096 is needed"),
+        ({"batch_size": 5000}, "batch_size is 5000, at most 4096 is allowed"),
         ({"batch_size": 1.5}, "batch_size is 1.5, a whole number is needed"),
         ({"dtype": "half"}, "dtype is 'half', 'float32' or 'bfloat16' is needed"),
         ({"max_steps": 9, "early_stopping": 2}, "early_stopping is 2, no epochs can be compared"),

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from milkglass.audit.report.result import Audit
     from milkglass.audit.scene import Scene
 
+SMALL_SAMPLE = 100  # attacked texts
+SMALL = "The sample is small: {} texts were attacked, and every figure may be some points off; give more rows"
+
 
 @with_options
 def audit(
@@ -220,6 +223,7 @@ def words(result: Audit, page: Path, more: str = "") -> str:
             "",
             table(rows),
             "",
+            *([f"- {SMALL.format(result.texts)}"] if result.texts < SMALL_SAMPLE else []),
             *(f"- {one.title}: {one.raised_if}" for one in result.warnings),
             "",
             str(page),

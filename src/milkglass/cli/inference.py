@@ -31,13 +31,18 @@ if TYPE_CHECKING:
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="The largest number of tokens of an answer.")]
 OWN = "  [default: the model's own, else {}]"
+HOTTEST = 2.0  # as OpenAI's API has it, and the proxy
 Temperature = Annotated[
     float | None,
-    typer.Option(min=0.0, help="0 takes the likeliest token; 1 draws as the model would." + OWN.format("0")),
+    typer.Option(
+        min=0.0, max=HOTTEST, help="0 takes the likeliest token; 1 draws as the model would." + OWN.format("0")
+    ),
 ]
 ChatTemperature = Annotated[
     float | None,
-    typer.Option(min=0.0, help="0 takes the likeliest token; 1 draws as the model would." + OWN.format("0.7")),
+    typer.Option(
+        min=0.0, max=HOTTEST, help="0 takes the likeliest token; 1 draws as the model would." + OWN.format("0.7")
+    ),
 ]
 TopP = Annotated[
     float | None,

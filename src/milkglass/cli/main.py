@@ -37,7 +37,7 @@ from milkglass.cli.reproduce import data, reproduce
 from milkglass.cli.sanitize import sanitize
 from milkglass.cli.serve import serve
 from milkglass.cli.split.commands import splits
-from milkglass.cli.ui.terminal import INTERRUPTED, note_apart, report
+from milkglass.cli.ui.terminal import INTERRUPTED, WIDEST, note_apart, report
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.extras import missing
 from milkglass.system import keep_private
@@ -80,12 +80,32 @@ class Commands(TyperGroup):
             code = INTERRUPTED
         except Exception as error:
             # typer's own usage errors carry a message for people; anything else is a fault of ours and stays loud.
+            if (refused := refused_value(error)) is not None:
+                report(refused, as_json)
+                raise typer.Exit(refused.exit_code) from None
             message = getattr(error, "format_message", None)
             if not (as_json and callable(message)):
                 raise
             report(UsageError(str(message()), "see --help"), as_json)
             code = UsageError.exit_code
         raise typer.Exit(code)
+
+
+def refused_value(error: Exception) -> UsageError | None:
+    """Returns the error of an option's value as a sentence that names the value; None for any other error. typer's own
+    words are pydantic's, which leave the value out."""
+    from pydantic import ValidationError
+
+    param, cause = getattr(error, "param", None), error.__cause__
+    if param is None or not isinstance(cause, ValidationError):
+        return None
+    from milkglass.server.spec import needed
+
+    fault = cause.errors()[0]
+    name, value, rule = max(param.opts, key=len), str(fault["input"])[:WIDEST], needed(fault)
+    number = not value.isascii() or not value.replace(".", "", 1).lstrip("-").isdigit()
+    shown = repr(value) if number else value
+    return UsageError(f"{name}: {rule}" if repr(value) in rule else f"{name} is {shown}, {rule}", "see --help")
 
 
 app = typer.Typer(

@@ -134,7 +134,9 @@ class TrainingRequest:
         """How long the training is, in steps; in minutes only the server's machine can tell. rows: as written."""
         chosen = Hyperparameters(**self.settings)
         epochs = "" if chosen.max_steps else f" for {chosen.n_epochs:g} epoch{'' if chosen.n_epochs == 1 else 's'}"
-        words = f"{rows:,} rows are trained with{epochs}, {steps_of(rows, chosen):,} steps of {chosen.batch_size} rows"
+        steps, size = steps_of(rows, chosen), chosen.batch_size
+        trained = "1 row is" if rows == 1 else f"{rows:,} rows are"
+        words = f"{trained} trained with{epochs}, {steps:,} step{'' if steps == 1 else 's'} of {size} rows"
         if chosen.early_stopping:
             words += f"; {chosen.early_stopping} epochs that are no better may end it sooner"
         if len(self.parts) == 1 and chosen.task == "classification":

@@ -36,6 +36,7 @@ from milkglass.proxy.text.tokens import TokenNames
 EMBEDDED = 64  # rows of one question to the engine
 LETTERS = 128  # of a token at most, on average over a text
 DEFAULT_TOKENS = 4096  # of an answer at most, where the application names no limit
+MAX_NAMES = 10  # of models in a message
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,7 @@ class Backend:
         for one in self.models:
             if name in (one.name, ""):
                 return one
-        shown = ", ".join(one.name for one in self.models[:5])
-        raise ModelNotFound("there is no such model here", f"there is: {shown}")
+        raise no_such_model(name, self.models)
 
     @property
     def drawn(self) -> dict[str, Any]:
@@ -260,6 +260,24 @@ def exceeded(limit: int, what: str, tokens: int | None, asked: int | None = None
     return ContextLengthExceeded(message, param=what)
 
 
+def names_shown(models: Sequence[ServedModel]) -> str:
+    """Return the names of models, the first of many: "a, b and 3 more"."""
+    more = f" and {len(models) - MAX_NAMES} more" if len(models) > MAX_NAMES else ""
+    return f"{', '.join(one.name for one in models[:MAX_NAMES]) or 'none'}{more}"
+
+
+def no_such_model(name: str, models: Sequence[ServedModel]) -> ModelNotFound:
+    """Return the error for a request that names a model which is not served."""
+    return ModelNotFound(f"there is no model {name!r} here", f"there is: {names_shown(models)}")
+
+
+def require_served(requested: Sequence[str], served: Sequence[ServedModel]) -> None:
+    """Raise ModelNotFound for the first requested name that the engine does not serve."""
+    names = {one.name for one in served}
+    if missing := [name for name in requested if name not in names]:
+        raise ModelNotFound(f"the engine serves no model {missing[0]}", f"it serves: {names_shown(served)}")
+
+
 async def connected(
     codec: Codec, upstream: Upstream, requested: Sequence[str] = (), observer: Observer | None = None
 ) -> tuple[Backend, list[str]]:
@@ -303,15 +321,12 @@ async def _served(codec: Codec, upstream: Upstream, requested: Sequence[str]) ->
                 f"{upstream.url} is a server of {one.owner}, not of {upstream.engine.name}",
                 f"give --engine {one.owner}",
             )
-    names = [one.name for one in served]
-    if missing := [name for name in requested if name not in names]:
-        raise ModelNotFound(f"the engine serves no model {missing[0]}", f"it serves: {', '.join(names[:5]) or 'none'}")
+    require_served(requested, served)
     selected = [one for one in served if not requested or one.name in requested]
     own = [one for one in selected if one.key_id in (None, codec.key_id)]
     if not own or (requested and len(own) < len(selected)):
-        shown = ", ".join(one.name for one in selected[:5])
         raise KeyForOtherModel(
-            f"models of the engine that were not made with this key: {shown}; nothing was sent",
+            f"models of the engine that were not made with this key: {names_shown(selected)}; nothing was sent",
             "check --key and --serves",
         )
     return own

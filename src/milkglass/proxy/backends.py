@@ -14,7 +14,7 @@ from milkglass.client.key.info import KeyInfo
 from milkglass.engines.engine import ServedModel
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import KeyForOtherModel, ModelNotFound
-from milkglass.proxy.backend import Backend, connected
+from milkglass.proxy.backend import Backend, connected, names_shown, no_such_model, require_served
 from milkglass.proxy.observe import Observer
 
 
@@ -53,13 +53,13 @@ class Backends:
 
     def of(self, name: str) -> Backend:
         """The backend that has a model; of a single key the only one for "". Raises ModelNotFound."""
-        shown = ", ".join(one.name for one in self.models[:5])
+        shown = names_shown(self.models)
         if not name and self.keys > 1:  # else the engine's list of models would choose the key
             raise ModelNotFound("the request names no model, and several keys are served", f"name one: {shown}")
         for one in self.each:
             if not name or name in [model.name for model in one.models]:
                 return one
-        raise ModelNotFound("there is no such model here", f"there is: {shown}")
+        raise no_such_model(name, self.models)
 
     async def close(self) -> None:
         for upstream in {id(one.upstream): one.upstream for one in self.each}.values():
@@ -86,11 +86,9 @@ async def all_connected(
     if len(keys) == 1:
         backend, warnings = await connected(keys[0].codec, upstream, requested, keys[0].observer)
         return Backends([backend]), warnings
-    served = {one.name: one for one in await upstream.models() if not requested or one.name in requested}
-    if missing := [name for name in requested if name not in served]:
-        raise ModelNotFound(
-            f"the engine serves no model {missing[0]}", f"it serves: {', '.join(list(served)[:5]) or 'none'}"
-        )
+    models = await upstream.models()
+    require_served(requested, models)
+    served = {one.name: one for one in models if not requested or one.name in requested}
     owners, warnings = dict[str, ServedKey](), list[str]()
     for name, model in served.items():
         try:

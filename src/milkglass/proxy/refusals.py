@@ -6,6 +6,7 @@ They go to the owner's own program on this machine, so that a field's name may b
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -68,6 +69,7 @@ def gateway(error: MilkglassError) -> MilkglassError:
 
 # Words of a hint that are for whoever starts the proxy: an application has no command line
 OPTIONS = re.compile(r"--[a-z]|`milkglass |\bin Python\b")
+MAX_NUMBER = 10**12  # that is named in a message
 OTHERWISE = "the person who runs this proxy can mend it"
 
 
@@ -91,4 +93,12 @@ def of_fields(error: ValidationError, kind: type[BaseModel]) -> UsageError:
     private = any(one["type"] == "not_private" for one in error.errors())
     see = "; see docs/cli.md, section 'Applications that speak OpenAI's API'" if private else ""
     param = ".".join(map(str, error.errors()[0]["loc"]))[:60] or None
-    return UsageError(errors.validation_message(error), f"nothing was sent{see}", param=param)
+    return UsageError(errors.validation_message(error, named=_number), f"nothing was sent{see}", param=param)
+
+
+def _number(fault: Mapping[str, Any]) -> str:
+    """Return the number that an option has in place of one that it may have; "" for all else, which may be text, and
+    for numbers in lists, which may be ids of text."""
+    value = fault["input"]
+    alone = len(fault["loc"]) == 1 and isinstance(value, int | float) and not isinstance(value, bool)
+    return f"is {value:.10g}, " if alone and abs(value) < MAX_NUMBER else ""

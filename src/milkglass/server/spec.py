@@ -202,15 +202,17 @@ def hyperparameters_of(requested: Mapping[str, Any], called: Callable[[str], str
         if first["type"] == "extra_forbidden":
             known = ", ".join(Hyperparameters.model_fields)
             raise UsageError(f"there is no hyperparameter {name!r}", f"hyperparameters: {known}") from None
-        raise UsageError(f"{called(name)} is {value!r}, {_needed(first)}", "leave it out for the default") from None
+        shown = f"{value:.10g}" if isinstance(value, float) else repr(value)
+        raise UsageError(f"{called(name)} is {shown}, {needed(first)}", "leave it out for the default") from None
 
 
-def _needed(fault: Mapping[str, Any]) -> str:
-    """What is needed in place of a refused value, in words."""
+def needed(fault: Mapping[str, Any]) -> str:
+    """Returns what is needed in place of a refused value, in words. fault: one of pydantic's errors."""
     kind, context = str(fault["type"]), fault.get("ctx", {})
-    bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    bounds = {"ge": "at least {} is needed", "gt": "more than {} is needed", "le": "at most {} is allowed",
+              "lt": "less than {} is needed"}  # fmt: skip
     for bound in bounds.keys() & context.keys():
-        return f"{bounds[bound]} {context[bound]:.10g} is needed"
+        return bounds[bound].format(f"{context[bound]:.10g}")
     if kind == "literal_error":
         return f"{context['expected']} is needed"
     nouns = {"int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false"}

@@ -129,7 +129,7 @@ def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -
 def words(path: Path, key: Key, promise: Any) -> list[str]:
     """What was made: symbols, the rate where it was measured when the key was made, and what a decoder is good for."""
     sizes = sorted(promise.sizes)
-    spread = f" of {sizes[0]} to {sizes[-1]:,} tokens" if sizes else ""
+    spread = f" of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
     made = f"{promise.clusters:,} symbols{spread}; {promise.verbatim:,} tokens have one of their own"
     rate = usage.read(path).rate
     use = [CLASSIFIER] if key.info.kind == "decoder" else []

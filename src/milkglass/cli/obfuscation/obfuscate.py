@@ -27,7 +27,7 @@ from milkglass.cli.ui.options import (
     with_options,
 )
 from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_passphrase
-from milkglass.cli.ui.terminal import bars, emit, note
+from milkglass.cli.ui.terminal import bars, emit, note, note_apart
 from milkglass.client.key import usage
 from milkglass.errors import KeyExists, UnsupportedModel, UsageError
 
@@ -119,48 +119,51 @@ def obfuscate(
     # the question. One that is generated is written last: where anything else is refused, no file of it is left.
     old = _existing(key, passphrase_file)
     files.require_fit(scheme, key)
-    secret = ""
-    if old is None and not generate_passphrase:
-        secret = new_passphrase(passphrase_file, weak_passphrase)
-    files.require(named)
-    folder = _folder(model, as_json)
-    base = Checkpoint.open(folder)
-    if band_file is not None:
-        selected["bands"] = _bands(base, bands, band_file)
-    ref = kept_name(model, folder)
-    asked_for = scheme_for(base, scheme or "obfuslm", **selected)
-    if old is not None:
-        _require_same(old, scheme, selected, out)
-    expected = asked_for if old is None else scheme_of(old.key)
-    require_scramblable(base, expected, delta)
-    require_room(base, expected, out, delta)
-    for said in filter(None, [assumed(base)]):
-        note(said)
-    texts = files.read(base) if old is None and files.data is not None else None
-    if warning := expected.broken or (UNMIXED if expected.k == 1 and not expected.shares else None):
-        note(f"warning: {warning}")
-    if old is None and generate_passphrase:
-        secret = new_passphrase(passphrase_file, weak_passphrase, generate=True)
-    with _resumable(key, new_key or generate_passphrase), bars(as_json) as stage:
-        total = sum(tensor.bytes for tensor in base.tensors.values())
-        digest = base.digest(stage("read the model" if old is None else "check the model", total))
-        if old is None:
-            from milkglass.client.key.file import UnlockedKey
-
-            made = coarse.make_key(base, ref, expected, digest, texts, stage)
-            opened = UnlockedKey.new(key, made, secret, weak=weak_passphrase)  # before anything is scrambled with it
-            secret = ""
-        else:
-            opened = old
-            opened.key.require_model(digest)
-        try:
-            promise = scramble(base, opened.key, out, delta, stage)
-        except (UsageError, UnsupportedModel):
+    with _resumable(key, new_key or generate_passphrase):
+        secret = ""
+        if old is None and not generate_passphrase:
+            secret = new_passphrase(passphrase_file, weak_passphrase)
+        files.require(named)
+        folder = _folder(model, as_json)
+        base = Checkpoint.open(folder)
+        if band_file is not None:
+            selected["bands"] = _bands(base, bands, band_file)
+        ref = kept_name(model, folder)
+        asked_for = scheme_for(base, scheme or "obfuslm", **selected)
+        if old is not None:
+            _require_same(old, scheme, selected, out)
+        expected = asked_for if old is None else scheme_of(old.key)
+        require_scramblable(base, expected, delta)
+        require_room(base, expected, out, delta)
+        for said in filter(None, [assumed(base)]):
+            note(said)
+        texts = files.read(base) if old is None and files.data is not None else None
+        if warning := expected.broken or (UNMIXED if expected.k == 1 and not expected.shares else None):
+            note(f"warning: {warning}")
+        if old is None and generate_passphrase:
+            secret = new_passphrase(passphrase_file, weak_passphrase, generate=True)
+        with bars(as_json) as stage:
+            total = sum(tensor.bytes for tensor in base.tensors.values())
+            digest = base.digest(stage("read the model" if old is None else "check the model", total))
             if old is None:
-                key.unlink()  # it was made with parameters that cannot be, and would insist on them
-            raise
-        if texts is not None:
-            coarse.remember_rate(key, opened.key, base, texts)
+                from milkglass.client.key.file import UnlockedKey
+
+                made = coarse.make_key(base, ref, expected, digest, texts, stage)
+                opened = UnlockedKey.new(
+                    key, made, secret, weak=weak_passphrase
+                )  # before anything is scrambled with it
+                secret = ""
+            else:
+                opened = old
+                opened.key.require_model(digest)
+            try:
+                promise = scramble(base, opened.key, out, delta, stage)
+            except (UsageError, UnsupportedModel):
+                if old is None:
+                    key.unlink()  # it was made with parameters that cannot be, and would insist on them
+                raise
+            if texts is not None:
+                coarse.remember_rate(key, opened.key, base, texts)
     if old is None:
         note(LOSS.format(path=key))
     seconds = time.monotonic() - started
@@ -184,13 +187,16 @@ def obfuscate(
 
 @contextmanager
 def _resumable(key: Path, insisted: bool) -> Iterator[None]:
-    """A run that is interrupted once it has a key says how it goes on. insisted: whether a new key was demanded."""
+    """A run that is interrupted says whether it has a key, and how it goes on. insisted: whether a new key was
+    demanded."""
     try:
         yield
     except KeyboardInterrupt:
         if key.exists():
             without = " without --new-key and --generate-passphrase" if insisted else ""
-            note(f"stopped; the key is in {key} (keep a copy of it): the same command{without} goes on")
+            note_apart(f"stopped; the key is in {key} (keep a copy of it): the same command{without} goes on")
+        else:
+            note_apart("stopped: no key was made, and a passphrase that was generated for it is of no use")
         raise
 
 

@@ -43,7 +43,7 @@ def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> li
     if broken := scheme_of(key).broken:
         return [start, f"  {_permuted(key)}", f"  {broken}"]
     sizes = sorted(promise.sizes)
-    spread = f"of {sizes[0]} to {sizes[-1]} tokens" if sizes else ""
+    spread = f"of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
     return [
         start,
         f"  {_permuted(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
@@ -71,11 +71,15 @@ def next_steps(
 
     opens = KeyOptions(opened.path, None, passphrase_file)
     audit = f"next: milkglass audit {opens} --text {shlex.quote(str(data or 'TEXTS'))}{columns}"
-    if scheme_of(opened.key).broken:
-        return [f"{audit} shows what is read", "send nothing private under this key"]
     key, folder = opened.key, shlex.quote(str(out))
     server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
     token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
+    upload = f"milkglass upload {folder} --server {server}{token}"
+    answers = key.info.kind == "decoder" and scheme_of(key).k <= 1 and not key.shares  # without fine-tuning
+    proxy = [f"then: milkglass proxy {opens} --server {server}{token}"] if answers else []
+    if scheme_of(key).broken:
+        public = [f"to try it with public text: {upload}", *proxy] if answers else []
+        return [f"{audit} shows what is read", "send nothing private under this key", *public]
     lines = [f"  {UNTUNED if scheme_of(key).k > 1 or key.shares else UNMIXED}"]
     if delta:
         lines.append(
@@ -85,5 +89,6 @@ def next_steps(
         *lines,
         audit,
         f"then: milkglass verify {folder} {opens}",
-        f"then: milkglass upload {folder} --server {server}{token}",
+        f"then: {upload}",
+        *proxy,
     ]

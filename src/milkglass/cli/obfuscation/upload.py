@@ -9,7 +9,7 @@ import typer
 
 from milkglass.cli.ui.options import AsJson, KeyOptions, PassphraseFile, ServerOptions, Yes, refuse_unused, with_options
 from milkglass.cli.ui.terminal import bars, cell, confirm, emit, megabytes, moment, note, table
-from milkglass.errors import KeyForOtherModel, UsageError
+from milkglass.errors import KeyForOtherModel, RemoteError, UsageError
 
 KEY_ID = "milkglass_key_id"  # in a scrambled model's config.json
 
@@ -46,13 +46,27 @@ def upload(
         if path.is_dir():
             for other in others_in(path):
                 note(f"not sent: {other}, which is not a file of the model")
+            repeats = name is not None and _is_there(remote, name)
             model = remote.upload_model(path, name, stage)
             if unlocked is not None:
                 unlocked.remember(None, model=model)
-            emit(as_json, {"model": model}, f"uploaded: {model}\n{_next(remote, model, server)}")
+            did = f"the server had this very model already, nothing was replaced: {model}"
+            words = did if repeats else f"uploaded: {model}"
+            emit(as_json, {"model": model}, lambda: f"{words}\n{_next(remote, model, server)}")
         else:
             file = remote.upload(path, stage)
             emit(as_json, {"file": file}, f"uploaded: {file}")
+
+
+def _is_there(remote: Remote, name: str) -> bool:
+    """Whether the server has a model of this name. One of other weights is not replaced: the server refuses."""
+    try:
+        remote.model(name)
+    except RemoteError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
 
 
 def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> UnlockedKey | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milkglass.cli.ui.options import KeyOptions, ServerOptions, read_token, require_file, with_options
-from milkglass.cli.ui.passphrase import passphrase, wrong_passphrase_named
+from milkglass.cli.ui.passphrase import opened
 from milkglass.cli.ui.terminal import note, say
 from milkglass.cli.ui.tls import TlsCertificate, TlsKey, reached, require_private, require_tls
 from milkglass.errors import UsageError
@@ -164,7 +164,5 @@ def _opened(key: KeyOptions, files: Mapping[str, Path]) -> list[UnlockedKey]:
         raise UsageError("--model is of one key, and there are several", "give one key file")
     from milkglass.client.key.file import UnlockedKey
 
-    word = passphrase(key.passphrase_file)
-    with wrong_passphrase_named(key.passphrase_file):
-        every = {file.resolve(): file for file in (*found, *files.values())}
-        return [UnlockedKey.open(file, word) for file in every.values()]
+    every = {file.resolve(): file for file in (*found, *files.values())}
+    return opened(key.passphrase_file, lambda word: [UnlockedKey.open(file, word) for file in every.values()])[0]

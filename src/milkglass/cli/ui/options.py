@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.passphrase import passphrase, wrong_passphrase_named
+from milkglass.cli.ui.passphrase import opened
 from milkglass.cli.ui.terminal import note
 from milkglass.errors import KeyFileError, UsageError
 from milkglass.files import sha256
@@ -160,9 +160,7 @@ class KeyOptions:
         key = self.require()
         from milkglass.client.key.file import UnlockedKey
 
-        given = passphrase(self.passphrase_file)
-        with wrong_passphrase_named(self.passphrase_file):
-            unlocked = UnlockedKey.open(key, given)
+        unlocked, given = opened(self.passphrase_file, lambda word: UnlockedKey.open(key, word))
         if reason := unlocked.key.spends_again:
             note(f"warning: {reason}; make it again from the whole key")
         return unlocked, given

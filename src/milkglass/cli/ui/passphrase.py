@@ -5,10 +5,9 @@ arguments stand in the shell's history and in the list of processes. A new one m
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -19,8 +18,9 @@ from milkglass.errors import UsageError, WrongPassphrase
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
 
+T = TypeVar("T")
 VARIABLE = "MILKGLASS_PASSPHRASE"
-ATTEMPTS = 3  # at typing a new passphrase that is strong enough, twice alike
+ATTEMPTS = 3  # at typing a passphrase; a new one must be strong enough, and typed twice alike
 TERMINAL = "/dev/tty"
 
 WeakPassphrase = Annotated[
@@ -35,26 +35,35 @@ GeneratePassphrase = Annotated[
 ]
 
 
-def passphrase(file: Path | None) -> str:
-    """The passphrase of a key that exists. Raises UsageError when none is given and there is no one to ask."""
-    provided = _given(file)
-    if provided is not None:
-        return provided
+def opened(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
+    """Opens a key that exists with its passphrase. One that is typed at a terminal, and wrong, is asked for again.
+
+    Args:
+        file: The passphrase's, if it is given so.
+        open_with: Opens the key, or raises WrongPassphrase.
+
+    Returns:
+        What `open_with` returned, and the passphrase.
+
+    Raises:
+        UsageError: No passphrase was given, and there is no terminal to ask at.
+        WrongPassphrase: It names where the passphrase came from, unless it was typed.
+    """
     import getpass
 
-    return _required(getpass.getpass("Passphrase of the key: "))
-
-
-@contextmanager
-def wrong_passphrase_named(file: Path | None) -> Iterator[None]:
-    """A wrong passphrase is reported with where it came from."""
-    try:
-        yield
-    except WrongPassphrase as error:
-        source = str(file) if file else VARIABLE if os.environ.get(VARIABLE) else ""
-        if source:
-            raise WrongPassphrase(f"{error.message} (it was taken from {source})", error.hint) from None
-        raise
+    given = _given(file)
+    for left in reversed(range(ATTEMPTS)):
+        word = _required(getpass.getpass("Passphrase of the key: ")) if given is None else given
+        try:
+            return open_with(word), word
+        except WrongPassphrase as error:
+            if given is not None:
+                source = str(file) if file else VARIABLE
+                raise WrongPassphrase(f"{error.message} (it was taken from {source})", error.hint) from None
+            if not left:
+                raise
+            note(f"{error.message}; type it again")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False) -> str:

@@ -34,6 +34,8 @@ MAX_ANSWER = 64 << 20  # bytes of one JSON answer
 MAX_ERROR = 64 << 10  # bytes read of an error's body
 ANSWER_TIME = 30.0  # an answer may take this many seconds, beyond the silence that is allowed before it begins
 SLOWEST = 16 << 10  # a request's body may be sent as slowly as this, in bytes a second
+MAX_SHOWN = 200  # characters of an address in a message
+EXAMPLE = "https://gpu.example:8420"
 CONNECT = 10.0  # a connection may take this many seconds to be made
 FIRST_CONNECT = 3.0  # the same, to a server that never answered yet
 FIRST_SILENCE = 20.0  # a first answer may be awaited for this many seconds: the first question is quick to answer
@@ -282,6 +284,8 @@ def error_from(answer: httpx2.Response) -> RemoteError:
     kind = Unauthorized if answer.status_code in (401, 403) else RemoteError
     if kind is Unauthorized:  # the server's own hint is for those who speak HTTP
         hint = f"give the server's token with --token-file FILE or MILKGLASS_TOKEN; {TOKEN_PLACE}"
+        if answer.status_code == 401:
+            message = "the token is wrong" if "Authorization" in answer.request.headers else "no token was given"
     error = kind(f"the server answered {answer.status_code}: {message or 'no reason given'}", hint)
     error.status = answer.status_code
     return error
@@ -302,9 +306,12 @@ def check_url(url: str, allow_http: bool) -> bool:
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, TypeError):
-        raise UsageError("the server's address is not a URL", "give for example https://gpu.example:8420") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
-        raise UsageError("the server's address is not a plain http(s) URL", "give for example https://gpu.example:8420")
+        parsed = httpx2.URL()
+    if parsed.userinfo:  # it may be a password: it is not repeated
+        raise UsageError("the server's address has a user's name in it", "give the token with --token-file")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        shown = "(not shown: it has an @)" if "@" in str(url) else repr(str(url)[:MAX_SHOWN])
+        raise UsageError(f"the server's address {shown} is not a plain http(s) URL", f"give for example {EXAMPLE}")
     local = is_loopback(parsed.host)
     if parsed.scheme == "http" and not local and not allow_http:
         raise UsageError(

@@ -167,7 +167,7 @@ class ChatBody(Templated):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: list[Tool] | None = Field(None, max_length=512)
-    tool_choice: Literal["none", "auto", "required"] | Mapping[str, Any] | None = None
+    tool_choice: Annotated[str, Field(max_length=64)] | Mapping[str, Any] | None = None
     parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
@@ -201,7 +201,7 @@ class ResponseBody(Templated):
     instructions: Text | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
     tools: list[Tool] | None = Field(None, max_length=512)
-    tool_choice: Literal["none", "auto", "required"] | Mapping[str, Any] | None = None
+    tool_choice: Annotated[str, Field(max_length=64)] | Mapping[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     text: Mapping[str, Any] | None = None

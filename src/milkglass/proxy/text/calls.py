@@ -23,6 +23,7 @@ ARGUMENTS = ("arguments", "parameters")
 ABOUT_CALLS = frozenset({"name", "type", "id", "function", *ARGUMENTS})
 UNKNOWN_MARKS = ("<function=", "<arg_key>")  # of calls in XML between Hermes' marks (Qwen3-Coder, GLM 4.5)
 STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*+[}\]])', re.DOTALL)
+MAX_SHOWN = 64  # characters of a name in a message
 WHITE = re.compile(r"[ \t\r\n]*+")
 ESCAPE = re.compile(r"\\(?:u00([2-6][0-9A-Fa-f]|7[0-9A-Ea-e])|.)", re.DOTALL)  # those of printable ASCII: their code
 ESCAPED = "\"\\<>&'"
@@ -289,6 +290,12 @@ def demanded_tool(choice: Any, names: frozenset[str]) -> str | None:
         return ""
     function = choice.get("function", choice) if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or name not in names:
-        raise UsageError("tool_choice names no tool of this request", "name one of `tools`")
-    return str(name)
+    if isinstance(name, str) and name in names:
+        return name
+    fault, param = "tool_choice names no tool of this request", {"param": "tool_choice"}
+    if isinstance(name, str):
+        raise UsageError(f"{fault}: {name[:MAX_SHOWN]!r}", "name one of `tools`", **param)
+    if not isinstance(choice, str) or choice == "required":
+        raise UsageError(fault, "name one of `tools`", **param)
+    hint = 'give "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
+    raise UsageError(f"tool_choice is {choice[:MAX_SHOWN]!r}", hint, **param)

@@ -7,7 +7,7 @@ rule instead.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -79,9 +79,13 @@ def internal() -> JSONResponse:
     return JSONResponse(body(500, INTERNAL, "internal_error", "its log names the place; please report it"), 500)
 
 
-def validation_message(error: RequestValidationError | ValidationError) -> str:
+def validation_message(
+    error: RequestValidationError | ValidationError, named: Callable[[Mapping[str, Any]], str] = lambda fault: ""
+) -> str:
+    """Say what is wrong, and where. named: returns what is said of a refused value before the rule that it breaks; here
+    none is repeated."""
     errors = error.errors()
-    result = [f"{_place(one)}: {_rule(one)}" for one in errors[:SHOWN]]
+    result = [f"{_place(one)}: {named(one)}{_rule(one)}" for one in errors[:SHOWN]]
     more = len(errors) - SHOWN
     return "; ".join(result) + (f"; and {more} more" if more > 0 else "")
 

@@ -124,9 +124,8 @@ class DecoderServer:
         except InvalidStatus as error:
             status = error.response.status_code
             if status in (401, 403):
-                raise Unauthorized(
-                    "the server refuses the token", "give the server's token with --token-file"
-                ) from None
+                fault = "the server refuses the token" if self.token else "the server asks for a token, none was given"
+                raise Unauthorized(fault, "give the server's token with --token-file") from None
             raise RemoteError(f"the server answered {status} to a stream", HINT) from None
         except InvalidHandshake:
             raise RemoteError("the server does not speak the stream's protocol", HINT) from None
