@@ -18,8 +18,8 @@ from tests.enclave.test_quote import MEASUREMENT, SIGNER, Forge, authority, raw_
 PUBLIC = bytes(range(32))
 HELLO = """
 import sys
-from milkglass.enclave import messages
-messages.write(sys.stdout.buffer, {"kind": "KIND", "measurement": "MEASUREMENT", "holds": []})
+from milkglass.enclave import program
+program.write_message(sys.stdout.buffer, {"kind": "KIND", "measurement": "MEASUREMENT", "holds": []})
 sys.stdin.buffer.read()
 """
 

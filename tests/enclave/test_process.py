@@ -398,20 +398,20 @@ def test_without_gramine_its_kinds_say_what_is_missing(tmp_path: Path, monkeypat
 def test_the_door_reads_messages_and_nothing_else() -> None:
     import io
 
-    from milkglass.enclave import messages
+    from milkglass.enclave import program
 
     pipe = io.BytesIO()
-    messages.write(pipe, {"a": 1}, b"bytes")
+    program.write_message(pipe, {"a": 1}, b"bytes")
     whole = pipe.getvalue()
-    assert messages.read(io.BytesIO(whole)) == ({"a": 1}, b"bytes")
-    assert messages.read(io.BytesIO(b"")) is None
-    head = messages.HEAD
+    assert program.read_message(io.BytesIO(whole)) == ({"a": 1}, b"bytes")
+    assert program.read_message(io.BytesIO(b"")) is None
+    head = program.MESSAGE_HEAD
     for bad in (
         whole[:5], whole[:-1], head.pack(1 << 31, 0), head.pack(4, 1 << 60), head.pack(2, 0) + b"[]",
         head.pack(1, 0) + b"{", head.pack(13, 0) + b'{"a":1,"a":2}',
     ):  # fmt: skip
         with pytest.raises(EnclaveError):
-            messages.read(io.BytesIO(bad))
+            program.read_message(io.BytesIO(bad))
     assert json.loads('{"a": 1}') == {"a": 1}
 
 

@@ -25,7 +25,7 @@ from milkglass.hidden_states import frames
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.tokens import in_batches
 from milkglass.split.client import Wire, _logits
-from milkglass.split.server_info import ServerInfo
+from milkglass.split.spec import EncoderInfo
 from milkglass.threat.observations import Activations
 from tests import warm
 from tests.cli.kit import call, document, refused
@@ -140,7 +140,7 @@ def test_the_noise_that_crosses_has_its_law(noisy: Made) -> None:
 
 
 # --- servers that are not what they say -------------------------------------------------------------------------------
-GOOD = ServerInfo("dp-forward", 1, False, 32, 2, 130, "0" * 64).document()
+GOOD = EncoderInfo("dp-forward", 1, False, 32, 2, 130, "0" * 64).document()
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,13 @@ GOOD = ServerInfo("dp-forward", 1, False, 32, 2, 130, "0" * 64).document()
     [{"width": "32"}, {"width": 0}, {"layer": -1}, {"classes": True}, {"max_body": 1 << 60}, {"weights": None}],
 )
 def test_what_a_server_says_of_itself_is_checked(change: dict[str, Any]) -> None:
-    assert ServerInfo.of(GOOD).document() == GOOD
+    assert EncoderInfo.of(GOOD).document() == GOOD
     with pytest.raises(RemoteError):
-        ServerInfo.of({**GOOD, **change})
+        EncoderInfo.of({**GOOD, **change})
 
 
 def test_frames_stay_below_the_limit_that_was_told() -> None:
-    told = replace(ServerInfo.of(GOOD), width=384, max_body=1 << 20)
+    told = replace(EncoderInfo.of(GOOD), width=384, max_body=1 << 20)
     full = Activations(torch.zeros(told.max_rows, 384), np.array([told.max_rows]), 1)
     assert 0.9 * told.max_body < len(frames.encode(full)) <= told.max_body
 

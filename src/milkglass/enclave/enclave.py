@@ -20,12 +20,12 @@ from typing import Any
 
 from milkglass import errors
 from milkglass.client.codec.conversation import Message
-from milkglass.enclave import gramine, messages, prompt
+from milkglass.enclave import gramine, prompt
 from milkglass.enclave.attestation import release
 from milkglass.enclave.attestation.attest import ATTESTED, ATTESTED_BY_QUOTE, KINDS, NOT_ATTESTED
 from milkglass.enclave.attestation.quote import INTEL, Trust, verify
 from milkglass.enclave.lists import RnmSettings
-from milkglass.enclave.program import INNER
+from milkglass.enclave.program import INNER, read_message, write_message
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Progress, Stage, no_progress, no_stage
@@ -199,7 +199,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
     def _asked(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
         assert self._process.stdin is not None
         try:
-            messages.write(self._process.stdin, {"call": name, **fields}, content)
+            write_message(self._process.stdin, {"call": name, **fields}, content)
         except (OSError, ValueError):
             raise self._ended() from None
         value, answer = self._read()
@@ -219,7 +219,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
     def _read(self) -> tuple[dict[str, Any], bytes]:
         assert self._process.stdout is not None
         try:
-            message = messages.read(self._process.stdout)
+            message = read_message(self._process.stdout)
         except (OSError, ValueError):
             message = None
         if message is None:

@@ -1,21 +1,30 @@
-"""`python -m milkglass.enclave.program KIND`: the enclave as a process, which speaks through a pipe.
+"""`python -m milkglass.enclave.program KIND`: the enclave as a process, which speaks through a pipe; and the messages
+that both sides write into it.
 
-It loads what it needs, locks itself, says hello, and answers one request at a time until the pipe closes.
+It loads what it needs, locks itself, says hello, and answers one request at a time until the pipe closes. A message is
+
+    u32 length of an object, little-endian | u64 length of bytes | the object, JSON in UTF-8 | the bytes
 """
 
 from __future__ import annotations
 
+import json
 import os
+import struct
 import sys
 from functools import partial
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from milkglass.enclave.lockdown import lock, own_namespaces
+from milkglass.errors import EnclaveError, MilkglassError
 from milkglass.progress import Progress
+from milkglass.unique_keys import unique_keys
 
 if TYPE_CHECKING:
     from milkglass.enclave.inside import Inside
 
+MESSAGE_HEAD = struct.Struct("<IQ")
+MAX_OBJECT, MAX_BYTES = 64 << 20, 8 << 30
 INNER = "MILKGLASS_ENCLAVE_NAMESPACES"  # set where the process was given namespaces already
 
 
@@ -23,22 +32,18 @@ def main(kind: str) -> None:
     reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints does not get into the pipe
     given = os.environ.get(INNER) or (own_namespaces() if kind == "process" else "")  # before there is a second thread
-    from milkglass.enclave import messages
     from milkglass.enclave.attestation import attest
     from milkglass.enclave.inside import Inside
 
     inside = Inside(kind, attest.measurement_of(kind), partial(_tell, writing))
     holds = [*(lock() if kind == "process" else []), *([given] if given else [])]
-    messages.write(writing, {"kind": kind, "measurement": inside.measurement, "holds": holds})
+    write_message(writing, {"kind": kind, "measurement": inside.measurement, "holds": holds})
     serve(inside, reading, writing)
 
 
 def serve(inside: Inside, reading: IO[bytes], writing: IO[bytes]) -> None:
     """Until the pipe closes. No error quotes what came."""
-    from milkglass.enclave import messages
-    from milkglass.errors import MilkglassError
-
-    while (message := messages.read(reading)) is not None:
+    while (message := read_message(reading)) is not None:
         try:
             value, content = inside.answer(*message)
         except MilkglassError as error:
@@ -48,15 +53,43 @@ def serve(inside: Inside, reading: IO[bytes], writing: IO[bytes]) -> None:
         except BaseException as error:  # noqa: BLE001  (its own words may quote text; tokenizers panics with no Exception)
             words = f"the enclave failed on this request ({type(error).__name__})"
             value, content = {"error": [words, "", "EnclaveError"]}, b""
-        messages.write(writing, value, content)
+        write_message(writing, value, content)
 
 
 def _tell(writing: IO[bytes], name: str, size: int) -> Progress:
     """Before an answer: how much what takes long has to do, and how much more is done. The host has its own name."""
-    from milkglass.enclave import messages
+    write_message(writing, {"size": size})
+    return lambda more: write_message(writing, {"progress": more})
 
-    messages.write(writing, {"size": size})
-    return lambda more: messages.write(writing, {"progress": more})
+
+def write_message(pipe: IO[bytes], value: dict[str, Any], content: bytes | memoryview = b"") -> None:
+    """Send an object and bytes."""
+    text = json.dumps(value).encode()
+    pipe.write(MESSAGE_HEAD.pack(len(text), len(content)) + text)
+    pipe.write(content)
+    pipe.flush()
+
+
+def read_message(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
+    """Receive an object and bytes; None at the end of the pipe. Raises EnclaveError for anything else."""
+    head = pipe.read(MESSAGE_HEAD.size)
+    if not head:
+        return None
+    if len(head) < MESSAGE_HEAD.size:
+        raise EnclaveError("a message of the enclave was cut off", "start it again")
+    text, size = MESSAGE_HEAD.unpack(head)
+    if text > MAX_OBJECT or size > MAX_BYTES:
+        raise EnclaveError(f"a message of {text} and {size} bytes, more than may cross", "")
+    raw, content = pipe.read(text), pipe.read(size)
+    if len(raw) < text or len(content) < size:
+        raise EnclaveError("a message of the enclave was cut off", "start it again")
+    try:
+        value = json.loads(raw, object_pairs_hook=unique_keys)
+    except ValueError:
+        raise EnclaveError("a message of the enclave is not JSON", "start it again") from None
+    if not isinstance(value, dict):
+        raise EnclaveError("a message of the enclave is not a JSON object", "start it again")
+    return value, content
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from milkglass.server.http.errors import web_app
 from milkglass.server.http.strict_json import StrictRoute
 from milkglass.server.settings import DataDir, Limits, ServerSettings
 from milkglass.split.server import ServerHalf
-from milkglass.split.server_info import PATH
+from milkglass.split.spec import PATH
 
 MAX_WAITING = 16  # frames that have arrived and are not answered
 HELD = 4  # times the longest body: bytes of frames in memory, arrived or not

@@ -28,7 +28,7 @@ from milkglass.hidden_states.tokens import PublicTokenizer
 from milkglass.models.checkpoint import Checkpoint, json_text, read_json
 from milkglass.progress import Progress, no_progress
 from milkglass.split import folders
-from milkglass.split.server_info import HINT, PATH, ServerInfo
+from milkglass.split.spec import ENCODER_HINT, PATH, EncoderInfo
 
 BATCH = 32  # texts a frame
 HEADERS = {"Content-Type": "application/octet-stream"}
@@ -64,7 +64,7 @@ class ClientHalf:
         self,
         texts: Sequence[str],
         pairs: Sequence[str] | None,
-        info: ServerInfo,
+        info: EncoderInfo,
         answer: Answer,
         progress: Progress = no_progress,
     ) -> NDArray[np.float64]:
@@ -85,7 +85,7 @@ class ClientHalf:
             progress(count)
         return np.asarray(softmax(np.concatenate(result).astype(np.float64), 1))
 
-    def require(self, info: ServerInfo, pairs: bool) -> None:
+    def require(self, info: EncoderInfo, pairs: bool) -> None:
         """Raises KeyForOtherModel unless the server has the other half of this one, UsageError unless texts are of the
         form that it was trained with. Nothing has been sent by then."""
         if info.weights != self.about.server:
@@ -144,8 +144,8 @@ class Wire:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def info(self) -> ServerInfo:
-        return ServerInfo.of(self._connection.json("GET", PATH))
+    def info(self) -> EncoderInfo:
+        return EncoderInfo.of(self._connection.json("GET", PATH))
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
         """(texts, outputs). The same bytes may cross again where an answer was lost: nothing is drawn anew."""
@@ -160,5 +160,5 @@ def _logits(raw: Any) -> NDArray[np.float32]:
     except (TypeError, ValueError, OverflowError):
         logits = np.empty(0, np.float32)
     if logits.ndim != 2 or not logits.size or not np.isfinite(logits).all():
-        raise RemoteError("the answer is not a table of numbers", HINT)
+        raise RemoteError("the answer is not a table of numbers", ENCODER_HINT)
     return logits

@@ -21,7 +21,7 @@ from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.split import folders
-from milkglass.split.server_info import ServerInfo
+from milkglass.split.spec import EncoderInfo
 from milkglass.threat.observations import Activations
 
 HINT = "send what the client half of the same split gives"
@@ -36,7 +36,7 @@ class ServerHalf:
     """
 
     server: EncoderServer = field(repr=False)
-    info: ServerInfo
+    info: EncoderInfo
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
@@ -51,7 +51,7 @@ class ServerHalf:
             raise CorruptCheckpoint(
                 f"{halves.CONFIG} in {folder.name} lacks an entry", "copy the folder again"
             ) from error
-        info = ServerInfo(known.method, layer, pooled, width, classes, length, weights=folders.weights_digest(folder))
+        info = EncoderInfo(known.method, layer, pooled, width, classes, length, weights=folders.weights_digest(folder))
         defence = restored(known.method, known.parameters)
         return cls(defence.server(folder, _served(folder, defence, config, classes), about), info)
 

@@ -23,7 +23,7 @@ from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitSt
 from milkglass.split.decoder.gate import Gate
 from milkglass.split.decoder.server import opened
 from milkglass.split.decoder.sessions import SessionTable
-from milkglass.split.decoder.spec import DecoderInfo
+from milkglass.split.spec import DecoderInfo
 
 TOKEN = "token-of-the-split-tests"
 PATIENCE = RetryPolicy(attempts=4, first=0.01, longest=0.05)

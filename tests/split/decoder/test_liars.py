@@ -15,7 +15,7 @@ from milkglass.client.remote.connection import RetryPolicy
 from milkglass.errors import RemoteError, Unreachable
 from milkglass.split.decoder import client, frames
 from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
-from milkglass.split.decoder.spec import DecoderInfo
+from milkglass.split.spec import DecoderInfo
 
 INFO = DecoderInfo("m", 8, 300, 128, 100, 4, "t", "float32")
 

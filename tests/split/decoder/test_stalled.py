@@ -13,7 +13,7 @@ from typing import Any
 from milkglass.server.settings import Limits
 from milkglass.split.decoder.generator import SplitGenerator, running
 from milkglass.split.decoder.sessions import SplitSession
-from milkglass.split.decoder.spec import STREAM
+from milkglass.split.spec import STREAM
 from tests.server.kit import until
 from tests.split.decoder.kit import PROMPT, TOKEN, Served, serving
 from tests.split.decoder.test_faults import first

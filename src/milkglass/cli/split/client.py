@@ -29,7 +29,7 @@ from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
     from milkglass.split.client import Answer
-    from milkglass.split.server_info import ServerInfo
+    from milkglass.split.spec import EncoderInfo
 
 Client = Annotated[Path, typer.Argument(metavar="CLIENT", help="The client's half, written by `split train`.")]
 
@@ -86,7 +86,7 @@ def classify(
 @contextmanager
 def _answering(
     url: str | None, folder: Path | None, token_file: Path | None, certificate: Path | None, allow_http: bool
-) -> Iterator[tuple[ServerInfo, Answer]]:
+) -> Iterator[tuple[EncoderInfo, Answer]]:
     """The server half's information, and what answers frames: over HTTP, or in this process."""
     if folder is not None:
         require_folder(folder, "give the server's half that `milkglass split train` wrote")

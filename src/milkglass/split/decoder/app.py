@@ -35,7 +35,7 @@ from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.decoder.gate import CHALLENGE, MAX_BODY, RELEASE, Gate, ReleaseRequest
 from milkglass.split.decoder.sessions import SessionTable, SplitSession
-from milkglass.split.decoder.spec import PATH, STREAM, DecoderInfo, OpenRequest
+from milkglass.split.spec import PATH, STREAM, DecoderInfo, OpenRequest
 
 log = logging.getLogger("milkglass.server")
 IDLE = 60.0  # seconds that a client may take for its next message, and to read one

@@ -24,7 +24,7 @@ from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import NextToken
 from milkglass.split.decoder.gate import CHALLENGE, RELEASE
-from milkglass.split.decoder.spec import HINT, PATH, STREAM, DecoderInfo
+from milkglass.split.spec import DECODER_HINT, PATH, STREAM, DecoderInfo
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,7 @@ class DecoderServer:
         with self._connection() as connection:
             nonce = str(connection.json("POST", CHALLENGE, {}).get("nonce"))
             if len(nonce) != 2 * NONCE or not set(nonce) <= set("0123456789abcdef"):
-                raise RemoteError("the server's challenge is not a nonce", HINT)
+                raise RemoteError("the server's challenge is not a nonce", DECODER_HINT)
             public, quote = enclave.challenge(bytes.fromhex(nonce))
             body = {"nonce": nonce, "public": public.hex(), "quote": base64.b64encode(quote).decode()}
             parts, size = [], 0
@@ -126,9 +126,9 @@ class DecoderServer:
             if status in (401, 403):
                 fault = "the server refuses the token" if self.token else "the server asks for a token, none was given"
                 raise Unauthorized(fault, "give the server's token with --token-file") from None
-            raise RemoteError(f"the server answered {status} to a stream", HINT) from None
+            raise RemoteError(f"the server answered {status} to a stream", DECODER_HINT) from None
         except InvalidHandshake:
-            raise RemoteError("the server does not speak the stream's protocol", HINT) from None
+            raise RemoteError("the server does not speak the stream's protocol", DECODER_HINT) from None
 
 
 class SplitStream:
@@ -195,12 +195,12 @@ class SplitStream:
             if socket is not None:
                 socket.close_socket()  # no closing handshake: nobody may be there
             fault = f"{self._server.url} does not answer ({type(error).__name__})"
-            raise Unreachable(fault, f"ask again; {HINT}") from error
+            raise Unreachable(fault, f"ask again; {DECODER_HINT}") from error
 
 
 def _refusal(message: str) -> RemoteError:
     """The server's own error, with its words."""
     error = strict_json.document(message).get("error")
     if not isinstance(error, dict):
-        return RemoteError("the server sent words where an id is due", HINT)
+        return RemoteError("the server sent words where an id is due", DECODER_HINT)
     return RemoteError(f"the server refused: {error.get('message', 'no reason given')}", str(error.get("hint", "")))

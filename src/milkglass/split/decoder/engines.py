@@ -24,8 +24,7 @@ from milkglass.client.remote.exchange import server_events
 from milkglass.client.remote.responses import is_whole, rows
 from milkglass.client.remote.strict_json import document
 from milkglass.errors import RemoteError, TooLong, Unauthorized, Unreachable, UsageError
-from milkglass.split.decoder.spec import DecoderInfo
-from milkglass.split.server_info import MOST
+from milkglass.split.spec import MAX_NUMBER, DecoderInfo
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +71,7 @@ class PromptEmbedsEngine:
             listed = ", ".join(names[:5]) or "none"
             raise RemoteError(f"the engine serves no model {self.model!r}", f"it serves {listed}")
         longest = found[names.index(self.model)].get("max_model_len")
-        if not is_whole(longest) or not 2 <= longest <= MOST:
+        if not is_whole(longest) or not 2 <= longest <= MAX_NUMBER:
             raise RemoteError("the engine's answer has no usable max_model_len", HINT)
         return DecoderInfo(
             self.model, int(about["width"]), int(about["rows"]), longest, longest - 1, 1,

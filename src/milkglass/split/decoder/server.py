@@ -20,7 +20,7 @@ from milkglass.models.torch_model import language_model
 from milkglass.server.inference.model_runner import TransformersRunner
 from milkglass.split.decoder.generator import SplitGenerator
 from milkglass.split.decoder.sessions import SessionTable
-from milkglass.split.decoder.spec import DecoderInfo
+from milkglass.split.spec import DecoderInfo
 
 SESSIONS = 64
 MAX_LENGTH = 8192

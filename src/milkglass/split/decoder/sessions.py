@@ -15,7 +15,7 @@ from milkglass.errors import BadUpload, Busy, MilkglassError, TooLong
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import NextToken
 from milkglass.split.decoder.generator import SplitGenerator, SplitSequence
-from milkglass.split.decoder.spec import DecoderInfo, OpenRequest
+from milkglass.split.spec import DecoderInfo, OpenRequest
 
 
 class SplitSession:

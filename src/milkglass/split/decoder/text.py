@@ -21,7 +21,7 @@ from milkglass.enclave.lists import RnmSettings
 from milkglass.errors import KeyForOtherModel
 from milkglass.split.decoder.client import RowOf, SplitSampling
 from milkglass.split.decoder.frames import DTYPES
-from milkglass.split.decoder.spec import DecoderInfo
+from milkglass.split.spec import DecoderInfo
 
 READABLE = "the server reads the answer: nothing but the prompt can be sanitized (CMIF has no way around this)"
 HALF = {"float32": "float16"}  # how vectors of a table in fp32 cross, unless fp32 is asked for

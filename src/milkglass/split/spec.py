@@ -1,0 +1,129 @@
+"""What both sides of a split model agree on: what a server says of itself at `GET /v1/split`, the limits of what it
+takes, and the first message of a decoder's stream.
+
+The server is not trusted: its answer is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from milkglass.errors import RemoteError
+from milkglass.server.http.strict_json import RequestBody
+from milkglass.server.inference.sampling import SamplingParams
+
+PATH, STREAM = "/v1/split", "/v1/split/stream"
+Dtype = Literal["bfloat16", "float16", "float32"]
+MAX_TEXTS = 256  # of one frame
+MAX_BODY = 64 << 20  # bytes of one frame
+SPARE = 4096  # bytes of a frame besides the states: its header, and `about`
+MAX_NUMBER = 1 << 40  # that is accepted from a server
+ENCODER_HINT = "is `milkglass split serve` there?"
+DECODER_HINT = "is `milkglass split serve` of a decoder there?"
+
+
+@dataclass(frozen=True)
+class EncoderInfo:
+    """What the server's half takes.
+
+    Attributes:
+        layer: see `threat.observations.Activations`.
+        pooled: likewise.
+        width: of a state.
+        classes: how many.
+        max_length: tokens of one text.
+        weights: SHA-256 of the half's weights, in hex.
+        max_texts: of one frame.
+        max_body: of one frame, in bytes.
+    """
+
+    method: str
+    layer: int
+    pooled: bool
+    width: int
+    classes: int
+    max_length: int
+    weights: str
+    max_texts: int = MAX_TEXTS
+    max_body: int = MAX_BODY
+
+    @property
+    def max_rows(self) -> int:
+        """States of one frame, where each text's length takes 8 bytes more."""
+        return max(1, (self.max_body - SPARE - 8 * self.max_texts) // (4 * self.width))
+
+    def document(self) -> dict[str, Any]:
+        return {"object": "split", **asdict(self)}
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> EncoderInfo:
+        """From a server's answer; unknown entries are ignored. Raises RemoteError."""
+        info = cls(**_checked(cls, raw, ENCODER_HINT))
+        if min(info.width, info.max_texts, info.max_length) < 1:
+            raise RemoteError("the server's limits allow no text", ENCODER_HINT)
+        return info
+
+
+@dataclass(frozen=True)
+class DecoderInfo:
+    """What a server of a decoder without its embedding layer takes.
+
+    Attributes:
+        model: the name that the provider gave.
+        width: of a vector.
+        vocabulary: rows of the table.
+        max_length: tokens of a prompt and its answer.
+        max_new_tokens: tokens of an answer.
+        sessions: that may be open at a time.
+        table: SHA-256 of the embedding table, in hex.
+        dtype: of the table as it is stored; vectors cross losslessly in it.
+    """
+
+    model: str
+    width: int
+    vocabulary: int
+    max_length: int
+    max_new_tokens: int
+    sessions: int
+    table: str
+    dtype: str
+
+    def document(self) -> dict[str, Any]:
+        return {"object": "split.decoder", **asdict(self)}
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> DecoderInfo:
+        """From a server's answer; unknown entries are ignored. Raises RemoteError."""
+        info = cls(**_checked(cls, raw, DECODER_HINT))
+        if min(info.width, info.vocabulary, info.max_length) < 1 or info.dtype not in get_args(Dtype):
+            raise RemoteError("the server's limits allow no text", DECODER_HINT)
+        return info
+
+
+class OpenRequest(RequestBody):
+    """The first message of a stream. Names and limits as of /v1/completions."""
+
+    dtype: Dtype = "bfloat16"
+    max_tokens: int = Field(16, ge=1, lt=2**31, strict=True)
+    temperature: float = Field(0.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1, lt=2**31)
+    seed: int | None = Field(None, ge=0, lt=2**63)
+
+    def sampling(self, ends: frozenset[int]) -> SamplingParams:
+        return SamplingParams(self.temperature, self.top_p, max(0, self.top_k), self.seed, self.max_tokens, ends)
+
+
+def _checked(kind: type, raw: Mapping[str, Any], hint: str) -> dict[str, Any]:
+    """The entries of a server's answer that a dataclass of plain fields takes. Raises RemoteError for one that is
+    missing, of another type, or a number out of bounds."""
+    kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
+    for one in fields(kind):
+        value: Any = raw.get(one.name)
+        if type(value) not in kinds[str(one.type)] or (not isinstance(value, str) and not 0 <= value <= MAX_NUMBER):
+            raise RemoteError(f"the server's answer has no usable {one.name}", hint)
+    return {one.name: raw[one.name] for one in fields(kind)}
