@@ -53,7 +53,13 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
-        """Raises ModelNotFound, UnsafeWeights or CorruptCheckpoint."""
+        """Open a model folder.
+
+        Raises:
+            ModelNotFound: It is no model folder.
+            UnsafeWeights: Its weights are pickled.
+            CorruptCheckpoint: A file of it cannot be read.
+        """
         if folder.is_dir():
             require_readable(folder)
         require_no_adapter(folder)
@@ -122,8 +128,12 @@ def _hint(folder: Path) -> str:
 
 
 def require_no_adapter(folder: Path) -> None:
-    """Raises ModelNotFound for a folder of an adapter, which is a difference to a model and no model, and
-    CorruptCheckpoint for a model with an adapter beside it: which of the two is meant cannot be told."""
+    """Refuse an adapter, which is a difference to a model and no model.
+
+    Raises:
+        ModelNotFound: The folder is an adapter's.
+        CorruptCheckpoint: An adapter lies beside a model; nobody can tell which of the two is meant.
+    """
     if not (folder / ADAPTER).is_file():
         return
     about = read_model_json(folder / ADAPTER)
@@ -167,8 +177,10 @@ def shard_names(folder: Path) -> list[str]:
 
 
 def require_readable(folder: Path) -> None:
-    """Raises CorruptCheckpoint for a file of configs, a tokenizer or a template that is too large to be one, and for
-    configs that `read_model_json` refuses."""
+    """Raise CorruptCheckpoint for a file of configs, a tokenizer or a template that is too large to be one.
+
+    Configs that `read_model_json` refuses are refused as well.
+    """
     for path in folder.iterdir():
         if path.suffix in SMALL_FILES and path.is_file():
             _require_size(path)
@@ -199,7 +211,7 @@ def _finite(word: str) -> float:
 
 
 def read_json(path: Path, finite: bool = False) -> dict[str, Any]:
-    """finite: refuse NaN, infinities and what is read as one."""
+    """Return the object in a JSON file. finite: whether NaN, infinities and what is read as one are refused."""
     try:
         text = path.read_text("utf-8")
         value = json.loads(text, parse_constant=_finite, parse_float=_finite) if finite else json.loads(text)

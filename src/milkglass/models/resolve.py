@@ -68,7 +68,7 @@ class Embedded:
 
     @property
     def folder(self) -> str:
-        """Its name in the cache: another one where any of its files is another."""
+        """The name of its folder in the cache, another one if any of its files is another."""
         every = "".join([self.sha256, *self.others.values(), *self.made.values(), SUMS, *self._unknown()])
         return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(every.encode()).hexdigest()[:12]}"
 
@@ -185,7 +185,7 @@ def _snapshot(folder: Path) -> Path:
 
 
 def recorded(ref: str, folder: Path) -> str:
-    """What to keep of a model that `resolve` found: the absolute folder, or the hub id with its commit."""
+    """Return what to keep of a model that `resolve` found: the absolute folder, or the hub id with its commit."""
     if ref in EMBEDDED:
         return ref
     if Path(ref).expanduser().is_dir():
@@ -241,7 +241,7 @@ def _fetched_before(ref: str) -> Path:
 
 
 def _hub_errors() -> tuple[type[Exception], ...]:
-    """What the hub's client raises: for names that cannot be, error answers, failing connections and files."""
+    """Return what the hub's client raises for impossible names, error answers, failing connections and files."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

@@ -48,7 +48,7 @@ def read_bytes(ref: TensorRef, start: int = 0) -> Iterator[bytes]:
 
 
 def read_whole(ref: TensorRef) -> torch.Tensor:
-    """In memory of our own: one copy, not a mapping. ref: of one of DTYPES."""
+    """Read a tensor into memory of our own: one copy, no mapping. ref: of one of DTYPES."""
     if not ref.bytes:
         return torch.empty(ref.shape, dtype=DTYPES[ref.dtype])
     buffer = bytearray(ref.bytes)
@@ -60,11 +60,11 @@ def read_whole(ref: TensorRef) -> torch.Tensor:
 
 
 def mapped(ref: TensorRef) -> torch.Tensor:
-    """As it lies in its file: pages that the system reads when they are used and may forget, not memory of ours.
+    """Map a tensor as it lies in its file: pages that the system reads when they are used and may forget.
 
-    It must not be written to: that ends the process, and so does whoever cuts the file off meanwhile. One that does not
-    begin at a multiple of its numbers' size, as some writers' do, cannot be mapped and is read whole. ref: of one of
-    DTYPES.
+    It must not be written to: that ends the process, and so does whoever cuts the file off meanwhile. A tensor that
+    does not begin at a multiple of its numbers' size, as some writers' do, cannot be mapped and is read whole. ref: of
+    one of DTYPES.
     """
     dtype = DTYPES[ref.dtype]
     if not ref.bytes or ref.start % dtype.itemsize:
@@ -161,7 +161,7 @@ def _sync(file: IO[bytes]) -> None:
 
 
 def _new_bytes(ref: TensorRef, source: RowBlocks, done: int) -> Iterator[bytes]:
-    """done: bytes of the tensor that are written already, whole blocks."""
+    """Yield the bytes of a replaced tensor. done: bytes that are written already, whole blocks."""
     count = ref.shape[0]
     row_bytes = max(1, ref.bytes // max(1, count))
     step = max(1, CHUNK // row_bytes)

@@ -42,15 +42,15 @@ ENTRIES = (b"{:,:L,:L}", b"{:L,:,:L}", b"{:L,:L,:}")  # outlines of an entry; th
 @final
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """Where a tensor lies.
+    """The place of a tensor.
 
     Attributes:
-        name: the tensor's.
-        file: the safetensors file.
-        dtype: in safetensors' names.
-        shape: its dimensions.
-        start: in bytes from the file's beginning.
-        stop: likewise, after its last byte.
+        name: The tensor's.
+        file: The safetensors file.
+        dtype: In safetensors' names.
+        shape: Its dimensions.
+        start: In bytes from the file's beginning.
+        stop: Likewise, after its last byte.
     """
 
     name: str

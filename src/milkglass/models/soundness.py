@@ -33,14 +33,14 @@ MAX_BUFFER = 2**26  # numbers in a buffer that a model makes itself: a causal ma
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a sound model is.
+    """The facts of a sound model.
 
     Attributes:
-        layers: how many it has.
-        positions: how many tokens it takes at most; None: no limit is known.
-        token_types: how many it tells apart.
-        key_id: the identifier of the key that scrambled it; None: made by something else than Milkglass.
-        head_missing: whether its config says that the head is a table of its own, and the weights have none.
+        layers: How many it has.
+        positions: How many tokens it takes at most; None: no limit is known.
+        token_types: How many it tells apart.
+        key_id: The identifier of the key that scrambled it; None: it was made by something else than Milkglass.
+        head_missing: Whether its config says that the head is a table of its own, and the weights have none.
     """
 
     kind: Kind
@@ -97,7 +97,7 @@ def _lacks_head(checkpoint: Checkpoint, architecture: Architecture, config: PreT
 def require_sound_tables(
     config: Mapping[str, Any], generation: Mapping[str, Any] | None, tensors: Mapping[str, TensorRef]
 ) -> None:
-    """What can be told of a delta, whose other tensors lie elsewhere. Raises ModelError."""
+    """Check what can be told of a delta, whose other tensors lie elsewhere. Raises ModelError."""
     check_configs(config, generation)
     family = families.family_of(config)
     size = next((ref.shape[0] for name, ref in sorted(tensors.items()) if ends(name, *family.table)), None)
@@ -110,7 +110,7 @@ def require_sound_tables(
 
 
 def _require_rows(said: object, rows: int) -> None:
-    """Raises CorruptCheckpoint where a config's vocabulary is of another size than the table."""
+    """Raise CorruptCheckpoint if a config's vocabulary is of another size than the table."""
     if said != rows:
         raise CorruptCheckpoint(
             f"{CONFIG} says {_said(said)} for vocab_size, and the embedding table has {rows} rows",
@@ -124,7 +124,7 @@ def _said(value: object) -> str:
 
 
 def _key_id(config: Mapping[str, Any]) -> str | None:
-    """Raises CorruptCheckpoint."""
+    """Return the identifier of the key that a config names. Raises CorruptCheckpoint."""
     value = config.get(KEY_ID)
     if value is None or (isinstance(value, str) and KEY_ID_FORM.fullmatch(value)):
         return value
@@ -180,7 +180,7 @@ def _require_backed(outline: PreTrainedModel, architecture: Architecture, checkp
 
 
 def _plain(name: str, prefix: str) -> str:
-    """As Transformers matches names: with or without the base model's prefix; norms may be called as in 2018."""
+    """Return a name as Transformers matches names: without the base model's prefix, norms by their later names."""
     name = name.removeprefix(prefix)
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         if name.endswith(old):

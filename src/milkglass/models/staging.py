@@ -91,7 +91,7 @@ class Staging:
         self._save()
 
     def commit(self, configs: Configs) -> None:
-        """With its configs the folder is whole."""
+        """Write the configs, with which the folder is whole."""
         configs.write(self.folder)
         self._log.unlink()
         files.finish(self.folder, self.target)
@@ -160,8 +160,10 @@ def rewrite(
 
 
 def index_of(base: Checkpoint) -> dict[str, Any] | None:
-    """What a rewritten folder's index says: where each tensor lies, how many bytes they have, and nothing that somebody
-    wrote into the base's. None when the base has none."""
+    """Return a rewritten folder's index; None if the base has none.
+
+    It says where each tensor lies and how many bytes they have, and nothing that somebody wrote into the base's.
+    """
     if not (base.folder / INDEX).is_file():
         return None
     total = sum(ref.bytes for ref in base.tensors.values())

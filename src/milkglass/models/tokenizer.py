@@ -193,12 +193,12 @@ class Tokenizer:
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """By id the tokens that were added to the vocabulary, special ones among them."""
+        """The tokens that were added to the vocabulary, special ones among them, by id."""
         return dict(self.backend_tokenizer.get_added_tokens_decoder())
 
     @property
     def added_tokens_encoder(self) -> dict[str, int]:
-        """By text the ids of `added_tokens_decoder`."""
+        """The ids of `added_tokens_decoder`, by text."""
         return {token.content: number for number, token in sorted(self.added_tokens_decoder.items())}
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
@@ -448,8 +448,13 @@ def longest(folder: Path, tokenizer: Tokenizer) -> int:
 
 
 def added(read: Callable[[Ids], str], before: int, one: int) -> tuple[str, bool]:
-    """What a token adds to the text after another one, and whether it goes on with the same word. read: text of ids.
-    before: the other one; below 0, there is none."""
+    """Return what a token adds to the text after another one, and whether it goes on with the same word.
+
+    Args:
+        read: Returns the text of ids.
+        before: The other token; below 0 there is none.
+        one: The token.
+    """
     alone = read(np.array([one])).strip()
     alone = alone.removeprefix("##") or alone  # a WordPiece that goes on with no word
     if before < 0:

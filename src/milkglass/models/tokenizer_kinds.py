@@ -37,12 +37,12 @@ WRONGLY_NAMED = frozenset({"qwen2"})  # model types whose published files name a
 
 @dataclass(frozen=True)
 class TokenizerKind:
-    """What one kind of tokenizer takes from its own code.
+    """A kind of tokenizer, and what it takes from its own code.
 
     Attributes:
-        tokens: The special tokens where tokenizer_config.json names none. None: nor does the padding of tokenizer.json.
+        tokens: The special tokens if tokenizer_config.json names none. None: nor does the padding of tokenizer.json.
         token_types: Whether it tells the two texts of a pair apart.
-        build: Returns the tokenizer of a file, None where only transformers can build it. None: as the file has it.
+        build: Returns the tokenizer of a file, None if only transformers can build it. None: as the file has it.
         finish: Sets what depends on the special tokens, after they were added.
     """
 

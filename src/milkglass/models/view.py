@@ -88,7 +88,7 @@ class Model:
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """What has the shape of each tensor; where they lie in files, nothing is read."""
+        """Return what has the shape of each tensor; of a model that lies in files nothing is read."""
         return _headers(self.tensors)
 
     def mapped(self, name: str) -> torch.Tensor:

@@ -63,5 +63,5 @@ def _first_rows(path: Path, sign: str) -> list[list[str]]:
 
 
 def quotes_are_text(path: Path, sign: str) -> bool:
-    """As GLUE writes TSV: a quotation mark is part of the text."""
+    """Whether a quotation mark is part of the text, as in the TSV that GLUE writes."""
     return path.suffix.lower() == ".tsv" and sign == "\t"

@@ -33,10 +33,12 @@ NAMING = "--text-column names the column of texts (in Python: DataFile(path, tex
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row is: "line 7 of dev.tsv".
+    """The place of a row: "line 7 of dev.tsv".
 
     Attributes:
-        number: from 1.
+        file: The file's name.
+        number: From 1.
+        noun: What a row is called.
     """
 
     file: str
@@ -52,7 +54,7 @@ Rows = Iterator[tuple[Place, Row]]
 
 
 def listed(places: Sequence[Place]) -> str:
-    """ "line 7", "lines 7, 9 and 12", "lines 7, 9, 12 and 4 more", of one file."""
+    """Write the places of one file as "line 7", "lines 7, 9 and 12" or "lines 7, 9, 12 and 4 more"."""
     first = [str(one.number) for one in places[:FIRST]]
     more = len(places) - len(first)
     if len(places) == 1:
@@ -63,8 +65,7 @@ def listed(places: Sequence[Place]) -> str:
 
 
 def require_columns(file: str, names: Sequence[str], needed: Sequence[str], texts: Sequence[str] = ()) -> None:
-    """texts: columns of which one must be there. Raises CodecError for a header that lacks a column or has one
-    twice."""
+    """Raise CodecError for a header that lacks a column or has one twice. texts: columns of which one must be there."""
     if texts and not {*texts} & {*names}:
         raise CodecError(
             f"the header of {file} names no column {' or '.join(texts[:2])}",
@@ -76,8 +77,10 @@ def require_columns(file: str, names: Sequence[str], needed: Sequence[str], text
 
 
 def require_unique(file: str, names: Sequence[str]) -> None:
-    """Raises CodecError for a header that names a column twice: readers differ in which of the two they take. Columns
-    without a name are not read."""
+    """Raise CodecError for a header that names a column twice: readers differ in which of the two they take.
+
+    Columns without a name are not read.
+    """
     for place, name in enumerate(names, 1):
         if name.strip() and (first := names.index(name) + 1) < place:
             twice = f"names the column {shown_name(name)} twice, as column {first} and as column {place}"
@@ -90,10 +93,11 @@ def repeated(place: Place | str, error: RepeatedKey) -> CodecError:
 
 
 def columns_there(names: Collection[str], known: Collection[str] = ()) -> str:
-    """ "the columns there are: id, customer said". What may be text is counted and not shown, see above.
+    """Write "the columns there are: id, customer said". Names that may be text are counted and not shown (see above).
 
     Args:
-        known: columns that are looked for, beside the USUAL ones.
+        names: The columns.
+        known: Columns that are looked for, beside the USUAL ones.
     """
     looked_for = {_plain(name) for name in (*known, *USUAL)} - {""}
     header = any(_plain(name) in looked_for for name in names)
@@ -110,7 +114,7 @@ def columns_there(names: Collection[str], known: Collection[str] = ()) -> str:
 
 
 def _plain(name: str) -> str:
-    """As names are compared: small letters, without what stands between words."""
+    """Return a name as names are compared: in small letters, without what stands between words."""
     return _BETWEEN.sub("", name).casefold()
 
 

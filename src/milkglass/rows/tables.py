@@ -36,7 +36,7 @@ def stripped_lines(path: Path, encoding: str = UTF8) -> Rows:
 
 
 def text_lines(path: Path, blank: Progress = no_progress) -> Rows:
-    """The same, with the white space at the ends of each line."""
+    """Yield every line that is not blank as the column `text`, with the white space at its ends."""
     for number, line in lines(path):
         if line.strip():
             yield Place(path.name, number), {"text": line}
@@ -216,7 +216,7 @@ def _skip(buffer: str, at: int) -> int:
 
 
 def parquet(path: Path, needed: Sequence[str], texts: Sequence[str] = ()) -> Rows:
-    """needed: columns that must be there. All are read, so that messages can name them."""
+    """Yield the rows of a Parquet file. needed: columns that must be there; all are read, for messages."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

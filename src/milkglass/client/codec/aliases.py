@@ -27,7 +27,7 @@ Draw = Callable[[], Stream]  # what the next text's choices are drawn from
 
 
 def secret_draws() -> Stream:
-    """Of a fresh secret at each call, so that threads share nothing."""
+    """Return draws from a fresh secret, a new one at each call, so that threads share nothing."""
     return Stream(secrets.token_bytes(32))
 
 
@@ -90,9 +90,9 @@ def _renamed(ids: NDArray[np.int64], names: NDArray[np.int64], others: NDArray[n
 
 
 def responses_of(key: Key) -> RandomisedResponse | None:
-    """By which an id is exchanged for another where it occurs; None: it is sent as it is.
+    """Return by what an id is exchanged for another at random; None if it is sent as it is.
 
-    It covers the scrambled ids that stand for several tokens; a token with an id of its own is sent as it is.
+    The scrambled ids that stand for several tokens are exchanged. A token with an id of its own is sent as it is.
     """
     symbols, epsilon = key.token_symbols, key.info.scheme.get("epsilon")
     if symbols is None or epsilon is None:

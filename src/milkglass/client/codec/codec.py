@@ -254,7 +254,7 @@ class Codec:
         return result
 
     def _with_visible(self, message: Message) -> Message:
-        """Without the ids of an answer that have no text."""
+        """Return a message without the ids of an answer that have no text."""
         ids = message.get(ANSWER_IDS)
         if not ids or not self.readable:
             return {name: one for name, one in message.items() if name != ANSWER_IDS}

@@ -27,8 +27,13 @@ PRIVATE_USE = range(0xF0000, 0xFFFFE)  # letters that no text is written in; two
 
 
 def require_text(texts: Sequence[str], empty_is_fine: bool = False) -> None:
-    """Raises UsageError for a single text, which would be a list of letters, and EmptyText or CodecError for a text
-    that cannot be encoded."""
+    """Refuse what cannot be encoded.
+
+    Raises:
+        UsageError: A single text was given, which would be a list of letters.
+        EmptyText: A text is empty.
+        CodecError: A text cannot be encoded.
+    """
     if isinstance(texts, str | bytes):
         raise UsageError("a list of texts is needed, this is one text", "give [text]")
     for number, text in enumerate(texts):
@@ -133,7 +138,7 @@ def _with_kept(
     add_generation_prompt: bool,
     options: Mapping[str, Any],
 ) -> Rendered:
-    """Raises Rewritten where a kept text is written in another way."""
+    """Render a conversation with its kept answers in it. Raises Rewritten if one is written in another way."""
     marked, marked_tools = _marked(tokenizer, seen, marks, kept.pattern), _marked(tokenizer, tools, marks)
     text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
     return kept_pieces(kept, text, lambda part: _pieces(part, marks))
@@ -159,9 +164,12 @@ def template_options(tokenizer: Any) -> frozenset[str]:
 
 
 def _marked(tokenizer: Any, value: Any, marks: tuple[str, str], but: re.Pattern[str] | None = None) -> Any:
-    """The same JSON-like data, with marks around what a tokenizer would read as a special token in its strings.
+    """Return JSON-like data with marks around what a tokenizer would read as a special token in its strings.
 
     Args:
+        tokenizer: The model's.
+        value: The data.
+        marks: What is put before and after.
         but: Finds parts of strings that stay as they are.
     """
     if isinstance(value, str):
@@ -198,7 +206,7 @@ def _marked_text(tokenizer: Any, text: str, marks: tuple[str, str]) -> str:
 
 @dataclass(frozen=True)
 class _SpecialTokens:
-    """What a tokenizer reads as special tokens.
+    """The texts that a tokenizer reads as special tokens.
 
     Attributes:
         literal: Finds them in a text, the longest first.
@@ -229,7 +237,7 @@ def free_letters(texts: Sequence[str]) -> Iterator[str]:
 
 
 def _pieces(text: str, marks: tuple[str, str]) -> Iterator[TextPiece]:
-    """Raises CodecError where the template took marks apart or wrote them in another way."""
+    """Split a rendered text at its marks. Raises CodecError if the template took marks apart or rewrote them."""
     start, stop = marks
     if any(json.dumps(one)[1:-1] in text for one in marks):
         raise _rewritten()
@@ -329,8 +337,7 @@ def supervised(
 
 
 def _require_written(message: Message, number: int, answer: str) -> None:
-    """Raises CodecError where the template leaves out a call or the reasoning of an answer: something else would be
-    learnt."""
+    """Raise CodecError if the template leaves out a call or the reasoning: something else would be learnt."""
     names = [str(one["function"]["name"]) for one in message.get("tool_calls") or ()]
     if any(name not in answer for name in names):
         raise CodecError(

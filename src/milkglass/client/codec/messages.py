@@ -38,8 +38,11 @@ SAYS_NOTHING = frozenset({"cache_control", "annotations", "logprobs", "id", "ind
 
 
 def templated(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Raises UsageError for a message that is not one, for content that is not text, and for a field that would be left
-    out."""
+    """Return messages as a template reads them.
+
+    Raises:
+        UsageError: A message is not one, its content is not text, or a field of it would be left out.
+    """
     result = [_message(number, one) for number, one in enumerate(messages, 1)]
     for number, (given, message) in enumerate(zip(messages, result, strict=True), 1):
         asked = [name for name, one in _held(given).items() if name not in SAYS_NOTHING and one is not False]
@@ -74,7 +77,7 @@ def _message(number: int, given: Mapping[str, Any]) -> Message:
 
 
 def text_of(content: Any, number: int) -> str:
-    """Of a text, of parts that are texts, or of nothing."""
+    """Return the text of a content: of a text, of parts that are texts, or of nothing."""
     if content is None:
         return ""
     if isinstance(content, str):

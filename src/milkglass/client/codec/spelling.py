@@ -37,12 +37,12 @@ def most_places(tokens: int) -> int:
 
 @dataclass
 class Spelled:
-    """What was counted of an answer.
+    """The counts of one answer.
 
     Attributes:
-        tokens: those that were looked at.
-        runs: the tokenizer's own ids of the different pieces of text that were found in other tokens.
-        escapes: of plain letters, in the JSON of calls.
+        tokens: How many were looked at.
+        runs: The tokenizer's own ids of the different pieces of text that were found in other tokens.
+        escapes: How many plain letters were escaped in the JSON of calls.
     """
 
     tokens: int = 0

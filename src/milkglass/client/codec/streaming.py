@@ -49,7 +49,7 @@ class StreamDecoder:
         return self._read == len(self._window)
 
     def flush(self) -> str:
-        """What was held back, at the end."""
+        """Return what was held back, at the end."""
         fresh = self._show(self.text(self._window)) if self._window else ""
         self._window, self._read, self._shown = [], 0, 0
         return fresh

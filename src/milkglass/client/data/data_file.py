@@ -72,8 +72,12 @@ class DataFile:
         return result
 
     def require(self) -> None:
-        """Raises UsageError where there is no such file, or where columns or a delimiter were named and it has none,
-        EmptyText for an empty one."""
+        """Check that there is such a file, and that it has what was named.
+
+        Raises:
+            UsageError: There is no such file, or columns or a delimiter were named and it has none.
+            EmptyText: The file is empty.
+        """
         if self.path.is_dir():
             raise UsageError(f"{self.path} is a folder, not a file", f"give {READ_KINDS}")
         if not self.path.is_file():
@@ -86,9 +90,12 @@ class DataFile:
             raise EmptyText(f"{self.name} is empty", "give at least one row")
 
     def rows(self, blank: Progress = no_progress) -> Rows:
-        """Its rows with all columns, one at a time. blank: receives a 1 for each blank line that is skipped.
+        """Yield the file's rows with all columns, one at a time. blank: receives a 1 for each blank line.
 
-        Raises UsageError, CodecError, EmptyText, when a row that cannot be read is reached.
+        Raises:
+            UsageError: The file cannot be read.
+            CodecError: A row cannot be read; it is raised when that row is reached.
+            EmptyText: There is no row.
         """
         self.require()
         texts = () if self.text else (*TEXTS, *CHATS)
@@ -103,7 +110,7 @@ class DataFile:
 
     # --- columns of a row ---------------------------------------------------------------------------------------------
     def text_column(self, place: Place, row: Row, header: Collection[str] = ()) -> str:
-        """header: columns of other rows. Raises CodecError where there is no column of texts."""
+        """Return the column of texts. header: columns of other rows. Raises CodecError if there is none."""
         result = self.text or found(row, TEXTS) or found(header, TEXTS)
         if result is None:
             raise CodecError(

@@ -68,14 +68,17 @@ class Example:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
-        labels: the names that occur, in order (numbers by value).
-        scale: of the scores, where it was read as data for a regression; there are no labels then.
-        blank: how many blank lines were skipped.
-        empty: how many rows were left out for an empty field.
-        counts: in how many rows each label occurs.
+        kind: What its rows are.
+        rows: How many.
+        pairs: Whether rows have a second text.
+        labels: The names that occur, in order (numbers by value).
+        scale: The scale of the scores of data for a regression; there are no labels then.
+        blank: How many blank lines were skipped.
+        empty: How many rows were left out for an empty field.
+        counts: In how many rows each label occurs.
     """
 
     kind: Kind
@@ -97,11 +100,19 @@ class Summary:
 def read_examples(
     source: Source, scores: bool = False, blank: Progress = no_progress, empty: Progress = no_progress
 ) -> Iterator[Example]:
-    """scores: labels are the numbers of a regression. blank, empty: receive a 1 for each blank line that is skipped,
-    and each row that the file's `skip_empty` leaves out.
+    """Yield the rows of a file, checked.
 
-    Raises CodecError, naming file and line, for a row that is not of the file's shape, EmptyText for a file without
-    rows, UsageError for a file of another kind."""
+    Args:
+        source: The file.
+        scores: Whether labels are the numbers of a regression.
+        blank: Receives a 1 for each blank line that is skipped.
+        empty: Receives a 1 for each row that the file's `skip_empty` leaves out.
+
+    Raises:
+        CodecError: A row is not of the file's shape; file and line are named.
+        EmptyText: There is no row.
+        UsageError: The file is of another kind.
+    """
     file = DataFile.of(source)
     first: Example | None = None
     skipped: EmptyText | None = None
@@ -198,14 +209,17 @@ def summarise(source: Source, scores: bool = False) -> Summary:
 
 
 def in_order(labels: Collection[str]) -> list[str]:
-    """Whole numbers by value, without `int`, which refuses more than 4,300 digits; names by the alphabet."""
+    """Sort labels: whole numbers by value (without `int`, which refuses more than 4,300 digits), names by alphabet."""
     numeric = all(name.isascii() and name.isdigit() for name in labels)
     return sorted(labels, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name) if numeric else name)
 
 
 def require_classes(source: Source, found: Summary) -> None:
-    """Raises CodecError for numbers of a regression, and for labels of which nothing can be learnt: one alone, or
-    another in each of the rows, as where numbers of rows were taken for labels."""
+    """Raise CodecError for labels of which nothing can be learnt.
+
+    They are the numbers of a regression, one label alone, or another label in each of the rows, as if numbers of rows
+    were taken for labels.
+    """
     require_no_fractions(source, found)
     count = len(found.labels)
     column = _column_of_labels(source)
@@ -219,8 +233,10 @@ def require_classes(source: Source, found: Summary) -> None:
 
 
 def require_no_fractions(source: Source, found: Summary) -> None:
-    """Raises CodecError where each label is a number and some have a fraction: the numbers of a regression, which would
-    become as many classes."""
+    """Raise CodecError if each label is a number and some have a fraction.
+
+    They are the numbers of a regression, which would become as many classes.
+    """
     if any(has_fraction(name) for name in found.labels) and all(is_number(name) for name in found.labels):
         raise CodecError(
             f"{_column_of_labels(source)} holds numbers with a fraction, {len(found.labels):,} different ones",
@@ -269,7 +285,7 @@ def number_labels(names: Sequence[str], known: Mapping[str, int] | None) -> dict
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cells: LabelCells) -> Example:
-    """header: the columns of the whole file. Of those, a row that lacks one has an empty cell there."""
+    """Read one row. header: the columns of the whole file; a row that lacks one has an empty cell there."""
     if (chat := _chat(file, place, row)) is not None:
         return chat
     _require_unweighted(file, place, row)
@@ -291,8 +307,11 @@ def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cell
 
 
 def _require_unweighted(file: DataFile, place: Place, row: Row) -> None:
-    """Raises CodecError for a field that says how a row is trained: each row counts alike. Whoever named the columns
-    of the texts and the labels has said what is read. A table's other columns are not read, and may have any name."""
+    """Raise CodecError for a field that says how a row is trained: each row counts alike.
+
+    Whoever named the columns of the texts and the labels has said what is read. A table's other columns are not read,
+    and may have any name.
+    """
     if file.text is not None and (file.label is not None or file.label_column(row) is None):
         return
     for name in WEIGHTS if file.kind in JSON else TABLE_WEIGHTS:
@@ -304,7 +323,7 @@ def _require_unweighted(file: DataFile, place: Place, row: Row) -> None:
 
 
 def _text(file: DataFile, place: Place, row: Row, header: Sequence[str]) -> str:
-    """Raises EmptyText for a row that lacks a column that others have, or has an empty cell there."""
+    """Return a row's text. Raises EmptyText if it lacks a column that others have, or has an empty cell there."""
     column = file.text_column(place, row, header)
     if column not in row and column in header:
         raise _lacking(file, place, row, column)
@@ -357,7 +376,7 @@ def _in_openais_format(
 
 
 def _without_gaps(value: Any) -> Any:
-    """Without fields that are null: in Parquet each object has the fields of all others."""
+    """Return a value without fields that are null: in Parquet each object has the fields of all others."""
     if isinstance(value, Mapping):
         return {name: _without_gaps(one) for name, one in value.items() if one is not None}
     return [_without_gaps(one) for one in value] if isinstance(value, list) else value

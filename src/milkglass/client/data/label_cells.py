@@ -43,7 +43,7 @@ class LabelCells:
 
     @classmethod
     def of(cls, cells: Iterable[Any]) -> LabelCells:
-        """By all cells of the column."""
+        """Choose how cells are read, by all cells of the column."""
         some = fractions = False
         for cell in cells:
             if missing(cell) or _is_gap(cell):

@@ -35,7 +35,7 @@ def write_layout(rows: Path, layout: Layout, out: Path) -> None:
 
 
 def _dataset(file: pq.ParquetFile, folder: Path) -> None:
-    """What `Dataset.save_to_disk` writes."""
+    """Write what `Dataset.save_to_disk` writes."""
     with (folder / DATA).open("wb") as sink, pa.ipc.new_stream(sink, file.schema_arrow) as writer:
         for batch in file.iter_batches(BATCH):
             writer.write_batch(batch)

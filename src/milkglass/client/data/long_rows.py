@@ -54,6 +54,6 @@ class EncodedBatch:
 
     @classmethod
     def of(cls, columns: Mapping[str, pa.Array], long: Sequence[int], unanswered: Mapping[int, int]) -> EncodedBatch:
-        """columns: of the rows that are left. long: places of the rows that were cut."""
+        """Make a batch. columns: of the rows that are left. long: places of the rows that were cut."""
         table = pa.table(dict(columns))
         return cls(table if len(table) else None, len({*long} - {*unanswered}), unanswered)

@@ -84,7 +84,7 @@ def mark(path: Path, key_id: str) -> None:
 
 
 def require_marked(path: Path) -> RowsMark:
-    """Raises UsageError for a file that is not the one of its mark, byte for byte."""
+    """Raise UsageError for a file that is not the one of its mark, byte for byte."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}", HINT)
     result = RowsMark.read(path)
@@ -99,7 +99,7 @@ def require_marked(path: Path) -> RowsMark:
 
 @contextmanager
 def to_send(path: Path) -> Iterator[Path]:
-    """What may be sent of a marked file, as a file of `rows/1` in a folder of its own, which is removed in the end."""
+    """Give what may be sent of a marked file, as a file of `rows/1` in a folder that is removed in the end."""
     require_marked(path)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:
         copy = Path(scratch) / "data.safetensors"

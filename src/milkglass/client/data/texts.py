@@ -89,7 +89,7 @@ def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
 
 
 def _sent(codec: Codec, original: Sequences) -> Sequences:
-    """As it would be sent: where a token has several ids, one is drawn here as the codec draws it there."""
+    """Return ids as they would be sent: one of several is drawn here as the codec draws it."""
     return Sequences(codec.scrambled(original.ids).astype(np.int64), original.lengths)
 
 

@@ -64,7 +64,7 @@ def checked(source: Source, task: str | None) -> Summary:
 
 
 def require_generator(source: Source, train: Summary, kind: object) -> None:
-    """kind: of the model. Raises CodecError for rows without labels where the model is an encoder."""
+    """Raise CodecError for rows without labels if the model, of this kind, is an encoder."""
     if train.task == "causal-lm" and kind == "encoder":
         error = unlabelled(source, train)
         raise CodecError(f"{error.message}, and the model is an encoder, which classifies", error.hint)
@@ -109,11 +109,11 @@ BATCH = 1000  # rows tokenised and written at a time
 
 @dataclass(frozen=True)
 class WrittenParquet:
-    """What was written.
+    """A file of training rows that was written.
 
     Attributes:
-        cut: rows that were cut to the length limit.
-        left_out: conversations that were left out because no answer is within it.
+        cut: Rows that were cut to the length limit.
+        left_out: Conversations that were left out because no answer is within it.
     """
 
     rows: int

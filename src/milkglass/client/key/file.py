@@ -54,14 +54,15 @@ MAX_FILE = 1 << 28  # bytes; a key of a million tokens with four ids each has 16
 @final
 @dataclass(frozen=True)
 class KeySeal:
-    """What opens a key file again, and writes it again: derived from its passphrase, which is not kept. `repr` shows
-    nothing secret.
+    """The seal of a key file opens the file again, and writes it again.
+
+    It is derived from the passphrase, which is not kept. `repr` shows nothing secret.
 
     Attributes:
         scrypt_n: scrypt's cost.
-        salt: of the file.
-        check: what the file's header says of the passphrase.
-        sealing: the key of the cipher.
+        salt: The file's.
+        check: Tells a wrong passphrase from an altered file.
+        sealing: The key of the cipher.
     """
 
     scrypt_n: int
@@ -71,7 +72,7 @@ class KeySeal:
 
     @classmethod
     def derived(cls, passphrase: str, scrypt_n: int, salt: bytes) -> KeySeal:
-        """check: a value that tells a wrong passphrase from an altered file; it costs a guesser the same."""
+        """Derive a seal from a passphrase. Its check costs a guesser as much as the seal itself."""
         secret = unicodedata.normalize("NFC", passphrase).encode("utf-8", "surrogatepass")
         both = Scrypt(salt, 64, scrypt_n, SCRYPT_R, SCRYPT_P).derive(secret)
         check = hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:CHECK]
@@ -79,14 +80,14 @@ class KeySeal:
 
     @classmethod
     def new(cls, passphrase: str, scrypt_n: int = SCRYPT_N) -> KeySeal:
-        """Of any passphrase but an empty one; `write_key` insists on a strong one."""
+        """Make a seal of any passphrase but an empty one; `write_key` insists on a strong one."""
         if not passphrase:
             raise KeyFileError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
         return cls.derived(passphrase, scrypt_n, secrets.token_bytes(SALT))
 
     @classmethod
     def of(cls, data: bytes, passphrase: str, name: str = "this") -> KeySeal:
-        """Of a file's bytes. Errors as of `unseal`."""
+        """Derive the seal of a file's bytes. Errors as of the function `unseal`."""
         header, _ = _parsed(data, name)
         result = cls.derived(passphrase, header.scrypt_n, header.salt)
         if not hmac.compare_digest(result.check, header.check):
@@ -106,7 +107,7 @@ class KeySeal:
         return body + hashlib.sha256(body).digest()
 
     def unseal(self, data: bytes, name: str = "this") -> Key:
-        """Errors as of `unseal`."""
+        """Return the key that a file's bytes hold. Errors as of the function `unseal`."""
         header, line = _parsed(data, name)
         if (header.scrypt_n, header.salt, header.check) != (self.scrypt_n, self.salt, self.check):
             raise WrongPassphrase(
@@ -154,7 +155,7 @@ def _whole(data: bytes) -> bool:
 
 
 def require_key_file(path: Path) -> None:
-    """Raises KeyFileError for a file that is not a key file; its passphrase is not needed, its seal is not checked."""
+    """Raise KeyFileError for a file that is no key file. No passphrase is needed, and no seal is checked."""
     data = _bytes(path)
     parse(data, _whole(data), str(path))
 
@@ -190,7 +191,7 @@ def write_key(
 
 
 def require_free(path: Path) -> None:
-    """Raises KeyExists where a new key would stand on another file, or in the place that a link leads to."""
+    """Raise KeyExists if a new key would stand on another file, or in the place that a link leads to."""
     if path.is_symlink() or path.exists():
         raise _exists(path)
 
@@ -202,13 +203,19 @@ def _exists(path: Path) -> KeyExists:
 
 
 def read_key(path: Path, passphrase: str) -> Key:
-    """Raises KeyFileError or one of its kinds."""
+    """Return the key of a file.
+
+    Raises:
+        KeyFileError: The file cannot be opened. Each reason has a kind of its own.
+    """
     return UnlockedKey.open(path, passphrase).key
 
 
 def leftovers(path: Path) -> list[Path]:
-    """What commands that were killed while they wrote this key left beside it: sealed copies, under its passphrase or
-    an earlier one, and counts."""
+    """Return what killed commands left beside a key while they wrote it.
+
+    These are sealed copies, under its passphrase or an earlier one, and counts.
+    """
     name = re.escape(path.name)
     pattern = re.compile(rf"\.({name}|\.{name}\.usage\.json)\.[0-9a-f]{{8}}\.tmp")
     try:
@@ -245,7 +252,11 @@ class UnlockedKey:
 
     @classmethod
     def open(cls, path: Path, passphrase: str) -> UnlockedKey:
-        """Raises KeyFileError or one of its kinds."""
+        """Open a key file.
+
+        Raises:
+            KeyFileError: The file cannot be opened. Each reason has a kind of its own.
+        """
         data = _content(path)
         seal = KeySeal.of(data, passphrase, str(path))
         result = cls(path, seal.unseal(data, str(path)), seal)
@@ -291,9 +302,11 @@ class UnlockedKey:
                 )
 
     def sealed_with(self, passphrase: str) -> UnlockedKey:
-        """The same key under another passphrase, written over the file and opened again.
+        """Seal the key under another passphrase, write it over the file, and open it again.
 
-        Raises WeakPassphrase; KeyFileError where the written file is not this key.
+        Raises:
+            WeakPassphrase: The passphrase is too weak.
+            KeyFileError: The written file is not this key.
         """
         with usage.locked(self.path):
             key = self.again()

@@ -41,15 +41,15 @@ KDF_FIELDS = {"name", "n", "r", "p", "salt"}
 @final
 @dataclass(frozen=True)
 class Header:
-    """What a header says, every value checked.
+    """The header of a key file, every value checked.
 
     Attributes:
         scrypt_n: scrypt's cost, a power of two from 2 to 2^20.
         salt: 16 bytes.
         nonce: 12 bytes.
         check: 16 bytes, derived from the passphrase.
-        length: of the seal, in bytes, with its tag.
-        format: whether it is a whole key, or a codec alone.
+        length: Of the seal, in bytes, with its tag.
+        format: Whether the file holds a whole key, or a codec alone.
     """
 
     scrypt_n: int
@@ -97,7 +97,7 @@ def _like_a_key(data: bytes) -> bool:
 
 
 def _header(line: bytes, whole: bool, name: str) -> Header:
-    """Raises DamagedKey, or the ValueError, KeyError or TypeError of what no writer of version 1 writes."""
+    """Read a header. Raises DamagedKey, or ValueError, KeyError or TypeError for what no writer of version 1 writes."""
     result = json.loads(line.decode("ascii"), object_pairs_hook=unique_keys)
     if whole and result["format"] not in TENSORS:
         raise _foreign(name)
@@ -172,7 +172,11 @@ def pack(key: Key) -> bytes:
 
 
 def unpack(payload: bytes, kind: str = FORMAT) -> Key:
-    """kind: the header's format. Raises DamagedKey for anything but the tensors and notes that version 1 defines."""
+    """Return the key in a payload. kind: the header's format.
+
+    Raises:
+        DamagedKey: The payload has other tensors or notes than version 1 defines.
+    """
     try:
         arrays = load(payload)
         table = parse_table(payload[8 : 8 + int.from_bytes(payload[:8], "little")], "the payload")

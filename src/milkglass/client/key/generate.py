@@ -91,8 +91,10 @@ def single_ids(base: Checkpoint, architecture: Architecture) -> list[int]:
 
 
 def require_kind(architecture: Architecture, scheme: Scheme) -> None:
-    """Raises UnsupportedModel for a scheme that is of no use to such a model. A decoder whose ids name no token can be
-    trained as a classifier: only a scheme that is made for that says that it is meant."""
+    """Raise UnsupportedModel for a scheme that is of no use to such a model.
+
+    A decoder whose ids name no token can be trained as a classifier. Only a scheme that is made for that says so.
+    """
     if scheme.shares and not scheme.for_labels and architecture.kind == "decoder":
         raise UnsupportedModel(
             "rows = shared is for models that read: a model that generates would answer in ids that name no token",

@@ -33,7 +33,14 @@ class KeyInfo:
 
     @classmethod
     def new(cls, model: str, kind: str, tokenizer_digest: str, scheme: Mapping[str, Any]) -> KeyInfo:
-        """model: where the original is found. kind: "encoder" or "decoder". scheme: its name and parameters."""
+        """Make a new key's information.
+
+        Args:
+            model: Where the original model is found.
+            kind: "encoder" or "decoder".
+            tokenizer_digest: The digest of the tokenizer's vocabulary and rules.
+            scheme: The scheme's name and parameters.
+        """
         return cls(
             {
                 "model": model,
@@ -48,7 +55,7 @@ class KeyInfo:
     # --- the model ----------------------------------------------------------------------------------------------------
     @property
     def model(self) -> str:
-        """Where the original model is found: a folder, a hub id or an embedded default."""
+        """The place of the original model: a folder, a hub id or an embedded default."""
         return str(self.document["model"])
 
     @property

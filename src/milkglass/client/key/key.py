@@ -67,16 +67,16 @@ def hashed_permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDAr
 
 @dataclass(frozen=True)
 class Key:
-    """What the client must keep. `repr` shows nothing secret.
+    """A key: all that the client must keep. `repr` shows nothing secret.
 
     Attributes:
-        secret: the root, 32 bytes, from which everything else is derived. None: this is a codec, which encodes and
+        secret: The root, 32 bytes, from which everything else is derived. None: this is a codec, which encodes and
             decodes and can make nothing else; `root` then refuses.
-        model_digest: the base model that the key belongs to.
-        sigma: (n',) int32, slot -> scrambled id. Stored as well, so that text can be recovered should the derivation
+        model_digest: The digest of the base model that the key belongs to.
+        sigma: (n',) int32, slot -> scrambled id. It is stored too, so that text can be recovered should the derivation
             ever change. A slot is an original id and n' is n, but with aliases (`slots`) and symbols (`token_symbols`).
-        info: what the codec needs (where the tokenizer is, the scheme, label names). Private, sealed with the rest.
-        kept_identifier: of a codec, which cannot derive it.
+        info: All else that the codec needs: where the tokenizer is, the scheme, label names. Private, and sealed.
+        kept_identifier: The identifier of a codec, which cannot derive it.
     """
 
     secret: bytes | None
@@ -248,7 +248,7 @@ def packed_groups(groups: list[NDArray[np.int64]], n: int) -> str:
 
 
 def unpacked_groups(text: str) -> list[NDArray[np.int64]]:
-    """Raises DamagedKey."""
+    """Return the clusters of `packed_groups`. Raises DamagedKey."""
     try:
         number = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<i4")
     except (ValueError, zlib.error) as error:

@@ -29,7 +29,7 @@ def guesses(passphrase: str) -> int:
 
 
 def weakness(passphrase: str) -> str | None:
-    """What to say of a passphrase that is too weak for a new key; None for one that is strong enough."""
+    """Return what to say of a passphrase that is too weak for a new key; None if it is strong enough."""
     count = guesses(passphrase)
     if count >= REQUIRED_GUESSES:
         return None
@@ -40,7 +40,7 @@ def weakness(passphrase: str) -> str | None:
 
 
 def require_strong(passphrase: str) -> None:
-    """Raises WeakPassphrase. For new passphrases only: a key that exists opens with whatever it was sealed with."""
+    """Raise WeakPassphrase. Only new passphrases are judged: an existing key opens with the one it was sealed with."""
     if fault := weakness(passphrase):
         raise WeakPassphrase(
             fault, "use four or more unrelated words, or --generate-passphrase; --weak-passphrase takes it as it is"
@@ -56,7 +56,7 @@ def generated() -> str:
 
 
 def duration(seconds: float) -> str:
-    """ "25 seconds", "2 days", "127 years", rounded down; "less than a second"."""
+    """Write a duration as "25 seconds", "2 days" or "127 years", rounded down; "less than a second"."""
     for unit, length in UNITS:
         if seconds >= length:
             count = int(seconds / length)
@@ -65,7 +65,7 @@ def duration(seconds: float) -> str:
 
 
 def _rounded(count: int) -> str:
-    """ "62", "8,000", "10^10": one significant digit above a thousand, the power of ten above a million."""
+    """Write a number as "62", "8,000" or "10^10": one digit above a thousand, a power of ten above a million."""
     if count < 1000:
         return str(count)
     power = len(str(count)) - 1

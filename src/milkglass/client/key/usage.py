@@ -63,7 +63,7 @@ def place(key: Path) -> Path:
 
 
 def read(key: Path) -> Usage:
-    """Raises KeyFileError where the file is not one of ours; a missing one is a key that was never used."""
+    """Return a key's counts; a key without a file was never used. Raises KeyFileError for a file that is not ours."""
     path = place(key)
     if not path.is_file():
         return Usage()
@@ -99,8 +99,11 @@ def derived(key: Path, parent: Path) -> None:
 
 
 def handed_on(key: Path, parent: Path) -> None:
-    """What audits of a key said, for a codec made from it: text under both is one cipher, so the key's warnings hold
-    there. It counts its own text, on the machine where it is."""
+    """Copy what audits of a key said to a codec made from it.
+
+    Text under both is one cipher, so the key's warnings hold there. The codec counts its own text, on the machine where
+    it is.
+    """
     known = read(parent)
     _change(key, lambda _: replace(known, texts=0, tokens=0, parent="", jobs={}))
 
@@ -111,8 +114,14 @@ def rated(key: Path, rate: Mapping[str, float]) -> None:
 
 
 def audit_record(texts: int, tokens: float, content: float, finished: bool) -> dict[str, Any]:
-    """texts: how many were attacked. tokens, content: the shares of them, from 0 to 1, that the strongest attack read,
-    nan for none. finished: whether no attack was left that may read more."""
+    """Return the record of an audit.
+
+    Args:
+        texts: How many texts were attacked.
+        tokens: The share of their tokens, from 0 to 1, that the strongest attack read; nan for none.
+        content: The share of what carries content.
+        finished: Whether no attack was left that may read more.
+    """
     shares = {name: None if math.isnan(one) else one for name, one in (("tokens", tokens), ("content", content))}
     return {"at": time.time(), "texts": texts, **shares, "finished": finished}
 

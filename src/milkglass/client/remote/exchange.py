@@ -66,7 +66,7 @@ class Watch:
         self.extend(seconds)
 
     def extend(self, seconds: float) -> None:
-        """From now on so many seconds are left."""
+        """Allow so many seconds from now on."""
         with self._changed:
             self.seconds, self._due = seconds, time.monotonic() + seconds
             self._changed.notify()

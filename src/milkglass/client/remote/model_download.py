@@ -51,7 +51,7 @@ class OfferedFile:
 
 
 def promised(entry: Mapping[str, Any]) -> OfferedFile:
-    """Raises RemoteError for what no checkpoint has."""
+    """Return the file that a server offers. Raises RemoteError for what no checkpoint has."""
     name, size, digest = entry.get("name"), entry.get("bytes"), entry.get("sha256")
     if (
         not is_text(name)
@@ -79,7 +79,7 @@ def promised_model(answer: Mapping[str, Any]) -> list[OfferedFile]:
 
 
 def require_plausible(files: list[OfferedFile], largest: int | None) -> None:
-    """largest: bytes that the model can have at most; None where the original is not known here."""
+    """Raise RemoteError for files larger than the model can be. largest: in bytes; None if it is not known."""
     total = sum(file.bytes for file in files)
     if largest is not None and total > largest:
         raise RemoteError(
@@ -89,7 +89,7 @@ def require_plausible(files: list[OfferedFile], largest: int | None) -> None:
 
 
 def require_room(files: list[OfferedFile], staging: Path) -> None:
-    """Raises UsageError where the disk has less room than is still to come."""
+    """Raise UsageError if the disk has less room than is still to come."""
     there = sum(path.stat().st_size for path in staging.iterdir()) if staging.is_dir() else 0
     needed = sum(file.bytes for file in files) - there
     free = shutil.disk_usage(staging.parent).free

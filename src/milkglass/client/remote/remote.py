@@ -151,7 +151,7 @@ class Remote(AbstractContextManager["Remote"]):
         return created
 
     def _require_base(self, digest: str) -> None:
-        """Raises RemoteError where the server has not the model that a delta is of. An older server does not say."""
+        """Raise RemoteError if the server has not the model that a delta is of. An older server does not say."""
         try:
             self.connection.json("GET", f"/v1/base-models/{digest}", timeout=ASSEMBLY)
         except RemoteError as error:
@@ -159,8 +159,10 @@ class Remote(AbstractContextManager["Remote"]):
                 raise
 
     def _require_free(self, name: str, key_id: object) -> None:
-        """Raises UsageError where the server has a model of this name that another key made. One of the same key may be
-        this very model, whose answer was lost: the server tells."""
+        """Raise UsageError if another key made the server's model of this name.
+
+        One of the same key may be this very model, whose answer was lost: the server tells.
+        """
         try:
             its = self.model(name).get("key_id")
         except RemoteError as error:
@@ -174,7 +176,7 @@ class Remote(AbstractContextManager["Remote"]):
             )
 
     def _send(self, path: Path, purpose: str, name: str, shown: str, progress: Stage) -> str:
-        """name: under which the file is sent. shown: its name in progress bars."""
+        """Send a file, and return its id. name: under which it is sent. shown: its name in progress bars."""
         size = path.stat().st_size
         digest = file_sha256(path, progress(f"check {shown}", size))
         return send(self.connection, path, digest, purpose, name, progress(f"upload {shown}", size))
@@ -183,7 +185,7 @@ class Remote(AbstractContextManager["Remote"]):
         return responses.MODEL.rows(self.connection.json("GET", "/v1/models"))
 
     def model(self, model: str) -> dict[str, Any]:
-        """Raises RemoteError with the status 404 for one that is not there."""
+        """Return what the server says of a model. Raises RemoteError with the status 404 for an unknown name."""
         try:
             return responses.MODEL.read(self.connection.json("GET", f"/v1/models/{plain_name(model)}"))
         except RemoteError as error:
@@ -192,7 +194,7 @@ class Remote(AbstractContextManager["Remote"]):
             raise
 
     def require(self, route: str, name: str) -> None:
-        """Raises RemoteError for what is not there. A record that the server cannot read is: it may be deleted."""
+        """Raise RemoteError for what is not there. A record that the server cannot read is there: it may be deleted."""
         try:
             self.connection.json("GET", f"{route}/{plain_name(name)}")
         except RemoteError as error:
@@ -200,14 +202,14 @@ class Remote(AbstractContextManager["Remote"]):
                 raise
 
     def delete(self, route: str, name: str) -> None:
-        """Raises RemoteError with the status 404 or 409 for what is not there, or still needed."""
+        """Delete something. Raises RemoteError with the status 404 or 409 for what is not there, or still needed."""
         self.connection.json("DELETE", f"{route}/{plain_name(name)}")
 
     def delete_model(self, model: str) -> None:
         self.delete(MODELS, model)
 
     def delete_job(self, job: str) -> None:
-        """Of a job that is over; the model that it made stays."""
+        """Delete a job that is over. The model that it made stays."""
         self.delete(JOBS, job)
 
     def files(self) -> list[dict[str, Any]]:
@@ -215,7 +217,7 @@ class Remote(AbstractContextManager["Remote"]):
         return responses.FILE.rows(self.connection.json("GET", "/v1/files"))
 
     def uploads(self) -> list[dict[str, Any]]:
-        """Those that were never completed."""
+        """Return the uploads that were never completed."""
         return responses.UPLOAD.rows(self.connection.json("GET", "/v1/uploads"))
 
     def delete_upload(self, upload: str) -> None:

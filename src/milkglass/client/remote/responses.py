@@ -46,13 +46,15 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 @final
 @dataclass(frozen=True)
 class RecordShape:
-    """What a record of the server's has to look like. Fields may be missing or null; other fields are left unchanged.
+    """The fields of a record of the server's, and their types.
+
+    A field may be missing or null. Other fields are left as they are.
 
     Attributes:
-        noun: what the record is called in messages.
-        texts: names of the fields that are strings.
-        wholes: names of those that are whole numbers from 0 on.
-        numbers: names of those that are finite numbers.
+        noun: What messages call the record.
+        texts: The names of fields that are strings.
+        wholes: The names of fields that are whole numbers from 0 on.
+        numbers: The names of fields that are finite numbers.
     """
 
     noun: str
@@ -139,7 +141,7 @@ def response_number(answer: Mapping[str, Any], name: str) -> int:
 
 
 def in_order(found: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """By their `index`, which must be 0 to count - 1, each once."""
+    """Sort answers by their `index`, which must be 0 to count - 1, each once."""
     by_index = {row["index"]: row for row in found if is_whole(row.get("index"))}
     if len(found) != count or set(by_index) != set(range(count)):
         raise RemoteError(f"the server's {len(found)} answers do not fit the {count} questions", "try again")
@@ -150,13 +152,12 @@ def in_order(found: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
 @final
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one text.
+    """A model's answer to one text.
 
     Attributes:
-        label: the number of the likeliest class.
-        probabilities: of each class, in order.
-        score: of a regression, as it was trained (client/label_scale.py reads it); there are no probabilities
-        then.
+        label: The number of the likeliest class.
+        probabilities: The probability of each class, in order.
+        score: A regression's, as it was trained (client/label_scale.py reads it). There are no probabilities then.
     """
 
     label: int
@@ -207,8 +208,15 @@ def fits(info: Mapping[str, Any], key: Key) -> bool | None:
 
 
 def require_key(info: Mapping[str, Any], key: Key, model: str) -> str | None:
-    """Raises KeyForOtherModel, or RemoteError for a description that cannot be. What is returned says what could not be
-    checked; None: all was."""
+    """Refuse a model that was not made with a key.
+
+    Returns:
+        A warning that says what could not be checked; None if all was.
+
+    Raises:
+        KeyForOtherModel: Another key made the model.
+        RemoteError: The description cannot be true.
+    """
     known = fits(info, key)
     if known:
         return None

@@ -99,7 +99,7 @@ def one_line(text: str, longest: int) -> str:
 
 
 def running_text(text: str) -> str:
-    """Text of several lines. Tabs, line feeds and the joiners of scripts and emoji stay."""
+    """Clean a text of several lines. Tabs, line feeds and the joiners of scripts and emoji stay."""
     return _UNSAFE.sub(MARK, text)
 
 

@@ -153,7 +153,7 @@ def receive(connection: Connection, route: str, target: Path, size: int, progres
 
 
 def require_sum(target: Path, sha256: str, progress: Progress = no_progress) -> None:
-    """Raises RemoteError for a file that arrived otherwise than promised, which is thrown away."""
+    """Throw away a file that arrived otherwise than promised, and raise RemoteError."""
     if file_sha256(target, progress) != sha256:
         target.unlink()
         raise RemoteError(f"{target.name} arrived damaged: its checksum is wrong", "try again")

@@ -31,7 +31,7 @@ FAMILIES: Catalogue[Family] = Catalogue(
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """Raises UnsupportedModel, naming the model type and what is supported."""
+    """Return the family of a config. Raises UnsupportedModel, naming the model type and what is supported."""
     model_type = str(config.get("model_type", "(none)"))
     for family in FAMILIES.values():
         if model_type in family.model_types:

@@ -33,16 +33,16 @@ class LayerNames:
 
 @dataclass(frozen=True)
 class LayerLayout:
-    """The same of one checkpoint.
+    """The layers of one checkpoint.
 
     Attributes:
-        places: the number of its layer and the part, by the name of each weight and bias.
-        layers: how many.
-        heads: of queries.
-        key_heads: of keys and values.
-        head_size: dimensions of a head.
-        neurons: of the feed-forward network.
-        rotary_base: theta of the rotary positions.
+        places: The number of its layer and the part, by the name of each weight and bias.
+        layers: How many layers.
+        heads: Heads of queries.
+        key_heads: Heads of keys and values.
+        head_size: Dimensions of a head.
+        neurons: Of the feed-forward network.
+        rotary_base: Theta of the rotary positions.
     """
 
     places: Mapping[str, tuple[int, Part]]
@@ -55,7 +55,7 @@ class LayerLayout:
 
     @classmethod
     def of(cls, names: LayerNames, checkpoint: Checkpoint, tables: tuple[str, ...]) -> LayerLayout:
-        """tables: the tensors that are indexed by token id. Raises UnsupportedModel."""
+        """Find the layers of a checkpoint. tables: the tensors indexed by token id. Raises UnsupportedModel."""
         config = checkpoint.config
         kind = str(config.get("model_type"))
         if reason := names.without.get(kind):

@@ -39,11 +39,16 @@ class StreamNames:
 
 @dataclass(frozen=True)
 class Residual:
-    """The same of one checkpoint.
+    """The residual stream of one checkpoint.
 
     Attributes:
-        readers: by name the norm before each.
-        norms: of the layers, and the final one.
+        width: Its dimensions.
+        readers: The norm before each tensor that reads it, by the tensor's name.
+        writers: The tensors that write to it.
+        biases: Their biases.
+        norms: Of the layers, and the final one.
+        final: The norm before the head.
+        unit: A gain is what is stored plus this.
     """
 
     width: int
@@ -56,7 +61,7 @@ class Residual:
 
     @classmethod
     def of(cls, stream: StreamNames, checkpoint: Checkpoint, tables: tuple[str, ...]) -> Residual:
-        """tables: the tensors that are indexed by token id. Raises UnsupportedModel."""
+        """Find the stream of a checkpoint. tables: the tensors indexed by token id. Raises UnsupportedModel."""
         kind = str(checkpoint.config.get("model_type"))
         if reason := stream.without.get(kind):
             raise UnsupportedModel(f"the dimensions of {kind} cannot be mixed: {reason}", "use ObfusLM without plus")
