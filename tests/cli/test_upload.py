@@ -115,3 +115,8 @@ def test_names_that_no_model_has_are_reported_before_the_model_is_scrambled(enco
     run = ("obfuscate", model, tmp_path / "out", "--key", tmp_path / "k", "--k", 4, "--set", "beta=0.9")
     refused(call(*run), 3, "1 tensors have names that no supported model has, the first is 'bert.John-Doe'")
     assert not (tmp_path / "out").exists() and not (tmp_path / "k").exists()
+
+
+def test_a_name_that_cannot_be_is_refused_before_the_server_is_asked(stub: Stub, encoder: Owner) -> None:
+    refused(call("upload", encoder.scrambled, "--name", "a/b"), 2, "the model's name has other characters")
+    assert not stub.calls

@@ -113,6 +113,9 @@ def test_a_job_is_named_at_once_and_watched_in_a_log(stub: Stub, encoder: Owner,
     assert length.startswith("2 rows are trained with for 10 epochs, 10 steps of 32 rows")
     assert watched == ["job: ftjob-77aa", "job started", "step 0", "step 30"]
     assert "steps: 30 of 30" in result.stdout and "loss: 0.0323" in result.stdout
+    assert (
+        "for 1 epoch, 1 step of 32 rows;" in call("finetune", "mine", rows, "--key", encoder.path, "--epochs", 1).stderr
+    )
     result = call("finetune", "mine", rows, "--key", encoder.path, "--json")
     assert result.stderr.endswith("is shown after the first steps\njob: ftjob-77aa\n")
     assert json.loads(result.stdout)["steps"] == 30

@@ -172,6 +172,7 @@ def test_a_refused_number_is_named_and_text_is_not(asking: Asking, path: str, mo
     answer = asking.one(path, **more)
     message = answer.json()["error"]["message"]
     assert answer.status_code == 400 and shown in message, message
+    assert answer.json()["error"].get("param", next(iter(more))) == next(iter(more))
     assert "zanzibar" not in answer.text and "77" not in answer.text
 
 

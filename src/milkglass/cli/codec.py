@@ -179,7 +179,11 @@ def _training_rows(
     info = {"file": str(out), "task": train.task, "rows": written.rows, "tokens": written.tokens, "cut": written.cut,
             "left_out": len(written.left_out)}  # fmt: skip
     next_ = "`milkglass upload` sends it" if layout is None else "any trainer of ids reads it: `milkglass train-config`"
-    emit(as_json, info, f"wrote {out}: {written.rows:,} rows, {written.tokens:,} tokens; {next_}")
+    emit(
+        as_json,
+        info,
+        f"wrote {out}: {written.rows:,} row{'' if written.rows == 1 else 's'}, {written.tokens:,} tokens; {next_}",
+    )
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------

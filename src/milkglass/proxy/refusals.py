@@ -92,7 +92,8 @@ def of_fields(error: ValidationError, kind: type[BaseModel]) -> UsageError:
         )
     private = any(one["type"] == "not_private" for one in error.errors())
     see = "; see docs/cli.md, section 'Applications that speak OpenAI's API'" if private else ""
-    param = ".".join(map(str, error.errors()[0]["loc"]))[:60] or None
+    parts = [str(part) for part in error.errors()[0]["loc"]]  # pydantic's own names of kinds are left out
+    param = ".".join(part for part in parts if part.isidentifier() or part.isdigit())[:60] or None
     return UsageError(errors.validation_message(error, named=_number), f"nothing was sent{see}", param=param)
 
 

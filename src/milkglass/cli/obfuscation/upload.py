@@ -40,13 +40,13 @@ def upload(
     """
     _require_ours(path, name)
     unlocked = _key_of(path, key, passphrase_file)
-    from milkglass.client.obfuscate.upload_check import others_in
+    from milkglass.client.obfuscate.upload_check import is_plain, others_in
 
     with server.open() as remote, bars(as_json) as stage:
         if path.is_dir():
             for other in others_in(path):
                 note(f"not sent: {other}, which is not a file of the model")
-            repeats = name is not None and _is_there(remote, name)
+            repeats = name is not None and is_plain(name) and _is_there(remote, name)
             model = remote.upload_model(path, name, stage)
             if unlocked is not None:
                 unlocked.remember(None, model=model)
