@@ -43,7 +43,7 @@ def test_the_oldest_go_first(log: ExchangeLog, monkeypatch: pytest.MonkeyPatch) 
     for number in range(exchanges.EXCHANGES_KEPT + 5):
         log.sent([number, number])
     assert len(log.exchanges) == exchanges.EXCHANGES_KEPT and log.exchanges[0].number == 6
-    monkeypatch.setattr(exchanges, "TOKENS", 100)
+    monkeypatch.setattr(exchanges, "MAX_TOKENS_KEPT", 100)
     log.sent(list(range(1000, 1090)))
     assert [one.number for one in log.exchanges] == [*range(101, 107)]
     log.sent(list(range(2000, 2500)))

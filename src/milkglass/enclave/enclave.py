@@ -112,7 +112,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     @property
     def proof(self) -> str:
-        """What every report says of it."""
+        """What every report says of this enclave."""
         return ATTESTED_BY_QUOTE if self.attested else NOT_ATTESTED
 
     def __exit__(self, *error: object) -> None:
@@ -154,7 +154,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         self.about, _ = self._call("open", sealed, **fields)
 
     def state(self) -> bytes:
-        """What must be kept for the next start, sealed."""
+        """The sealed state that must be kept for the next start."""
         return self._call("state", b"")[1]
 
     def text(self, text: str, instruction: str, limit: int, settings: RnmSettings) -> SanitizedPrompt:
@@ -212,8 +212,8 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
             value, answer = self._read()
         if "error" in value:
             message, hint, kind = value["error"]
-            found = getattr(errors, kind, EnclaveError)
-            raise (found if issubclass(found, errors.MilkglassError) else EnclaveError)(message, hint)
+            error = getattr(errors, kind, EnclaveError)
+            raise (error if issubclass(error, errors.MilkglassError) else EnclaveError)(message, hint)
         return value, answer
 
     def _read(self) -> tuple[dict[str, Any], bytes]:
@@ -231,7 +231,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
             code = self._process.wait(5)
             how = f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
         except subprocess.TimeoutExpired:
-            how = "closed its door"
+            how = "closed its pipe"
         return EnclaveError(f"the enclave's process {how}", "run the command again; nothing of your text was kept")
 
 
@@ -241,7 +241,7 @@ def require_kind(kind: str) -> None:
 
 
 def _dropped(state: bytes) -> None:
-    """Of an enclave that nobody opened from a folder: there is no next start."""
+    """Drop the state of an enclave that nobody opened from a folder: there is no next start."""
 
 
 def _command(kind: str, folder: Path) -> tuple[list[str], dict[str, str]]:

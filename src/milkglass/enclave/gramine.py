@@ -73,7 +73,7 @@ def _library() -> list[str]:
 
 
 def script(kind: str) -> str:
-    """What makes the manifest ready to start."""
+    """The shell script that makes the manifest ready to start."""
     steps = [f"gramine-manifest {MANIFEST} {APP}.manifest"]
     if kind == ATTESTED:
         steps.append(f"gramine-sgx-sign --manifest {APP}.manifest --output {APP}.manifest.sgx")
@@ -89,7 +89,7 @@ def prepare(kind: str, folder: Path) -> None:
 
 
 def require_signed(kind: str, folder: Path) -> None:
-    """Raises UsageError unless the folder is prepared for this kind, and its script has run."""
+    """Refuse a folder that is not prepared for this kind, or whose script has not run. Raises UsageError."""
     if not (folder / MANIFEST).is_file() or (folder / SCRIPT).read_text("utf-8") != script(kind):
         raise UsageError(
             f"{folder} is not prepared for {kind}", f"milkglass split enclave prepare {folder} --kind {kind}"

@@ -76,7 +76,7 @@ class TablePackage:
         )
 
     def with_lists(self, near: NDArray[np.int32], scores: NDArray[np.float64]) -> TablePackage:
-        """As it is sealed: with candidate lists, and without the tokenizer's files."""
+        """The package as it is sealed: with candidate lists, and without the tokenizer's files."""
         return replace(self, near=near, scores=scores, files={})
 
     def encode(self) -> bytes:
@@ -91,7 +91,7 @@ class TablePackage:
 
     @classmethod
     def decode(cls, content: bytes) -> TablePackage:
-        """Raises EnclaveError for anything that `encode` does not make, such as a file that is not a tokenizer's."""
+        """Read what `encode` gave. Raises EnclaveError for anything else, such as a file that is not a tokenizer's."""
         try:
             parts = load(content)
             info = json.loads(parts.pop("info").tobytes())

@@ -42,7 +42,7 @@ def main(kind: str) -> None:
 
 
 def serve(inside: Inside, reading: IO[bytes], writing: IO[bytes]) -> None:
-    """Until the pipe closes. No error quotes what came."""
+    """Answer requests until the pipe closes. No error quotes what came."""
     while (message := read_message(reading)) is not None:
         try:
             value, content = inside.answer(*message)
@@ -57,7 +57,7 @@ def serve(inside: Inside, reading: IO[bytes], writing: IO[bytes]) -> None:
 
 
 def _tell(writing: IO[bytes], name: str, size: int) -> Progress:
-    """Before an answer: how much what takes long has to do, and how much more is done. The host has its own name."""
+    """Tell the host, before an answer, how much there is to do, and then how much more is done. The name is dropped."""
     write_message(writing, {"size": size})
     return lambda more: write_message(writing, {"progress": more})
 

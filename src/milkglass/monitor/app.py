@@ -29,22 +29,22 @@ from milkglass.proxy.app import PageRoutes
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.guard import OPENING
 
-WAIT = 20.0  # seconds that a question for news is kept open
+NEWS_SECONDS = 20.0  # seconds that a question for news is kept open
 POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 NONCE = "NONCE"  # in the page
-BYTES = 24  # of randomness
+CODE_BYTES = 24  # of randomness
 
 
 def _drawn() -> str:
-    return secrets.token_urlsafe(BYTES)
+    return secrets.token_urlsafe(CODE_BYTES)
 
 
 @dataclass
 class OneTimeCode:
-    """How a browser gets into the page: with a code of one use, which it exchanges for a key of its own.
+    """Lets a browser into the page: with a code of one use, which it exchanges for a key of its own.
 
     A browser keeps addresses and a tab's storage in its profile. What is kept there opens nothing later: the code is
     used up, and the page's key ends with the command. The API key never reaches the browser.
@@ -59,9 +59,9 @@ class OneTimeCode:
     key: str = field(default_factory=_drawn, repr=False)
     renewed: Log = field(default=no_log, repr=False)
 
-    def exchange(self, given: str) -> str:
+    def exchange(self, code: str) -> str:
         """The page's key. Raises Unauthorized for a code that is wrong, or was used."""
-        if not hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self.code.encode()):
+        if not hmac.compare_digest(code.encode("utf-8", "surrogatepass"), self.code.encode()):
             hint = "open the address that milkglass ui printed last"
             raise Unauthorized("the code of this address is wrong, or was used", hint)
         self.code = _drawn()
@@ -100,7 +100,11 @@ class MonitorPage:
 
 
 class CodeBody(BaseModel):
-    """Attributes: code: behind the # of the page's address."""
+    """The body that lets a browser in.
+
+    Attributes:
+        code: what stands behind the # of the page's address.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     code: str = Field(max_length=100)
@@ -135,8 +139,8 @@ def routes(view: MonitorView, opening: OneTimeCode) -> APIRouter:
 
     @router.get("/monitor/state")
     async def state(since: int = 0) -> Response:
-        """The document as soon as it is newer than `since`; the same again after `WAIT` seconds."""
-        await view.log.after(since, WAIT)
+        """The document as soon as it is newer than `since`; the same again after `NEWS_SECONDS` seconds."""
+        await view.log.after(since, NEWS_SECONDS)
         document = await view.document(since)
         return Response(document, media_type="application/json", headers={"Cache-Control": "no-store"})
 

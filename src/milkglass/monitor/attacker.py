@@ -35,13 +35,13 @@ from milkglass.threat.knowledge import Candidates
 from milkglass.threat.observations import Tokens
 
 State = Literal["working", "done", "failed"]
-ROW = 64  # ids a text, where the whole vocabulary is sent once
+IDS_A_TEXT = 64  # ids a text, where the whole vocabulary is sent once
 DECIPHERED = "decipherment"
 MIN_TOKENS = 50  # tokens that must have crossed before they are deciphered
-GROWN = 1.1  # times as many tokens, before they are again
-PAUSE = 1.0  # seconds between two looks
+MIN_GROWTH = 1.1  # times as many tokens, before they are again
+PAUSE_SECONDS = 1.0  # seconds between two looks
 WHOLE_VOCABULARY = 0.999  # of the vocabulary
-ANEW = 30.0  # seconds of the processor for one decipherment
+DECIPHER_SECONDS = 30.0  # seconds of the processor for one decipherment
 T = TypeVar("T")
 THREAD = "attack"  # the name of each thread in which something is attacked
 
@@ -83,14 +83,16 @@ class LiveReading:
 
 @dataclass(eq=False)
 class LiveAttacker:
-    """Attributes:
-    base: the public model.
-    public: text that the attacker has; None: none.
-    budget: seconds of the processor for the attacks on the model.
-    state: of those.
-    reason: why they failed.
-    trouble: why what crossed is not deciphered at present; "" where it is, or need not be.
-    readings: so far.
+    """An attacker with the public model, who attacks as long as the page is there.
+
+    Attributes:
+        base: the public model.
+        public: text that the attacker has; None: none.
+        budget: seconds of the processor for the attacks on the model.
+        state: of the attacks on the model.
+        reason: why these failed.
+        trouble: why what crossed is not deciphered at present; "" where it is, or need not be.
+        readings: so far.
     """
 
     base: Checkpoint
@@ -105,8 +107,8 @@ class LiveAttacker:
     _stopped: bool = False
 
     async def work(self, log: ExchangeLog) -> None:
-        """Until there is nothing more to do, or it is cancelled: what runs in a thread then ends early. Whatever fails
-        ends up in `reason`, or in `trouble` where the attacks on the model were done."""
+        """Attack until there is nothing more to do, or it is cancelled: what runs in a thread then ends early. Whatever
+        fails ends up in `reason`, or in `trouble` where the attacks on the model were done."""
         try:
             scene = await in_thread(self._scene)
             show = partial(asyncio.get_running_loop().call_soon_threadsafe, log.touch)
@@ -127,14 +129,14 @@ class LiveAttacker:
     async def _on_what_crossed(
         self, log: ExchangeLog, scene: Scene, candidates: Candidates | None, public: Source
     ) -> None:
-        """Again and again. A decipherment that fails is tried again when more has crossed."""
+        """Decipher what crossed, again and again. A decipherment that fails is tried again when more has crossed."""
         corpus = (await in_thread(lambda: read(self.codec, public))).original
         seen = 0
         while True:
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(PAUSE_SECONDS)
             texts = log.crossed()
             total = sum(map(len, texts))
-            if total >= max(MIN_TOKENS, GROWN * seen):
+            if total >= max(MIN_TOKENS, MIN_GROWTH * seen):
                 seen = total
                 try:
                     await in_thread(partial(self._decipher, scene, candidates, texts, corpus))
@@ -145,16 +147,17 @@ class LiveAttacker:
 
     # --- in a thread --------------------------------------------------------------------------------------------------
     def _scene(self) -> Scene:
-        """As if every id of the vocabulary had crossed once. Raises KeyForOtherModel."""
+        """The scene in which every id of the vocabulary has crossed once. Raises KeyForOtherModel."""
         self.key.require_model(self.base.digest())
         ids = np.arange(len(self.key.sigma), dtype=np.int64)
-        sent = Sequences.of(np.array_split(ids, max(1, len(ids) // ROW)))
+        sent = Sequences.of(np.array_split(ids, max(1, len(ids) // IDS_A_TEXT)))
         nowhere = np.zeros(len(ids), np.bool_)
         every = PrivateTexts(sent, sent.mapped(self.codec.inverse), nowhere, nowhere)
         return assemble(self.key, self.codec, self.base, every, {})
 
     def _solve(self, scene: Scene, show: Callable[[], object]) -> Candidates | None:
-        """What undoes the scheme itself comes first and is shown at once; where it reads all, the rest adds nothing."""
+        """Attack the model. Attacks that undo the scheme come first and are shown at once; where they read all, the
+        rest is left out."""
         budget, candidates = self._budget(self.budget), None
         for first in (True, False):
             some = {name: one for name, one in ATTACKS.items() if one.undoes == first}
@@ -177,7 +180,7 @@ class LiveAttacker:
         knowledge = replace(scene.adversaries[0].knowledge, candidates=candidates, corpus=corpus)
         if why_not(attack, transcript, knowledge) is not None:
             return
-        guess = attack(transcript, knowledge, self._budget(ANEW), np.random.default_rng(0))
+        guess = attack(transcript, knowledge, self._budget(DECIPHER_SECONDS), np.random.default_rng(0))
         if guess.table is not None:
             title = f"{attack.title}, with {self.public.name}" if self.public else attack.title
             self.readings = [one for one in self.readings if one.title != title]

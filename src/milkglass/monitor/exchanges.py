@@ -17,7 +17,7 @@ from milkglass.sequences import common_prefix
 
 EXCHANGES_KEPT = 100  # exchanges
 COMPARED = 8  # of the last ones, in search of what a question repeats
-TOKENS = 200_000  # of all exchanges together: the oldest go first
+MAX_TOKENS_KEPT = 200_000  # of all exchanges together: the oldest go first
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Exchange:
 
     @property
     def question(self) -> list[int]:
-        """What is new of it."""
+        """The ids of the question that earlier turns do not have."""
         return self.whole[self.repeated :]
 
     @property
@@ -109,6 +109,6 @@ class ExchangeLog:
 
     def _forget(self) -> None:
         held = sum(len(one.whole) + len(one.answer) for one in self.exchanges)
-        while len(self.exchanges) > EXCHANGES_KEPT or (held > TOKENS and len(self.exchanges) > 1):
+        while len(self.exchanges) > EXCHANGES_KEPT or (held > MAX_TOKENS_KEPT and len(self.exchanges) > 1):
             gone = self.exchanges.popleft()
             held -= len(gone.whole) + len(gone.answer)

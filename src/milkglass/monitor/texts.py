@@ -64,11 +64,11 @@ class TextViews:
         """What each public token alone reads as; of one without a text, its name. Takes long for a large vocabulary."""
         size = len(self.codec.inverse)
         named = self.codec.tokenizer.convert_ids_to_tokens
-        found = pieces(self.codec, size)
-        return [one or named(number) or "" if self.codec.known[number] else "" for number, one in enumerate(found)]
+        spelt = pieces(self.codec, size)
+        return [one or named(number) or "" if self.codec.known[number] else "" for number, one in enumerate(spelt)]
 
     def forget(self, exchanges: Iterable[Exchange]) -> None:
-        """All but these."""
+        """Drop the views of all texts but those of these exchanges."""
         kept = {one.number for one in exchanges}
         self._kept = {place: one for place, one in self._kept.items() if place[0] in kept}
 
@@ -86,7 +86,7 @@ class TextViews:
         return text
 
     def rendered(self, text: ShownText, reading: LiveReading | None) -> str:
-        """What the page shows of it, as JSON."""
+        """A text as the page shows it, in JSON."""
         if text.shown is None or text.shown[0] is not reading:
             self.made += 1
             text.shown = (reading, json.dumps(self._document(text, reading), ensure_ascii=False, separators=(",", ":")))

@@ -109,7 +109,7 @@ class MonitorView:
         return max(readings, key=lambda one: sum(text.hits[one] for text in texts), default=None)
 
     def _attack(self, reading: LiveReading | None, texts: Sequence[ShownText]) -> dict[str, Any]:
-        """Of all that is kept: how many ordinary tokens, and how many the reading has right."""
+        """The figures of the attack: how many ordinary tokens are kept, and how many the reading has right."""
         if self.attacker is None:
             return {"state": "off", "broken": self.broken}
         tokens = sum(len(text.ordinary) for text in texts)
@@ -146,6 +146,6 @@ def level_shown(state: State, right: int, tokens: int) -> str:
 
 
 def _label(audit: Any) -> str:
-    """By the content tokens that it read, as the audit's own page says it."""
+    """The verdict on an audit by the content tokens that it read, in the words of the audit's own page."""
     share = audit["tokens"] if audit["content"] is None else audit["content"]
     return LABELS[level_of(math.nan if share is None else share, share is None or not audit["finished"])]

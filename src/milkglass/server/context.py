@@ -36,9 +36,9 @@ class Context:
     stopping: threading.Event  # set when the server is asked to stop: streams end by themselves
     _slow: CapacityLimiter = field(default_factory=partial(CapacityLimiter, SLOW))
 
-    async def slowly(self, work: Callable[..., T], *provided: Any) -> T:
+    async def slowly(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run `work` in a thread, so that quick requests always find one."""
-        return await to_thread.run_sync(work, *provided, limiter=self._slow)
+        return await to_thread.run_sync(work, *arguments, limiter=self._slow)
 
 
 def build(settings: ServerSettings, home: DataDir) -> Context:
@@ -68,8 +68,8 @@ def close(context: Context) -> None:
 
 
 def _of(request: Request) -> Context:
-    result: Context = request.app.state.context
-    return result
+    context: Context = request.app.state.context
+    return context
 
 
 Shared = Annotated[Context, Depends(_of)]  # of a route

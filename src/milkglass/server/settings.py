@@ -41,7 +41,7 @@ OTHER_FILES = 128  # files that the server opens besides connections, at least
 @final
 @dataclass(frozen=True)
 class Limits:
-    """Of connections. Times are in seconds, rates in bytes a second.
+    """Limits of connections. Times are in seconds, rates in bytes a second.
 
     Attributes:
         total: connections at a time.
@@ -85,7 +85,7 @@ class Limits:
         return self.body_grace + size / self.body_pace
 
     def within(self, open_files: int) -> Limits:
-        """The same, with no more connections than `open_files` allow: each may need a file besides its socket."""
+        """These limits with no more connections than `open_files` allow: each may need a file besides its socket."""
         total = min(self.total, max(1, (open_files - OTHER_FILES) // 2 - self.reserved))
         per_address = min(self.per_address, max(1, total // 2))
         return replace(self, total=total, per_address=per_address)
@@ -169,7 +169,7 @@ def disk_full() -> DiskFull:
 
 
 def known_error(error: BaseException) -> MilkglassError | None:
-    """What an error of the system means to the caller; None: it is a fault of ours."""
+    """Turn an error of the system into one that the caller understands; None: it is a fault of ours."""
     if isinstance(error, MilkglassError):
         return error
     if isinstance(error, OSError) and error.errno in FULL_DISK:
@@ -180,12 +180,12 @@ def known_error(error: BaseException) -> MilkglassError | None:
 
 
 def nearly_full(folder: Path) -> bool:
-    """Whether its disk has so little room that what just failed there failed for that."""
+    """Whether the folder's disk has so little room that a write which just failed there failed for that."""
     return shutil.disk_usage(folder).free < NEARLY_FULL
 
 
 def free_bytes(home: Path, quota: int | None) -> int:
-    """What may still be written in a home: by its disk, and by the quota that it has."""
+    """Bytes that may still be written in a home, by its disk and by its quota."""
     free = shutil.disk_usage(home).free
     return free if quota is None else max(0, min(free, quota - taken(home)))
 
@@ -194,13 +194,13 @@ def taken(*paths: Path) -> int:
     """Bytes on the disk of files, and of all files in folders, each once however many names it has."""
     seen: dict[tuple[int, int], int] = {}
     inside = (Path(place, name) for path in paths for place, _, names in os.walk(path) for name in names)
-    for one in (*paths, *inside):
+    for path in (*paths, *inside):
         try:
-            found = one.lstat()
+            status = path.lstat()
         except FileNotFoundError:
             continue  # removed at this moment
-        if stat.S_ISREG(found.st_mode):
-            seen[found.st_dev, found.st_ino] = found.st_blocks * 512
+        if stat.S_ISREG(status.st_mode):
+            seen[status.st_dev, status.st_ino] = status.st_blocks * 512
     return sum(seen.values())
 
 
@@ -235,7 +235,7 @@ class DataDir:
             raise UsageError(f"{self.root} is open to others and not ours to close", "name another folder") from None
 
     def require_space(self, size: int) -> None:
-        """Raises DiskFull when `size` bytes more would not leave the spare ones."""
+        """Refuse what would not fit. Raises DiskFull when `size` bytes more would not leave the spare ones."""
         if self.free < size:
             raise disk_full()
 
@@ -260,11 +260,11 @@ class DataDir:
             ) from None
         return file
 
-    def token(self, provided: str | None) -> str:
+    def token(self, given: str | None) -> str:
         """The given token, else the stored one, else a new one that is stored for its owner's eyes only. Errors as of
         `claim`, which is done first where none is given."""
-        if provided is not None:
-            return provided
+        if given is not None:
+            return given
         self.claim()
         path = self.root / "token"
         if path.is_file():

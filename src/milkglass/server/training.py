@@ -116,27 +116,27 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArg
 
 def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     """Run the job to its end. None: interrupted, to be resumed."""
-    selected = spec.hyperparameters
-    set_seed(selected.seed)
+    chosen = spec.hyperparameters
+    set_seed(chosen.seed)
     shape = shape_of(Path(spec.model))
     reporter.reserve = reserved(job, spec, shape)
-    model = load(spec.model, selected)
-    if selected.chosen_method == "lora":
-        lora.prepare(model, selected)
+    model = load(spec.model, chosen)
+    if chosen.chosen_method == "lora":
+        lora.prepare(model, chosen)
     pad = model.config.pad_token_id
-    rows = TrainingDataset(Path(spec.train), selected.task, selected.max_length)
-    held_out = TrainingDataset(Path(spec.validation), selected.task, selected.max_length) if spec.validation else None
+    rows = TrainingDataset(Path(spec.train), chosen.task, chosen.max_length)
+    held_out = TrainingDataset(Path(spec.validation), chosen.task, chosen.max_length) if spec.validation else None
     callbacks: list[TrainerCallback] = [reporter]
-    if selected.early_stopping:
-        callbacks.append(EarlyStoppingCallback(selected.early_stopping))
+    if chosen.early_stopping:
+        callbacks.append(EarlyStoppingCallback(chosen.early_stopping))
     trainer = CheckpointTrainer(
         reporter.reserve,
         model=model,
-        args=arguments(job, selected, held_out is not None),
+        args=arguments(job, chosen, held_out is not None),
         train_dataset=rows,
         eval_dataset=held_out,
         data_collator=Collate(0 if pad is None else pad),
-        compute_metrics=MEASURES.get(selected.task),
+        compute_metrics=MEASURES.get(chosen.task),
         callbacks=callbacks,
     )
     checkpoint = newest_checkpoint(job)
@@ -150,7 +150,7 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
         return None
     metrics = final_metrics(trainer) if held_out is not None else {}
     tokens = int(trainer.state.num_input_tokens_seen)
-    if selected.chosen_method == "lora":
+    if chosen.chosen_method == "lora":
         lora.merge(model)
     drop_reserve(job)  # the result takes its place
     with saving("the result"):
@@ -159,7 +159,7 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
 
 
 def shape_of(model: Path) -> Shape:
-    """Raises BadUpload for a model that cannot be read."""
+    """Read the sizes of a model folder. Raises BadUpload where it cannot be read."""
     try:
         return Shape.of(Checkpoint.open(model))
     except ModelError as error:  # its own message names a folder of the server
@@ -185,7 +185,7 @@ def reserved(job: Path, spec: JobSpec, shape: Shape) -> Reserve:
 
 
 def final_metrics(trainer: CheckpointTrainer) -> dict[str, float]:
-    """Those of the epoch whose weights are kept: the last one, or the best. Without any, they are measured now."""
+    """The metrics of the epoch whose weights are kept, the last or the best; measured now where there are none."""
     state = trainer.state
     kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
     then = [info for info in state.log_history if info.get("step") == kept and "eval_loss" in info]
@@ -193,7 +193,7 @@ def final_metrics(trainer: CheckpointTrainer) -> dict[str, float]:
 
 
 def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
-    """In the dtype that the model came in, with the generation config that it came with."""
+    """Save the model in the dtype and with the generation config that it came with."""
     partial = job / "result.partial"
     shutil.rmtree(partial, ignore_errors=True)
     model.to(Checkpoint.open(base).dtype).save_pretrained(partial)
@@ -215,7 +215,7 @@ def is_full(error: BaseException, job: Path) -> bool:
 
 
 def failure(error: BaseException, job: Path) -> Status:
-    """What becomes of a job that failed. One that could not be saved goes on from its checkpoint, where it has one."""
+    """The status of a job that failed. One that could not be saved goes on from its checkpoint, where it has one."""
     full, said = is_full(error, job), explain(error, job)
     kept = resumed_from(job) if full or isinstance(error, SaveFailed) else None
     if kept is None:
@@ -231,7 +231,7 @@ def failure(error: BaseException, job: Path) -> Status:
 
 
 def explain(error: BaseException, job: Path) -> str:
-    """What the client receives: our own messages whole, of others the kind, with the traceback in the worker's log."""
+    """Put an error into words for the client: our own messages whole, of others the kind; the log has the traceback."""
     if isinstance(error, SaveFailed) and is_full(error, job):
         return NO_ROOM
     if isinstance(error, MilkglassError):

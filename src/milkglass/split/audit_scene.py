@@ -40,7 +40,8 @@ class SplitScene:
 def build(
     base: Checkpoint, about: folders.ClientAbout, client: EncoderClient, server: Server, files: AuditFiles
 ) -> SplitScene:
-    """Raises UsageError where there is too little text for an audit, CodecError."""
+    """Build the scene of a client's texts. Raises UsageError where there is too little text for an audit,
+    CodecError."""
     texts = texts_of(files.text, files.rows)
     private, alike = divided(_sendable(client.reader, texts), files)
     attackers = {} if files.public is None else {OTHER: _sendable(client.reader, texts_of(files.public, None))}
@@ -60,7 +61,7 @@ def texts_of(source: Source, most: int | None) -> list[str]:
 
 
 def _sendable(reader: PublicTokenizer, texts: Sequence[str]) -> list[str]:
-    """Those that fit: a text that is refused reveals nothing."""
+    """The texts that fit: one that is refused reveals nothing."""
     return [text for text, fits in zip(texts, sendable(reader, texts), strict=True) if fits]
 
 

@@ -30,7 +30,7 @@ from milkglass.progress import Progress, no_progress
 from milkglass.split import folders
 from milkglass.split.spec import ENCODER_HINT, PATH, EncoderInfo
 
-BATCH = 32  # texts a frame
+TEXTS_A_FRAME = 32  # texts a frame
 HEADERS = {"Content-Type": "application/octet-stream"}
 Answer = Callable[[bytes], NDArray[np.float32]]
 
@@ -72,7 +72,7 @@ class ClientHalf:
         self.require(info, pairs is not None)
         lengths = self.client.rows(self.client.reader.encode(texts, pairs).ids.lengths)
         result = []
-        for part in parts(lengths, min(BATCH, info.max_texts), info.max_rows):
+        for part in parts(lengths, min(TEXTS_A_FRAME, info.max_texts), info.max_rows):
             frame = self.client.frame(texts[part], None if pairs is None else pairs[part])
             logits = self.client.receive(answer(frame))
             count = part.stop - part.start
@@ -120,8 +120,8 @@ def require_pairs(about: folders.ClientAbout, pairs: bool) -> None:
 
 def sendable(reader: PublicTokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[np.bool_]:
     """(texts,) which are short enough; `PublicTokenizer.encode` refuses the others."""
-    requested = (list(texts), None if pairs is None else list(pairs))
-    batch = reader.tokenizer(*requested, truncation=False, split_special_tokens=True)
+    both = (list(texts), None if pairs is None else list(pairs))
+    batch = reader.tokenizer(*both, truncation=False, split_special_tokens=True)
     return np.array([len(ids) <= reader.limit for ids in batch["input_ids"]], np.bool_)
 
 
@@ -154,7 +154,7 @@ class Wire:
 
 
 def _logits(raw: Any) -> NDArray[np.float32]:
-    """Raises RemoteError unless it is a table of finite numbers."""
+    """Check an answer's logits. Raises RemoteError unless they are a table of finite numbers."""
     try:
         logits = np.asarray(raw, np.float64).astype(np.float32)
     except (TypeError, ValueError, OverflowError):

@@ -23,7 +23,7 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class ClientAbout:
-    """What the client's file says.
+    """The contents of a client half's split.json.
 
     Attributes:
         training: the fields of `HalvesTraining`.
@@ -61,7 +61,7 @@ def write(folder: Path, about: ClientAbout | ServerAbout) -> None:
 
 
 def client_about(folder: Path) -> ClientAbout:
-    """Raises UsageError for another folder, CorruptCheckpoint for a damaged one."""
+    """Read a client half's split.json. Raises UsageError for another folder, CorruptCheckpoint for a damaged one."""
     raw = _read(folder, "client")
     labels = raw.get("labels")
     if not isinstance(labels, dict) or sorted(map(str, labels.values())) != sorted(map(str, range(len(labels)))):
@@ -73,7 +73,7 @@ def client_about(folder: Path) -> ClientAbout:
 
 
 def server_about(folder: Path) -> ServerAbout:
-    """Errors as of `client_about`."""
+    """Read a server half's split.json. Errors as of `client_about`."""
     try:
         return ServerAbout(**_read(folder, "server"))
     except TypeError:

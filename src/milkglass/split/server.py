@@ -41,7 +41,7 @@ class ServerHalf:
 
     @classmethod
     def open(cls, folder: Path) -> ServerHalf:
-        """Raises CorruptCheckpoint."""
+        """Read a half from its folder. Raises CorruptCheckpoint."""
         about, known = halves.described(folder), folders.server_about(folder)
         try:
             config, classes, layer = about["model"], int(about["classes"]), int(about["layer"])
@@ -77,7 +77,7 @@ class ServerHalf:
 
 
 def _served(folder: Path, defence: HiddenStateDefence, config: dict[str, Any], classes: int) -> torch.nn.Module:
-    """What the method leaves to the server, filled from the folder."""
+    """The network that the method leaves to the server, filled from the folder."""
     cut = Checkpoint(folder, config, None, {})  # a method asks it how many layers there are, and nothing else
     with torch.random.fork_rng(devices=[]):  # a head is drawn, then overwritten
         served = defence.served(defence.upper(halves.shell(config, halves.layers_of(config), classes), cut, classes))

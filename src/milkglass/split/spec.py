@@ -28,7 +28,7 @@ DECODER_HINT = "is `milkglass split serve` of a decoder there?"
 
 @dataclass(frozen=True)
 class EncoderInfo:
-    """What the server's half takes.
+    """What an encoder's server half takes.
 
     Attributes:
         layer: see `threat.observations.Activations`.

@@ -96,7 +96,7 @@ def require_readable(
 
 
 def require_free(client: Path, server: Path) -> None:
-    """Raises UsageError where a folder is there, or where one half would lie in the other's."""
+    """Refuse folders that are there, or of which one would lie in the other. Raises UsageError."""
     for folder in (client, server):
         if folder.exists():
             raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
@@ -143,12 +143,12 @@ def _beside(folder: Path) -> Iterator[Path]:
 def _place(moves: dict[Path, Path]) -> None:
     done: list[Path] = []
     try:
-        for created, expected in moves.items():
-            files.finish(created, expected)
-            done.append(expected)
+        for partial, target in moves.items():
+            files.finish(partial, target)
+            done.append(target)
     except BaseException:  # one half alone is of no use
-        for expected in done:
-            shutil.rmtree(expected)
+        for target in done:
+            shutil.rmtree(target)
         raise
 
 
@@ -164,7 +164,7 @@ def _watched(progress: Progress) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How two halves did.
+    """The measures of two halves on texts that they were not trained with.
 
     Attributes:
         right: the share of texts that were classified correctly.

@@ -133,7 +133,7 @@ def test_use_refuses(enclave: Path, served: Served, token: Path, tmp_path: Path)
         wrong = call(*command, "--out", tmp_path / "e", "--kind", "magic")
         assert wrong.exit_code == 2 and "'magic' is not one of 'process', 'gramine-direct'" in wrong.stderr
     wrong = call("split", "enclave", "prepare", tmp_path / "e", "--kind", "process")
-    assert wrong.exit_code == 2 and "Invalid value for '--kind'" in wrong.stderr
+    assert wrong.exit_code == 2 and "'process' is not one of 'gramine-direct'" in wrong.stderr
     refused(call(*build, "--out", tmp_path / "e", "--corpus", tmp_path / "none"), 2, "there is no file")
     (tmp_path / "empty.txt").write_text("\n \n")
     refused(call(*build, "--out", tmp_path / "e", "--corpus", tmp_path / "empty.txt"), 2, "empty.txt holds no text")

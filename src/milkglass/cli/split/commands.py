@@ -76,11 +76,11 @@ def train(
     from milkglass.models.resolve import resolve
     from milkglass.split import train
 
-    requested = {
+    options = {
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_steps": max_steps,
         "max_length": max_length,
     }  # fmt: skip
-    defence = from_words(method, words or (), {name: one for name, one in requested.items() if one is not None})
+    defence = from_words(method, words or (), {name: one for name, one in options.items() if one is not None})
     train.require_free(client, server)
     if defence.broken:
         note(f"warning: {defence.broken}")

@@ -33,7 +33,8 @@ NOT_ATTESTED = "NOT ATTESTED: nothing proves to the provider what runs here; thi
 
 
 def measurement_of(kind: str) -> str:
-    """In hex: MRENCLAVE, or SHA-256 over the names and bytes of this package's source."""
+    """The measurement of an enclave's code, in hex: MRENCLAVE, or SHA-256 over the names and bytes of this package's
+    source."""
     if kind == ATTESTED:
         return SgxQuote.parse(quote(kind, "", bytes(64))).report.mr_enclave.hex()
     whole, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[2]
@@ -85,7 +86,7 @@ def seal(key: bytes, name: str, content: bytes) -> bytes:
 
 
 def unseal(key: bytes, name: str, sealed: bytes) -> bytes:
-    """Raises EnclaveError where it was sealed for another enclave, or changed."""
+    """Open what `seal` gave. Raises EnclaveError where it was sealed for another enclave, or changed."""
     try:
         return ChaCha20Poly1305(key).decrypt(sealed[:NONCE], sealed[NONCE:], name.encode())
     except (InvalidTag, ValueError):

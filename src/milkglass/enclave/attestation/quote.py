@@ -47,7 +47,7 @@ HINT = "start the enclave with gramine-sgx, and allow its measurement with --all
 
 @dataclass(frozen=True)
 class Trust:
-    """What a quote must end at.
+    """The roots that a quote must end at.
 
     Attributes:
         root: x and y of the root certificate's key.
@@ -112,7 +112,7 @@ class SgxQuote:
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
-        """Raises EnclaveError for anything else than a quote of this form."""
+        """Read a quote. Raises EnclaveError for anything else than a quote of this form."""
         try:
             version, key_type = struct.unpack_from("<HH", raw)
             if (version, key_type) != (3, 2) or len(raw) > MAX_QUOTE:
@@ -210,8 +210,8 @@ def _leaf_key(pem: bytes, root: bytes, now: datetime) -> ec.EllipticCurvePublicK
 
 
 def _is_authority(one: x509.Certificate) -> bool:
-    found = [item.value for item in one.extensions if isinstance(item.value, x509.BasicConstraints)]
-    return bool(found) and found[0].ca
+    constraints = [item.value for item in one.extensions if isinstance(item.value, x509.BasicConstraints)]
+    return bool(constraints) and constraints[0].ca
 
 
 def _point(raw: bytes) -> ec.EllipticCurvePublicKey:

@@ -125,7 +125,7 @@ class Acceptor:
         return len(self) < self._limits.total + extra or self._close_oldest(None)
 
     def _close_oldest(self, address: str | None) -> bool:
-        """Of those on which nothing is being done; of all addresses, the one with the most."""
+        """Close the oldest idle connection of an address; None: of the address with the most connections."""
         for one in [name for name, _ in self._of.most_common()] if address is None else [address]:
             if (gone := self._oldest(one)) is not None:
                 self._forget(gone)

@@ -79,7 +79,7 @@ class ServerConnection(H11Protocol):
         self._on_lost()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """From here on another protocol has the transport: it must say when the connection is gone, and answer no pings
+        """Hand the transport over to another protocol, which must say when the connection is gone, and answer no pings
         while the peer reads nothing, or the answers fill the memory."""
         self._upgraded = self.answered = True
         super().handle_websocket_upgrade(event)

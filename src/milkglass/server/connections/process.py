@@ -131,7 +131,8 @@ def raise_open_files() -> int:
 
 
 def prepare() -> None:
-    """Before a server of any kind: no passphrase, nothing fetched, a log on stderr. Raises UsageError."""
+    """Prepare this process for a server of any kind: no passphrase, nothing fetched, a log on stderr. Raises
+    UsageError."""
     if os.environ.get(PASSPHRASE):  # taking it out would not help: the kernel shows what a process was started with
         raise UsageError(
             f"{PASSPHRASE} is set, and the server must not hold a passphrase",
@@ -150,8 +151,8 @@ def run(
     largest_message: int = 0,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Until SIGINT or SIGTERM. command: who says on stdout where it listens, when it does. Raises UsageError when the
-    address cannot be had."""
+    """Serve until SIGINT or SIGTERM. command: who says on stdout where it listens, when it does. Raises UsageError when
+    the address cannot be had."""
     limits = allowed(settings)
     listener = listen(settings, limits)
     if not is_loopback(settings.host) and settings.tls_certificate is None:
@@ -192,6 +193,6 @@ def listen(settings: Listening, limits: Limits) -> socket.socket:
 
 
 def url_of(listener: socket.socket, settings: Listening) -> str:
-    """Where the server listens."""
+    """The address at which the server listens."""
     host, port = listener.getsockname()[:2]
     return f"{'https' if settings.tls_certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

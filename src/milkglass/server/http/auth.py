@@ -55,8 +55,8 @@ class Guard:
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        provided = headers.get(b"authorization", b"")
-        if scope["path"] not in OPEN and not hmac.compare_digest(provided, self._expected):
+        authorization = headers.get(b"authorization", b"")
+        if scope["path"] not in OPEN and not hmac.compare_digest(authorization, self._expected):
             refused = respond(Unauthorized(REASONS[401], HINTS[401]))
             refused.headers["WWW-Authenticate"] = "Bearer"
             await refused(scope, receive, send)

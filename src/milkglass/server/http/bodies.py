@@ -24,7 +24,7 @@ YOUNGEST = 0.1  # seconds; the minimum age assumed of a body, as one piece that 
 @final
 @dataclass(frozen=True)
 class BodyRule:
-    """What holds for a request's body.
+    """The rule for a request's body.
 
     Attributes:
         limit: bytes that it may have.
@@ -105,7 +105,7 @@ class CountedBody:
         self._waiting: asyncio.Timeout | None = None
 
     async def __call__(self) -> Message:
-        """Raises Refused: too large, too slow, or no memory for it."""
+        """Receive the next piece. Raises Refused: too large, too slow, or no memory for it."""
         if self._whole or not self._rule.held:
             return self._count(await self._receive())
         loop = asyncio.get_running_loop()

@@ -45,7 +45,7 @@ class ErrorBody(BaseModel):
 
 
 class Refusal(BaseModel):
-    """What OpenAPI says of every error."""
+    """The body of every error, for OpenAPI."""
 
     error: ErrorBody
 
@@ -85,13 +85,13 @@ def validation_message(
     """Say what is wrong, and where. named: returns what is said of a refused value before the rule that it breaks; here
     none is repeated."""
     errors = error.errors()
-    result = [f"{_place(one)}: {named(one)}{_rule(one)}" for one in errors[:SHOWN]]
+    faults = [f"{_place(one)}: {named(one)}{_rule(one)}" for one in errors[:SHOWN]]
     more = len(errors) - SHOWN
-    return "; ".join(result) + (f"; and {more} more" if more > 0 else "")
+    return "; ".join(faults) + (f"; and {more} more" if more > 0 else "")
 
 
 def _place(one: Mapping[str, Any]) -> str:
-    """Where it is wrong. A key that the caller made up may itself be private: it is left out."""
+    """The place of a fault in the body. A key that the caller made up may itself be private: it is left out."""
     parts = list(one["loc"])
     if one["type"] == "extra_forbidden":
         parts.pop()

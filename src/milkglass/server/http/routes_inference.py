@@ -88,7 +88,7 @@ class PromptRun:
             self.on_over()
 
     async def tokens(self) -> AsyncIterator[_Token]:
-        """Until every prompt has ended. Raises what the engine gave instead."""
+        """Yield tokens until every prompt has ended. Raises what the engine gave in place of one."""
         left = len(self.sequences)
         while left:
             item = await self._queue.get()
@@ -106,8 +106,8 @@ class PromptRun:
             sequence.cancelled = True
 
     def usage(self) -> dict[str, int]:
-        read, created = sum(map(len, self.prompts)), sum(sequence.made for sequence in self.sequences)
-        return {"prompt_tokens": read, "completion_tokens": created, "total_tokens": read + created}
+        read, written = sum(map(len, self.prompts)), sum(sequence.made for sequence in self.sequences)
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
     def answer(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         head = {"id": self.key, "object": "text_completion", "created": self.created, "model": self.body.model}
@@ -237,10 +237,10 @@ def _from_thread(
     return call
 
 
-def _classified(found: list[list[float]], scores: bool) -> list[dict[str, Any]]:
-    """Of a regression each row has a `score`, which vLLM's shape has not, and neither label nor `probs`."""
+def _classified(answers: list[list[float]], scores: bool) -> list[dict[str, Any]]:
+    """One object a row, in vLLM's shape; of a regression with a `score` in place of label and `probs`."""
     data: list[dict[str, Any]] = []
-    for place, chances in enumerate(found):
+    for place, chances in enumerate(answers):
         if scores:
             data.append({"index": place, "score": chances[0], "num_classes": 1})
             continue

@@ -85,7 +85,7 @@ def cancel_job(key: PathName, shared: Shared) -> dict[str, Any]:
 
 @router.post("/v1/fine_tuning/jobs/{key}/resume")
 def resume_job(key: PathName, shared: Shared) -> dict[str, Any]:
-    """Of a job that a full disk ended: it goes on from its newest checkpoint."""
+    """Let a job that a full disk ended go on from its newest checkpoint."""
     return job_json(shared.jobs.resume(key), shared)
 
 
@@ -98,20 +98,21 @@ def delete_job(key: PathName, shared: Shared) -> dict[str, Any]:
 
 @router.get("/v1/fine_tuning/jobs/{key}/checkpoints")
 def list_checkpoints(key: PathName, shared: Shared) -> dict[str, Any]:
-    """Of a job that is not over or that can be resumed. `metrics` are those reported at that very step."""
+    """List the checkpoints of a job that is not over or can be resumed. `metrics` are those reported at that very
+    step."""
     job = shared.store.jobs.get(key)
     info = [one.event.data for one in events.read(shared.jobs.folder(key)) if one.event.type == "metrics"]
     data: list[dict[str, Any]] = [
         {
             "id": f"ftckpt-{job.id.removeprefix('ftjob-')}-{step}",
             "object": "fine_tuning.job.checkpoint",
-            "created_at": int(created),
+            "created_at": int(saved_at),
             "fine_tuning_job_id": job.id,
             "fine_tuned_model_checkpoint": None,  # to resume from; it is not a model that can be used
             "step_number": step,
             "metrics": {name: value for data in info if data.get("step") == step for name, value in data.items()},
         }
-        for step, created in shared.jobs.checkpoints(key)
+        for step, saved_at in shared.jobs.checkpoints(key)
     ]
     return {"object": "list", "data": data, "has_more": False}
 

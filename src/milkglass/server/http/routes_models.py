@@ -72,7 +72,7 @@ async def add_model(body: NewModel, shared: Shared) -> dict[str, Any]:
 
 @router.get("/v1/base-models/{digest}")
 async def get_base_model(digest: Digest, shared: Shared) -> dict[str, Any]:
-    """Whether a delta of this model can be put together here."""
+    """Say whether a delta of this model can be put together here."""
     await shared.slowly(lambda: shared.registry.require_base(digest))
     return {"id": digest, "object": "base_model"}
 

@@ -42,7 +42,7 @@ class EventStream(StreamingResponse):
 
 
 async def first(work: Awaitable[T], gone: Awaitable[Any]) -> T | None:
-    """What `work` gives; None when `gone` came first, and then `work` is cancelled."""
+    """Await `work` and return its result; None when `gone` came first, and then `work` is cancelled."""
     tasks: tuple[asyncio.Future[Any], ...] = (asyncio.ensure_future(work), asyncio.ensure_future(gone))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

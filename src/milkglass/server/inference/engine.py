@@ -44,7 +44,7 @@ class Engine(abc.ABC, Generic[W]):
 
     @abc.abstractmethod
     def active(self) -> bool:
-        """True when there is work that was begun."""
+        """Whether there is work that was begun."""
 
     @abc.abstractmethod
     def drop(self) -> list[W]:
@@ -54,7 +54,7 @@ class Engine(abc.ABC, Generic[W]):
         self._thread.start()
 
     def submit(self, work: list[W]) -> None:
-        """All or nothing. Raises Busy."""
+        """Hand in work, all of it or none. Raises Busy."""
         with self._changed:
             if self._closed or len(self._waiting) + len(work) > self._max_waiting:
                 raise Busy(f"more than {self._max_waiting} rows are waiting for this model", "try again in a moment")
@@ -119,7 +119,7 @@ def not_finite() -> ModelFailed:
 
 
 def explain(error: Exception) -> MilkglassError:
-    """What the caller receives. The place goes to the log, the message nowhere: it may quote ids."""
+    """Turn a failure into an error for the caller. Its place goes to the log, its message nowhere: it may quote ids."""
     import torch
 
     log.error("model: %s", place_of(error))

@@ -106,7 +106,7 @@ class Scheduler:
 
     @staticmethod
     def fitting(waiting: Iterable[Sequence]) -> int:
-        """How many of the first that wait are read together in the next pass."""
+        """How many of the first sequences that wait are read together in the next pass."""
         return that_fit([len(one.prompt) for one in waiting], MAX_PREFILL)
 
     def drop_cancelled(self) -> None:
@@ -210,7 +210,7 @@ class Generator(Engine[Sequence]):
         return sequences
 
     def _newcomers(self) -> list[Sequence]:
-        """As many as there are free rows for and as fit in one pass."""
+        """Take waiting sequences: as many as there are free rows for and as fit in one pass."""
         waiting = [one for one in self.take(self._scheduler.free) if not one.cancelled]
         count = self._scheduler.fitting(waiting)
         self.put_back(waiting[count:])

@@ -110,7 +110,7 @@ class ModelCache:
             entry.close()
 
     def _load(self, entry: Entry, put_out: Entry | None) -> None:
-        """In a thread of its own."""
+        """Load the model, in a thread of its own, and settle the entry's future."""
         try:
             if put_out:
                 put_out.close()  # its weights go before the new ones come

@@ -63,7 +63,8 @@ class TransformersRunner:
 
 
 def inputs(prompts: Sequence[Prompt], model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """What the model is called with: ids (b, t) or vectors (b, t, d), padded on the left. All are of one kind."""
+    """The inputs that the model is called with: ids (b, t) or vectors (b, t, d), padded on the left. All are of one
+    kind."""
     width = max(map(len, prompts))
     if isinstance(prompts[0], torch.Tensor):
         vectors = [pad(torch.as_tensor(one), (0, 0, width - len(one), 0)) for one in prompts]

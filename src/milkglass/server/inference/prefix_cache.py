@@ -27,7 +27,7 @@ MIN_PREFIX_IDS = 32  # ids: shorter prefixes are read again, together with other
 @final
 @dataclass(frozen=True, eq=False)
 class CachedPrefix:
-    """What a model computed of one row.
+    """The keys and values of one row.
 
     Attributes:
         layers: keys and values (1, heads, t, d) of each layer.

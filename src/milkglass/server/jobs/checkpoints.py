@@ -40,7 +40,7 @@ class Reserve:
         self._path, self._size = job / RESERVE, size
 
     def take(self) -> None:
-        """Raises DiskFull where there is no room for it."""
+        """Set the room aside. Raises DiskFull where the disk has not so much."""
         try:
             with self._path.open("ab") as file:
                 os.posix_fallocate(file.fileno(), 0, self._size)
@@ -61,7 +61,7 @@ def drop_reserve(job: Path) -> None:
 
 
 def trained(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What training changes, by name: tied weights once."""
+    """The tensors that training changes, by name; tied weights once."""
     learnt = {name: one for name, one in model.named_parameters() if one.requires_grad}
     saved = model.state_dict().keys()
     learnt |= {name: one for name, one in model.named_buffers() if name in saved}
@@ -101,7 +101,7 @@ class CheckpointTrainer(Trainer):
             save_file(trained(self.model), folder / TRAINED, metadata={"format": "pt"})
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Raises SaveFailed."""
+        """Save in the room that was set aside. Raises SaveFailed."""
         self._reserve.release()
         with saving("a checkpoint"):
             super()._save_checkpoint(model, trial)
@@ -110,7 +110,7 @@ class CheckpointTrainer(Trainer):
                 raise self._failure
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Where the optimiser cannot be written, the weights are kept without it."""
+        """Save both; where the optimiser cannot be written, the weights are kept without it."""
         try:
             super()._save_optimizer_and_scheduler(output_dir)
         except Exception as error:  # noqa: BLE001  (torch and the system have many names for a disk that is full)
@@ -145,7 +145,7 @@ class CheckpointTrainer(Trainer):
 
 # --- in the job's folder ----------------------------------------------------------------------------------------------
 def newest_checkpoint(job: Path) -> Path | None:
-    """What a job goes on from. What a kill left half-written is removed."""
+    """The checkpoint that a job goes on from. Whatever a kill left half-written is removed."""
     drop_unfinished(job)
     return resumed_from(job)
 

@@ -9,7 +9,7 @@ from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 
 
 def require_fit(model: ModelRecord, rows: TrainingFileInfo, chosen: Hyperparameters) -> None:
-    """Raises UsageError, IdOutOfRange or TooLong. No message names an id."""
+    """Refuse rows that cannot train this model. Raises UsageError, IdOutOfRange or TooLong; no message names an id."""
     causal = chosen.task == "causal-lm"
     if causal and model.kind != "decoder":
         raise UsageError("this model is an encoder: it cannot be trained for causal-lm", "use task `classification`")

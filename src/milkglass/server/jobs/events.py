@@ -88,7 +88,7 @@ def emit(job: Path, message: str, level: str = "info", data: Mapping[str, Any] |
 
 
 def mend(job: Path) -> None:
-    """Before a worker is started again: end the line that its predecessor was killed in."""
+    """End the line that a worker was killed in, before the next one is started."""
     path = job / FILE
     if not path.is_file() or not path.stat().st_size:
         return

@@ -16,7 +16,7 @@ _NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
 
 def checkpoints(job: Path) -> list[Path]:
-    """The newest last."""
+    """All checkpoints of a job, the newest last."""
     return sorted((one for one in (job / "checkpoints").glob("*") if _NAME.fullmatch(one.name)), key=step_of)
 
 
@@ -25,14 +25,15 @@ def step_of(checkpoint: Path) -> int:
 
 
 def marked(job: Path) -> list[Path]:
-    """Those that were written to their end, and those that have the weights alone; the newest last."""
+    """The checkpoints that were written to their end or have the weights alone, the newest last."""
     return [one for one in checkpoints(job) if any((one / mark).is_file() for mark in (COMPLETE, SHORT))]
 
 
 def resumed_from(job: Path) -> Path | None:
-    """The newest complete one; where there is none, the newest that has the weights alone."""
-    found = marked(job)
-    return max(found, key=lambda one: ((one / COMPLETE).is_file(), step_of(one)), default=None)
+    """The newest complete checkpoint; where there is none, the newest that has the weights alone."""
+    return max(
+        marked(job), key=lambda checkpoint: ((checkpoint / COMPLETE).is_file(), step_of(checkpoint)), default=None
+    )
 
 
 def step_kept(job: Path) -> int:

@@ -36,7 +36,7 @@ SMALLER: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Needs:
-    """In bytes.
+    """What a fine-tune takes, in bytes.
 
     Attributes:
         checkpoint: One of them.
@@ -52,7 +52,7 @@ class Needs:
 
     @property
     def reserve(self) -> int:
-        """What is set aside for the next file that must be written."""
+        """Bytes that are set aside for the next file that must be written."""
         return max(self.checkpoint, self.result)
 
     @property
@@ -62,7 +62,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a model decides that.
+    """The sizes of a model that decide what a fine-tune takes.
 
     Attributes:
         layers: The numbers and the sizes (in, out) of the matrices of each.
@@ -89,8 +89,8 @@ class Shape:
         architecture = families.of(base)
         lists: dict[str, dict[int, dict[str, TensorRef]]] = {}
         for name, ref in base.tensors.items():
-            if found := BLOCK.fullmatch(name):
-                lists.setdefault(found[1], {}).setdefault(int(found[2]), {})[found[3]] = ref
+            if match := BLOCK.fullmatch(name):
+                lists.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = ref
         blocks = max(lists.values(), key=len, default={})
         table, heads = base.tensors[architecture.table], (*architecture.heads, *architecture.biases)
         return cls(
@@ -118,7 +118,7 @@ def _numbers(ref: TensorRef) -> int:
 
 
 def needs_of(shape: Shape, chosen: Hyperparameters, mean_length: float = 0.0) -> Needs:
-    """What a fine-tune takes.
+    """Count what a fine-tune takes.
 
     Args:
         chosen: As `fitted` returned it.
@@ -161,7 +161,8 @@ Estimate = Callable[[Hyperparameters], Needs]
 
 
 def require_disk(estimate: Estimate, chosen: Hyperparameters, free: int) -> None:
-    """Raises DiskFull, with both numbers and settings that would fit."""
+    """Refuse a fine-tune for which the disk is too small. Raises DiskFull, with both numbers and settings that would
+    fit."""
     needs = estimate(chosen)
     if needs.disk <= free:
         return

@@ -47,7 +47,7 @@ class Jobs:
         self._settings, self._home, self._store = settings, home, store
         self._registry, self._uploads = registry, uploads
         self._wake, self._stopping = threading.Event(), threading.Event()
-        self.on_start: list[Callable[[ModelRecord, Path], None]] = []  # told of a job's model and training file
+        self.on_start: list[Callable[[ModelRecord, Path], None]] = []  # called with a job's model and training file
         self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
 
     # --- asked from outside -------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Jobs:
         return job
 
     def cancel(self, key: str) -> JobRecord:
-        """Raises NotFound, or Conflict when it is over."""
+        """End a job for good. Raises NotFound, or Conflict when it is over."""
 
         def change(job: JobRecord) -> None:
             if job.over:
@@ -183,7 +183,7 @@ class Jobs:
         self._thread.start()
 
     def _sweep(self) -> None:
-        """At start: what a kill kept from being thrown away."""
+        """Throw away, at the start, what a kill kept from being thrown away."""
         known = self._store.jobs.ids()
         for folder in self._home.jobs.iterdir():
             if folder.name not in known:
@@ -260,8 +260,8 @@ class Jobs:
             if self._stopping.is_set():
                 worker.stop(self._settings.shutdown_grace)
                 break
-            requested = self._store.jobs.get(key).cancel_at
-            if requested is not None and time.time() > requested + self._settings.cancel_grace:
+            cancelled_at = self._store.jobs.get(key).cancel_at
+            if cancelled_at is not None and time.time() > cancelled_at + self._settings.cancel_grace:
                 worker.signal(signal.SIGKILL)
 
     def _launch(self, job: JobRecord, worker: Worker) -> None:

@@ -14,20 +14,21 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-POLL = 0.1  # seconds between looks at a worker that is not our child
-LOG = 1 << 20  # bytes of worker.log that are kept from one start to the next
+POLL_SECONDS = 0.1  # seconds between looks at a worker that is not our child
+MAX_LOG = 1 << 20  # bytes of worker.log that are kept from one start to the next
 _SHELL = 'echo $$ > worker.pid && exec "$@"'  # the worker's own hand writes its id: no gap in which it is unknown
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what was meant for other parts of Milkglass (a passphrase, a token), and never online."""
+    """This process's environment, without what was meant for other parts of Milkglass (a passphrase, a
+    token), and offline."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MILKGLASS_")}
     # Threads that wait by spinning cost a training step up to five times its time where others use the cores, too.
     return {"OMP_WAIT_POLICY": "PASSIVE", **kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def _keep_end(path: Path, size: int) -> None:
-    """Of a file that is no longer written to."""
+    """Cut a file, which nobody writes to any more, to its last `size` bytes."""
     if path.stat().st_size > size:
         with path.open("r+b") as file:
             file.seek(-size, os.SEEK_END)
@@ -38,18 +39,20 @@ def _keep_end(path: Path, size: int) -> None:
 
 
 class Worker:
+    """The process of one job, which may have been started by another server."""
+
     def __init__(self, folder: Path, command: tuple[str, ...]) -> None:
         self._folder, self._command = folder, command
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> bool:
-        """False when one is running already."""
+        """Start it. Returns False when it is running already."""
         with (self._folder / "worker.lock").open("ab") as lock, (self._folder / "worker.log").open("ab") as log:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-            _keep_end(self._folder / "worker.log", LOG)
+            _keep_end(self._folder / "worker.log", MAX_LOG)
             (self._folder / "worker.pid").unlink(missing_ok=True)
             self._child = subprocess.Popen(
                 ["/bin/sh", "-c", _SHELL, "sh", *self._command, str(self._folder)],
@@ -77,17 +80,17 @@ class Worker:
 
     @property
     def exit_code(self) -> int | None:
-        """None when it was another server's child."""
+        """How the process ended; None while it runs, or when another server started it."""
         return None if self._child is None else self._child.returncode
 
     def wait(self, seconds: float) -> bool:
-        """True when it is dead."""
+        """Wait until it has ended. Returns whether it has."""
         end = time.monotonic() + seconds
         while self.alive():
             left = end - time.monotonic()
             if left <= 0:
                 return False
-            time.sleep(min(POLL, left))
+            time.sleep(min(POLL_SECONDS, left))
         return True
 
     def signal(self, which: signal.Signals) -> None:

@@ -30,7 +30,7 @@ Rows = Sequence[Sequence[int]]
 
 
 class Recording:
-    """What the routes and the job thread tell. A failure to record is logged and stops no request."""
+    """Writes down what the routes and the job thread see. A failure to record is logged and stops no request."""
 
     def __init__(self, folder: Path | None, store: Store) -> None:
         self._folder, self._store = folder, store
@@ -58,9 +58,9 @@ class Recording:
         """Each answer with its prompt."""
 
         def keep(recorder: Recorder) -> None:
-            requested = Sequences.of(prompts)
-            recorder.tokens(requested, "infer")
-            recorder.outputs(Sequences.of(answers), requested)
+            sent = Sequences.of(prompts)
+            recorder.tokens(sent, "infer")
+            recorder.outputs(Sequences.of(answers), sent)
 
         self._note(model, keep)
 
@@ -73,7 +73,7 @@ class Recording:
             log.error("could not record (%s)", type(error).__name__)
 
     def _recorder(self, model: ModelRecord) -> Recorder:
-        """That of the model which this one was tuned from, however often."""
+        """The recorder of the uploaded model that this one was tuned from, in one step or several."""
         from milkglass.threat.transcript_file import Recorder  # with all of the threat model behind it, for few servers
 
         assert self._folder is not None

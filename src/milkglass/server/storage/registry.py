@@ -27,6 +27,8 @@ from milkglass.server.storage.uploads import Locks, Uploads
 
 
 class BaseModels:
+    """The original models in the folders that the server was given."""
+
     def __init__(self, folders: tuple[Path, ...], store: Store) -> None:
         self._folders, self._store = folders, store
 
@@ -58,7 +60,7 @@ class BaseModels:
 
 def stamp(base: Checkpoint) -> str:
     """Changes whenever a weights file does: path, size and time of change of each."""
-    return json.dumps([(str(file), (result := file.stat()).st_size, result.st_mtime_ns) for file in base.files])
+    return json.dumps([(str(file), (state := file.stat()).st_size, state.st_mtime_ns) for file in base.files])
 
 
 PICKLES = re.compile(r"\.(bin|pt|pth|pkl|ckpt)$")
@@ -72,7 +74,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Registration:
-    """What a client says of a model: `files` maps a weights file's name in the folder to an uploaded file's id."""
+    """A request for a model: `files` maps a weights file's name in the folder to an uploaded file's id."""
 
     id: str
     config: Mapping[str, Any]
@@ -83,11 +85,13 @@ class Registration:
 
 
 class Registry:
+    """The models of one home."""
+
     def __init__(self, home: DataDir, store: Store, uploads: Uploads, bases: BaseModels) -> None:
         self._home, self._store, self._uploads, self._bases = home, store, uploads, bases
         self._locks = Locks()
-        self.on_remove: list[Callable[[str], None]] = []  # told of a model that is going
-        self.on_publish: list[Callable[[ModelRecord, Path], None]] = []  # told of a new model and its folder
+        self.on_remove: list[Callable[[str], None]] = []  # called with the id of a model before it goes
+        self.on_publish: list[Callable[[ModelRecord, Path], None]] = []  # called with a new model and its folder
 
     def folder(self, model_id: str) -> Path:
         return self._home.models / model_id
@@ -107,15 +111,15 @@ class Registry:
             known = self._sources(asked)
             work = self._home.work / new_id("model")
             try:
-                created = self._build_delta(asked, work) if asked.delta else self._build_whole(asked, work)
+                folder = self._build_delta(asked, work) if asked.delta else self._build_whole(asked, work)
                 return self._publish(
-                    asked.id, created, {} if asked.delta else known, job=None, delta=_delta(asked, known)
+                    asked.id, folder, {} if asked.delta else known, job=None, delta=_delta(asked, known)
                 )
             finally:
                 shutil.rmtree(work, ignore_errors=True)
 
     def _is(self, model: ModelRecord, asked: Registration) -> bool:
-        """Of the same weights, with the same configs; the key's identifier stands in one of them."""
+        """Whether a model has the weights and configs that are asked for; the key's identifier stands in a config."""
         known, folder = self._sources(asked), self.folder(model.id)
         return (
             (model.delta == _delta(asked, known) if asked.delta else model.sha256 == known)
@@ -125,28 +129,28 @@ class Registry:
 
     def _sources(self, asked: Registration) -> dict[str, str]:
         """The SHA-256 of each weights file that is to make the model. Raises NotFound or BadUpload."""
-        known = {}
+        digests = {}
         for name, key in asked.files.items():
             if PICKLES.search(name) or not name.endswith(".safetensors"):
                 raise BadUpload("a weights file is not named .safetensors", "only safetensors files are accepted")
             file = self._store.files.get(key)
             if file.purpose != "model":
                 raise BadUpload(f"the file {key} was not uploaded for a model", "upload it with the purpose `model`")
-            known[name] = file.sha256
+            digests[name] = file.sha256
         if asked.delta:
             if asked.delta.format != DELTA_FORMAT:
                 raise BadUpload("this delta's format is not known", f"this server reads {DELTA_FORMAT}")
-            expected = {DELTA_WEIGHTS}
+            needed = {DELTA_WEIGHTS}
         elif asked.index is not None:
-            expected = set(_weight_map(asked.index).values())
+            needed = set(_weight_map(asked.index).values())
         else:
-            expected = {"model.safetensors"}
-        if set(asked.files) != expected:
+            needed = {"model.safetensors"}
+        if set(asked.files) != needed:
             raise BadUpload(
-                f"{len(asked.files)} files are given and they are not the {len(expected)} that this model needs",
+                f"{len(asked.files)} files are given and they are not the {len(needed)} that this model needs",
                 "a whole model has model.safetensors, or each file that its index names; a delta delta.safetensors",
             )
-        return known
+        return digests
 
     def _build_whole(self, asked: Registration, work: Path) -> Path:
         work.mkdir()
@@ -188,7 +192,7 @@ class Registry:
             return self._publish(model_id, folder, {}, job, parent)
 
     def require_base(self, digest: str) -> None:
-        """Raises NotFound where no base model has this digest: a delta of it could not be put together."""
+        """Refuse a digest that no base model has: a delta of it could not be put together. Raises NotFound."""
         try:
             self._bases.find(digest, {})
         except WrongBaseModel as error:
@@ -197,13 +201,13 @@ class Registry:
     def _publish(
         self,
         model_id: str,
-        created: Path,
+        folder: Path,
         sha256: Mapping[str, str],
         job: str | None,
         parent: str | None = None,
         delta: tuple[str, str] | None = None,
     ) -> ModelRecord:
-        checkpoint = Checkpoint.open(created)
+        checkpoint = Checkpoint.open(folder)
         facts = facts_of(checkpoint)
         sums = {file.name: sha256.get(file.name) or files.sha256(file) for file in checkpoint.files}
         model = ModelRecord(
@@ -212,9 +216,9 @@ class Registry:
             parent=parent, delta=delta,
         )  # fmt: skip
         target = self.folder(model_id)
-        if created != target:
+        if folder != target:
             shutil.rmtree(target, ignore_errors=True)  # left by a kill before the store knew of it
-            files.finish(created, target)
+            files.finish(folder, target)
         try:
             added = self._store.models.add(model)
         except BaseException:
@@ -226,7 +230,7 @@ class Registry:
         return added
 
     def remove(self, model_id: str) -> None:
-        """Raises NotFound, or Conflict while a job or a request needs it."""
+        """Delete a model. Raises NotFound, or Conflict while a job or a request needs it."""
         with self._locks.hold(model_id):
             self._store.models.require(model_id)
             self._require_no_job(model_id)
@@ -254,14 +258,15 @@ class Registry:
         yield from sorted(path for path in self.folder(model_id).iterdir() if path.is_file())
 
     def file(self, model_id: str, name: str) -> Path:
-        """Raises NotFound."""
+        """One file of a model's folder. Raises NotFound."""
         for path in self.files(model_id):
             if path.name == name:
                 return path
         raise NotFound("this model has no such file", "list its files")
 
     def sweep(self) -> None:
-        """At start: folders that the store does not know were never finished, except a job's result that was moved."""
+        """Remove, at the start, folders that the store does not know: they were never finished, or a job's result that
+        moved."""
         known = self._store.models.ids()
         known |= {job.fine_tuned_model for job in self._store.jobs.all() if job.fine_tuned_model}
         for folder in self._home.models.iterdir():

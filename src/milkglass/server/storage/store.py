@@ -51,7 +51,8 @@ class Upload(Record):
 
 
 class TrainingFileInfo(BaseModel):
-    """What a training file claims of a model. `*_label` are None when every label is -100, and for real numbers."""
+    """The facts of a training file that a model must fit. `*_label` are None when every label is -100, and for real
+    numbers."""
 
     rows: int
     tokens: int
@@ -127,7 +128,7 @@ class RecordTable(Generic[R]):
         self._store, self._name, self._kind, self._noun = store, name, kind, noun
 
     def add(self, record: R) -> R:
-        """Raises Conflict when the id is taken."""
+        """Add a record. Raises Conflict when the id is taken."""
         try:
             self._store.execute(
                 f"INSERT INTO {self._name} (id, body) VALUES (?, ?)", record.id, record.model_dump_json()
@@ -149,14 +150,14 @@ class RecordTable(Generic[R]):
             raise Unreadable(f"the record of this {self._noun} cannot be read", "delete it, and make it anew") from None
 
     def get(self, key: str) -> R:
-        """Raises NotFound or Unreadable."""
+        """The record of this id. Raises NotFound or Unreadable."""
         result = self.find(key)
         if result is None:
             raise self._absent()
         return result
 
     def require(self, key: str) -> None:
-        """Raises NotFound; a record that cannot be read is there all the same."""
+        """Raises NotFound where there is no record of this id; one that cannot be read counts as there."""
         if not self._store.execute(f"SELECT 1 FROM {self._name} WHERE id = ?", key):
             raise self._absent()
 
@@ -165,7 +166,7 @@ class RecordTable(Generic[R]):
         return NotFound(f"there is no such {self._noun}", f"`milkglass {command} --server URL` lists what there is")
 
     def all(self) -> list[R]:
-        """Without those that cannot be read: one of them must not hide the others."""
+        """All records but those that cannot be read: one of them must not hide the others."""
         result = []
         for number, body in self._store.execute(f"SELECT seq, body FROM {self._name} ORDER BY seq"):
             try:
@@ -175,7 +176,7 @@ class RecordTable(Generic[R]):
         return result
 
     def ids(self) -> set[str]:
-        """All, also of records that cannot be read."""
+        """The ids of all records, also of those that cannot be read."""
         return {row[0] for row in self._store.execute(f"SELECT id FROM {self._name}")}
 
     def update(self, key: str, change: Callable[[R], None]) -> R:
@@ -187,7 +188,7 @@ class RecordTable(Generic[R]):
             return record
 
     def remove(self, key: str) -> None:
-        """Raises NotFound. A record that cannot be read can be removed."""
+        """Remove a record, also one that cannot be read. Raises NotFound."""
         with self._store.lock:
             self.require(key)
             self._store.execute(f"DELETE FROM {self._name} WHERE id = ?", key)

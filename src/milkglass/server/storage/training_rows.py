@@ -155,8 +155,8 @@ def old_rows() -> BadUpload:
 
 def _extremes(rows: TrainingRows, name: str) -> tuple[int, int]:
     """The least and the largest number of a tensor that is not empty."""
-    found = [(int(part.min()), int(part.max())) for part in rows.parts(name)]
-    return min(low for low, _ in found), max(high for _, high in found)
+    extremes = [(int(part.min()), int(part.max())) for part in rows.parts(name)]
+    return min(low for low, _ in extremes), max(high for _, high in extremes)
 
 
 def _dtype(ref: TensorRef) -> np.dtype[Any]:

@@ -34,7 +34,7 @@ OLD_SUFFIX = ".parquet"  # of training rows that earlier versions took
 
 @final
 class IncomingChunk:
-    """Raises OSError when the disk is full.
+    """A chunk of an upload while it arrives, in a nameless file. Its methods raise OSError when the disk is full.
 
     Attributes:
         size: bytes that have come.
@@ -68,7 +68,7 @@ class IncomingChunk:
         return self._digest.hexdigest()
 
     def pieces(self) -> Iterator[bytes]:
-        """From the beginning."""
+        """The bytes from the beginning, piece by piece."""
         self._file.seek(0)
         while piece := self._file.read(PIECE):
             yield piece
@@ -84,8 +84,8 @@ class WrongOffset(Conflict):
     """Carries the right one, so that a client resumes without asking again."""
 
     def __init__(self, received: int) -> None:
-        told = f"this upload has {received} bytes so far"
-        super().__init__(told, f"send `Upload-Offset: {received}`", received=received)
+        message = f"this upload has {received} bytes so far"
+        super().__init__(message, f"send `Upload-Offset: {received}`", received=received)
 
 
 class Locks:
@@ -97,7 +97,7 @@ class Locks:
 
     @contextmanager
     def hold(self, name: str) -> Iterator[None]:
-        """Raises Conflict when another request is at it."""
+        """Hold a lock. Raises Conflict when another request has it."""
         with self._lock:
             if name in self._held:
                 raise Conflict("another request is working on this", "wait for it, then ask again")
@@ -132,7 +132,8 @@ class Uploads:
         return upload
 
     def _require_room(self, size: int) -> None:
-        """For `size` bytes besides all that was announced and has not come. Raises Conflict or DiskFull."""
+        """Refuse `size` bytes that do not fit beside all that was announced and has not come. Raises Conflict or
+        DiskFull."""
         unfinished = self._store.uploads.all()
         if len(unfinished) >= self._most:
             raise Conflict(
@@ -249,7 +250,7 @@ class Uploads:
         self.path(key).unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """At start: make the disk and the store agree again, where a kill came between them."""
+        """Make disk and store agree again, at the start, where a kill came between them."""
         for key in self._store.uploads.ids():
             if not self._part(key).is_file():
                 self._store.uploads.remove(key)
@@ -267,7 +268,7 @@ class Uploads:
 
 
 def require_suffix(filename: str, purpose: Purpose) -> None:
-    """Raises BadUpload for the name of something else than safetensors."""
+    """Refuse the name of something else than safetensors. Raises BadUpload."""
     if purpose == "fine-tune" and filename.endswith(OLD_SUFFIX):
         raise training_rows.old_rows()
     if not filename.endswith(".safetensors"):
@@ -278,7 +279,7 @@ def require_suffix(filename: str, purpose: Purpose) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """Raises BadUpload for what is not weights in safetensors, or says more than weights."""
+    """Refuse what is not weights in safetensors, or says more than weights. Raises BadUpload."""
     try:
         tensors, notes = read_all(path)
     except CorruptCheckpoint as error:  # its own message names the file on our disk

@@ -89,8 +89,8 @@ def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE) 
 
 
 def _knows(socket: WebSocket, token: str) -> bool:
-    provided = socket.headers.get("authorization", "")
-    return hmac.compare_digest(provided.encode(), f"Bearer {token}".encode())
+    authorization = socket.headers.get("authorization", "")
+    return hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode())
 
 
 class StreamConnection:
@@ -100,7 +100,7 @@ class StreamConnection:
         self._socket, self._table, self._idle = socket, table, idle
 
     async def run(self) -> None:
-        """Until the answer is whole, the client leaves, or something is refused."""
+        """Serve until the answer is whole, the client leaves, or something is refused."""
         session: SplitSession | None = None
         try:
             session = self._table.open(await self._opened())
@@ -141,7 +141,7 @@ class StreamConnection:
             raise TooSlow(f"nothing was read for {self._idle:.0f} s", "read each answer") from None
 
     async def _receive(self) -> Any:
-        """Raises WebSocketDisconnect, TooSlow."""
+        """The client's next message. Raises WebSocketDisconnect, TooSlow."""
         try:
             message = await asyncio.wait_for(self._socket.receive(), self._idle)
         except TimeoutError:

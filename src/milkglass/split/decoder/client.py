@@ -38,7 +38,7 @@ RowOf = Callable[[int], "torch.Tensor"]  # an id to its vector (1, d)
 
 @dataclass(frozen=True)
 class SplitSampling:
-    """How the server chooses tokens: the fields of `spec.OpenRequest` of the same names."""
+    """How the server chooses tokens: the fields of `OpenRequest` of the same names."""
 
     max_tokens: int = 128
     temperature: float = 0.0
@@ -47,7 +47,7 @@ class SplitSampling:
     seed: int | None = None
 
     def require(self, info: DecoderInfo) -> None:
-        """Raises UsageError for what the server does not do, before anything is sent."""
+        """Refuse what the server does not do, before anything is sent. Raises UsageError."""
         most = min(info.max_new_tokens, info.max_length - 1)
         if not 1 <= self.max_tokens <= most:
             raise UsageError(f"max_tokens is {self.max_tokens}, 1 to {most} are made here", "lower --max-tokens")
@@ -72,7 +72,7 @@ class DecoderServer:
     patience: RetryPolicy = RetryPolicy()
 
     def info(self) -> DecoderInfo:
-        """What it takes. Raises RemoteError or one of its kinds."""
+        """Ask the server what it takes. Raises RemoteError or one of its kinds."""
         with self._connection() as connection:
             return DecoderInfo.of(connection.json("GET", PATH))
 
@@ -98,7 +98,7 @@ class DecoderServer:
         return closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.patience))
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> SplitStream:
-        """What answers one prompt. dtype: of its vectors."""
+        """A stream for one prompt. dtype: of its vectors."""
         return SplitStream(self, info, sampling, dtype)
 
     def connect(self) -> ClientConnection:
@@ -186,7 +186,7 @@ class SplitStream:
 
     @contextmanager
     def _lost_in_words(self, socket: ClientConnection | None = None) -> Iterator[None]:
-        """Raises Unreachable for whatever ends a connection."""
+        """Turn whatever ends a connection into Unreachable."""
         from websockets.exceptions import ConnectionClosed
 
         try:

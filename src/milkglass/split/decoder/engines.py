@@ -63,14 +63,15 @@ class PromptEmbedsEngine:
     stop_token_ids: tuple[int, ...] = ()
 
     def info(self, about: Mapping[str, Any]) -> DecoderInfo:
-        """What it takes. about: the table that an open enclave holds (`Enclave.about`). Raises RemoteError."""
+        """Ask the engine what it takes. about: the table that an open enclave holds (`Enclave.about`). Raises
+        RemoteError."""
         with self.connection() as connection:
-            found = rows(connection.json("GET", MODELS))
-        names = [str(one.get("id")) for one in found]
+            served = rows(connection.json("GET", MODELS))
+        names = [str(one.get("id")) for one in served]
         if self.model not in names:
             listed = ", ".join(names[:5]) or "none"
             raise RemoteError(f"the engine serves no model {self.model!r}", f"it serves {listed}")
-        longest = found[names.index(self.model)].get("max_model_len")
+        longest = served[names.index(self.model)].get("max_model_len")
         if not is_whole(longest) or not 2 <= longest <= MAX_NUMBER:
             raise RemoteError("the engine's answer has no usable max_model_len", HINT)
         return DecoderInfo(
@@ -79,7 +80,7 @@ class PromptEmbedsEngine:
         )  # fmt: skip
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> PromptEmbedsStream:
-        """What answers one prompt. dtype: of its vectors, any floating one."""
+        """A stream for one prompt. dtype: of its vectors, any floating one."""
         return PromptEmbedsStream(self, info, sampling)
 
     @contextmanager
@@ -181,7 +182,7 @@ class PromptEmbedsStream:
 
 
 def packed_vectors(vectors: torch.Tensor, width: int) -> str:
-    """What `prompt_embeds` holds: base64 of a file of `torch.save`. vectors: (t, width). Raises UsageError."""
+    """Pack vectors for `prompt_embeds`: base64 of a file of `torch.save`. vectors: (t, width). Raises UsageError."""
     import torch
 
     if vectors.dim() != 2 or vectors.shape[1] != width or not len(vectors) or not vectors.is_floating_point():
@@ -194,7 +195,7 @@ def packed_vectors(vectors: torch.Tensor, width: int) -> str:
 
 
 def explained(error: RemoteError) -> RemoteError:
-    """The same with a hint for this engine: it gives none of its own, and those of our servers do not fit."""
+    """The error with a hint for this engine: it gives none of its own, and those of our servers do not fit."""
     if isinstance(error, Unauthorized):
         hint = "give the engine's --api-key as the token"
     elif "enable-prompt-embeds" in error.message:

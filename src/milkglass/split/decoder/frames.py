@@ -41,7 +41,7 @@ def encode_vectors(vectors: torch.Tensor) -> bytes:
 
 
 def decode_vectors(message: bytes, width: int, dtype: str, most: int) -> torch.Tensor:
-    """The vectors (t, width), 1 <= t <= most. Raises BadUpload."""
+    """Read and check a client's vectors (t, width), 1 <= t <= most. Raises BadUpload."""
     vectors = _tensor(message, "x", BadUpload, most * width * DTYPES[dtype].itemsize)
     if vectors.dtype != DTYPES[dtype] or vectors.dim() != 2:
         raise BadUpload(
@@ -61,7 +61,7 @@ def encode_token(token: NextToken) -> bytes:
 
 
 def decode_token(message: bytes, vocabulary: int) -> NextToken:
-    """Raises RemoteError: the server is not trusted."""
+    """Read and check a server's message. Raises RemoteError: the server is not trusted."""
     numbers = _tensor(message, "ids", RemoteError, 16)
     if numbers.dtype != torch.int64 or numbers.shape != (2,):
         raise RemoteError("the server's message does not hold an id", "is `milkglass split serve` of a decoder there?")

@@ -76,7 +76,8 @@ class Gate:
 
     @cached_property
     def _encoded(self) -> bytes:
-        """Once, at the first release: all enclaves get the same bytes, each under a key of its own."""
+        """The encoded package, made once, at the first release: all enclaves get the same bytes, each under a key of
+        its own."""
         return self.package.encode()
 
     def require(self, evidence: bytes, data: bytes) -> None:
@@ -90,12 +91,12 @@ class Gate:
             raise EnclaveError("the quote answers another question", "ask for a new challenge")
 
 
-def measurements_of(given: Collection[str]) -> frozenset[str]:
-    """As a quote has them: hex in lower case. Raises UsageError for what is no MRENCLAVE."""
-    for one in given:
+def measurements_of(words: Collection[str]) -> frozenset[str]:
+    """Read measurements as a quote has them, hex in lower case. Raises UsageError for what is no MRENCLAVE."""
+    for one in words:
         if not re.fullmatch("[0-9a-fA-F]{64}", one):
             raise UsageError(f"the measurement {one!r} is not 64 hex digits", "sign.sh prints it as mr_enclave")
-    return frozenset(one.lower() for one in given)
+    return frozenset(one.lower() for one in words)
 
 
 def _software(evidence: bytes) -> dict[str, object] | None:

@@ -36,7 +36,7 @@ class SplitSequence(Sequence):
 
 
 class SplitGenerator(Engine[SplitSequence]):
-    """Its sequences are handed in with `submit`; each vector that follows with `deliver`."""
+    """The thread of one decoder. Prompts are handed in with `submit`, each vector that follows with `deliver`."""
 
     def __init__(self, runner: ModelRunner, max_batch: int) -> None:
         super().__init__("split generator", max_batch)

@@ -41,7 +41,7 @@ class DecoderServing:
 
 
 def decoder_of(checkpoint: Checkpoint) -> Architecture:
-    """Its layout. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
+    """The layout of a decoder. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
     architecture = family_of(checkpoint.config).locate(checkpoint)
     if architecture.kind != "decoder":
         raise UnsupportedModel("this model is an encoder", "`milkglass split train` cuts encoders")
@@ -55,7 +55,7 @@ def opened(
     sessions: int = SESSIONS,
     network: Any = None,
 ) -> DecoderServing:
-    """All layers of a decoder, in memory. policy: how many rows may leave an enclave. network: the model, where it
+    """Load all layers of a decoder. policy: how many rows may leave an enclave. network: the model, where it
     is in memory already. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
     architecture = decoder_of(checkpoint)
     if network is None:
