@@ -142,7 +142,7 @@ class Bench:
         package = with_lists(TablePackage.of_model(source, self.table, RowPolicy()), K)
         self.sanitizer = TokenSanitizer(package, at_rest.token_counts_of(self.tokenizer, len(package.rows), None))
         self.folder = home / "enclave"
-        self.proof = at_rest.build(self.folder, "process", model, K, self.server.package).proof
+        self.proof = at_rest.build(self.folder, "process", model, K, self.server.package)[1].proof
 
     @torch.inference_mode()
     def one_process(self) -> Timing:

@@ -59,6 +59,18 @@ def status(job: Path) -> Status:
     return Status.model_validate_json((job / "status.json").read_text())
 
 
+def test_a_step_has_its_rows_on_a_machine_of_several_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OfFour(training.TrainingArguments):
+        """As they are there: transformers would read `batch_size` rows on each."""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self._n_gpu = 4
+
+    monkeypatch.setattr(training, "TrainingArguments", OfFour)
+    assert training.arguments(tmp_path, Hyperparameters(batch_size=8), evaluate=False).train_batch_size == 8
+
+
 @pytest.mark.parametrize(
     ("name", "causal", "method"),
     [("bert", False, {}), ("llama-tied", True, LORA), ("llama-untied", True, LORA), ("gpt2", True, LORA)],
