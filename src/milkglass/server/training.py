@@ -172,8 +172,8 @@ def reserved(job: Path, spec: JobSpec, shape: Shape) -> Reserve:
     chosen = spec.hyperparameters.fitted(len(shape.layers))
     gpu = torch.cuda.is_available()
 
-    def estimate(one: Hyperparameters) -> Needs:
-        return needs_of(shape, one.fitted(len(shape.layers)))
+    def estimate(settings: Hyperparameters) -> Needs:
+        return needs_of(shape, settings.fitted(len(shape.layers)))
 
     home = job.parents[1] if spec.quota is not None else job
     there = taken(job / "checkpoints", job / RESERVE)

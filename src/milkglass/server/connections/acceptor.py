@@ -126,8 +126,8 @@ class Acceptor:
 
     def _close_oldest(self, address: str | None) -> bool:
         """Close the oldest idle connection of an address; None: of the address with the most connections."""
-        for one in [name for name, _ in self._of.most_common()] if address is None else [address]:
-            if (gone := self._oldest(one)) is not None:
+        for peer in [name for name, _ in self._of.most_common()] if address is None else [address]:
+            if (gone := self._oldest(peer)) is not None:
                 self._forget(gone)
                 gone.close()
                 return True
@@ -137,11 +137,11 @@ class Acceptor:
         """An address's oldest idle connection; one that was answered before only where there is no other. In a flood it
         is among the first, so that a newcomer costs no look at all of them."""
         answered = None
-        for one in self._connections:
-            if one.address == address and one.idle:
-                if not one.answered:
-                    return one
-                answered = answered or one
+        for client in self._connections:
+            if client.address == address and client.idle:
+                if not client.answered:
+                    return client
+                answered = answered or client
         return answered
 
     def _forget(self, client: ClientConnection) -> None:

@@ -77,14 +77,16 @@ class BodyMemory:
             return
         now = time.monotonic()
         own = math.inf if whole else body.pace(now)
-        slower = sorted((pace, id(one), one) for one in self._arriving - {body} if (pace := one.pace(now)) < own)
-        if sum(one.held for _, _, one in slower) < lacking:
+        slower = sorted(
+            (pace, id(other), other) for other in self._arriving - {body} if (pace := other.pace(now)) < own
+        )
+        if sum(other.held for _, _, other in slower) < lacking:
             raise Busy("the bodies of other requests fill the server's memory", "try again in a moment")
-        for _, _, one in slower:
+        for _, _, other in slower:
             if lacking <= 0:
                 return
-            lacking -= one.held
-            one.evict()
+            lacking -= other.held
+            other.evict()
 
 
 @final

@@ -85,25 +85,25 @@ def validation_message(
     """Say what is wrong, and where. named: returns what is said of a refused value before the rule that it breaks; here
     none is repeated."""
     errors = error.errors()
-    faults = [f"{_place(one)}: {named(one)}{_rule(one)}" for one in errors[:SHOWN]]
+    faults = [f"{_place(fault)}: {named(fault)}{_rule(fault)}" for fault in errors[:SHOWN]]
     more = len(errors) - SHOWN
     return "; ".join(faults) + (f"; and {more} more" if more > 0 else "")
 
 
-def _place(one: Mapping[str, Any]) -> str:
+def _place(fault: Mapping[str, Any]) -> str:
     """The place of a fault in the body. A key that the caller made up may itself be private: it is left out."""
-    parts = list(one["loc"])
-    if one["type"] == "extra_forbidden":
+    parts = list(fault["loc"])
+    if fault["type"] == "extra_forbidden":
         parts.pop()
     return ".".join(str(part) for part in parts if isinstance(part, int) or part.isidentifier()) or "body"
 
 
-def _rule(one: Mapping[str, Any]) -> str:
-    if one["type"] == "extra_forbidden":
+def _rule(fault: Mapping[str, Any]) -> str:
+    if fault["type"] == "extra_forbidden":
         return "has a field that is not known here"
-    if one["type"] == "json_invalid":
+    if fault["type"] == "json_invalid":
         return "is not valid JSON"
-    text = str(one["msg"])
+    text = str(fault["msg"])
     return text[:1].lower() + text[1:]
 
 

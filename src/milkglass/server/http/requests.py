@@ -33,7 +33,7 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 
 def _no_text(value: Any) -> Any:
     many = value if isinstance(value, list) else [value]
-    if any(isinstance(one, str) for one in many):
+    if any(isinstance(item, str) for item in many):
         raise PydanticCustomError("text_prompt", "text never reaches this server: the client encodes it into ids")
     return value
 
@@ -136,7 +136,7 @@ def require_rows(rows: Sequence[Ids], model: ModelRecord, settings: ServerSettin
 
 
 def require_biases(biases: Iterable[int], model: ModelRecord) -> None:
-    if any(one >= model.vocab_size for one in biases):
+    if any(token >= model.vocab_size for token in biases):
         raise IdOutOfRange(
             f"logit_bias names an id beyond the model's vocabulary of {model.vocab_size}", "encode it with the key"
         )
@@ -151,9 +151,9 @@ def token_types(body: Classification, rows: Sequence[Ids], model: ModelRecord) -
     if body.token_type_ids is None:
         return [None] * len(rows)
     types = as_rows(body.token_type_ids)
-    if [len(one) for one in types] != [len(row) for row in rows]:
+    if [len(row_types) for row_types in types] != [len(row) for row in rows]:
         raise UsageError("token_type_ids and input differ in shape", "give one token type an id")
-    if max((max(one, default=0) for one in types), default=0) >= max(1, model.token_types):
+    if max((max(row_types, default=0) for row_types in types), default=0) >= max(1, model.token_types):
         raise IdOutOfRange(f"the model has {model.token_types} token types", "leave token_type_ids out")
     if model.token_types < 2:  # all of them 0: nothing to tell the model
         return [None] * len(rows)

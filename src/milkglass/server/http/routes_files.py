@@ -53,9 +53,9 @@ def file_json(file: File) -> dict[str, Any]:
     return {**_about(file), "object": "file", "sha256": file.sha256, "status": "processed"}
 
 
-def _about(one: Upload | File) -> dict[str, Any]:
-    about = one.model_dump(include={"id", "filename", "bytes", "purpose"})
-    return {**about, "created_at": int(one.created_at)}
+def _about(record: Upload | File) -> dict[str, Any]:
+    about = record.model_dump(include={"id", "filename", "bytes", "purpose"})
+    return {**about, "created_at": int(record.created_at)}
 
 
 @router.post("/v1/uploads")

@@ -101,7 +101,7 @@ def list_checkpoints(key: PathName, shared: Shared) -> dict[str, Any]:
     """List the checkpoints of a job that is not over or can be resumed. `metrics` are those reported at that very
     step."""
     job = shared.store.jobs.get(key)
-    info = [one.event.data for one in events.read(shared.jobs.folder(key)) if one.event.type == "metrics"]
+    info = [entry.event.data for entry in events.read(shared.jobs.folder(key)) if entry.event.type == "metrics"]
     data: list[dict[str, Any]] = [
         {
             "id": f"ftckpt-{job.id.removeprefix('ftjob-')}-{step}",
@@ -139,7 +139,7 @@ async def job_events(
     if stream or "text/event-stream" in request.headers.get("accept", ""):
         return EventStream(_tail(shared, key, seen), on_close=lambda: None)
     info = await run_in_threadpool(events.read, shared.jobs.folder(key), seen)
-    return JSONResponse({"object": "list", "data": [one.as_json() for one in info], "has_more": False})
+    return JSONResponse({"object": "list", "data": [entry.as_json() for entry in info], "has_more": False})
 
 
 async def _tail(shared: Context, key: str, after: int) -> AsyncGenerator[str, None]:
@@ -147,9 +147,9 @@ async def _tail(shared: Context, key: str, after: int) -> AsyncGenerator[str, No
     folder, quiet = shared.jobs.folder(key), time.monotonic()
     while not shared.stopping.is_set():
         job = await run_in_threadpool(shared.store.jobs.get, key)  # before the events: none is missed at the end
-        for one in await run_in_threadpool(events.read, folder, after):
-            after, quiet = one.id, time.monotonic()
-            yield event(one.as_json(), one.event.type, str(one.id))
+        for entry in await run_in_threadpool(events.read, folder, after):
+            after, quiet = entry.id, time.monotonic()
+            yield event(entry.as_json(), entry.event.type, str(entry.id))
         if job.over:
             yield event(job_json(job, shared), "done", str(after))
             return

@@ -91,8 +91,8 @@ class Engine(abc.ABC, Generic[W]):
 
     @staticmethod
     def fail_all(work: list[W], error: MilkglassError) -> None:
-        for one in work:
-            one.fail(error)
+        for item in work:
+            item.fail(error)
 
     def take(self, most: int) -> list[W]:
         with self._changed:

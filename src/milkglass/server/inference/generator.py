@@ -107,14 +107,14 @@ class Scheduler:
     @staticmethod
     def fitting(waiting: Iterable[Sequence]) -> int:
         """How many of the first sequences that wait are read together in the next pass."""
-        return that_fit([len(one.prompt) for one in waiting], MAX_PREFILL)
+        return that_fit([len(sequence.prompt) for sequence in waiting], MAX_PREFILL)
 
     def drop_cancelled(self) -> None:
-        self._end([not one.cancelled for one in self.running])
+        self._end([not sequence.cancelled for sequence in self.running])
 
     def accept(self, logits: torch.Tensor) -> None:
         """Give every running sequence its next id; those that end leave. logits: (rows, n)."""
-        ids = [one.sample(row) for one, row in zip(self.running, logits, strict=True)]
+        ids = [sequence.sample(row) for sequence, row in zip(self.running, logits, strict=True)]
         self.newest = [-1 if token is None else token for token in ids]
         self._end([token is not None for token in ids])
 
@@ -172,7 +172,7 @@ def admit(newcomers: Collection[Sequence], runner: ModelRunner, scheduler: Sched
     """Read their prompts, and let them join. Those that the model cannot read fail alone: the running rows know nothing
     of them yet."""
     try:
-        fresh = scheduler.begun(newcomers, *runner.read([one.prompt for one in newcomers]))
+        fresh = scheduler.begun(newcomers, *runner.read([sequence.prompt for sequence in newcomers]))
     except Exception as error:  # noqa: BLE001  (whatever it was)
         Engine.fail_all([*newcomers], explain(error))
     else:
@@ -211,17 +211,17 @@ class Generator(Engine[Sequence]):
 
     def _newcomers(self) -> list[Sequence]:
         """Take waiting sequences: as many as there are free rows for and as fit in one pass."""
-        waiting = [one for one in self.take(self._scheduler.free) if not one.cancelled]
+        waiting = [sequence for sequence in self.take(self._scheduler.free) if not sequence.cancelled]
         count = self._scheduler.fitting(waiting)
         self.put_back(waiting[count:])
         return waiting[:count]
 
 
-def _remember(runner: CachingRunner, one: Sequence, rows: RunningRows, place: int) -> None:
+def _remember(runner: CachingRunner, sequence: Sequence, rows: RunningRows, place: int) -> None:
     """A sequence ends, with this row of `rows`."""
-    if isinstance(one.prompt, torch.Tensor):
+    if isinstance(sequence.prompt, torch.Tensor):
         return
     try:
-        runner.remember(rows, place, [*one.prompt, *one.answer])
+        runner.remember(rows, place, [*sequence.prompt, *sequence.answer])
     except (torch.OutOfMemoryError, MemoryError):  # the others that run must not end for it
         log.warning("no memory for a finished answer's keys and values: they are not kept")

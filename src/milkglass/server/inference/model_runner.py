@@ -67,11 +67,11 @@ def inputs(prompts: Sequence[Prompt], model: PreTrainedModel) -> dict[str, torch
     kind."""
     width = max(map(len, prompts))
     if isinstance(prompts[0], torch.Tensor):
-        vectors = [pad(torch.as_tensor(one), (0, 0, width - len(one), 0)) for one in prompts]
+        vectors = [pad(torch.as_tensor(prompt), (0, 0, width - len(prompt), 0)) for prompt in prompts]
         scale = getattr(model.get_input_embeddings(), "embed_scale", None)  # some layers scale what they look up
         stacked = torch.stack(vectors).to(model.device, model.dtype)
         return {"inputs_embeds": stacked if scale is None else stacked * scale.to(stacked)}
-    ids = [[0] * (width - len(one)) + list(one) for one in prompts]
+    ids = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
     return {"input_ids": torch.tensor(ids, device=model.device)}
 
 
@@ -83,7 +83,7 @@ class CachedRows:
 
     def advance(self, newest: Sequence[Token]) -> torch.Tensor:
         self.mask = pad(self.mask, (0, 1), value=1)
-        single = [one[None] if isinstance(one, torch.Tensor) else [one] for one in newest]
+        single = [token[None] if isinstance(token, torch.Tensor) else [token] for token in newest]
         return self.forward(inputs(single, self._model), self.mask.sum(-1, keepdim=True) - 1)
 
     def forward(self, tokens: dict[str, torch.Tensor], positions: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ class CachedPrefix:
     @property
     def size(self) -> int:
         """Bytes."""
-        return sum(one.numel() * one.element_size() for pair in self.layers for one in pair)
+        return sum(tensor.numel() * tensor.element_size() for pair in self.layers for tensor in pair)
 
 
 class PrefixCache:
@@ -63,8 +63,8 @@ class PrefixCache:
         """A row that begins with others takes their place; one that is larger than all the room is not kept."""
         if not self.takes(row):
             return
-        for known in [one for one in self._rows if one == ids[: len(one)]]:
-            self._drop(known)
+        for prefix in [known for known in self._rows if known == ids[: len(known)]]:
+            self._drop(prefix)
         self._rows[ids] = row
         self.size += row.size
         while self.size > self._limit:
@@ -96,7 +96,7 @@ class CachingRunner:
     def read(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
         """Prompts without a kept prefix are read together, the others one by one: their rests are short, and padding
         between a prefix and its rest would shift windows."""
-        prefixes = [None if isinstance(one, torch.Tensor) else self.kept.longest(one) for one in prompts]
+        prefixes = [None if isinstance(prompt, torch.Tensor) else self.kept.longest(prompt) for prompt in prompts]
         fresh = [place for place, prefix in enumerate(prefixes) if prefix is None]
         groups = [self._runner.read([prompts[place] for place in fresh])] if fresh else []
         order = list(fresh)
@@ -131,7 +131,7 @@ class CachingRunner:
         if length < MIN_PREFIX_IDS:
             return
         part = (slice(place, place + 1), slice(None), slice(-length, None))
-        seen = CachedPrefix(tuple((one.keys[part], one.values[part]) for one in rows.cache.layers))
+        seen = CachedPrefix(tuple((layer.keys[part], layer.values[part]) for layer in rows.cache.layers))
         if self.kept.takes(seen):
             copies = tuple((keys.clone(), values.clone()) for keys, values in seen.layers)
             self.kept.add(tuple(ids[:length]), CachedPrefix(copies))

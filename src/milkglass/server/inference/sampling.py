@@ -98,7 +98,7 @@ def chances(logits: torch.Tensor, taken: int, count: int) -> list[tuple[int, flo
     top = logprobs.topk(min(count, len(logprobs)))
     likeliest = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     every = [(taken, float(logprobs[taken])), *likeliest]
-    return [(one, max(value, MIN_LOGPROB)) for one, value in every]
+    return [(token, max(value, MIN_LOGPROB)) for token, value in every]
 
 
 def _keep_nucleus(scaled: torch.Tensor, top_p: float) -> None:

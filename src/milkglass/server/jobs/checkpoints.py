@@ -62,10 +62,10 @@ def drop_reserve(job: Path) -> None:
 
 def trained(model: nn.Module) -> dict[str, torch.Tensor]:
     """The tensors that training changes, by name; tied weights once."""
-    learnt = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    learnt = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     saved = model.state_dict().keys()
-    learnt |= {name: one for name, one in model.named_buffers() if name in saved}
-    return {name: one.detach().contiguous() for name, one in learnt.items()}
+    learnt |= {name: tensor for name, tensor in model.named_buffers() if name in saved}
+    return {name: tensor.detach().contiguous() for name, tensor in learnt.items()}
 
 
 @torch.no_grad()
@@ -155,7 +155,7 @@ def drop_unfinished(job: Path) -> None:
     optimiser's state beside a complete checkpoint."""
     kept = resumed_from(job)
     short = kept is not None and not (kept / COMPLETE).is_file()
-    needed = [one for one in marked(job) if short or (one / COMPLETE).is_file()]
+    needed = [checkpoint for checkpoint in marked(job) if short or (checkpoint / COMPLETE).is_file()]
     for folder in [job / "result.partial", *checkpoints(job)]:
         if folder not in needed:
             shutil.rmtree(folder, ignore_errors=True)  # of what stays, nothing is read

@@ -67,8 +67,8 @@ class Collate:
 
 def _numbers(labels: list[Any]) -> torch.Tensor:
     if isinstance(labels[0], np.floating):
-        return torch.tensor([float(one) for one in labels], dtype=torch.float32)
-    return torch.tensor([int(one) for one in labels])
+        return torch.tensor([float(label) for label in labels], dtype=torch.float32)
+    return torch.tensor([int(label) for label in labels])
 
 
 def _padded(rows: list[NDArray[Any]], width: int, fill: int) -> torch.Tensor:

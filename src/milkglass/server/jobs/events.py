@@ -24,15 +24,15 @@ class WorkerEvents:
     event: Event
 
     def as_json(self) -> dict[str, Any]:
-        one = self.event
+        event = self.event
         return {
             "object": "fine_tuning.job.event",
             "id": f"ftevent-{self.id}",
-            "created_at": int(one.time),
-            "level": one.level,
-            "type": one.type,
-            "message": one.message,
-            "data": one.data,
+            "created_at": int(event.time),
+            "level": event.level,
+            "type": event.type,
+            "message": event.message,
+            "data": event.data,
         }
 
 

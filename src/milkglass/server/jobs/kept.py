@@ -17,7 +17,7 @@ _NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
 def checkpoints(job: Path) -> list[Path]:
     """All checkpoints of a job, the newest last."""
-    return sorted((one for one in (job / "checkpoints").glob("*") if _NAME.fullmatch(one.name)), key=step_of)
+    return sorted((folder for folder in (job / "checkpoints").glob("*") if _NAME.fullmatch(folder.name)), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -26,7 +26,11 @@ def step_of(checkpoint: Path) -> int:
 
 def marked(job: Path) -> list[Path]:
     """The checkpoints that were written to their end or have the weights alone, the newest last."""
-    return [one for one in checkpoints(job) if any((one / mark).is_file() for mark in (COMPLETE, SHORT))]
+    return [
+        checkpoint
+        for checkpoint in checkpoints(job)
+        if any((checkpoint / mark).is_file() for mark in (COMPLETE, SHORT))
+    ]
 
 
 def resumed_from(job: Path) -> Path | None:

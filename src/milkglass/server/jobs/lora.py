@@ -33,7 +33,7 @@ def prepare(model: PreTrainedModel, chosen: Hyperparameters) -> None:
     name, layers = blocks(model)
     chosen = chosen.fitted(len(layers))
     first, last = chosen.full_first, len(layers) - chosen.full_last
-    adapted = [(i, *one) for i in range(first, last) for one in layers[i].named_modules()]
+    adapted = [(i, *module) for i in range(first, last) for module in layers[i].named_modules()]
     targets = [f"{name}.{i}.{linear}" for i, linear, module in adapted if isinstance(module, nn.Linear | Conv1D)]
     conv = any(isinstance(module, Conv1D) for module in model.modules())
     config = LoraConfig(

@@ -170,7 +170,7 @@ def require_disk(estimate: Estimate, chosen: Hyperparameters, free: int) -> None
     raise DiskFull(
         f"this fine-tune takes {shown(needs.disk)} of the server's disk and {shown(free)} are free: {needs.kept} "
         f"{kept} of {shown(needs.checkpoint)} and room for the next one or for the result of {shown(needs.result)}",
-        _hint(estimate, chosen, lambda one: one.disk, free),
+        _hint(estimate, chosen, lambda needs: needs.disk, free),
     )
 
 
@@ -181,13 +181,13 @@ def require_memory(estimate: Estimate, chosen: Hyperparameters, free: int | None
         return
     raise MemoryShort(
         f"this fine-tune takes {shown(needs.memory)} of memory at least and the server has {shown(free)}",
-        _hint(estimate, chosen, lambda one: one.memory, free),
+        _hint(estimate, chosen, lambda needs: needs.memory, free),
     )
 
 
 def _hint(estimate: Estimate, chosen: Hyperparameters, taken: Callable[[Needs], int], free: int) -> str:
     short = f"free {shown(taken(estimate(chosen)) - free)} there"
-    for changes, size in _smaller(lambda one: taken(estimate(one)), chosen):
+    for changes, size in _smaller(lambda changed: taken(estimate(changed)), chosen):
         if size <= free:
             words = ", ".join(f"{name} {_word(value)}" for name, value in changes.items())
             return f"{short}, or take less: with {words} it takes {shown(size)}"

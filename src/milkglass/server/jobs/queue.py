@@ -111,8 +111,8 @@ class Jobs:
         mean = rows.tokens / max(1, rows.rows) if rows else 0.0
         gpu = gpu_memory()
 
-        def estimate(one: Hyperparameters) -> Needs:
-            return needs_of(shape, one.fitted(len(shape.layers)), mean)
+        def estimate(settings: Hyperparameters) -> Needs:
+            return needs_of(shape, settings.fitted(len(shape.layers)), mean)
 
         waiting = [self.folder(job.id) for job in self._store.jobs.all() if not job.over]
         freed = [folder / name for folder in [*waiting, *([own] if own else [])] for name in TEMPORARY]
@@ -173,7 +173,7 @@ class Jobs:
 
     def checkpoints(self, key: str) -> list[tuple[int, float]]:
         """Step and time of each that a job can go on from, the newest first."""
-        return [(step_of(one), one.stat().st_mtime) for one in reversed(marked(self.folder(key)))]
+        return [(step_of(checkpoint), checkpoint.stat().st_mtime) for checkpoint in reversed(marked(self.folder(key)))]
 
     def folder(self, key: str) -> Path:
         return self._home.jobs / key

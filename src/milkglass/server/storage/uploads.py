@@ -140,7 +140,7 @@ class Uploads:
                 f"{len(unfinished)} uploads are unfinished; {self._most} are the most",
                 "complete or delete some: GET /v1/uploads lists them",
             )
-        self._home.require_space(size + sum(one.bytes - one.received for one in unfinished))
+        self._home.require_space(size + sum(upload.bytes - upload.received for upload in unfinished))
 
     def expect(self, key: str, offset: int, size: int) -> int:
         """Asked before a chunk's bytes are read, of which `size` were announced. Returns the bytes that the upload
