@@ -91,10 +91,9 @@ class Demo:
         steps = (QUICK if self.quick else TIMES)[name]
         job = self.command("finetune", name, train, *steps, *training, *key, *token, as_json=True)
         print(f"fine-tuned model: {job['model']}", flush=True)
-        sizes = {
-            "original model": _bytes(client / name, self.out / "bases"),
-            "scrambled, uploaded": _bytes(client / name),
-        }
+        from milkglass.models.resolve import resolve
+
+        sizes = {"original model": _bytes(resolve(ref)), "scrambled, uploaded": _bytes(client / name)}
         return Half(name, ref, (*key, *token), job["model"], audit, sizes, time.monotonic() - started)
 
 
@@ -196,8 +195,9 @@ def _served(bases: Path) -> Path:
     return target
 
 
-def _bytes(*folders: Path) -> int:
-    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+def _bytes(folder: Path) -> int:
+    """Returns the size of all files of a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def read_rows(name: str) -> list[dict[str, str]]:
