@@ -137,7 +137,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(tmp_path:
     data = written(tmp_path / "rows.jsonl", rows(0, 100))
     refused(call("compare", model, data, "--scheme", "xyz"), 2, "xyz")
     refused(call("compare", model, data, "--learning-rate", "-1"), 2, "--learning-rate is -1")
-    refused(call("compare", model, tmp_path / "few.jsonl", "--epochs", "0"), 2, "--epochs is 0.0")
+    refused(call("compare", model, tmp_path / "few.jsonl", "--epochs", "0"), 2, "--epochs is 0, more than 0 is needed")
     other = written(tmp_path / "other.jsonl", [{"text": "a", "label": "new"}, {"text": "b", "label": "newer"}])
     refused(call("compare", model, data, "--validation", other), 2, "not among the training rows'")
     assert not list(tmp_path.glob("milkglass-compare"))
