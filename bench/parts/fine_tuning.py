@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import (
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     DataCollatorWithPadding,
     Trainer,
     TrainerCallback,
@@ -28,7 +29,6 @@ from transformers import (
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import write_tensors
-from milkglass.models.tokenizer import load_tokenizer
 from milkglass.server import training
 from milkglass.server.jobs.reporter import Reporter
 from milkglass.server.spec import Event, Hyperparameters, JobSpec
@@ -103,7 +103,7 @@ class Data:
             logging_steps=EVERY, logging_first_step=True, save_strategy="no", report_to=[],
             disable_tqdm=True, dataloader_pin_memory=False, use_cpu=True,
         )  # fmt: skip
-        collate = DataCollatorWithPadding(load_tokenizer(self.original))
+        collate = DataCollatorWithPadding(AutoTokenizer.from_pretrained(self.original))
         trainer = Trainer(model, arguments, train_dataset=list(self.rows), data_collator=collate, callbacks=[clock])
         with redirect_stdout(io.StringIO()):
             trainer.train()
