@@ -1,10 +1,10 @@
-"""What Gaussian noise costs: the analytic Gaussian mechanism (Balle and Wang 2018, Theorem 8), by dp-accounting.
+"""Privacy accounting of Gaussian noise, by dp-accounting: the analytic Gaussian mechanism (Balle and Wang 2018, Theorem
+8).
 
-    delta = Phi(D / 2s - eps s / D) - exp(eps) Phi(-D / 2s - eps s / D),     D: sensitivity in L2, s: standard deviation
+    delta = Phi(D / 2s - eps s / D) - exp(eps) Phi(-D / 2s - eps s / D),  D: sensitivity in L2, s: standard deviation
 
-The oracles of DP-Forward's public code, s = 0.600 at eps = 8 and 3.731 at eps = 1, are D = 1 and delta = 1e-5.
-
-Neighbours here are two texts, any two: each is one input of the mechanism, and is replaced as a whole.
+Any two texts are neighbours: each text is one input of the mechanism, and is replaced as a whole. DP-Forward's public
+code gives s = 0.600 at eps = 8 and s = 3.731 at eps = 1, which are the values for D = 1 and delta = 1e-5.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ HARDLY = 10.0  # an epsilon above this promises next to nothing
 
 
 def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
-    """The least standard deviation for (epsilon, delta). Raises UsageError for values outside their ranges."""
+    """Returns the least standard deviation that gives (epsilon, delta).
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
     _require(epsilon, "epsilon")
     _require(sensitivity, "sensitivity")
     _require_delta(delta)
@@ -27,7 +31,13 @@ def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
 
 
 def epsilon_of(sigma: float, delta: float, sensitivity: float, times: int = 1) -> float:
-    """What `times` draws about the same text spend together: k Gaussian mechanisms are one with sigma / sqrt(k)."""
+    """Returns the epsilon that `times` draws about the same text spend together.
+
+    k Gaussian mechanisms with sigma are one with sigma / sqrt(k).
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
     _require(sigma, "sigma")
     _require(sensitivity, "sensitivity")
     _require_delta(delta)
@@ -49,12 +59,12 @@ def _require_delta(delta: float) -> None:
 
 
 def worth(epsilon: float) -> str:
-    """What is to be said of a promise beside its number: at 10 an event may be 22,000 times as likely."""
+    """Returns a warning to print after a large epsilon, or "". At 10 an event may be 22,000 times as likely."""
     return ", which promises next to nothing" if epsilon > HARDLY else ""
 
 
 def upward(epsilon: float) -> str:
-    """Four digits, never below what holds."""
+    """Returns the epsilon with four digits, rounded up, so that the printed guarantee holds."""
     if not epsilon > 0 or math.isinf(epsilon):
         return f"{epsilon:g}"
     unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)

@@ -1,14 +1,13 @@
-"""Methods by name: every scheme, sanitizer, defence, attack, engine and model family is an instance in a catalogue.
+"""Catalogues find methods by name: schemes, sanitizers, defences, attacks, engines and model families.
 
-An instance is a frozen dataclass whose fields are its parameters (parameters.py), with the paper's values as defaults.
-`make` returns one with other values. Adding a method here is one file and one line in its catalogue. An installed
-package adds one by an entry point of the catalogue's group, which names an instance or its class:
+An entry is an instance of a frozen dataclass. Its fields are its parameters (parameters.py), with the paper's values as
+defaults; `make` returns a copy with other values. A method of this package is one file and one line in its catalogue.
+An installed package adds one by an entry point of the catalogue's group, which names an instance or its class:
 
     [project.entry-points."milkglass.attack"]
     logit-lens = "my_package.logit_lens:LogitLens"
 
-Commands, recipes, audits and the conformance checks find both alike. `signature` writes an instance into digests, by
-which a stopped run is recognised.
+Commands, recipes, audits and the conformance checks find both kinds alike.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from milkglass.errors import PluginError, UsageError
 from milkglass.parameters import with_values
 
-NONE = "none"  # is never suggested: a slip of the pen must not switch a defence off
-FIRST_NAMES = {  # of classes that were renamed since the first digests were made, by their names of today
+NONE = "none"  # is never suggested: a typing error must not switch a defence off
+FIRST_NAMES = {  # renamed classes: the present name and the first one
     "ClusterConditional": "Conditional",
     "GrowthSchedule": "Growth",
     "NoDefence": "Bare",
@@ -61,7 +60,7 @@ class Catalogue(Mapping[str, E], Generic[E]):
 
     @cached_property
     def _entries(self) -> Mapping[str, E]:
-        """Raises PluginError."""
+        """Returns all entries by name. Raises PluginError."""
         entries = dict(self.built_in)
         for point in sorted(entry_points(group=self.group), key=lambda one: (one.dist.name if one.dist else "", one)):
             entry: E = loaded(point)
@@ -76,11 +75,11 @@ class Catalogue(Mapping[str, E], Generic[E]):
 
     @property
     def added(self) -> Mapping[str, E]:
-        """The entries of installed packages. Raises PluginError."""
+        """Returns the entries of installed packages. Raises PluginError."""
         return {name: entry for name, entry in self._entries.items() if name not in self.built_in}
 
     def __getitem__(self, name: str) -> E:
-        """Raises UsageError, with the names that there are, for another name."""
+        """Returns the entry of that name. Raises UsageError, which lists all names, if there is none."""
         if name not in self:
             near = difflib.get_close_matches(str(name), [one for one in self._entries if one != NONE], n=1)
             hint = "".join(f"did you mean {one}? " for one in near) + f"one of {', '.join(self._entries)}"
@@ -99,17 +98,17 @@ class Catalogue(Mapping[str, E], Generic[E]):
         return len(self._entries)
 
     def make(self, name: str, parameters: Mapping[str, Any]) -> E:
-        """The instance of that name with these parameters in place of its own.
+        """Returns the entry of that name with these values in place of its own.
 
         Raises:
-            UsageError: an unknown name, a parameter that the method does not have, or a value that it refuses.
+            UsageError: the name is unknown, or the method does not have or refuses a parameter.
         """
         result: E = with_values(self[name], parameters, name)
         return result
 
 
 class JoinedCatalogues(Catalogue[E]):
-    """Several catalogues as one, in their order. No two of them may have an entry of one name."""
+    """Several catalogues as one, in their order. A name must be unique among all of them."""
 
     def __init__(self, what: str, *parts: Catalogue[E]) -> None:
         super().__init__(what)
@@ -117,7 +116,7 @@ class JoinedCatalogues(Catalogue[E]):
 
     @cached_property
     def _entries(self) -> Mapping[str, E]:
-        """Raises PluginError."""
+        """Returns the entries of all parts. Raises PluginError if two have one name."""
         entries: dict[str, E] = {}
         for part in self.parts:
             if twice := sorted(entries.keys() & part.keys()):
@@ -127,10 +126,10 @@ class JoinedCatalogues(Catalogue[E]):
 
 
 def loaded(point: EntryPoint) -> Any:
-    """The instance that an entry point names, or an instance of the class that it names.
+    """Returns the instance that an entry point names, or an instance of the class that it names.
 
     Raises:
-        PluginError: it cannot be imported, is abstract or needs parameters, or has another name than its entry point.
+        PluginError: it cannot be imported, is abstract, needs parameters, or has another name than its entry point.
     """
     try:
         entry = point.load()
@@ -151,14 +150,16 @@ def loaded(point: EntryPoint) -> Any:
 
 
 def package_of(point: EntryPoint) -> str:
-    """The installed package that has this entry point."""
+    """Returns the name of the installed package that has this entry point."""
     return point.dist.name if point.dist else point.value
 
 
 def signature(method: object) -> str:
-    """How a method with its parameters is written into digests, by which a stopped run is recognised: its `repr`. A
-    class that was renamed keeps its first name there, so that folders of earlier versions are still known.
+    """Returns the `repr` of a method, which digests contain and by which a stopped run is recognised.
 
-    method: an instance of a frozen dataclass, such as an attack or a defence of gradients; so may its fields be.
+    A renamed class keeps its first name here, so that folders of earlier versions are recognised.
+
+    Args:
+        method: an instance of a frozen dataclass, such as an attack. Its fields may be such instances too.
     """
     return re.sub(r"\w+(?=\()", lambda name: FIRST_NAMES.get(name[0], name[0]), repr(method))

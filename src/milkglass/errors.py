@@ -1,9 +1,9 @@
-"""The error tree, on one page.
+"""The error tree.
 
-Every message is lowercase, has no final full stop, names the value and the limit, and is followed by a hint: what to
-do next. No message ever holds private text, token ids, a passphrase or key material.
+Every message is lowercase, has no final full stop, and names the value and the limit. A hint follows that says what to
+do next. No message ever contains private text, token ids, a passphrase or key material.
 
-`exit_code` is what the command line exits with; `status` is what the server answers with.
+Each class has the `exit_code` of the command line and the `status` of the server's answer.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Self
 
 
 class MilkglassError(Exception):
-    """Anything that Milkglass itself refuses or finds broken.
+    """The base of all errors that Milkglass raises on purpose.
 
     Attributes:
-        extra: what an answer over HTTP says besides.
+        extra: further fields of the answer over HTTP.
     """
 
     exit_code = 1
@@ -34,28 +34,28 @@ class MilkglassError(Exception):
 
 
 def lacking(noun: str, names: list[str], shown: int = 3) -> str:
-    """ "1 tensor is missing (a)", "5 tensors are missing (a, b, c and 2 more)"."""
+    """Returns words such as "1 tensor is missing (a)" or "5 tensors are missing (a, b, c and 2 more)"."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     what = f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
     return f"{what} missing ({', '.join(names[:shown])}{more})"
 
 
 class UsageError(MilkglassError):
-    """The caller asked for something that cannot be: a value out of its range, a missing option."""
+    """The caller asked for something impossible: a value is out of its range, or an option is missing."""
 
     exit_code = 2
 
 
 class PluginError(UsageError):
-    """An installed package adds an attack, a scheme or another method that cannot be used."""
+    """An attack, a scheme or another method of an installed package cannot be used."""
 
 
 class ToolUseFailed(UsageError):
-    """A call of a tool was demanded, and the model made none."""
+    """The request demanded a call of a tool, and the model made none."""
 
 
 class ContextLengthExceeded(UsageError):
-    """A prompt, with the answer that is asked for, is longer than the model can take."""
+    """A prompt and the answer that is asked for are together longer than the model's context."""
 
 
 # --- models and checkpoints -------------------------------------------------------------------------------------------
@@ -70,15 +70,15 @@ class ModelNotFound(ModelError):
 
 
 class UnsupportedModel(ModelError):
-    """The architecture is not known here; the message says what is missing."""
+    """The model's architecture is not supported. The message says what is missing."""
 
 
 class UnsafeWeights(ModelError):
-    """Weights in a format that runs code when it is read (pickle)."""
+    """Weights are in a format that runs code when it is read (pickle)."""
 
 
 class CorruptCheckpoint(ModelError):
-    """A file is cut off, or says something impossible about itself."""
+    """A file is cut off, or contradicts itself."""
 
 
 class WrongBaseModel(ModelError):
@@ -99,11 +99,11 @@ class WrongPassphrase(KeyFileError):
 
 
 class WeakPassphrase(KeyFileError):
-    """A new key's passphrase is guessed too soon. A key that exists is opened with any."""
+    """The passphrase of a new key can be guessed too soon. An existing key is opened with any passphrase."""
 
 
 class DamagedKey(KeyFileError):
-    """Bits changed by accident: the file's checksum is wrong."""
+    """The key file's checksum is wrong: bits changed by accident."""
 
 
 class TruncatedKey(KeyFileError):
@@ -111,7 +111,7 @@ class TruncatedKey(KeyFileError):
 
 
 class TamperedKey(KeyFileError):
-    """The checksum holds and the passphrase is right, but the seal is broken: someone edited the file."""
+    """The checksum and the passphrase are right, but the seal is broken: someone edited the key file."""
 
 
 class UnknownKeyVersion(KeyFileError):
@@ -123,17 +123,23 @@ class KeyForOtherModel(KeyFileError):
 
 
 class CodecAlone(KeyFileError):
-    """The file holds a key's codec, and what was asked for needs the key's secret."""
+    """The file contains only a key's codec, and the operation needs the key's secret."""
 
 
 class KeyExists(KeyFileError):
-    """A key is never overwritten: losing one makes its fine-tunes useless."""
+    """A key file of this name exists. A key is never overwritten: without it, its fine-tunes are useless."""
 
 
 # --- the codec --------------------------------------------------------------------------------------------------------
 class CodecError(MilkglassError):
-    """`place`: which of the texts that were given is meant, from 0; `fault`: what is wrong with it. Messages count from
-    1; a caller that read the texts from a file names the line instead."""
+    """A text or its ids cannot be encoded or decoded.
+
+    Messages count texts from 1. A caller that read the texts from a file names the line instead (`naming`).
+
+    Attributes:
+        place: the number of the text, from 0.
+        fault: what is wrong with it.
+    """
 
     exit_code = 5
 
@@ -146,13 +152,17 @@ class CodecError(MilkglassError):
         return cls(f"{noun} {place + 1} {fault}", hint, place, fault)
 
     def renamed(self, name: str) -> Self:
-        """The same of a text with this name, such as "line 7"."""
+        """Returns the error with `name`, such as "line 7", in place of the text's number."""
         return type(self)(f"{name} {self.fault}", self.hint)
 
 
 @contextmanager
 def naming(name: Callable[[int], str]) -> Iterator[None]:
-    """A text that is refused inside is reported by its name, such as "line 7", given its place."""
+    """Reports a text that is refused inside the block by its name.
+
+    Args:
+        name: takes the text's number, from 0, and returns its name, such as "line 7".
+    """
     try:
         yield
     except CodecError as error:
@@ -168,7 +178,11 @@ class IdOutOfRange(CodecError):
 
 
 class TooLong(CodecError):
-    """`tokens`: how many the text has, where that was counted."""
+    """A text has more tokens than fit.
+
+    Attributes:
+        tokens: how many the text has, if they were counted.
+    """
 
     tokens: int | None = None
 
@@ -178,22 +192,22 @@ class NoChatTemplate(CodecError):
 
 
 class UnknownWord(CodecError):
-    """A word that a sanitizer cannot replace, and would let cross in the clear."""
+    """A sanitizer cannot replace a word, which would be sent unchanged."""
 
 
 # --- federated training -----------------------------------------------------------------------------------------------
 class EnclaveError(MilkglassError):
-    """An enclave cannot be built, is not attested, or refuses."""
+    """An enclave cannot be built, is not attested, or refuses a request."""
 
     exit_code = 8
 
 
 class FederatedError(MilkglassError):
-    """A round cannot be finished. What was finished before stands."""
+    """A federated round cannot be finished. Earlier rounds stay."""
 
 
 class PoisonedUpdate(FederatedError):
-    """A site sent what fits no model, or values that are not finite."""
+    """A site sent weights that do not fit the model, or values that are not finite."""
 
 
 class TooFewSites(FederatedError):
@@ -201,15 +215,15 @@ class TooFewSites(FederatedError):
 
 
 class NotObfuscated(FederatedError):
-    """What a site would send was not trained on text that passed through GHOST."""
+    """The site's update was not trained on text that passed through GHOST."""
 
 
 class RefusedTask(FederatedError):
-    """What a server asks of a site is not what the site agreed to, such as another model, or weights that fit none."""
+    """The server's task is not what the site agreed to: another model, for example, or weights that fit none."""
 
 
 class MissingExtra(UsageError):
-    """A part of Milkglass that needs another package."""
+    """A part of Milkglass needs a package that is not installed."""
 
 
 # --- the wire ---------------------------------------------------------------------------------------------------------
@@ -220,7 +234,7 @@ class RemoteError(MilkglassError):
 
 
 class RefusedThere(RemoteError):
-    """The server or engine found the request itself at fault; the same again fails again."""
+    """The server or engine found the request at fault. Sending it again fails again."""
 
 
 class Unreachable(RemoteError):
@@ -279,13 +293,13 @@ class DiskFull(ServerError):
 
 
 class MemoryShort(ServerError):
-    """The machine has less memory than a training takes at least."""
+    """The machine has less memory than the training needs."""
 
     status = 507
 
 
 class SaveFailed(ServerError):
-    """A training could not write what it learnt."""
+    """A training could not write its result."""
 
     status = 507
 

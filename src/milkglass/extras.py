@@ -1,17 +1,17 @@
-"""Libraries that `pip install milkglass`, which is the client alone, leaves out, and the extras that bring them."""
+"""The libraries that only an extra installs. `pip install milkglass` installs the client alone."""
 
 from __future__ import annotations
 
 from milkglass.errors import MilkglassError, UsageError
 
-# Modules that only an extra of pyproject.toml brings
+# Modules that only an extra of pyproject.toml installs
 OPTIONAL = frozenset(
     {
         *("accelerate", "dp_accounting", "gguf", "mpmath", "nltk", "peft", "python_multipart", "rouge_score", "scipy"),
         *("simplemma", "sklearn", "threadpoolctl", "torch", "transformers", "websockets", "wordfreq"),
     }
 )
-# The extra of a command, or of a name of the package, that needs another one than `train`
+# The extra that a command, or a name of the package, needs. All others need `train`
 EXTRA_OF = {
     "serve": "server", "audit": "audit", "audit_key": "audit", "compare": "audit", "ui": "audit",
     "reproduce": "recipes", "data": "recipes", "demo": "recipes",
@@ -19,11 +19,11 @@ EXTRA_OF = {
 
 
 def missing(error: ModuleNotFoundError, need: str) -> MilkglassError | None:
-    """Return what to say where a library is not installed; None for a module that no extra brings.
+    """Returns the error for a library that is not installed, or None if no extra installs the module.
 
     Args:
-        error: Of the import.
-        need: The command, or the name of the package, that was used.
+        error: the error of the import.
+        need: the command, or the name of the package, that was used.
     """
     module = (error.name or "").partition(".")[0]
     if module not in OPTIONAL:

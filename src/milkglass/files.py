@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all, and that only their owner can read.
+"""Writes files and folders that appear whole or not at all, and that only their owner can read.
 
-One guarantee for all that Milkglass writes for its user: mode 0600 (folders 0700) from the first byte, content on the
-disk before the name is, and the old content under the name until then. A writer that is killed leaves `.NAME.`, eight
-hexadecimal digits and `.tmp` behind, which is never read.
+All that Milkglass writes for its user has mode 0600 (folders 0700) from the first byte. The content is on the disk
+before the name is, and the name has its old content until then. A writer that is killed leaves a file `.NAME.`, eight
+hexadecimal digits and `.tmp`, which is never read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def require_writable(path: Path) -> None:
-    """Raises UsageError where nothing can be made under this name."""
+    """Raises UsageError if nothing can be created under this name."""
     above = nearest_parent(path)
     if not above.is_dir():
         raise UsageError(f"{path} cannot be made: {above} is a file", "give another place")
@@ -32,12 +32,16 @@ def require_writable(path: Path) -> None:
 
 
 def nearest_parent(path: Path) -> Path:
-    """The nearest of a path's parents that is there."""
+    """Returns the nearest parent of a path that exists."""
     return next(one for one in path.absolute().parents if one.exists() or one.is_symlink())
 
 
 def private_dir(folder: Path, close: bool = False) -> Path:
-    """The folder and those above it that are missing, mode 0700. One that is there keeps its mode, unless `close`."""
+    """Creates a folder and its missing parents with mode 0700, and returns it.
+
+    Args:
+        close: whether a folder that exists gets mode 0700 too.
+    """
     if not folder.is_dir():
         private_dir(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -48,17 +52,16 @@ def private_dir(folder: Path, close: bool = False) -> Path:
 
 @contextmanager
 def atomic_path(target: Path, replace: bool = True, private: bool = True) -> Iterator[Path]:
-    """An empty file beside `target` for a library to write to; it takes the target's name when the block ends.
+    """Yields an empty file beside `target`, which takes the target's name when the block ends.
 
     Args:
-        target: the name that the file gets. Its folder must exist.
+        target: the file's name. Its folder must exist. A link to a file stays a link.
         replace: whether a file of that name is replaced.
-        private: false for a file that is given to others: it gets the mode of any new file.
+        private: False for a file that is given to others, which gets the mode of any new file.
 
     Raises:
-        FileExistsError: `replace` is false and the name is taken, also by a link, or by a file that appeared in the
-            meantime.
-        UsageError: the name is a folder's, a device's or a pipe's. A link to a file stays a link.
+        FileExistsError: `replace` is False and the name is taken, also by a link or by a file that appeared meanwhile.
+        UsageError: the name belongs to a folder, a device or a pipe.
     """
     if not replace and target.is_symlink():  # what is new must not appear where a link leads
         raise FileExistsError(target)
@@ -85,33 +88,36 @@ def atomic_path(target: Path, replace: bool = True, private: bool = True) -> Ite
 def atomic_write(
     target: Path, mode: Literal["w", "wb"] = "w", replace: bool = True, newline: str | None = None
 ) -> Iterator[IO[Any]]:
-    """An open file that takes the target's name when the block ends. Text is UTF-8. Arguments as of `atomic_path`."""
+    """Yields an open file that takes the target's name when the block ends. Text is UTF-8.
+
+    See `atomic_path` for the arguments and errors.
+    """
     encoding = None if "b" in mode else "utf-8"
     with atomic_path(target, replace) as partial, partial.open(mode, encoding=encoding, newline=newline) as file:
         yield file
 
 
 def write(target: Path, content: str | bytes, replace: bool = True, private: bool = True) -> None:
-    """The whole file at once. Arguments and errors as of `atomic_path`."""
+    """Writes a whole file. See `atomic_path` for the arguments and errors."""
     with atomic_path(target, replace, private) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(target: Path, value: Mapping[str, Any] | list[Any], indent: int | None = 2) -> None:
-    """JSON with a final line break, keys in the order of the mapping."""
+    """Writes JSON with a final line break and the keys in the order of the mapping."""
     write(target, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
 @contextmanager
 def new_dir(target: Path, private: bool = True) -> Iterator[Path]:
-    """A folder that takes the target's name when the block ends, and is removed where the block fails.
+    """Yields a folder that takes the target's name when the block ends, and is removed if the block fails.
 
     Args:
-        target: the name that it gets. Folders above it that are missing are made.
-        private: whether it is 0700 and all in it 0600; false for a folder that is given to others.
+        target: the folder's name. Missing parents are created.
+        private: whether the folder is 0700 and all in it 0600. False for a folder that is given to others.
 
     Raises:
-        FileExistsError: the name is taken by a file or a folder that is not empty.
+        FileExistsError: the name is taken by a file or by a folder that is not empty.
     """
     _require_free(target)
     partial = _beside(target)
@@ -130,11 +136,13 @@ def new_dir(target: Path, private: bool = True) -> Iterator[Path]:
 
 
 def finish(partial: Path, target: Path) -> None:
-    """A finished file or folder takes its name, on the same disk, with all its content on the disk before. For what
-    goes on after a kill, and so keeps a name of its own until then; `new_dir` is for all else. Modes stay.
+    """Renames a finished file or folder on the same disk, after all its content is on the disk.
+
+    For work that resumes after a kill, and so keeps a name of its own until then. `new_dir` is for all else. Modes
+    stay.
 
     Raises:
-        FileExistsError: the name is taken by a file or a folder that is not empty.
+        FileExistsError: the name is taken by a file or by a folder that is not empty.
     """
     _require_free(target)
     for path in (partial, *partial.rglob("*")):
@@ -145,7 +153,11 @@ def finish(partial: Path, target: Path) -> None:
 
 
 def remove_dir(folder: Path, aside: Path) -> None:
-    """The folder's name is free at once; its content goes under the name `aside`, which a start of the program clears.
+    """Removes a folder whose name must be free at once.
+
+    Args:
+        aside: the name under which the content is deleted. The next start of the program deletes what a kill left
+            there.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -155,13 +167,13 @@ def remove_dir(folder: Path, aside: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Of the whole file, in hex."""
+    """Returns the SHA-256 of a whole file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's names, are on the disk."""
+    """Waits until a file's content, or a folder's names, are on the disk."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -180,7 +192,7 @@ def _require_free(target: Path) -> None:
 
 
 def _take_name(partial: Path, target: Path) -> None:
-    """Raises FileExistsError where something has the name by now."""
+    """Gives a file its name without replacing another. Raises FileExistsError if the name is taken by now."""
     try:
         os.link(partial, target)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Where each method comes from: every paper once. A method says with `but` where its code departs from the paper."""
+"""The papers that methods come from. A method says with `but` where its code departs from the paper."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ class Paper:
     """A citation.
 
     Attributes:
-        title: as published.
         authors: family names, in the published order.
-        year: of publication.
-        venue: where it was published; with `at`, the section as well.
-        deviations: what our code does otherwise than the paper and why, one sentence each.
+        venue: where it was published; with `at`, the section too.
+        deviations: where our code departs from the paper and why, one sentence each.
     """
 
     title: str
@@ -24,16 +22,16 @@ class Paper:
     deviations: tuple[str, ...] = ()
 
     def but(self, *deviations: str) -> Paper:
-        """The same citation, with what our code does otherwise."""
+        """Returns the citation with these deviations of our code."""
         return replace(self, deviations=deviations)
 
     def at(self, place: str) -> Paper:
-        """The same citation, with the section that describes the method."""
+        """Returns the citation with the section that describes the method."""
         return replace(self, venue=f"{self.venue}, {place}")
 
 
 def ours(title: str, venue: str = "this project") -> Paper:
-    """A method that Milkglass adds to those of the papers. title: the idea, in a sentence."""
+    """Returns the citation of a method of this project. `title` is the idea in a sentence."""
     return Paper(title, "Milkglass", 2026, venue)
 
 

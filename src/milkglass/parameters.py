@@ -1,12 +1,11 @@
-"""The parameters of a method: the fields of a frozen dataclass, with their types, limits and words.
+"""Declares, checks and reads the parameters of a method: the fields of a frozen dataclass.
 
-    epsilon: float = limited(8.0, above=0)               a number in a range
-    where: Literal["local", "central"] = "local"         a choice
-    plus: Plus | None = None                             parameters of its own, `plus.k` in words
+    epsilon: float = limited(8.0, above=0)              a number in a range
+    where: Literal["local", "central"] = "local"        a choice
+    plus: Plus | None = None                            parameters of its own, `plus.k` on the command line
 
-They arrive as words (`--set epsilon=8`), or as the values of a recipe's table or of a file. In each case the types that
-the fields declare decide what is accepted, and the messages say the same. Limits that need more than one value are in
-the method's own `__post_init__`.
+Values arrive as words (`--set epsilon=8`), or from Python, TOML or JSON. The declared types decide what is accepted. A
+method checks limits that concern more than one value in its own `__post_init__`.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class Limit:
     Attributes:
         low: the least value.
         open: whether the value must be greater than `low`.
-        high: the value must not be greater than this.
-        below: the value must be less than this.
+        high: the greatest value.
+        below: a bound that the value must not reach.
     """
 
     low: float
@@ -47,12 +46,12 @@ class Limit:
     below: float = math.inf
 
     def holds(self, value: float) -> bool:
-        """Whether the value is in the range; never true of one that is not finite."""
+        """Returns whether the value is in the range. A value that is not finite never is."""
         above = value > self.low if self.open else value >= self.low  # nan is in no range
         return above and value <= min(self.high, sys.float_info.max) and value < self.below
 
     def require(self, value: float, name: str, hint: str) -> None:
-        """Raises UsageError for a value outside."""
+        """Raises UsageError if the value is outside the range."""
         if not self.holds(value):
             raise UsageError(f"{name} is {value}, a finite number {self} is needed", hint)
 
@@ -75,7 +74,15 @@ def limited(
     below: float = math.inf,
     hint: str = "",
 ) -> Any:
-    """A dataclass field of a number in a range. hint: what to do about a value outside, in place of the default."""
+    """Returns a dataclass field of a number in a range.
+
+    Args:
+        least: the least value, unless `above` is set.
+        above: a bound that the value must exceed.
+        most: the greatest value.
+        below: a bound that the value must not reach.
+        hint: what to do about a value outside. "": the message names the default.
+    """
     limit = Limit(least if above is None else above, above is not None, most, below)
     return dataclasses.field(default=default, metadata={LIMIT: limit, HINT: hint})
 
@@ -83,12 +90,12 @@ def limited(
 @final
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter.
+    """One parameter of a method.
 
     Attributes:
         kind: the type that the field declares.
-        default: `dataclasses.MISSING` where there is none.
-        limit: of a number; None: any finite one.
+        default: `dataclasses.MISSING` if there is none.
+        limit: the range of a number. None: any finite one.
         hint: what to do about a value that is refused.
     """
 
@@ -100,16 +107,16 @@ class Parameter:
 
     @property
     def needed(self) -> str:
-        """ "a whole number of 1 or more, or none"."""
+        """Returns what is accepted in words, such as "a whole number of 1 or more, or none"."""
         return ", or ".join(self._noun(one) for one in _alternatives(self.kind))
 
     @property
     def table(self) -> Any | None:
-        """The dataclass whose parameters this one holds, if it holds some."""
+        """Returns the dataclass whose parameters this one contains, or None."""
         return next((one for one in _alternatives(self.kind) if dataclasses.is_dataclass(one)), None)
 
     def read(self, word: str) -> Any:
-        """The value that a word stands for, of the first of the field's types that accepts it. Raises UsageError."""
+        """Returns the value of a word, as the first of the field's types that accepts it. Raises UsageError."""
         for kind in _alternatives(self.kind):
             value = _value_of(word, kind)
             if value is not None and self._accepts(value, kind):
@@ -119,15 +126,15 @@ class Parameter:
         raise self._refusal(f"{self.name}={word}:")
 
     def converted(self, value: Any, current: Any = None, method: str = "") -> Any:
-        """The value as the field holds it: a list as a tuple, a table as its dataclass.
+        """Returns a value as the field stores it: a list as a tuple, a table as its dataclass.
 
         Args:
             value: from Python, TOML or JSON. No string is read as a number, and true is not 1.
-            current: what a table's entries are laid over.
-            method: whose parameter it is, for messages.
+            current: the instance whose values a table replaces.
+            method: the method's name, for messages.
 
         Raises:
-            UsageError: it is not of the field's type, or out of its range.
+            UsageError: the value is not of the field's type, or out of its range.
         """
         if self.table is not None and isinstance(value, Mapping):
             over = current if isinstance(current, self.table) else self.table
@@ -167,7 +174,7 @@ class Parameter:
 
 @cache
 def parameters_of(kind: Any) -> dict[str, Parameter]:
-    """The parameters of a dataclass by name, in its order."""
+    """Returns the parameters of a dataclass by name, in its order."""
     hints = get_type_hints(kind)
     return {
         one.name: Parameter(
@@ -183,21 +190,21 @@ def parameters_of(kind: Any) -> dict[str, Parameter]:
 
 
 def require(method: Any) -> None:
-    """For `__post_init__`. Raises UsageError for the first field that is not of its type, or out of its range."""
+    """Checks all fields of a method, for `__post_init__`. Raises UsageError for the first wrong type or value."""
     for name, parameter in parameters_of(method.__class__).items():
         parameter.converted(getattr(method, name))
 
 
 def with_values(method: Any, values: Mapping[str, Any], name: str) -> Any:
-    """A method with other values.
+    """Returns a method with other values.
 
     Args:
-        method: an instance whose other fields stay, or a dataclass.
+        method: an instance, whose other fields stay, or a dataclass.
         values: by parameter; see `Parameter.converted`.
-        name: the method's, for messages.
+        name: the method's name, for messages.
 
     Raises:
-        UsageError: a parameter that the method does not have or that is missing, or a value that it refuses.
+        UsageError: a parameter is unknown or missing, or its value is refused.
     """
     kind = method if isinstance(method, type) else type(method)
     parameters = parameters_of(kind)
@@ -213,10 +220,13 @@ def with_values(method: Any, values: Mapping[str, Any], name: str) -> Any:
 
 
 def read_words(kind: type, words: Sequence[str], method: str, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Values by parameter from words such as "epsilon=8" or "plus.k=10", for `with_values`.
+    """Returns values by parameter from words such as "epsilon=8" or "plus.k=10", for `with_values`.
 
     Args:
-        without: parameters that are set in another way. Raises UsageError for them as for unknown ones.
+        without: parameters that are set in another way, and refused here.
+
+    Raises:
+        UsageError: a word sets nothing, sets a parameter twice, or names an unknown parameter.
     """
     values: dict[str, Any] = {}
     for word in words:
@@ -237,7 +247,7 @@ def read_words(kind: type, words: Sequence[str], method: str, without: Sequence[
 
 
 def described(kind: type, without: Sequence[str] = ()) -> str:
-    """ "epsilon (a finite number above 0; 8.0), where (one of local, central; local), ..."."""
+    """Returns all parameters in words: "epsilon (a finite number above 0; 8.0), where (one of local, central; local)"."""
     return ", ".join(_described(one) for name, one in parameters_of(kind).items() if name not in without)
 
 
@@ -258,7 +268,7 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def _value_of(word: str, kind: Any) -> Any:
-    """None where a word cannot be of this type."""
+    """Returns the value of a word as this type, or None if it cannot be one."""
     if kind is bool:
         return {"true": True, "false": False}.get(word.lower())
     if get_origin(kind) in (tuple, frozenset):

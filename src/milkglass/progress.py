@@ -1,7 +1,8 @@
-"""How long work says how far it is. One set of types, so that any part can be watched by any other.
+"""Reports the progress of long work. All parts share these types, so that any part can watch any other.
 
-`Progress` receives how much more is done (rows, bytes, texts), `Stage` names a part of the work and its size and
-returns a `Progress`, `Log` receives a line of words. Size 0: unknown; the stage is over at the first call.
+`Progress` receives the amount that was done since the last call (rows, bytes, texts). `Stage` receives the name and the
+size of a part of the work and returns a `Progress`. Size 0 is an unknown size: the stage ends at its first call. `Log`
+receives a line of words.
 """
 
 from __future__ import annotations
@@ -17,31 +18,32 @@ Log = Callable[[str], None]
 
 
 def no_progress(amount: int) -> None:
-    """Receives how much more is done, and says nothing."""
+    """Ignores the amount."""
 
 
 def no_stage(name: str, size: int) -> Progress:
-    """A stage that nobody watches."""
+    """Starts a stage that nobody watches."""
     return no_progress
 
 
 def no_log(words: str) -> None:
-    """Receives a line of words, and drops it."""
+    """Ignores the words."""
 
 
 def duration(seconds: float) -> str:
-    """A length of time in words, such as "2 min 5 s". seconds: finite."""
+    """Returns a finite length of time in words, such as "2 min 5 s"."""
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
 
 
 class TimeLeft:
-    """How long the rest takes, by the speed of the last WINDOW seconds, so that a machine that becomes busy shows. The
-    first step does not count: what is prepared before it can take longer than all of the rest.
+    """Estimates the remaining time from the speed of the last WINDOW seconds, so that a busy machine shows.
+
+    The first step does not count, because the preparation before it can take longer than all the rest.
 
     Attributes:
-        total: how much there is to do.
+        total: the amount of work.
     """
 
     def __init__(self, total: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,7 +51,7 @@ class TimeLeft:
         self._marks: deque[tuple[float, float]] = deque()
 
     def after(self, done: float) -> float | None:
-        """Seconds that the rest takes, now that so much is done. None before there is a speed."""
+        """Returns the seconds that the rest takes, given the amount done. None: no speed was measured yet."""
         now = self._clock()
         if done > 0 and self._marks and self._marks[0][1] == 0:
             self._marks.clear()

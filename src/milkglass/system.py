@@ -1,5 +1,4 @@
-"""What this machine is: cores and memory that this process may use, which addresses are the machine's own, and who may
-read this process's memory."""
+"""The machine: its cores, memory and addresses, and protection of this process's memory."""
 
 from __future__ import annotations
 
@@ -11,17 +10,21 @@ import sys
 from pathlib import Path
 
 PR_SET_DUMPABLE = 4
-ALLOW_DEBUGGER = "MILKGLASS_ALLOW_DEBUGGER"  # a variable: "1" for core dumps and debuggers
+ALLOW_DEBUGGER = "MILKGLASS_ALLOW_DEBUGGER"  # environment variable: "1" allows core dumps and debuggers
 
 
 def cores() -> int:
-    """How many cores this process may use, which can be fewer than the machine has. At least 1."""
+    """Returns how many cores this process may use, at least 1."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory(available: bool) -> int | None:
-    """Bytes of main memory that this process may have; available: of these, what is free or can be freed at once. A
-    container's limit counts. None: the system does not say."""
+    """Returns how many bytes of main memory this process may use, within a container's limit. None: the system does not
+    say.
+
+    Args:
+        available: whether to count only memory that is free or can be freed at once.
+    """
     try:
         told = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE))
         result = int(told["MemAvailable" if available else "MemTotal"]) << 10
@@ -31,7 +34,7 @@ def memory(available: bool) -> int | None:
 
 
 def _container_memory(available: bool) -> int | None:
-    """The same by the limit of the control group (version 2); None: there is none."""
+    """Returns the bytes that the control group (version 2) allows. None: there is no limit."""
     group = Path("/sys/fs/cgroup")
     try:
         limit = int((group / "memory.max").read_text("ascii"))
@@ -45,7 +48,7 @@ def _container_memory(available: bool) -> int | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what is sent to `host` crosses no network."""
+    """Returns whether what is sent to `host` crosses no network."""
     if host == "localhost":
         return True
     try:
@@ -55,17 +58,19 @@ def is_loopback(host: str) -> bool:
 
 
 def keep_private() -> None:
-    """`close_memory`, in a process that holds a key, a passphrase or text, unless its user allows a debugger."""
+    """Calls `close_memory` in a process with a key, a passphrase or text, unless its user allows a debugger."""
     if os.environ.get(ALLOW_DEBUGGER) != "1":
         close_memory()
 
 
 def close_memory() -> bool:
-    """No core dump of this process, and no other process of the same user reads its memory or traces it (Linux;
-    elsewhere core dumps alone). Returns whether both hold.
+    """Turns off core dumps, and on Linux keeps other processes of this user from reading or tracing this one.
 
-    A process that another program replaces, or that this one starts as a new program, is open again. Swap is not
-    covered, and neither is whoever owns the machine.
+    A program that replaces this process, or that it starts, is open again. This does not protect swap, nor against the
+    owner of the machine.
+
+    Returns:
+        Whether both hold.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform != "linux":

@@ -1,4 +1,4 @@
-"""JSON in which no key may occur twice: readers differ in which of the two they take."""
+"""Refuses JSON in which a key occurs twice: readers differ in which of the two values they take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RepeatedKey(ValueError):
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads(..., object_pairs_hook=unique_keys)`. Raises RepeatedKey."""
+    """Returns the object, for `json.loads(..., object_pairs_hook=unique_keys)`. Raises RepeatedKey."""
     table = dict(pairs)
     if len(table) != len(pairs):
         names = [name for name, _ in pairs]

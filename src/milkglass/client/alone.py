@@ -1,20 +1,17 @@
-"""What a client can do alone in seconds, with nothing sent: a linear model over a bag of its words.
+"""A linear model over words, which a client trains alone in seconds: the baseline that a defence must beat.
 
-A defence is of use to a client only where the model behind it does better than this. Two models of each kind of
-feature, words and words with pairs of neighbours (n-grams of up to two):
+There are two kinds of model, each over words alone and over words and pairs of neighbours (n-grams of up to two). All
+are scikit-learn's.
 
-    "logistic"   regression on how often each occurs, with an L2 penalty; of scores ridge regression
-    "bayes"      multinomial naive Bayes (Laplace's count of one); not for scores
+    "logistic"      regression on how often each occurs, with an L2 penalty; for scores ridge regression
+    "bayes"         multinomial naive Bayes (Laplace's count of one); not for scores
 
-The second texts of pairs are words of their own, beside which the words that both texts have stand once more. Fitting
-is scikit-learn's.
+The words of second texts are features of their own, and so are the words that both texts of a pair contain.
 
-All four of them vote as a `Committee`: the mean of their log-probabilities. A committee also stands beside a server,
+A `Committee` is the mean of the models' log-probabilities. With a server it forms a logarithmic opinion pool of equal
+weights, whose second factor never leaves the client:
 
-    p(class | text)  ~  p_server(class | what was sent) p_committee(class | text),
-
-a logarithmic opinion pool with equal weights, whose second factor never leaves the client. Out of scope: anything that
-a client would train for minutes.
+    p(class | text)  ~  p_server(class | what was sent) p_committee(class | text)
 """
 
 from __future__ import annotations
@@ -40,8 +37,8 @@ class BagModel:
     """A linear model over bags of words.
 
     Attributes:
-        kind: see above.
-        neighbours: whether pairs of neighbouring words count as well.
+        kind: see the module.
+        neighbours: whether pairs of neighbouring words are features too.
     """
 
     kind: Literal["logistic", "bayes"] = "logistic"
@@ -51,7 +48,7 @@ class BagModel:
         self, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None,
         regression: bool = False,
     ) -> FittedBag:  # fmt: skip
-        """Raises UsageError for labels of one class, or scores for "bayes"."""
+        """Fits the model. Raises UsageError if all labels are equal, or for scores with "bayes"."""
         from sklearn.feature_extraction.text import CountVectorizer
         from sklearn.linear_model import LogisticRegression, Ridge
         from sklearn.naive_bayes import MultinomialNB
@@ -69,31 +66,31 @@ class BagModel:
 
 @dataclass(frozen=True)
 class FittedBag:
-    """A model that was fitted.
+    """A fitted `BagModel`.
 
     Attributes:
-        vectorizer: texts to features; scikit-learn's.
-        model: features to classes or scores; scikit-learn's.
+        vectorizer: turns texts into features; scikit-learn's.
+        model: turns features into classes or scores; scikit-learn's.
     """
 
     vectorizer: Any
     model: Any
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[Any]:
-        """(b,) classes, or scores."""
+        """Returns (b,) classes or scores."""
         return self.model.predict(self.vectorizer.transform(_joined(texts, pairs)))
 
     def log_probabilities(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
-        """(b, classes), the classes of the fitted rows in their order."""
+        """Returns (b, classes), in the order of the classes of the fitted rows."""
         return np.asarray(self.model.predict_log_proba(self.vectorizer.transform(_joined(texts, pairs))))
 
 
 @dataclass(frozen=True)
 class Committee:
-    """Several models that vote.
+    """Several models whose log-probabilities are averaged.
 
     Attributes:
-        members: the models; of scores, the "logistic" ones alone.
+        members: the models. For scores only the "logistic" ones are used.
     """
 
     members: tuple[BagModel, ...] = tuple(
@@ -104,19 +101,18 @@ class Committee:
         self, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None,
         regression: bool = False,
     ) -> FittedCommittee:  # fmt: skip
-        """Raises UsageError for labels of one class."""
+        """Fits all members on the same rows. Raises UsageError if all labels are equal."""
         able = [one for one in self.members if not (regression and one.kind == "bayes")]
         return FittedCommittee(tuple(one.fit(texts, labels, pairs, regression) for one in able), len(texts), regression)
 
 
 @dataclass(frozen=True)
 class FittedCommittee:
-    """A committee that was fitted.
+    """A fitted `Committee`.
 
     Attributes:
-        members: each fitted on the same rows.
-        rows: how many.
-        regression: whether their labels are scores.
+        rows: how many rows the members were fitted on.
+        regression: whether the labels are scores.
     """
 
     members: tuple[FittedBag, ...]
@@ -124,13 +120,19 @@ class FittedCommittee:
     regression: bool = False
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[Any]:
-        """(b,) classes, or scores."""
+        """Returns (b,) classes or scores."""
         if self.regression:
             return np.mean([one.predict(texts, pairs) for one in self.members], axis=0)
         return self._classes[self._mean(texts, pairs).argmax(1)]
 
     def log_probabilities(self, texts: Sequence[str], pairs: Sequence[str] | None, classes: int) -> Floats:
-        """(b, classes) by the classes' numbers. A class without a row counts as one that a single further row had."""
+        """Returns (b, classes), by the classes' numbers.
+
+        A class without a row gets the probability that one further row of it would give it.
+
+        Raises:
+            UsageError: the labels are scores.
+        """
         if self.regression:
             raise UsageError("scores have no classes", "leave the client's own models out")
         result = np.full((len(texts), classes), -np.log(self.rows + 1.0))
@@ -146,14 +148,19 @@ class FittedCommittee:
 
 
 def pooled(server: NDArray[Any], own: Floats) -> Floats:
-    """(b, classes) probabilities of both together, from the log-probabilities of each, up to a constant a row."""
+    """Returns (b, classes) probabilities of both together.
+
+    Args:
+        server: (b, classes) log-probabilities or logits; each row may have any constant added.
+        own: (b, classes) log-probabilities.
+    """
     both = np.asarray(server, np.float64) + own
     both = np.exp(both - both.max(1, keepdims=True))
     return np.asarray(both / both.sum(1, keepdims=True))
 
 
 def _joined(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
-    """One text a row. Words of a second text, and those of both, are marked so that they are words of their own."""
+    """Returns one text for each row. Words of a second text, and words of both, are marked as features of their own."""
     if pairs is None:
         return list(texts)
     return [_pair(one.lower().split(), other.lower().split()) for one, other in zip(texts, pairs, strict=True)]

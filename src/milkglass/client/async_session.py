@@ -1,4 +1,4 @@
-"""`Session` for asyncio: the same verbs, awaited.
+"""`Session` for asyncio: the same methods, awaited.
 
     async with await AsyncSession.open("my.mgkey", passphrase, "https://gpu.example:8420", token) as session:
         job = await session.finetune("model-1a2b3c4d", "train.jsonl", n_epochs=3)
@@ -7,8 +7,8 @@
         async for piece in await session.generate("model-5e6f7a8b", "Dear all,"):
             print(piece, end="")
 
-Each verb is `Session`'s own, run by `asyncio.to_thread` over a connection of its own, so that calls may run at once. A
-call that is cancelled sends nothing more: its connection is cut. `stage` and `notice` are called in threads.
+Each method runs `Session`'s in a thread (`asyncio.to_thread`), over its own connection, so that calls can run at once.
+Cancelling a call cuts its connection: it sends nothing more. `stage` and `notice` are called in threads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _END: Any = object()
 
 
 class _Call(Session):
-    """The session of one call, over a connection of its own. What it notes in the key is noted for all calls."""
+    """The session of one call, with its own connection. What it records in the key is shared by all calls."""
 
     def __init__(self, shared: Session) -> None:
         self._shared, self.codec, self.remote, self._notice = shared, shared.codec, shared.remote, shared._notice
@@ -50,7 +50,7 @@ class _Call(Session):
 def _awaited(
     verb: Callable[Concatenate[Session, P], T], wrap: Callable[[AsyncSession, _Call, T], R]
 ) -> Callable[Concatenate[AsyncSession, P], Coroutine[Any, Any, R]]:
-    """A verb of `Session`, awaited, with its result in `wrap`."""
+    """Returns a coroutine function that runs a method of `Session` and passes its result to `wrap`."""
 
     @wraps(verb)
     async def run(self: AsyncSession, /, *arguments: P.args, **options: P.kwargs) -> R:
@@ -61,7 +61,7 @@ def _awaited(
 
 
 class AsyncAnswer:
-    """As `Answer`. Its request begins with the first piece, and ends where it is closed or dropped."""
+    """`Answer` for asyncio. The request starts with the first piece, and ends when the answer is closed or dropped."""
 
     def __init__(self, session: AsyncSession, call: _Call, answer: Answer) -> None:
         def pieces() -> Iterator[str]:
@@ -79,34 +79,34 @@ class AsyncAnswer:
         return self._pieces
 
     async def whole(self) -> str:
-        """Wait for the end, and return the whole text."""
+        """Waits for the end, and returns the whole text."""
         async for _ in self:
             pass
         return self._answer.text
 
     async def close(self) -> None:
-        """End the request. What did not come yet is not awaited."""
+        """Ends the request, without waiting for the rest."""
         await self._pieces.aclose()
 
 
 class AsyncJob:
-    """As `Job`. To cancel the task that waits for it leaves the job on the server as it is."""
+    """`Job` for asyncio. Cancelling a task that waits for the job does not cancel the job on the server."""
 
     def __init__(self, session: AsyncSession, call: _Call, job: Job) -> None:
         self._session, self._call, self.id, self.task, self.status = session, call, job.id, job.task, job.status
 
     def follow(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the job's events until it ends, past ones first (`Remote.follow`)."""
+        """Yields the job's events until it ends, past ones first (`Remote.follow`)."""
         call = _Call(self._call)
         return self._session._each(call, lambda: self._of(call).follow())
 
     async def wait(self) -> str:
-        """Wait for the job's end, and return the fine-tuned model's id on the server. Raises JobFailed."""
+        """Waits for the job's end, and returns the fine-tuned model's id on the server. Raises JobFailed."""
         call = _Call(self._call)
         return await self._session._run(call, lambda: self._of(call).wait())
 
     async def cancel(self) -> None:
-        """Cancel the job on the server."""
+        """Cancels the job on the server."""
         call = _Call(self._call)
         await self._session._run(call, lambda: self._of(call).cancel())
 
@@ -115,7 +115,7 @@ class AsyncJob:
 
 
 class AsyncConversation:
-    """As `Conversation`. One turn at a time; one that fails or is cancelled leaves the conversation unchanged."""
+    """`Conversation` for asyncio, one turn at a time. A turn that fails or is cancelled leaves it unchanged."""
 
     def __init__(self, session: AsyncSession, call: _Call, conversation: Conversation) -> None:
         self._session, self._call, self._conversation, self._turn = session, call, conversation, asyncio.Lock()
@@ -123,11 +123,11 @@ class AsyncConversation:
     turns = property(lambda self: self._conversation.turns, doc="All messages so far.")
 
     def clear(self) -> None:
-        """Begin again, with the system's message."""
+        """Starts again with the system's message."""
         self._conversation.clear()
 
     async def say(self, text: str) -> AsyncGenerator[str, None]:
-        """Yield the answer to a message, a piece at a time. It joins the conversation when it is complete."""
+        """Yields the answer to a message in pieces. The turn joins the conversation when the answer is complete."""
         spoken = self._session._each(self._call, lambda: self._conversation.say(text))
         async with self._turn, aclosing(spoken) as pieces:
             async for piece in pieces:
@@ -135,10 +135,13 @@ class AsyncConversation:
 
 
 class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
-    """Use as an asynchronous context, or close it. Raises what `Session` raises; UsageError when it is closed."""
+    """`Session` for asyncio. Use it as an asynchronous context, or close it.
+
+    Methods raise what `Session`'s raise, and UsageError after the session is closed.
+    """
 
     def __init__(self, session: Session, connect: Callable[[], Remote]) -> None:
-        """connect: opens another connection to the session's server."""
+        """Args: session: the session whose methods are run. connect: opens another connection to the session's server."""
         self._session, self._connect, self._closed = session, connect, False
         self._tuning = asyncio.Lock()
         self._idle, self._busy, self._running = [session.remote], set[Remote](), set[asyncio.Future[Any]]()
@@ -147,7 +150,7 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
     async def open(
         cls, key: Any, passphrase: str, server: str, token: str | None = None, **options: Any
     ) -> AsyncSession:
-        """As `Session.open`."""
+        """Opens a session. See `Session.open`."""
         session = await asyncio.to_thread(Session.open, key, passphrase, server, token, **options)
         secure = options.get("allow_http", False), options.get("certificate")
         return cls(session, lambda: Remote(server, token, *secure))
@@ -156,7 +159,7 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
         await self.close()
 
     async def close(self) -> None:
-        """End the calls that are under way, and close all connections."""
+        """Ends the calls that are running, and closes all connections."""
         self._closed = True
         for remote in self._busy:
             remote.connection.give_up()
@@ -166,12 +169,12 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
 
     @property
     def unlocked(self) -> UnlockedKey:
-        """The key file. It is written when label names or scales are noted in it."""
+        """Returns the key file, which is written when label names or scales are recorded in it."""
         return self._session.unlocked
 
     @property
     def codec(self) -> Codec:
-        """Text to scrambled ids and back. It may be used in several threads."""
+        """Returns the codec. Several threads may use it."""
         return self._session.codec
 
     describe = _awaited(Session.describe, lambda session, call, result: result)
@@ -192,7 +195,7 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
             return await self._step(call.remote, work)
 
     async def _each(self, call: _Call, begin: Callable[[], Iterator[T]]) -> AsyncGenerator[T, None]:
-        """Yield what an iterator yields. Close it when the loop over it is left."""
+        """Yields what an iterator yields, and closes it when the loop over it is left."""
         async with self._connected(call) as remote:
             pieces: Any = begin()
             try:
@@ -217,7 +220,7 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
                 remote.connection.close()
 
     async def _step(self, remote: Remote, work: Callable[[], T]) -> T:
-        """Run work in a thread. If it is no longer awaited, cut its connection, and close it when the thread ends."""
+        """Runs `work` in a thread. When cancelled, cuts the connection at once and closes it when the thread ends."""
         self._require_open()
         running = asyncio.ensure_future(asyncio.to_thread(work))
         self._running.add(running)

@@ -1,8 +1,8 @@
-"""Token ids inside a model's configs: find them, re-map them, and hide what a config should not tell.
+"""Token ids in a model's configs: finds and maps them, and removes what a config should not reveal.
 
-`padding_idx`, end of sequence, position counting and suppressed tokens all come from these numbers, so every one of
-them follows the permutation. What is not needed to run the model is left out: names, entries that the model's class
-does not know, and words in any entry but the few that need some. Labels become LABEL_0, LABEL_1.
+Padding, end of sequence, position counting and suppressed tokens all use these ids, so each follows the permutation.
+What is not needed to run the model is left out: names, entries that the model's class does not know, and words in any
+entry but the few that need some. Labels become LABEL_0, LABEL_1.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ID_LISTS = ("suppress_tokens", "begin_suppress_tokens")
 NESTED_LISTS = ("bad_words_ids", "force_words_ids")
 POSITION_PAIRS = ("forced_decoder_ids",)
 WEIGHTED = ("sequence_bias", "logit_bias")
-# Text, or where text comes from: no model needs it to run, and a server must not be told it.
+# Text, or where text comes from: no model needs it to run, and a server must not learn it.
 NAMES = ("_name_or_path", "_model_name_or_path", "name_or_path", "base_model_name_or_path", "_commit_hash",
          "finetuning_task", "task_specific_params", "tokenizer_class", "processor_class", "prefix", "stop_strings",
          "auto_map", "custom_pipelines", "custom_generate", "chat_template", "system_prompt")  # fmt: skip
 LABELS = ("id2label", "label2id")  # how many there are decides a head's shape, so they stay, under numbers
-# The only entries that may hold words, and what a word of theirs looks like.
+# The only entries that may contain words, and the form of these words.
 WORDY = frozenset((
     "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "milkglass_key_id", "hidden_act",
     "hidden_activation", "activation", "activation_function", "summary_type", "summary_activation", "layer_types",
@@ -48,7 +48,8 @@ def _is_id_key(name: str) -> bool:
 
 
 def config_entries(model_type: str) -> frozenset[str]:
-    """The entries that a config of this type can have, generation's among them: older ones hold both."""
+    """Returns the entries that a config of this model type can have, with those of generation, which older configs
+    contain."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
@@ -62,7 +63,7 @@ def generation_entries() -> frozenset[str]:
 
 
 def tells(name: str, value: Any) -> bool:
-    """Whether an entry has words that no model needs. A table's own entries are looked at one by one."""
+    """Returns whether an entry has words that no model needs. Tables inside it are checked by `remap`."""
     words = [] if isinstance(value, Mapping) else list(_words(value))
     return not WORD.fullmatch(name) or (
         bool(words) and not (name in WORDY and all(WORD.fullmatch(word) for word in words))
@@ -80,10 +81,14 @@ def _words(value: Any) -> Iterator[str]:
 
 
 def remap(config: Mapping[str, Any], sigma: Map, known: Container[str] | None = None) -> dict[str, Any]:
-    """The config with each token id mapped, nested ones too, labels numbered, what tells something left out.
+    """Returns a config with mapped token ids and numbered labels, without the entries that reveal something.
 
-    known: the names that are kept, beside those of token ids; None in a table within a config that is kept.
-    Raises UnsupportedModel for an entry that holds token ids in a shape that is not known here.
+    Args:
+        sigma: maps a public id to its scrambled id.
+        known: the names that are kept, besides those of token ids. None: all, for a table within a kept entry.
+
+    Raises:
+        UnsupportedModel: an entry has token ids in an unknown shape.
     """
     out: dict[str, Any] = {}
     for name, value in config.items():
@@ -106,7 +111,7 @@ def remap(config: Mapping[str, Any], sigma: Map, known: Container[str] | None = 
 
 
 def numbered_labels(name: str, count: int) -> dict[str, Any]:
-    """`id2label` or `label2id` for so many labels, telling nothing but their number."""
+    """Returns `id2label` or `label2id` with names that reveal only the number of labels."""
     if name == "id2label":
         return {str(number): f"LABEL_{number}" for number in range(count)}
     return {f"LABEL_{number}": number for number in range(count)}
@@ -124,7 +129,7 @@ def _map_ids(name: str, value: Any, sigma: Map) -> Any:
 
 
 def special_ids(config: Mapping[str, Any]) -> Iterator[int]:
-    """Every single id that a config names (not the lists of suppressed tokens, which are ordinary words)."""
+    """Yields the single ids that a config names, without the lists of suppressed tokens, which are ordinary words."""
     for name, value in config.items():
         if _is_id_key(name) and name not in ID_LISTS:
             yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int))

@@ -1,11 +1,11 @@
-"""The numbers of a regression, on their way to the server and back: sent with mean 0 and spread 1.
+"""Standardises the scores of a regression: the server sees mean 0 and spread 1.
 
-    sent = (score - mean) / spread,    read = mean + spread * answer
+    sent = (score - mean) / spread,  read = mean + spread * answer
 
-mean and spread are the training data's own and stay here, sealed in the key; so the server learns neither the unit nor
-the range of the scores. It does learn their order and the shape of their distribution, and which row has which: labels
-are not scrambled, and a score tells more of a row than a class does. A new head starts near 0, so a standardised score
-also trains in fewer steps.
+The mean and spread of the training data stay sealed in the key, so the server learns neither the unit nor the range of
+the scores. It learns their order, the shape of their distribution, and which row has which: labels are not scrambled,
+and a score tells more of a row than a class does. Standardised scores also train in fewer steps, since a new head
+starts near 0.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from milkglass.errors import CodecError
 
 @dataclass(frozen=True)
 class Scale:
-    """mean and spread (the standard deviation, above 0), in the user's unit."""
+    """The mean and the spread (standard deviation, above 0) of scores, in the user's unit."""
 
     mean: float
     spread: float
 
     @classmethod
     def of(cls, scores: Iterable[float]) -> Scale:
-        """By Welford's updates: one pass, whatever the size. Raises CodecError where nothing can be learnt."""
+        """Returns the scale of scores in one pass (Welford's updates). Raises CodecError if they do not differ."""
         count, mean, squares = 0, 0.0, 0.0
         for score in scores:
             count += 1
@@ -41,7 +41,7 @@ class Scale:
 
     @classmethod
     def kept(cls, raw: Any) -> Scale | None:
-        """As `told` gave it, out of a key; None where there is none."""
+        """Returns the scale that `document` wrote, or None for None."""
         return None if raw is None else cls(float(raw[0]), float(raw[1]))
 
     def document(self) -> list[float]:
@@ -54,13 +54,16 @@ class Scale:
         return self.mean + self.spread * answer
 
     def suits(self, other: Scale) -> bool:
-        """Whether data of the scale `other` may be sent by this one, so that a second fine-tune reads like the first:
-        where that leaves the mean within 1 of 0 and the spread between 1/2 and 2."""
+        """Returns whether data of the scale `other` may be sent by this one, so that a second fine-tune reads like the
+        first.
+
+        This holds if the sent mean is within 1 of 0, and the sent spread between 1/2 and 2.
+        """
         return abs(self.sent(other.mean)) <= 1 and 0.5 <= other.spread / self.spread <= 2
 
 
 def score_of(where: str, value: Any) -> float:
-    """where: the row's name in messages. Raises CodecError for what is not a finite number."""
+    """Returns a label as a number. Raises CodecError, which names the row `where`, if it is not a finite number."""
     try:
         result = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""The names of files in a model's folder that matter to what may leave this machine. Imports nothing heavy."""
+"""The names of files and tensors that decide what may leave this machine. This module imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from milkglass.errors import UnsupportedModel
 
 MARKER, MARKED = "milkglass.json", {"format": "milkglass-scrambled/1"}  # says that a folder may leave this machine
 KEY_ID = "milkglass_key_id"  # in a scrambled model's config: which key made it
-# Any file of a tokenizer, under any name that one is known to have.
+# All known names of tokenizer files.
 TOKENIZER = re.compile(
     r"(tokenizer.*|.*vocab.*|merges.*|special_tokens_map.*|added_tokens.*|chat_template.*|.*\.model|.*\.tiktoken)", re.I
 )
-# The files that decide how text becomes ids, the first that exists deciding alone where it is tokenizer.json.
+# The files that decide how text becomes ids. If tokenizer.json exists, it decides alone.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """`sha256:...` of the vocabulary and its rules. Raises UnsupportedModel when there is none.
+    """Returns `sha256:...` of the vocabulary and its rules. Raises UnsupportedModel if the folder has no tokenizer.
 
-    Not of the chat template or the tokenizer's settings: those may be improved, and ids still mean the same.
+    It does not cover the chat template and the tokenizer's settings: these may change while ids mean the same.
     """
     present = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
     if not present:
@@ -34,12 +34,9 @@ def tokenizer_digest(folder: Path) -> str:
     return f"sha256:{whole.hexdigest()}"
 
 
-# Which names a checkpoint's tensors can have: a name that no such model has could say anything.
-#
-# Out of scope: what the tensors hold, and models beyond the supported families.
-# The parts between the dots of all tensor names of the supported families, with and without heads, beside numbers; also
-# those that older checkpoints have: norms of 2018, buffers that were saved once, heads of two tasks learnt at once. A
-# test compares them with the classes of transformers.
+# All parts between the dots of tensor names of the supported families, besides numbers: a name that no such model has
+# could carry any text. Some are of older checkpoints: norms of 2018, saved buffers, heads of two tasks. A test compares
+# them with the classes of transformers.
 PARTS = frozenset((
     "LayerNorm", "attention", "attn", "bert", "beta", "bias", "c_attn", "c_fc", "c_proj", "classifier", "cls",
     "decoder", "dense", "distilbert", "down_proj", "embed_tokens", "embeddings", "encoder", "ffn", "gamma",

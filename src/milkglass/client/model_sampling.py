@@ -1,7 +1,7 @@
-"""How a model's makers have its answers drawn: the sampling fields of its generation_config.json.
+"""The sampling settings that a model's makers recommend, in generation_config.json.
 
-They are the defaults where a request names none, as at engines that read that file. An engine of scrambled ids is sent
-every value, so that it cannot take them from its own copy.
+They are the defaults of a request, as in engines that read that file. An engine of scrambled ids is sent every value,
+so that it takes none from its own copy.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.0, 10.0),
 }
-ABOVE = frozenset({"top_p", "repetition_penalty"})  # whose lowest value is outside
-# Fields that no engine of ids is asked for, and the values that change nothing
+ABOVE = frozenset({"top_p", "repetition_penalty"})  # the range excludes the lowest value
+# Fields that no request to an engine has, and their neutral values
 OTHERS: Mapping[str, Any] = {
     "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": 1.0, "no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0, "penalty_alpha": 0.0, "num_beams": 1, "diversity_penalty": 0.0,
@@ -32,11 +32,11 @@ NOTHING: Mapping[str, float] = {}
 
 @dataclass(frozen=True)
 class ModelSampling:
-    """The values that a model's folder names.
+    """The sampling settings in a model's folder.
 
     Attributes:
-        values: by the names of RANGES; temperature 0 takes the likeliest.
-        left_out: fields that ask for what cannot be asked for here, or whose value cannot be.
+        values: by the names of RANGES. Temperature 0 takes the likeliest token.
+        left_out: fields that cannot be requested here, or whose value is out of range.
     """
 
     values: Mapping[str, float] = field(default_factory=lambda: NOTHING)
@@ -44,7 +44,7 @@ class ModelSampling:
 
     @classmethod
     def of(cls, generation: Mapping[str, Any] | None) -> ModelSampling:
-        """generation: what generation_config.json holds."""
+        """Reads the content of generation_config.json."""
         given = {name: one for name, one in (generation or {}).items() if one is not None}
         values = {name: given[name] for name in RANGES if name in given and _fits(name, given[name])}
         left_out = [name for name in RANGES if name in given and name not in values]
@@ -59,7 +59,7 @@ class ModelSampling:
 
     @property
     def shown(self) -> str:
-        """ "temperature 0.7, top_p 0.8"; "" where nothing is named."""
+        """Returns words such as "temperature 0.7, top_p 0.8", or "" without values."""
         return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
 
 

@@ -15,12 +15,12 @@ from milkglass.client.remote.responses import Prediction
 
 @dataclass(frozen=True)
 class Classified:
-    """What a model says of one text.
+    """The classification of one text.
 
     Attributes:
-        label: The name of the likeliest class, "LABEL_3" if the key knows no names that fit; "" from a regression.
-        probabilities: The probability of each class, by name.
-        score: A regression's, in the unit of the training data if the key knows its scale.
+        label: the name of the likeliest class, "LABEL_3" if the key has no fitting names; "" from a regression.
+        probabilities: the probability of each class, by name.
+        score: a regression's score, in the unit of the training data if the key has its scale.
     """
 
     label: str = field(repr=False)
@@ -29,17 +29,16 @@ class Classified:
 
     @property
     def probability(self) -> float:
-        """The probability of the likeliest class."""
+        """Returns the probability of the likeliest class."""
         return max(self.probabilities.values(), default=0.0)
 
     @classmethod
     def of(cls, prediction: Prediction, names: Mapping[int, str], scale: Scale | None) -> Classified:
-        """Name a prediction's classes, or read its score.
+        """Names a prediction's classes, or scales its score.
 
         Args:
-            prediction: As the server gives it.
-            names: Label names by number; {} if they are not known.
-            scale: The scale of a regression's scores; None if it is not known.
+            names: label names by number; {} if they are not known.
+            scale: the scale of a regression's scores; None if it is not known.
         """
         if prediction.score is not None:
             return cls("", {}, prediction.score if scale is None else scale.read(prediction.score))
@@ -47,7 +46,7 @@ class Classified:
         return cls(_name(names, prediction.label), by_name)
 
     def document(self) -> dict[str, Any]:
-        """Return the result as JSON has it."""
+        """Returns the result as JSON."""
         if self.score is not None:
             return {"score": self.score}
         return {"label": self.label, "probabilities": dict(self.probabilities)}
@@ -55,13 +54,13 @@ class Classified:
 
 @dataclass
 class Answer:
-    """Generated text, a piece at a time as it becomes certain: iterate once, then read `text` and `tokens`.
+    """Generated text, in pieces as they become certain. Iterate once, then read `text` and `tokens`.
 
     Attributes:
-        pieces: Yields the text.
-        prompt_tokens: How many ids were sent.
-        ids: The scrambled ids that came back so far.
-        text: The text that was read so far.
+        pieces: yields the text.
+        prompt_tokens: how many ids were sent.
+        ids: the scrambled ids received so far.
+        text: the text so far.
     """
 
     pieces: Iterator[str] = field(repr=False)
@@ -71,7 +70,7 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """How many ids came back so far."""
+        """Returns how many ids were received so far."""
         return len(self.ids)
 
     def __iter__(self) -> Iterator[str]:
@@ -80,13 +79,13 @@ class Answer:
             yield piece
 
     def whole(self) -> str:
-        """Wait for the end, and return the whole text."""
+        """Waits for the end, and returns the whole text."""
         for _ in self:
             pass
         return self.text
 
     def close(self) -> None:
-        """End the request. What did not come yet is not awaited."""
+        """Ends the request, without waiting for the rest."""
         if isinstance(self.pieces, Generator):
             self.pieces.close()
 
@@ -96,10 +95,9 @@ class Job:
     """A fine-tuning job on the server.
 
     Attributes:
-        remote: The server.
-        id: The job's, by which it is found again.
+        id: identifies the job on the server.
         task: "classification", "regression" or "causal-lm".
-        status: The job's when it was made.
+        status: the status when the job was created.
     """
 
     remote: Remote = field(repr=False)
@@ -108,21 +106,17 @@ class Job:
     status: str | None = None
 
     def follow(self) -> Iterator[dict[str, Any]]:
-        """Yield the job's events until it ends, past ones first (`Remote.follow`)."""
+        """Yields the job's events until it ends, past ones first (`Remote.follow`)."""
         return self.remote.follow(self.id)
 
     def wait(self) -> str:
-        """Wait for the job's end, and return the fine-tuned model's id on the server.
-
-        Raises:
-            JobFailed: It did not succeed.
-        """
+        """Waits for the job's end, and returns the fine-tuned model's id on the server. Raises JobFailed."""
         for _ in self.follow():
             pass
         return str(self.remote.result(self.id)["fine_tuned_model"])
 
     def cancel(self) -> None:
-        """Cancel the job on the server."""
+        """Cancels the job on the server."""
         self.remote.cancel(self.id)
 
 
@@ -131,11 +125,11 @@ class Conversation:
     """Turns in the chat template. A turn that fails leaves the conversation unchanged.
 
     Attributes:
-        ask: Answers a list of messages.
-        start: The messages with which the conversation begins: the system's, if any.
-        keeps: Whether answers are sent with later turns in the ids in which they came. The server then learns nothing
-            by what it wrote.
-        turns: All messages so far. An answer has its ids beside its text if they are kept.
+        ask: answers a list of messages.
+        start: the messages with which the conversation begins: the system's, if any.
+        keeps: whether later turns send answers as the ids that were received. The server then learns nothing from how
+            the client would spell its answers.
+        turns: all messages so far. An answer has its ids beside its text if `keeps` is set.
     """
 
     ask: Callable[[list[Message]], Answer] = field(repr=False)
@@ -147,11 +141,11 @@ class Conversation:
         self.clear()
 
     def clear(self) -> None:
-        """Begin again, with the system's message."""
+        """Starts again with the system's message."""
         self.turns = list(self.start)
 
     def say(self, text: str) -> Generator[str, None, None]:
-        """Yield the answer to a message, a piece at a time. It joins the conversation when it is complete."""
+        """Yields the answer to a message in pieces. The turn joins the conversation when the answer is complete."""
         turns: list[Message] = [*self.turns, {"role": "user", "content": text}]
         answer = self.ask(turns)
         yield from answer

@@ -1,14 +1,12 @@
-"""A session joins a key, its codec and a server: text goes in and comes out, and only scrambled ids cross.
-
-People's programs, the command line and the demo share it:
+"""A session joins a key, its codec and a server: text goes in and comes out, and only scrambled ids cross the wire.
 
     with Session.open("my.mgkey", passphrase, "https://gpu.example:8420", token) as session:
         job = session.finetune("model-1a2b3c4d", "train.jsonl", n_epochs=3)
         for result in session.classify(job.wait(), ["is it safe?"]):
             print(result.label, result.probability)
 
-Before an id leaves, the server must show that its model was made with the key. What is encoded is counted under the key
-(client/key/usage.py).
+Before an id leaves, the server must show that its model was made with the key. All encoded text is counted under the
+key (client/key/usage.py).
 """
 
 from __future__ import annotations
@@ -37,18 +35,16 @@ if TYPE_CHECKING:
 
 BATCH = 64  # texts a request
 COUNTED = 64  # tokens of an answer that a killed program may leave uncounted
-NEWEST = "newest"  # label names: those of the data that was sent last
+NEWEST = "newest"  # for `labels_of`: the data that was sent last
 
 
 class Session(AbstractContextManager["Session"]):
     """A client of one server with one key. Use it as a context, or close it.
 
-    Every verb raises RemoteError for a server that fails and CodecError for texts that do not fit the model.
+    Each method raises RemoteError if the server fails, and CodecError for texts that do not fit the model.
 
     Attributes:
-        unlocked: The key file. It is written when label names or scales are noted in it.
-        codec: Encodes text to scrambled ids and decodes them.
-        remote: The server.
+        unlocked: the key file, which is written when label names or scales are recorded in it.
     """
 
     def __init__(self, unlocked: UnlockedKey, codec: Codec, remote: Remote, notice: Log = no_log) -> None:
@@ -67,21 +63,21 @@ class Session(AbstractContextManager["Session"]):
         allow_http: bool = False,
         notice: Log = no_log,
     ) -> Session:
-        """Open a key file, its model's tokenizer, and a connection.
+        """Opens a key file, its model's tokenizer, and a connection.
 
         Args:
-            key: The key file that `milkglass obfuscate` wrote.
-            passphrase: The key's.
-            server: The server's address.
-            token: The server's. It crosses a network only over HTTPS, unless `allow_http`.
-            model: The original model, if it moved since the key was made.
-            certificate: A PEM file with the server's certificate, if the server signed its own.
-            allow_http: Whether the token may cross a network in the clear.
-            notice: Receives warnings, such as that a threshold of the key's audits was passed.
+            key: the key file that `milkglass obfuscate` wrote.
+            passphrase: the key's.
+            server: the server's address.
+            token: the server's. It crosses a network only over HTTPS, unless `allow_http`.
+            model: the original model, if it moved since the key was made.
+            certificate: a PEM file with the server's certificate, if it is self-signed.
+            allow_http: whether the token may cross a network unencrypted.
+            notice: receives warnings, such as that a threshold of the key's audits was passed.
 
         Raises:
-            KeyFileError: The key cannot be opened.
-            ModelError: The original model's tokenizer cannot be read.
+            KeyFileError: the key cannot be opened.
+            ModelError: the original model's tokenizer cannot be read.
         """
         unlocked = UnlockedKey.open(Path(key), passphrase)
         codec = codec_of(unlocked, model)
@@ -91,15 +87,15 @@ class Session(AbstractContextManager["Session"]):
         self.close()
 
     def close(self) -> None:
-        """Close the connection. A closed session sends nothing more."""
+        """Closes the connection. A closed session sends nothing more."""
         self.remote.connection.close()
 
     # --- models -------------------------------------------------------------------------------------------------------
     def describe(self, model: str) -> dict[str, Any]:
-        """Return what the server says of a model.
+        """Returns the server's description of a model.
 
         Raises:
-            KeyForOtherModel: The model was not made with this key.
+            KeyForOtherModel: the model was not made with this key.
         """
         info = self.remote.model(model)
         if warning := require_key(info, self.unlocked.key, model):
@@ -117,23 +113,23 @@ class Session(AbstractContextManager["Session"]):
         labels_of: str | None = None,
         stage: Stage = no_stage,
     ) -> list[Classified]:
-        """Classify texts, or score them with a regression.
+        """Classifies texts, or scores them with a regression.
 
         Args:
-            model: The model's id on the server.
-            texts: The texts.
-            pairs: The second text of each, if the model reads pairs.
-            truncate: Whether texts that are too long are cut. Otherwise they are refused before any is sent.
-            labels_of: The job whose label names or scale are used, or "newest": those of the data that was sent last.
+            model: the model's id on the server.
+            pairs: the second text of each, if the model reads pairs.
+            truncate: whether texts that are too long are cut. Otherwise they are refused before any is sent.
+            labels_of: the job whose label names or scale are used, or "newest" for those of the data that was sent
+                last.
                 None: the job that made the model.
-            stage: Receives how many texts are done.
+            stage: receives how many texts are done.
 
         Returns:
             One result for each text, in order.
 
         Raises:
-            CodecError: A text cannot be sent; it is named by its number.
-            UsageError: The key knows no labels of that job.
+            CodecError: a text cannot be sent; the message has its number.
+            UsageError: the key has no labels of that job.
         """
         encoded = self.codec.encode(texts, pairs, truncate=truncate)
         info = self.describe(model)
@@ -152,7 +148,7 @@ class Session(AbstractContextManager["Session"]):
         return results
 
     def _names(self, model: str, job: object, labels_of: str | None) -> dict[int, str]:
-        """Return label names by number. The model's name, which has its job's number, goes before the server's word."""
+        """Returns label names by number. The job in the model's name takes precedence over the server's statement."""
         info = self.unlocked.key.info
         known = info.labels_by_job
         if labels_of is None:
@@ -187,15 +183,15 @@ class Session(AbstractContextManager["Session"]):
 
     # --- generation ---------------------------------------------------------------------------------------------------
     def prompt(self, text: str, system: str | None = None, chat: bool | None = None) -> NDArray[Any]:
-        """Return the scrambled ids of a prompt.
+        """Returns the scrambled ids of a prompt.
 
         Args:
-            text: A message, or plain text to continue.
-            system: The system's message, in the chat template.
-            chat: Whether the text is put into the chat template. None: if the model has one.
+            text: a message, or plain text to continue.
+            system: the system's message, in the chat template.
+            chat: whether the text is put into the chat template. None: if the model has one.
 
         Raises:
-            CodecError: The text is empty or too long, or the model has no template.
+            CodecError: the text is empty or too long, or the model has no template.
         """
         templated = self.codec.has_chat_template if chat is None else chat
         if system is not None and not templated:
@@ -207,27 +203,28 @@ class Session(AbstractContextManager["Session"]):
         return self.codec.encode_chat([*_system(system), {"role": "user", "content": text}])
 
     def generate(self, model: str, prompt: str | NDArray[Any], sampling: Sampling | None = None) -> Answer:
-        """Start an answer to a text, or to the ids that `prompt` returned.
+        """Starts an answer to a text, or to the ids that `prompt` returned.
 
         Args:
-            model: The model's id on the server.
-            prompt: The text, or its scrambled ids.
-            sampling: How tokens are drawn. What it leaves open is the model's own (`codec.sampling`), and
-                `stop_token_ids` are the codec's.
+            model: the model's id on the server.
+            prompt: the text, or its scrambled ids.
+            sampling: how tokens are drawn. Fields that are not set are the model's (`codec.sampling`), and
+                `stop_token_ids`
+                the codec's.
 
         Raises:
-            UnsupportedModel: The model is an encoder, or the key's ids name no token.
+            UnsupportedModel: the model is an encoder, or the key's ids name no token.
         """
         ids = self.prompt(prompt) if isinstance(prompt, str) else prompt
         self.require_generator(model)
         return self._answer(model, ids, sampling)
 
     def chat(self, model: str, system: str | None = None, sampling: Sampling | None = None) -> Conversation:
-        """Begin a conversation in the model's chat template.
+        """Starts a conversation in the model's chat template.
 
         Raises:
-            UnsupportedModel: As from `generate`.
-            NoChatTemplate: The model has no template.
+            UnsupportedModel: the model is an encoder, or the key's ids name no token.
+            NoChatTemplate: the model has no template.
         """
         start = _system(system)
         self.require_generator(model)  # first: an encoder has no template either
@@ -235,7 +232,7 @@ class Session(AbstractContextManager["Session"]):
         return Conversation(lambda turns: self._answer(model, self.codec.encode_chat(turns), sampling), start, True)
 
     def require_generator(self, model: str) -> None:
-        """Raise UnsupportedModel for a model, or a key, by which no text can be generated."""
+        """Raises UnsupportedModel for a model, or a key, by which no text can be generated."""
         if not self.codec.readable:
             raise UnsupportedModel(
                 "under this key an id names no token: no answer can be read",
@@ -245,7 +242,7 @@ class Session(AbstractContextManager["Session"]):
             raise UnsupportedModel(f"{model} is an encoder: it cannot generate", "use `milkglass classify`")
 
     def _answer(self, model: str, ids: NDArray[Any], sampling: Sampling | None = None) -> Answer:
-        """Return an answer as `generate` does, from a model that was described already."""
+        """Returns an answer of a model that was checked already."""
         sampling = (sampling or Sampling()).completed(self.codec.sampling.values)
         if not sampling.stop_token_ids:
             sampling = replace(sampling, stop_token_ids=tuple(self.codec.stop_ids.tolist()))
@@ -281,23 +278,24 @@ class Session(AbstractContextManager["Session"]):
         stage: Stage = no_stage,
         **hyperparameters: Any,
     ) -> Job:
-        """Scramble rows here, send them and start a job. Label names and the scale of scores stay in the key.
+        """Scrambles rows here, sends them and starts a job. Label names and the scale of scores stay in the key.
 
         Args:
-            model: The scrambled model's id on the server.
-            data: A file, or a `DataFile` that names its columns. `milkglass finetune --help` shows the shapes of rows.
-            validation: Rows by which epochs are compared; the best epoch is kept.
-            task: "classification", "regression" or "causal-lm". None: as the data has it.
-            suffix: Ends the fine-tuned model's name.
-            hold_out: Whether a tenth of the rows, which are then not trained with, stands in for `validation`.
-            skip_long: Whether conversations without an answer within `max_length` tokens are left out. Otherwise they
-                are refused.
-            stage: Receives how many rows are written and bytes sent.
-            **hyperparameters: Fields of `server.spec.Hyperparameters`. `training_defaults` has those that are left out.
+            model: the scrambled model's id on the server.
+            data: a file, or a `DataFile` that names its columns. `milkglass finetune --help` shows the shapes of rows.
+            validation: rows by which epochs are compared; the best epoch is kept.
+            task: "classification", "regression" or "causal-lm". None: decided by the data.
+            suffix: ends the fine-tuned model's name.
+            hold_out: whether a tenth of the rows, which are then not trained on, takes the place of `validation`.
+            skip_long: whether conversations without an answer within `max_length` tokens are left out. Otherwise they
+                are
+                refused.
+            stage: receives how many rows are written and bytes sent.
+            **hyperparameters: fields of `server.spec.Hyperparameters`. `training_defaults` has those that are left out.
 
         Raises:
-            CodecError: Rows cannot be read, or do not fit the model.
-            UsageError: The server would refuse a hyperparameter, or too few rows are there to hold some out.
+            CodecError: rows cannot be read, or do not fit the model.
+            UsageError: the server would refuse a hyperparameter, or there are too few rows to hold some out.
         """
         from milkglass.client.data.training_rows import require_generator
         from milkglass.client.training_request import TrainingRequest, require_hyperparameters
@@ -319,8 +317,7 @@ class Session(AbstractContextManager["Session"]):
         return Job(self.remote, str(job["id"]), asked.train.task, job.get("status"))
 
     def _require_layers(self, settings: Mapping[str, Any], layers: int | None) -> None:
-        """Raises UsageError where LoRA would have no layer to adapt; where the defaults are lowered for that, it is
-        said."""
+        """Raises UsageError if LoRA would have no layer to adapt. Reports defaults that are lowered to leave it some."""
         from milkglass.server.spec import Hyperparameters
 
         chosen = Hyperparameters(**settings)

@@ -1,7 +1,6 @@
-"""What a fine-tune asks for: rows of files, which of them are held out, numbers for labels, and hyperparameters.
+"""A request for a fine-tune: files and held-out rows, numbers of labels, and hyperparameters.
 
-All of it is checked before anything is written or sent. Out of scope: sending (session.py), defaults
-(training_defaults.py), the Parquet file (data/training_rows.py).
+All is checked before anything is written or sent.
 """
 
 from __future__ import annotations
@@ -47,8 +46,9 @@ class TrainingPart:
     """Rows that become one file.
 
     Attributes:
-        rows: how many.
-        which: those of the file that are taken, a truth value a row; None: all.
+        file: where the rows are.
+        rows: how many are taken.
+        which: (rows of the file,) whether each row is taken. None: all are.
     """
 
     file: DataFile
@@ -62,10 +62,10 @@ class TrainingRequest:
 
     Attributes:
         source: the training file.
-        train: what it holds.
-        parts: what is trained with, then what epochs are compared by, where there is any.
-        numbers: of the labels, or the scale of scores; None: rows without labels.
-        settings: hyperparameters, as the server is asked.
+        train: a summary of its content.
+        parts: the rows to train on, then the rows to compare epochs by, if there are any.
+        numbers: the numbers of the labels, or the scale of scores. None: rows without labels.
+        settings: hyperparameters, as they are sent to the server.
     """
 
     source: DataFile
@@ -79,10 +79,10 @@ class TrainingRequest:
         cls, key: Key, limit: int, data: Source | str, validation: Source | str | None, task: str | None,
         hold_out: bool, hyperparameters: Mapping[str, Any], notice: Log = no_log,
     ) -> TrainingRequest:  # fmt: skip
-        """Read the files whole. Arguments and errors are those of `Session.finetune`.
+        """Reads the files whole and checks the request. See `Session.finetune` for further arguments and errors.
 
         Args:
-            limit: tokens that the model takes.
+            limit: how many tokens the model takes.
         """
         source = DataFile.of(data)
         train = checked(source, task)
@@ -117,7 +117,9 @@ class TrainingRequest:
         self, unlocked: UnlockedKey, codec: Codec, folder: Path, skip_long: bool, stage: Stage = no_stage,
         notice: Log = no_log,
     ) -> tuple[list[Path], WrittenParquet]:  # fmt: skip
-        """Scrambled Parquet files of the parts, in this folder; and what the first one holds."""
+        """Writes the parts as scrambled Parquet files into a folder. Returns their paths, and what the first one
+        contains.
+        """
         done, paths = (
             list[WrittenParquet](),
             [folder / name for name in ("train.parquet", "val.parquet")[: len(self.parts)]],
@@ -181,8 +183,10 @@ def write_rows(
     skip_long: bool = False,
     which: NDArray[Any] | None = None,
 ) -> WrittenParquet:
-    """Scramble `data` into the Parquet file `out`, and count it under the key. Rows that are cut or left out are
-    reported. which: as for `write_parquet`."""
+    """Writes the rows of `data` as the scrambled Parquet file `out`, counts them under the key, and reports cut rows.
+
+    See `write_parquet` for `which`.
+    """
     advance = stage(f"scramble {data.name}", rows)
     written = write_parquet(codec, data, out, numbers, max_length, advance, skip_long, which)
     if written.left_out:

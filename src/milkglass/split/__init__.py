@@ -1,4 +1,4 @@
-"""A model cut in two, as files and over HTTP: what makes the halves, sends frames, answers them, and attacks them.
+"""A model cut in two, as folders and over HTTP: makes the halves, sends and answers frames, and attacks them.
 
-The methods are those of hidden_states/, which this room uses through their catalogue only.
+The methods are in hidden_states/. This package uses them through their catalogue only.
 """

@@ -1,9 +1,7 @@
-"""The split server over HTTP: `GET /v1/split` says what it takes, `POST /v1/split` answers one frame with logits.
+"""The split server over HTTP: `GET /v1/split` describes it, `POST /v1/split` answers one frame with logits.
 
 Requests are checked as on the main server (server/http/auth.py): bearer token, body limit, no content in the log. A
-frame (hidden_states/frames.py) crosses in, numbers out: no text, no ids, no pickle.
-
-Out of scope: the client, and any secret.
+frame (hidden_states/frames.py) comes in and numbers go out: no text, no ids, no pickle.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from milkglass.split.server import ServerHalf
 from milkglass.split.spec import PATH
 
 MAX_WAITING = 16  # frames that have arrived and are not answered
-HELD = 4  # times the longest body: bytes of frames in memory, arrived or not
+HELD = 4  # limit on the bytes of frames in memory, as a multiple of the longest body
 
 
 def create_app(half: ServerHalf, token: str) -> FastAPI:
@@ -67,13 +65,16 @@ def _routes(half: ServerHalf) -> APIRouter:
 
 
 def opened(folder: Path) -> ServerHalf:
-    """The half to serve; limits of this process are raised as serving needs. Raises UsageError, CorruptCheckpoint."""
+    """Opens the half to serve, and raises this process's limits for serving. Raises UsageError, CorruptCheckpoint."""
     prepare()
     return ServerHalf.open(folder)
 
 
 def serve(half: ServerHalf, home: Path, port: int, token: str | None) -> None:
-    """Run until SIGINT or SIGTERM, on 127.0.0.1. home: the folder whose file `token` is the bearer token; it is not
-    touched where a token is given. Raises UsageError."""
+    """Serves on 127.0.0.1 until SIGINT or SIGTERM. Raises UsageError.
+
+    Args:
+        home: the folder whose file `token` is the bearer token. It is not used if `token` is given.
+    """
     settings = ServerSettings(home, port=port, token=token)
     run(create_app(half, DataDir(settings.home, settings.spare_disk).token(token)), settings, "milkglass split serve")

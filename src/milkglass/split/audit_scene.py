@@ -1,6 +1,6 @@
-"""The scene of an audit of two halves: what this client sends for the user's texts, and what rests on the server.
+"""The scene of an audit of two halves: what the client sends for the user's texts, and what the server stores.
 
-A random half of the texts is private, the other half plays the text of an attacker with text like the user's, as in an
+A random half of the texts is private. The other half is the text of an attacker who has text like the user's, as in an
 audit of a key (audit/key_scene.py). Second texts of pairs are left out: each text is sent alone.
 """
 
@@ -27,10 +27,10 @@ from milkglass.threat.defence import Server
 
 @dataclass(frozen=True)
 class SplitScene:
-    """A scene, and what could not be part of it.
+    """A scene, and the number of texts that are not in it.
 
     Attributes:
-        left_out: how many texts of the file cannot be sent, since they are too long for the model.
+        left_out: how many texts of the file are too long for the model.
     """
 
     scene: Scene
@@ -40,8 +40,12 @@ class SplitScene:
 def build(
     base: Checkpoint, about: folders.ClientAbout, client: EncoderClient, server: Server, files: AuditFiles
 ) -> SplitScene:
-    """Build the scene of a client's texts. Raises UsageError where there is too little text for an audit,
-    CodecError."""
+    """Builds the scene of a client's texts.
+
+    Raises:
+        UsageError: there is too little text for an audit.
+        CodecError: a text cannot be read.
+    """
     texts = texts_of(files.text, files.rows)
     private, alike = divided(_sendable(client.reader, texts), files)
     attackers = {} if files.public is None else {OTHER: _sendable(client.reader, texts_of(files.public, None))}
@@ -53,7 +57,7 @@ def build(
 
 
 def texts_of(source: Source, most: int | None) -> list[str]:
-    """The texts of a user's file, `most` at the most. Raises CodecError for conversations."""
+    """Returns the texts of a user's file, at most `most`. Raises CodecError for conversations."""
     examples = examples_of(source, most)
     if any(one.messages for one in examples):
         raise CodecError(f"{source.name} holds conversations", 'a classifier reads {"text": ...}')
@@ -61,12 +65,12 @@ def texts_of(source: Source, most: int | None) -> list[str]:
 
 
 def _sendable(reader: PublicTokenizer, texts: Sequence[str]) -> list[str]:
-    """The texts that fit: one that is refused reveals nothing."""
+    """Returns the texts that are short enough. A text that is refused reveals nothing."""
     return [text for text, fits in zip(texts, sendable(reader, texts), strict=True) if fits]
 
 
 def divided(texts: Sequence[str], files: AuditFiles) -> tuple[list[str], list[str]]:
-    """A random half that is private, and the others. Raises UsageError where there are too few for an audit."""
+    """Returns a random half of the texts, which is private, and the others. Raises UsageError if there are too few."""
     require_enough(texts, files.text.name)
     order = np.random.default_rng(files.seed).permutation(len(texts)).tolist()
     middle = len(order) // 2

@@ -1,8 +1,7 @@
-"""The client's half at work: its folder opened, texts sent a frame at a time, answers read as classes.
+"""The client's half: opens its folder, sends texts in frames, and reads the answers as classes.
 
-How many texts were sent is recorded before they are: a text that is sent twice meets other noise, even if the command
-is interrupted in between. Over HTTP frames go through a `Wire`, which knows no text, secret or method. Out of scope:
-any method.
+The number of texts is recorded before they are sent. A text that is sent twice therefore gets different noise, even if
+the command is interrupted in between. Over HTTP frames go through a `Wire`, which knows no text, secret or method.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class ClientHalf:
     """The client's half, opened from its folder.
 
     Attributes:
-        about: what the folder says of itself.
+        about: the description in the folder.
         client: the half, with its secret.
     """
 
@@ -49,8 +48,15 @@ class ClientHalf:
 
     @classmethod
     def open(cls, folder: Path, base: Checkpoint, about: folders.ClientAbout, sending: int = 0) -> ClientHalf:
-        """sending: how many texts are to be sent, whose numbers are taken now. Raises CorruptCheckpoint, or
-        KeyForOtherModel where the base is not the one that was split."""
+        """Opens a half.
+
+        Args:
+            sending: how many texts are to be sent. Their numbers are reserved now.
+
+        Raises:
+            CorruptCheckpoint: the folder is damaged.
+            KeyForOtherModel: the base is not the model that was split.
+        """
         defence = restored(about.method, about.parameters, about.training)
         if not sending:
             return cls(about, defence.load_client(base, folder))
@@ -68,7 +74,13 @@ class ClientHalf:
         answer: Answer,
         progress: Progress = no_progress,
     ) -> NDArray[np.float64]:
-        """(texts, classes) probabilities. Raises CodecError for a text that cannot be sent, before any is."""
+        """Returns (texts, classes) probabilities. Raises CodecError, before anything is sent, for a text that cannot
+        be.
+
+        Args:
+            info: what the server takes.
+            answer: sends a frame and returns its logits.
+        """
         self.require(info, pairs is not None)
         lengths = self.client.rows(self.client.reader.encode(texts, pairs).ids.lengths)
         result = []
@@ -86,8 +98,12 @@ class ClientHalf:
         return np.asarray(softmax(np.concatenate(result).astype(np.float64), 1))
 
     def require(self, info: EncoderInfo, pairs: bool) -> None:
-        """Raises KeyForOtherModel unless the server has the other half of this one, UsageError unless texts are of the
-        form that it was trained with. Nothing has been sent by then."""
+        """Checks the server and the form of the texts before anything is sent.
+
+        Raises:
+            KeyForOtherModel: the server does not have the other half of this one.
+            UsageError: the half was trained on pairs and the texts are single, or the reverse.
+        """
         if info.weights != self.about.server:
             raise KeyForOtherModel(
                 "the server has another half than this client's", "give it the folder made with this one"
@@ -102,8 +118,13 @@ class ClientHalf:
 def require_sendable(
     folder: Path, about: folders.ClientAbout, base: Checkpoint, texts: Sequence[str], pairs: Sequence[str] | None
 ) -> None:
-    """Checks what needs no server: that the base is the half's, and that texts are of the form that it was trained
-    with, each with a token and not too long. Raises KeyForOtherModel, UsageError, CodecError."""
+    """Checks what needs no server.
+
+    Raises:
+        KeyForOtherModel: the base is not the model that was split.
+        UsageError: the half was trained on pairs and the texts are single, or the reverse.
+        CodecError: a text has no token, or is too long.
+    """
     require_base(described(folder), folder, base)
     require_pairs(about, pairs is not None)
     length = restored(about.method, about.parameters, about.training).training.max_length
@@ -119,14 +140,20 @@ def require_pairs(about: folders.ClientAbout, pairs: bool) -> None:
 
 
 def sendable(reader: PublicTokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[np.bool_]:
-    """(texts,) which are short enough; `PublicTokenizer.encode` refuses the others."""
+    """Returns (texts,) whether each text is short enough. `PublicTokenizer.encode` refuses the others."""
     both = (list(texts), None if pairs is None else list(pairs))
     batch = reader.tokenizer(*both, truncation=False, split_special_tokens=True)
     return np.array([len(ids) <= reader.limit for ids in batch["input_ids"]], np.bool_)
 
 
 def parts(lengths: NDArray[np.int64], texts: int, rows: int) -> Iterator[slice]:
-    """Consecutive texts: at most so many, and so many tokens together; one at least."""
+    """Yields slices of consecutive texts, each with at least one text and at most these numbers of texts and tokens.
+
+    Args:
+        lengths: the number of tokens of each text.
+        texts: the most texts of a slice.
+        rows: the most tokens of a slice, unless its only text is longer.
+    """
     start, total = 0, 0
     for number, length in enumerate(lengths.tolist()):
         if number > start and (number - start == texts or total + length > rows):
@@ -138,8 +165,7 @@ def parts(lengths: NDArray[np.int64], texts: int, rows: int) -> Iterator[slice]:
 
 
 class Wire:
-    """The client's connection to a split server: frames out, logits back. Answers are not trusted. Closes with the
-    connection."""
+    """The client's connection to a split server. It sends frames and checks the answers, which are not trusted."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -148,13 +174,13 @@ class Wire:
         return EncoderInfo.of(self._connection.json("GET", PATH))
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
-        """(texts, outputs). The same bytes may cross again where an answer was lost: nothing is drawn anew."""
+        """Returns (texts, outputs). After a lost answer the same bytes are sent again: nothing is drawn anew."""
         result = self._connection.json("POST", PATH, again=True, content=frame, headers=HEADERS)
         return _logits(result.get("logits"))
 
 
 def _logits(raw: Any) -> NDArray[np.float32]:
-    """Check an answer's logits. Raises RemoteError unless they are a table of finite numbers."""
+    """Returns an answer's logits. Raises RemoteError unless they are a table of finite numbers."""
     try:
         logits = np.asarray(raw, np.float64).astype(np.float32)
     except (TypeError, ValueError, OverflowError):

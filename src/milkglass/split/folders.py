@@ -1,9 +1,7 @@
-"""`split.json` in a half's folder, which says how to open it.
+"""`split.json` in a half's folder, which says how to open the half (docs/formats.md).
 
-The client's names the classes, and only its owner can read it; the server's names the method and its parameters, which
-an attacker is assumed to know, and nothing of texts, labels or the secret. docs/formats.md has both.
-
-Out of scope: what a half is, and the wire.
+The client's file names the classes, and only its owner can read it. The server's file names the method and its
+parameters, which an attacker is assumed to know, and nothing of texts, labels or the secret.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class ClientAbout:
-    """The contents of a client half's split.json.
+    """The content of a client half's split.json.
 
     Attributes:
         training: the fields of `HalvesTraining`.
         model: the original model's folder or hub id.
-        labels: a number for each name.
-        pairs: whether it was trained with second texts.
+        labels: the number of each class name.
+        pairs: whether the half was trained with second texts.
         server: SHA-256, in hex, of the other half's weights.
     """
 
@@ -43,7 +41,7 @@ class ClientAbout:
 
     @property
     def names(self) -> list[str]:
-        """The class names, by number."""
+        """Returns the class names by number."""
         return sorted(self.labels, key=lambda name: self.labels[name])
 
 
@@ -54,14 +52,14 @@ class ServerAbout:
 
 
 def write(folder: Path, about: ClientAbout | ServerAbout) -> None:
-    """A client's file gets mode 0600; its folder is closed already."""
+    """Writes split.json. A client's file gets mode 0600; its folder must be private already."""
     half = "client" if isinstance(about, ClientAbout) else "server"
     value = {"milkglass_split": VERSION, "half": half, **asdict(about)}
     files.write(folder / NAME, json_text(value), private=half == "client")
 
 
 def client_about(folder: Path) -> ClientAbout:
-    """Read a client half's split.json. Raises UsageError for another folder, CorruptCheckpoint for a damaged one."""
+    """Reads a client half's split.json. Raises UsageError for another folder, CorruptCheckpoint for a damaged file."""
     raw = _read(folder, "client")
     labels = raw.get("labels")
     if not isinstance(labels, dict) or sorted(map(str, labels.values())) != sorted(map(str, range(len(labels)))):
@@ -73,7 +71,7 @@ def client_about(folder: Path) -> ClientAbout:
 
 
 def server_about(folder: Path) -> ServerAbout:
-    """Read a server half's split.json. Errors as of `client_about`."""
+    """Reads a server half's split.json. Raises UsageError for another folder, CorruptCheckpoint for a damaged file."""
     try:
         return ServerAbout(**_read(folder, "server"))
     except TypeError:
@@ -81,7 +79,7 @@ def server_about(folder: Path) -> ServerAbout:
 
 
 def require_one_split(client: Path, server: Path) -> ClientAbout:
-    """The client half's description. Raises UsageError where the two are not halves of one model."""
+    """Returns the client half's description. Raises UsageError if the two are not halves of one model."""
     about, other = client_about(client), server_about(server)
     if about.method != other.method:
         raise UsageError(
@@ -115,7 +113,9 @@ def _broken(folder: Path) -> CorruptCheckpoint:
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 of a half's weights, in hex: by it the client knows the server's half again. Raises CorruptCheckpoint."""
+    """Returns the SHA-256 of a half's weights in hex, by which a client recognises its server. Raises
+    CorruptCheckpoint.
+    """
     if not (folder / WEIGHTS).is_file():
         raise CorruptCheckpoint(f"{folder} has no {WEIGHTS}", "copy the folder again")
     return files.sha256(folder / WEIGHTS)

@@ -1,6 +1,6 @@
-"""The server's half from its folder alone: frames in, logits out, and a reason for every frame that is refused.
+"""The server's half, opened from its folder alone: it answers frames with logits, or refuses them with a reason.
 
-No tokenizer, no original model, no secret. Out of scope: HTTP.
+It has no tokenizer, no original model and no secret.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HINT = "send what the client half of the same split gives"
 
 @dataclass(frozen=True)
 class ServerHalf:
-    """The server's half. One frame is answered at a time.
+    """The server's half. It answers one frame at a time.
 
     Attributes:
         info: what a client may know of this half, with its limits.
@@ -41,7 +41,7 @@ class ServerHalf:
 
     @classmethod
     def open(cls, folder: Path) -> ServerHalf:
-        """Read a half from its folder. Raises CorruptCheckpoint."""
+        """Opens a half. Raises CorruptCheckpoint."""
         about, known = halves.described(folder), folders.server_about(folder)
         try:
             config, classes, layer = about["model"], int(about["classes"]), int(about["layer"])
@@ -56,7 +56,7 @@ class ServerHalf:
         return cls(defence.server(folder, _served(folder, defence, config, classes), about), info)
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
-        """(texts, outputs) logits. Raises BadUpload, UsageError."""
+        """Returns (texts, outputs) logits. Raises BadUpload, UsageError."""
         sent = frames.decode(frame)
         self._require(sent)
         with self._turn:
@@ -77,7 +77,7 @@ class ServerHalf:
 
 
 def _served(folder: Path, defence: HiddenStateDefence, config: dict[str, Any], classes: int) -> torch.nn.Module:
-    """The network that the method leaves to the server, filled from the folder."""
+    """Returns the network that the method leaves to the server, filled from the folder."""
     cut = Checkpoint(folder, config, None, {})  # a method asks it how many layers there are, and nothing else
     with torch.random.fork_rng(devices=[]):  # a head is drawn, then overwritten
         served = defence.served(defence.upper(halves.shell(config, halves.layers_of(config), classes), cut, classes))

@@ -1,7 +1,6 @@
-"""What both sides of a split model agree on: what a server says of itself at `GET /v1/split`, the limits of what it
-takes, and the first message of a decoder's stream.
+"""The protocol of a split model: what `GET /v1/split` returns, limits, and the first message of a decoder's stream.
 
-The server is not trusted: its answer is checked.
+The client does not trust the server, and checks its answer.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 MAX_TEXTS = 256  # of one frame
 MAX_BODY = 64 << 20  # bytes of one frame
 SPARE = 4096  # bytes of a frame besides the states: its header, and `about`
-MAX_NUMBER = 1 << 40  # that is accepted from a server
+MAX_NUMBER = 1 << 40  # the largest number that is accepted from a server
 ENCODER_HINT = "is `milkglass split serve` there?"
 DECODER_HINT = "is `milkglass split serve` of a decoder there?"
 
@@ -32,13 +31,13 @@ class EncoderInfo:
 
     Attributes:
         layer: see `threat.observations.Activations`.
-        pooled: likewise.
-        width: of a state.
-        classes: how many.
-        max_length: tokens of one text.
+        pooled: see `threat.observations.Activations`.
+        width: the dimensions of a state.
+        classes: the number of classes.
+        max_length: the most tokens of a text.
         weights: SHA-256 of the half's weights, in hex.
-        max_texts: of one frame.
-        max_body: of one frame, in bytes.
+        max_texts: the most texts of a frame.
+        max_body: the most bytes of a frame.
     """
 
     method: str
@@ -53,7 +52,7 @@ class EncoderInfo:
 
     @property
     def max_rows(self) -> int:
-        """States of one frame, where each text's length takes 8 bytes more."""
+        """Returns the most states of a frame, given 8 more bytes for each text's length."""
         return max(1, (self.max_body - SPARE - 8 * self.max_texts) // (4 * self.width))
 
     def document(self) -> dict[str, Any]:
@@ -61,7 +60,7 @@ class EncoderInfo:
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> EncoderInfo:
-        """From a server's answer; unknown entries are ignored. Raises RemoteError."""
+        """Reads a server's answer and ignores unknown entries. Raises RemoteError."""
         info = cls(**_checked(cls, raw, ENCODER_HINT))
         if min(info.width, info.max_texts, info.max_length) < 1:
             raise RemoteError("the server's limits allow no text", ENCODER_HINT)
@@ -73,14 +72,14 @@ class DecoderInfo:
     """What a server of a decoder without its embedding layer takes.
 
     Attributes:
-        model: the name that the provider gave.
-        width: of a vector.
-        vocabulary: rows of the table.
-        max_length: tokens of a prompt and its answer.
-        max_new_tokens: tokens of an answer.
-        sessions: that may be open at a time.
+        model: the provider's name for the model.
+        width: the dimensions of a vector.
+        vocabulary: the number of rows of the table.
+        max_length: the most tokens of a prompt and its answer.
+        max_new_tokens: the most tokens of an answer.
+        sessions: the most sessions that are open at a time.
         table: SHA-256 of the embedding table, in hex.
-        dtype: of the table as it is stored; vectors cross losslessly in it.
+        dtype: the stored type of the table. In it vectors are sent without loss.
     """
 
     model: str
@@ -97,7 +96,7 @@ class DecoderInfo:
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> DecoderInfo:
-        """From a server's answer; unknown entries are ignored. Raises RemoteError."""
+        """Reads a server's answer and ignores unknown entries. Raises RemoteError."""
         info = cls(**_checked(cls, raw, DECODER_HINT))
         if min(info.width, info.vocabulary, info.max_length) < 1 or info.dtype not in get_args(Dtype):
             raise RemoteError("the server's limits allow no text", DECODER_HINT)
@@ -105,7 +104,7 @@ class DecoderInfo:
 
 
 class OpenRequest(RequestBody):
-    """The first message of a stream. Names and limits as of /v1/completions."""
+    """The first message of a stream. Names and limits are those of /v1/completions."""
 
     dtype: Dtype = "bfloat16"
     max_tokens: int = Field(16, ge=1, lt=2**31, strict=True)
@@ -119,8 +118,11 @@ class OpenRequest(RequestBody):
 
 
 def _checked(kind: type, raw: Mapping[str, Any], hint: str) -> dict[str, Any]:
-    """The entries of a server's answer that a dataclass of plain fields takes. Raises RemoteError for one that is
-    missing, of another type, or a number out of bounds."""
+    """Returns the entries of a server's answer that a dataclass of plain fields takes.
+
+    Raises:
+        RemoteError: an entry is missing, of another type, or a number out of bounds.
+    """
     kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
     for one in fields(kind):
         value: Any = raw.get(one.name)

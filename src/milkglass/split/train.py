@@ -1,10 +1,7 @@
-"""Split and train: a model and labelled texts become two folders, either both complete or neither.
+"""Trains and splits a model: labelled texts become two folders, of which either both or neither are written.
 
-Training happens here, where both halves are. The texts are read whole: they are tokenised at once anyway. What the
-defence costs is found by other texts (`evaluate`): how many the halves classify correctly, disturbed as they would be
-sent. Nothing is sent for that, and no number of a text is used up.
-
-Out of scope: any method, how training goes (hidden_states/defence.py), and the wire.
+Both halves are here during training. `evaluate` measures the cost of the defence on other texts: how many the halves
+classify correctly with the disturbance of sending. It sends nothing and uses up no number of a text.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ from milkglass.split.client import ClientHalf, sendable
 from milkglass.split.server import ServerHalf
 from milkglass.threat.defence import LabelledTexts
 
-UNLIMITED = 1 << 40  # tokens: the model's own limit is what counts then
+UNLIMITED = 1 << 40  # tokens: leaves the model's own limit
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,8 @@ class TrainingTexts:
     """Texts with their classes.
 
     Attributes:
-        names: what messages call each text, where it was read from a file.
+        labels: the number of each class name.
+        names: the name of each text in messages, if it was read from a file.
     """
 
     corpus: LabelledTexts = field(repr=False)
@@ -58,7 +56,7 @@ class TrainingTexts:
 
 
 def read_data(source: Source) -> TrainingTexts:
-    """Texts with the names of their classes. Raises CodecError where nothing can be learnt of them."""
+    """Reads texts and the names of their classes. Raises CodecError if nothing can be learnt from them."""
     result = summarise(source)
     if result.task != "classification":
         raise unlabelled(source, result)
@@ -70,7 +68,7 @@ def read_data(source: Source) -> TrainingTexts:
 
 
 def steps_of(defence: HiddenStateDefence, texts: int) -> int:
-    """How many steps the training takes."""
+    """Returns the number of steps of the training."""
     how = defence.training
     steps = how.epochs * -(-texts // how.batch_size)
     return steps if how.max_steps is None else min(steps, how.max_steps)
@@ -79,9 +77,16 @@ def steps_of(defence: HiddenStateDefence, texts: int) -> int:
 def require_readable(
     defence: HiddenStateDefence, base: Checkpoint, data: TrainingTexts, max_length: int | None
 ) -> None:
-    """Checks before the training. max_length: as requested, if it was. Raises UnsupportedModel for a
-    model that cannot be cut, UsageError for a length that is beyond it or has no room for a text, CodecError for a text
-    without a token."""
+    """Checks the model and the texts before the training.
+
+    Args:
+        max_length: as requested. None: it was not.
+
+    Raises:
+        UnsupportedModel: the model cannot be cut.
+        UsageError: the length is beyond the model, or has no room for a text.
+        CodecError: a text has no token.
+    """
     defence.require(base)
     reader = PublicTokenizer(base.folder, UNLIMITED)
     special = reader.tokenizer.num_special_tokens_to_add(pair=data.pairs)
@@ -96,7 +101,7 @@ def require_readable(
 
 
 def require_free(client: Path, server: Path) -> None:
-    """Refuse folders that are there, or of which one would lie in the other. Raises UsageError."""
+    """Raises UsageError if a folder exists, or if one lies in the other."""
     for folder in (client, server):
         if folder.exists():
             raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
@@ -117,7 +122,12 @@ def make(
     server: Path,
     progress: Progress,
 ) -> None:
-    """Writes both folders. model: the original's folder or hub id. progress: receives each step."""
+    """Trains, and writes both folders.
+
+    Args:
+        model: the original's folder or hub id.
+        progress: receives each step.
+    """
     require_free(client, server)
     with _beside(client) as near_client, _beside(server) as near_server:
         with _watched(progress):
@@ -134,7 +144,7 @@ def make(
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """A private folder on the same disk, removed in the end: Ctrl-C leaves nothing half written."""
+    """Yields a private folder on the same disk, which is removed at the end, also after Ctrl-C."""
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".milkglass-split-", dir=folder.absolute().parent) as name:
         yield Path(name)
@@ -154,7 +164,7 @@ def _place(moves: dict[Path, Path]) -> None:
 
 @contextmanager
 def _watched(progress: Progress) -> Iterator[None]:
-    """A defence's `split` reports no progress; torch calls this hook after every optimiser's step in this process."""
+    """Reports each step of a training: torch calls this hook after every optimiser step in this process."""
     handle = register_optimizer_step_post_hook(lambda *_: progress(1))
     try:
         yield
@@ -164,12 +174,12 @@ def _watched(progress: Progress) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The measures of two halves on texts that they were not trained with.
+    """The accuracy of two halves on texts that they were not trained on.
 
     Attributes:
         right: the share of texts that were classified correctly.
         texts: how many were classified.
-        left_out: texts that are too long to be sent, which are not counted.
+        left_out: how many texts are too long to be sent; they are not counted.
     """
 
     right: float
@@ -178,8 +188,11 @@ class Evaluation:
 
 
 def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledTexts:
-    """With the numbers of their classes. Raises CodecError for a label that the training lacks, or texts of another
-    kind."""
+    """Reads texts and the numbers of their classes.
+
+    Raises:
+        CodecError: a label is unknown to the training, or texts are pairs and the training's are not, or the reverse.
+    """
     examples = list(read_examples(source))
     for one in examples:
         if one.label not in labels:

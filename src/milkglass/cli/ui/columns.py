@@ -1,7 +1,7 @@
-"""Options of every command that reads rows: which columns are read, and what stands between the cells of a table.
+"""Options for the columns of data files, and for the delimiter of tables.
 
-A key is opened first, which takes half a second. Then files are read whole, before a model is loaded: a fault of a line
-is reported at once.
+Commands open a key first, which takes half a second. They then read files whole before they load a model, so that a
+fault in a line is reported at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from milkglass.client.data.data_file import DataFile
     from milkglass.client.data.dataset import Summary
 
-COMMONEST, RAREST = 6, 3  # classes that are shown, where there are more
+COMMONEST, RAREST = 6, 3  # classes that are shown if there are more
 WIDEST = 40  # characters of a class's name
 ROWS = "JSON Lines or a JSON list, CSV, TSV or Parquet"
 Delimiter = Annotated[
@@ -34,7 +34,7 @@ Delimiter = Annotated[
 
 @dataclass(frozen=True)
 class ColumnOptions:
-    """Which columns of the user's files are read."""
+    """The columns to read in the user's files."""
 
     text_column: Annotated[
         str | None, typer.Option("--text-column", help="The column of texts.  [default: text or sentence]")
@@ -51,11 +51,11 @@ class ColumnOptions:
     ] = False
 
     def file(self, path: Path) -> DataFile:
-        """Return the file with these columns.
+        """Returns the file with these columns.
 
         Raises:
-            UsageError: There is no such file, or none with columns.
-            EmptyText: It is empty.
+            UsageError: the file does not exist, or has no columns.
+            EmptyText: the file is empty.
         """
         from milkglass.client.data.data_file import DataFile
         from milkglass.rows.delimiter import delimiter_named
@@ -66,7 +66,7 @@ class ColumnOptions:
         return result
 
     def training(self, path: Path, task: str | None = None) -> tuple[DataFile, Summary]:
-        """Training data, read once. Errors as of `checked`."""
+        """Reads training data once, and returns it with its summary. Raises what `checked` raises."""
         from milkglass.client.data.training_rows import checked
 
         file = self.file(path)
@@ -78,15 +78,19 @@ class ColumnOptions:
         return file, result
 
     def texts(self, path: Path, labels: bool = False) -> DataFile:
-        """Rows of any kind, or lines of text, read once. labels: whether they are used. Errors as of `summarise`."""
+        """Reads rows of any kind, or lines of text, once. Raises what `summarise` raises.
+
+        Args:
+            labels: whether the labels are used.
+        """
         return _read(self.file(path), labels)
 
     def others(self, path: Path | None) -> DataFile | None:
-        """The same of a further file of the command, which may have no columns."""
+        """Reads a further file of the command, if there is one. It may have no columns."""
         return None if path is None else _read(self.second(path))
 
     def second(self, path: Path) -> DataFile:
-        """A further file of the command, with those of the options that its kind has. Errors as of `file`."""
+        """Returns a further file of the command with the options that apply to its kind. Raises what `file` raises."""
         from milkglass.client.data.data_file import TABLES
 
         kind = path.suffix.lower()
@@ -95,7 +99,7 @@ class ColumnOptions:
         return (self if kind in TABLES else replace(self, delimiter=None)).file(path)
 
     def words(self) -> str:
-        """The options that were given, as they stand on a command line, with a blank before."""
+        """Returns the options that were set, as on a command line, with a blank before."""
         named = [
             ("--text-column", self.text_column),
             ("--label-column", self.label_column),
@@ -107,7 +111,7 @@ class ColumnOptions:
         return f" {shlex.join(words)}" if words else ""
 
     def decides(self) -> dict[str, str | bool]:
-        """What a stopped command must find unchanged to go on; nothing where no option was given."""
+        """Returns the options that were set. They must be unchanged when a stopped command goes on."""
         return {name: value for name, value in vars(self).items() if value}
 
 
@@ -132,7 +136,7 @@ def classes_found(found: Summary) -> str:
 
 
 def say_read(file: DataFile, labels: bool = True, identifier: str | None = None) -> None:
-    """Print which columns of a table are read and which are not, so that no one learns it from a result."""
+    """Prints which columns of a table are read and which are not."""
     if words := file.columns_read(labels, identifier):
         note(f"{file.name}: {words}")
 

@@ -1,4 +1,4 @@
-"""A fine-tuning job, watched to its end by a person or a log; what follows it."""
+"""Shows the progress of a fine-tuning job until its end, and its result."""
 
 from __future__ import annotations
 
@@ -38,10 +38,15 @@ def finish(
     largest: Callable[[], int] | None = None,
     labels: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Watch to the end; fetch; say what the model is called, and what it makes of each class.
+    """Follows a job to its end, downloads the model, and prints its name and its figures for each class.
 
-    use: the command that comes next, and its key. largest: bytes that the model can have at most, where the
-    original is known here. labels: numbers of the classes by name; {}: unknown."""
+    Args:
+        fetch: the folder to download to. None: the model is not downloaded.
+        way: the options of the server, for messages.
+        use: the next command and the options of its key, for messages.
+        largest: returns the most bytes that the model can have, if the original is known here.
+        labels: numbers of the classes by name; {} if they are not known.
+    """
     from milkglass.cli.ui import label_report
     from milkglass.metrics.confusion import Confusion
 
@@ -90,13 +95,13 @@ def comeback(job_id: str, way: ServerOptions, key: KeyOptions | None = None) -> 
 
 
 def steps_of(numbers: Mapping[str, Any]) -> str:
-    """ "7 of 30", as far as it is known."""
+    """Returns the step and, if it is known, the total: "7 of 30"."""
     step, total = numbers.get("step"), numbers.get("total_steps")
     return "" if step is None else str(step) if total is None else f"{step} of {total}"
 
 
 def _interrupted(remote: Remote, job_id: str, way: ServerOptions, key: KeyOptions | None) -> None:
-    """Ctrl-C ends the watching; whether it ends the job, too, is asked."""
+    """Asks after Ctrl-C whether the job goes on, and cancels it for a no."""
     if watched():
         try:
             keep = typer.confirm("\nLeave the job running on the server?", default=True, err=True)
@@ -111,7 +116,7 @@ def _interrupted(remote: Remote, job_id: str, way: ServerOptions, key: KeyOption
 
 @contextmanager
 def _board(as_json: bool) -> Iterator[Show]:
-    """Steps, loss and time left: a bar on a terminal, a line now and then elsewhere, nothing with --json."""
+    """Shows steps, loss and time left: as a bar on a terminal, as occasional lines elsewhere, not at all with --json."""
     if as_json:
         yield lambda event: None
     elif watched():
@@ -122,7 +127,7 @@ def _board(as_json: bool) -> Iterator[Show]:
 
 
 class _Lines:
-    """The first and the last loss, between them one every now and then, and whatever else is reported."""
+    """Prints the first and the last loss, others at intervals, and all other events."""
 
     def __init__(self) -> None:
         self._due, self._ended = 0.0, False
@@ -145,7 +150,7 @@ def _bar() -> Iterator[Show]:
     from rich.text import Text
 
     class CountDown(ProgressColumn):
-        """Between two reports of the server the time left goes down by the clock."""
+        """Counts the time left down between two reports of the server."""
 
         def render(self, task: Task) -> Text:
             end = task.fields["end"]

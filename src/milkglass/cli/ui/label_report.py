@@ -1,7 +1,4 @@
-"""A classification's result as a person reads it: beside the commonest class, class by class, with what was mistaken.
-
-Out of scope: scores of a regression; probabilities.
-"""
+"""Prints the figures of a classification: accuracy beside the commonest class's share, and each class's confusions."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any
 from milkglass.cli.ui.terminal import cell, percent, table
 from milkglass.metrics.confusion import Confusion
 
-MOST = 8  # classes whose counts are shown beside each other
+MOST = 8  # the most classes whose counts are shown
 NEAR = "not better than naming {name} for every text, by its interval: more rows, more epochs or another rate may help"
 UNEVEN = (
     "the classes are uneven: {name} has {share:.0f} of 100 rows, and no row of {missed} was recognised; more rows of "
@@ -21,7 +18,7 @@ SHARE = 0.8  # of the rows, or twice its even part, from which on the commonest 
 
 
 def words(found: Confusion) -> list[str]:
-    """Lines of text."""
+    """Returns the report as lines of text."""
     accuracy, (name, least) = found.accuracy(), found.commonest
     lines = [f"accuracy {accuracy} of {found.rows:,} held-out rows; naming {cell(name)} for all: {100 * least:.1f} %"]
     if accuracy.low <= least:
@@ -38,7 +35,7 @@ def words(found: Confusion) -> list[str]:
 
 
 def _uneven(found: Confusion) -> list[str]:
-    """Whether rows of rare classes are all taken for others, and one class has most rows."""
+    """Returns a warning if one class has most rows and no row of some rare class was recognised."""
     name, share = found.commonest
     missed = [one for one, seen in zip(found.names, found.recall.tolist(), strict=True) if seen == 0 and one != name]
     if not missed or share < min(SHARE, 2 / len(found.names)):
@@ -48,7 +45,7 @@ def _uneven(found: Confusion) -> list[str]:
 
 
 def document(found: Confusion) -> dict[str, Any]:
-    """For JSON."""
+    """Returns the report as JSON."""
     accuracy, (name, least) = found.accuracy(), found.commonest
     shares = zip(found.names, found.precision.tolist(), found.recall.tolist(), found.counts.tolist(), strict=True)
     classes = {

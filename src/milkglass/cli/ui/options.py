@@ -60,11 +60,11 @@ AllowHttp = Annotated[bool, typer.Option("--allow-http", help="Send the token ov
 
 
 def parameters(help: str) -> Any:  # noqa: A002 - as typer calls it
-    """The option --set NAME=VALUE, for parameters of a scheme or a method."""
+    """Returns the option --set NAME=VALUE, for parameters of a scheme or a method."""
     return typer.Option("--set", metavar="NAME=VALUE", help=f"{help} Repeatable; an unknown name lists them all.")
 
 
-SET_ALONE = (  # hyperparameters without an option of their own
+SET_ALONE = (  # hyperparameters that only --set sets
     "warmup_ratio", "weight_decay", "adam_beta2", "lora_rank", "lora_alpha", "full_first", "full_last", "train_tables",
     "dtype", "seed", "save_steps", "logging_steps",
 )  # fmt: skip
@@ -105,17 +105,22 @@ def training_settings(words: Sequence[str]) -> dict[str, Any]:
 
 
 def refuse_unused(where: str, options: Mapping[str, Any]) -> None:
-    """Raises UsageError for the first of these options that was given: `where` says of what it is not used. Options
-    that were not given are None, False or empty."""
+    """Raises UsageError for the first option that was set. Options that were not set are None, False or empty.
+
+    Args:
+        where: says where the options are not used, for the message.
+    """
     for name, value in options.items():
         if value is not None and value is not False and value != [] and value != ():
             raise UsageError(f"{name} is not used {where}", "leave it out")
 
 
 def changed(options: Any, called: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """The fields of a dataclass of options that differ from their defaults, by the options' names.
+    """Returns the fields of an options dataclass that differ from their defaults, by the options' names.
 
-    called: Of fields whose option has another name than theirs."""
+    Args:
+        called: the options' names that differ from their fields' names, by field.
+    """
     result = {}
     for one in fields_of(options):
         value = getattr(options, one.name)
@@ -138,14 +143,14 @@ def require_folder(folder: Path, hint: str) -> None:
 
 @dataclass(frozen=True)
 class KeyOptions:
-    """A command's key file; as text, the options that open the same key in the next command."""
+    """The key file of a command. As a string, the options that open the same key in the next command."""
 
     key: KeyFile
     model: ModelRef = None
     passphrase_file: PassphraseFile = None
 
     def require(self) -> Path:
-        """The key file's path. Raises before anyone waits, or is asked for a passphrase, where there is none."""
+        """Returns the key file's path. Raises, before a passphrase is asked for, if there is none."""
         if self.key is None:
             raise UsageError("--key is missing", "give the key file, or --split for a model without a key")
         if not self.key.is_file():
@@ -156,7 +161,7 @@ class KeyOptions:
         return self.opened_with()[0]
 
     def opened_with(self) -> tuple[UnlockedKey, str]:
-        """The key, and its passphrase for a command that seals another file with it."""
+        """Returns the key, and its passphrase for a command that seals another file with it."""
         key = self.require()
         from milkglass.client.key.file import UnlockedKey
 
@@ -173,7 +178,7 @@ class KeyOptions:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How a command reaches its server; as text, the options that lead the next command there."""
+    """The address and the credentials of a server. As a string, the options for the next command."""
 
     server: ServerUrl
     token_file: TokenFile = None
@@ -198,7 +203,7 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """A decoder whose embedding layer is in an enclave here, in place of a scrambled model and its key."""
+    """A decoder whose embedding layer is in a local enclave, in place of a scrambled model and its key."""
 
     split: Annotated[
         str | None, typer.Option("--split", help="A split server's address, in place of --key and --server.")
@@ -221,7 +226,7 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """What an audit of a split model reads, and how long it may take."""
+    """The texts of an audit of a split model, and the time it may take."""
 
     text: Annotated[Path, typer.Option("--text", help=f"Your texts: {ROWS}, or .txt with one a line.")]
     out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit")
@@ -244,14 +249,17 @@ class AuditOptions:
         return AuditFiles(text, public, rows=self.rows, seed=self.seed)
 
     def decides(self) -> dict[str, Any]:
-        """What a stopped audit must find unchanged to go on."""
+        """Returns what must be unchanged when a stopped audit goes on."""
         public = None if self.public is None else sha256(self.public)
         return {"rows": self.rows, "text": sha256(self.text), "public": public, "seed": self.seed}
 
 
 def with_options(command: Callable[..., None], required: bool = True) -> Callable[..., None]:
-    """The command with an option for each field of the dataclasses that it takes; those without a default come first,
-    as in any command. required: false where --key and --server may be missing, which is refused when they are used."""
+    """Returns a command with an option for each field of the dataclasses that it takes, those without defaults first.
+
+    Args:
+        required: False if --key and --server may be missing. A missing one is then refused when it is used.
+    """
     own = inspect.signature(command, eval_str=True)
     kinds = {name: one.annotation for name, one in own.parameters.items()}
     groups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and is_dataclass(kind)}
@@ -277,7 +285,11 @@ def _optional(one: inspect.Parameter) -> inspect.Parameter:
 
 
 def open_session(key: KeyOptions, server: ServerOptions, unlocked: UnlockedKey | None = None) -> Session:
-    """The session of a command: warnings go to stderr. unlocked: the key, where it was opened before data were read."""
+    """Opens the session of a command, with warnings on stderr.
+
+    Args:
+        unlocked: the key, if it is open already.
+    """
     from milkglass.client.codec.codec import codec_of
     from milkglass.client.session import Session
 
@@ -294,16 +306,19 @@ def read_token(token_file: Path | None) -> str | None:
 
 
 def original(ref: str) -> Checkpoint:
-    """A model that was not scrambled: a folder, a hub id, or an embedded one."""
+    """Opens a model that was not scrambled: a folder, a hub id, or an embedded one."""
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
 
     return Checkpoint.open(resolve(ref))
 
 
-# What a command keeps of the model that it was given, and says of it.
 def kept_name(model: str, folder: Path) -> str:
-    """The absolute folder, the embedded model, or the hub id with its commit, reported where it was not given."""
+    """Returns the name that a command stores for a model: its absolute folder, the embedded model, or the hub id and
+    commit.
+
+    A commit that was not given is reported.
+    """
     from milkglass.models.resolve import recorded
 
     name = recorded(model, folder)

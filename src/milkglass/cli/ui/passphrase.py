@@ -1,5 +1,7 @@
-"""Where the passphrase comes from: --passphrase-file, then $MILKGLASS_PASSPHRASE, then a prompt. Never an argument:
-arguments stand in the shell's history and in the list of processes. A new one must be strong, or be asked for as weak.
+"""Gets the passphrase of a key: from --passphrase-file, then $MILKGLASS_PASSPHRASE, then a prompt.
+
+It is never an argument, because the shell's history and the list of processes show arguments. A new passphrase must be
+strong, unless the user accepts a weak one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 VARIABLE = "MILKGLASS_PASSPHRASE"
-ATTEMPTS = 3  # at typing a passphrase; a new one must be strong enough, and typed twice alike
+ATTEMPTS = 3  # at typing a passphrase; a new one must be strong enough, and be typed twice
 TERMINAL = "/dev/tty"
 
 WeakPassphrase = Annotated[
@@ -36,18 +38,18 @@ GeneratePassphrase = Annotated[
 
 
 def opened(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
-    """Opens a key that exists with its passphrase. One that is typed at a terminal, and wrong, is asked for again.
+    """Opens an existing key with its passphrase. A wrong one that was typed at a terminal is asked for again.
 
     Args:
-        file: The passphrase's, if it is given so.
-        open_with: Opens the key, or raises WrongPassphrase.
+        file: the passphrase file, if there is one.
+        open_with: opens the key, or raises WrongPassphrase.
 
     Returns:
         What `open_with` returned, and the passphrase.
 
     Raises:
-        UsageError: No passphrase was given, and there is no terminal to ask at.
-        WrongPassphrase: It names where the passphrase came from, unless it was typed.
+        UsageError: no passphrase was given, and there is no terminal to ask at.
+        WrongPassphrase: the message names the source of the passphrase, unless it was typed.
     """
     import getpass
 
@@ -67,10 +69,16 @@ def opened(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
 
 
 def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False) -> str:
-    """The passphrase of a new key. Asked for twice; nothing typed generates one.
+    """Returns the passphrase of a new key. A prompt asks twice, and generates one if nothing is typed.
 
-    weak: take a weak one, with a warning. generate: draw one, and write it to `file` or show it. Raises WeakPassphrase
-    for one that is weak, UsageError when there is no one to ask or to show it to.
+    Args:
+        file: where the passphrase is, or is written if it is generated.
+        weak: whether a weak one is accepted, with a warning.
+        generate: whether one is generated.
+
+    Raises:
+        WeakPassphrase: it is weak.
+        UsageError: there is no terminal to ask at, or to show it on.
     """
     if generate:
         return _generate(file, weak)
@@ -81,7 +89,7 @@ def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False
 
 
 def another_passphrase(file: Path | None, generate: bool, of: UnlockedKey) -> str:
-    """A passphrase for the same key, or for a part of it. Raises UsageError where it would be the old one."""
+    """Returns another passphrase for the same key, or for a part of it. Raises UsageError if it is the old one."""
     fresh = new_passphrase(file, generate=generate)
     if of.seal.is_of(fresh):
         raise UsageError("the new passphrase is the old one", "give another, or --generate")
@@ -89,13 +97,13 @@ def another_passphrase(file: Path | None, generate: bool, of: UnlockedKey) -> st
 
 
 def require_another(file: Path | None) -> None:
-    """Raises UsageError, before a key is opened, where the environment would answer for both passphrases."""
+    """Raises UsageError, before a key is opened, if both passphrases would come from the environment."""
     if file is None and os.environ.get(VARIABLE):
         raise UsageError(f"no new passphrase was given, and {VARIABLE} holds the old one", "give --new-passphrase-file")
 
 
 def _given(file: Path | None) -> str | None:
-    """From the file or the environment; None: it has to be asked for."""
+    """Returns the passphrase from the file or the environment. None: it must be asked for."""
     if file is not None:
         return _from_file(file)
     if provided := os.environ.get(VARIABLE):
@@ -156,7 +164,7 @@ def _generate(file: Path | None, weak: bool) -> str:
 
 
 def _written(file: Path) -> str:
-    """A generated passphrase, in a new file of mode 0600."""
+    """Generates a passphrase and writes it to a new file of mode 0600."""
     from milkglass.client.key.passphrases import generated
 
     words = generated()
@@ -174,7 +182,7 @@ def _written(file: Path) -> str:
 
 
 def _shown() -> str:
-    """A generated passphrase, shown on the terminal and nowhere else: standard error may be a log."""
+    """Generates a passphrase and shows it on the terminal only: standard error may be a log."""
     from milkglass.client.key.passphrases import generated
 
     words = generated()
@@ -188,7 +196,7 @@ def _show(text: str) -> None:
 
 
 def _from_file(file: Path) -> str:
-    """The file's first line; a warning when others may read it."""
+    """Returns the file's first line, with a warning if others may read the file."""
     if file.exists() and not file.is_file():
         raise UsageError(f"{file} is not a regular file", "write the passphrase into a file, on its first line")
     if not file.is_file():

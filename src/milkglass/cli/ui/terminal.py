@@ -1,4 +1,4 @@
-"""What the commands say: results to stdout, everything else to stderr; bars only where someone watches."""
+"""The output of commands: results on stdout, all else on stderr, and progress bars only on a terminal."""
 
 from __future__ import annotations
 
@@ -30,23 +30,22 @@ def say(text: str = "") -> None:
 
 
 def shown(text: str) -> str:
-    """Text that a server's model wrote, as stdout may have it: on a terminal without characters that could steer it or
-    hide what stands there; in a pipe as it is."""
+    """Returns text of a model for stdout: without control characters on a terminal, unchanged in a pipe."""
     return running_text(text) if sys.stdout.isatty() else text
 
 
 def cell(value: object) -> str:
-    """One field of a server's record in a table. Its characters were made safe when the answer was read."""
+    """Returns a field of a server's record for a table. Its characters were made safe when the answer was read."""
     return "?" if value is None else str(value)[:WIDEST]
 
 
 def json_text(document: Mapping[str, Any]) -> str:
-    """One line of JSON, readable where it can be: what is not printable is escaped."""
+    """Returns one line of JSON. Characters that cannot be printed are escaped, all others are not."""
     return escaped(json.dumps(document, ensure_ascii=False))
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something is destroyed. Raises UsageError where no one can answer, typer.Abort for a no."""
+    """Asks before something is destroyed. Raises UsageError if there is no terminal, typer.Abort for a no."""
     if yes:
         return
     if not _asked_at_a_terminal():
@@ -57,7 +56,7 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def erase(remote: Remote, route: str, name: str, question: str, yes: bool, as_json: bool) -> None:
-    """Delete what lies under a route of the server, once the question is answered."""
+    """Deletes an object of the server after confirmation."""
     remote.require(route, name)  # one that is not there is reported before anyone is asked
     confirm(question, yes)
     remote.delete(route, name)
@@ -73,17 +72,17 @@ def note(text: str) -> None:
 
 
 def note_apart(text: str) -> None:
-    """After Ctrl-C: a terminal shows "^C" where the cursor stands, so that the text begins a line of its own."""
+    """Prints a line after Ctrl-C, on a new line because a terminal shows "^C" at the cursor."""
     note(f"\n{text}" if watched() else text)
 
 
 def emit(as_json: bool, document: Mapping[str, Any], human: Callable[[], str] | str) -> None:
-    """One JSON document, or words, on stdout."""
+    """Prints one JSON document, or words, to stdout."""
     say(json_text(document) if as_json else human if isinstance(human, str) else human())
 
 
 def report(error: MilkglassError, as_json: bool) -> None:
-    """An error on stderr."""
+    """Prints an error to stderr."""
     if as_json:
         info = {
             "type": type(error).__name__,
@@ -102,7 +101,7 @@ def watched() -> bool:
     return sys.stderr.isatty()
 
 
-Most = Callable[[], float]  # seconds that are left at most
+Most = Callable[[], float]  # returns the most seconds that can be left
 
 
 def unbounded() -> float:
@@ -110,8 +109,12 @@ def unbounded() -> float:
 
 
 def occasional_lines(name: str, total: int, most: Most = unbounded) -> Progress:
-    """A line on stderr every now and then, for a log, with the time left; nothing for a stage that is soon over. One
-    whose size no one can say has its line at once."""
+    """Starts a stage that prints a line with the time left now and then, for a log, and nothing if it ends soon.
+
+    Args:
+        total: the size of the stage. 0: unknown, one line is printed at once.
+        most: returns the most seconds that can be left.
+    """
     if not total:
         note(f"{name} ...")
         return lambda more: None
@@ -138,8 +141,11 @@ def _left(seconds: float | None, most: float) -> str:
 
 @contextmanager
 def bars(as_json: bool = False, most: Most = unbounded) -> Iterator[Stage]:
-    """Progress bars on stderr, one a stage; where no one watches a line now and then; with --json nothing. most: what
-    the time that is shown as left never exceeds."""
+    """Yields progress bars on stderr, one for each stage; occasional lines without a terminal; nothing with --json.
+
+    Args:
+        most: returns a limit on the time left that is shown.
+    """
     if as_json or not watched():
         yield no_stage if as_json else partial(occasional_lines, most=most)
         return
@@ -167,7 +173,7 @@ def bars(as_json: bool = False, most: Most = unbounded) -> Iterator[Stage]:
 
 @contextmanager
 def resumable(place: Path, kept: str = "what was finished is") -> Iterator[None]:
-    """A command that is interrupted says where its work is kept, if it is, and that it can be continued."""
+    """Says, if the command is interrupted, where its work is kept and that it can be continued."""
     try:
         yield
     except KeyboardInterrupt:
@@ -177,7 +183,7 @@ def resumable(place: Path, kept: str = "what was finished is") -> Iterator[None]
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Columns, padded."""
+    """Returns rows as padded columns."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
@@ -188,19 +194,19 @@ def megabytes(count: object) -> str:
 
 
 def percent(share: float) -> str:
-    """ "-" for a share of nothing."""
+    """Returns a share as a percentage, or "-" for NaN."""
     return "-" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def moment(seconds: object) -> str:
-    """A time of day here, from seconds since 1970."""
+    """Returns seconds since 1970 as a local date and time."""
     if not isinstance(seconds, int | float) or not 0 < seconds < 1 << 33:
         return "?"
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def show_pieces(pieces: Iterable[str], show: bool = True) -> str:
-    """The text of an answer, written to stdout as it becomes certain."""
+    """Writes an answer to stdout in pieces, and returns its text."""
     text = ""
     for piece in pieces:
         text += piece
@@ -216,8 +222,11 @@ def show_pieces(pieces: Iterable[str], show: bool = True) -> str:
 
 
 def show_classified(results: Sequence[Classified], as_json: bool, marks: Sequence[str] = ()) -> None:
-    """A line "label <tab> probability" for each text; of a regression its number. marks: what the rows are called, in a
-    last column ("row" of JSON); "": nothing."""
+    """Prints a line "label <tab> probability" for each text, or a regression's score.
+
+    Args:
+        marks: names of the rows for a last column ("row" in JSON); "": none.
+    """
     called = marks or [""] * len(results)
     if as_json:
         rows = zip(results, called, strict=True)

@@ -1,6 +1,6 @@
-"""Lines of stdin or of a file, as texts: one rule for every command that reads them.
+"""Reads lines of stdin or of a file as texts, by one rule for all commands.
 
-A line is JSON only if it is an object with "text" or "messages" in it; anything else is text, braces and all.
+A line is JSON only if it is an object with "text" or "messages" in it. Any other line is text, also one with braces.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class InputRow:
     """A text, perhaps with its pair, or a conversation.
 
     Attributes:
-        name: what messages call it, "text 2", "line 7 of in.txt".
-        mark: what the answer calls it, of a table: its id, or its number. "": it has none.
+        name: the row's name in messages, such as "text 2" or "line 7 of in.txt".
+        mark: the row's name in the answer: the id or number of a table's row. "": it has none.
     """
 
     name: str
@@ -45,12 +45,12 @@ class InputRow:
 
 
 def line_name(number: int, source: Path | None) -> str:
-    """number: from 1. source: None for stdin."""
+    """Returns the name of a line for messages. Lines count from 1; a source of None is stdin."""
     return f"line {number} of {'stdin' if source is None else source.name}"
 
 
 def row_of(name: str, line: str) -> InputRow:
-    """Raises CodecError for an object whose texts are not strings."""
+    """Reads a line. Raises CodecError for an object whose texts are not strings."""
     text = line.rstrip("\r\n")
     result = _object(text)
     if result is None:
@@ -76,8 +76,14 @@ def arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[
 def to_classify(
     texts: Sequence[str] | None, source: Path | None, columns: ColumnOptions, id_column: str | None = None
 ) -> list[InputRow]:
-    """The texts, or else each line of a file (None: stdin), or each row of a table. A blank line is refused, not
-    skipped: the answers must match the lines. Raises EmptyText, CodecError, UsageError."""
+    """Returns the texts, or each line of a file (None: stdin), or each row of a table.
+
+    A blank line is refused and not skipped, because answers must match the lines.
+
+    Raises:
+        CodecError: a row is blank or cannot be read.
+        UsageError: the file does not exist, or options name columns of texts that have none.
+    """
     if not texts and source is not None and _is_table(source, columns):
         return _rows_of(source, columns, id_column)
     if columns.decides() or id_column is not None:
@@ -102,7 +108,7 @@ def _lines_of(source: Path | None) -> list[InputRow]:
 
 
 def _is_table(source: Path, columns: ColumnOptions) -> bool:
-    """Whether a file has rows with columns: of a table header, labels and all would be read as texts."""
+    """Returns whether a file has rows with columns. Read as lines, its header and labels would become texts."""
     require_file(source, "give a file with a text a line, or a table")
     kind = source.suffix.lower()
     if kind in (".csv", ".tsv", ".parquet"):
@@ -122,12 +128,12 @@ def _rows_of(source: Path, columns: ColumnOptions, id_column: str | None) -> lis
 
 
 def named(rows: Sequence[InputRow]) -> AbstractContextManager[None]:
-    """What is wrong with one of these texts is reported under its row's name."""
+    """Reports a text that is refused inside the block by its row's name."""
     return naming(lambda place: rows[place].name)
 
 
 def pairs_of(rows: Sequence[InputRow]) -> list[str] | None:
-    """The second texts; None where there is none. Raises CodecError where only some rows have one."""
+    """Returns the second texts, or None if no row has one. Raises CodecError if only some rows have one."""
     pairs = [row.pair for row in rows if row.pair is not None]
     if pairs and len(pairs) < len(rows):
         raise CodecError("some rows have a text_pair and some have none", "give one kind of row")
@@ -135,8 +141,12 @@ def pairs_of(rows: Sequence[InputRow]) -> list[str] | None:
 
 
 def paired(rows: Sequence[InputRow], provided: Sequence[str] | None) -> list[str] | None:
-    """The second texts, from the rows or else as options gave them. Raises UsageError where they are of another number,
-    CodecError for a blank one."""
+    """Returns the second texts of the rows, or else those of the options.
+
+    Raises:
+        UsageError: the numbers of texts and second texts differ.
+        CodecError: a second text is blank.
+    """
     pairs = pairs_of(rows) or list(provided or ()) or None
     if provided and (len(provided) != len(rows) or pairs != list(provided)):
         raise UsageError(f"{len(rows)} texts and {len(provided)} pairs", "give --pair once for each text without one")

@@ -1,4 +1,4 @@
-"""The certificate and key of a server or a proxy: options, and what is checked of the files before anything listens."""
+"""The TLS options of a server or a proxy, and checks of its certificate and key before it listens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="The TLS key (PEM
 
 
 def require_private(host: str, cert: Path | None, insecure: bool, what: str) -> None:
-    """Raises UsageError for a network's address without TLS, unless that was accepted. what: can be read on the way."""
+    """Raises UsageError for a network address without TLS, unless the user accepted that.
+
+    Args:
+        what: what could be read on the way, for the message.
+    """
     if not is_loopback(host) and cert is None and not insecure:
         raise UsageError(
             f"listening on {host} without TLS would let anyone on the way read {what}",
@@ -27,7 +31,7 @@ def require_private(host: str, cert: Path | None, insecure: bool, what: str) -> 
 
 
 def require_tls(cert: Path | None, key: Path | None) -> None:
-    """Raises UsageError where the files are not a certificate and the key to it, or one of the two is lacking."""
+    """Raises UsageError if the files are not a certificate and its key, or only one of them is given."""
     for file in (cert, key):
         if file is not None:
             require_file(file, "give the TLS certificate and key as PEM files")
@@ -60,8 +64,10 @@ def _require_pair(cert: Path, key: Path) -> None:
 
 
 def reached(url: str, cert: Path | None) -> str:
-    """The address at which a client reaches what listens at `url`. What listens on all addresses is called by the name
-    of its certificate, or by this machine's."""
+    """Returns the address at which clients reach what listens at `url`.
+
+    If it listens on all addresses, this uses the name in its certificate, or else this machine's name.
+    """
     parts = urlsplit(url)
     if parts.hostname not in ("0.0.0.0", "::"):
         return url
@@ -70,7 +76,7 @@ def reached(url: str, cert: Path | None) -> str:
 
 
 def _named(cert: Path) -> str | None:
-    """The first name, or address, that a certificate is for; None where it has none that can be called."""
+    """Returns the first name, or else the first address, of a certificate without wildcards, or None."""
     from cryptography import x509
 
     try:

@@ -1,1 +1,1 @@
-"""Text to scrambled ids and back: the only place where text and ids meet."""
+"""Turns text into scrambled ids and back: the only place where text and ids meet."""

@@ -1,11 +1,8 @@
-"""Which scrambled ids stand for a token, and which of them is taken where it occurs: one at random, each time anew.
+"""Chooses which scrambled id is sent for a token that has several: one at random, anew each time.
 
-Where a key gives each token one id nothing is drawn. With aliases the ids of a token are its own; with shared rows they
-are those of its cluster, and the server learns the cluster and no more. A coarse vocabulary with an epsilon exchanges
-the id of a symbol for another's by randomised response.
-
-Out of scope: tokenizers, text. Secret randomness is the operating system's unless a generator is
-given, as recipes and tests do, whose choices must be the same again.
+With aliases the ids of a token are its own. With shared rows they are those of its cluster, and the server learns the
+cluster and no more. A coarse vocabulary with an epsilon exchanges the id of a symbol for another by randomised
+response. The randomness is the operating system's, unless a reproducible stream is given, as in recipes and tests.
 """
 
 from __future__ import annotations
@@ -23,30 +20,30 @@ from milkglass.noise.responses import RandomisedResponse
 from milkglass.noise.stream import Stream
 from milkglass.schemes.symbols.symbol_map import shared_symbols
 
-Draw = Callable[[], Stream]  # what the next text's choices are drawn from
+Draw = Callable[[], Stream]  # returns the stream from which the next text's choices are drawn
 
 
 def secret_draws() -> Stream:
-    """Return draws from a fresh secret, a new one at each call, so that threads share nothing."""
+    """Returns draws from a fresh secret at each call, so that threads share nothing."""
     return Stream(secrets.token_bytes(32))
 
 
 def drawn_from(stream: Stream) -> Draw:
-    """All choices from one stream, so that they are the same again."""
+    """Returns a `Draw` that always uses this stream, so that the choices can be reproduced."""
     return lambda: stream
 
 
 @dataclass(frozen=True)
 class Responses:
-    """How ids of one key are exchanged where they occur.
+    """Exchanges ids of one key at random (randomised response).
 
     Attributes:
-        mechanism: Over the ids in whose order draws are made: the key's own, or, for a key that was made from another
-            one with the same map, that one's.
-        stream: By which the draws of a text follow from the text, so that a text that is sent again is sent equally and
-            tells nothing more. None: they are drawn anew each time, which spends epsilon each time.
-        own: (m,) The key's ids that are exchanged.
-        named: (m,) The same symbols by the mechanism's ids.
+        mechanism: works on the ids by whose order draws are made: the key's own, or those of the key with the same map
+            that it was made from.
+        stream: gives the draws of a text from the text itself, so that a text that is sent again is sent equally and
+            reveals nothing more. None: each text draws anew, which spends epsilon each time.
+        own: (m,) the key's ids that are exchanged.
+        named: (m,) the mechanism's ids of the same symbols.
     """
 
     mechanism: RandomisedResponse
@@ -56,7 +53,7 @@ class Responses:
 
     @classmethod
     def of(cls, key: Key) -> Responses | None:
-        """None: ids are sent as they are. Only a codec of before it kept them lacks the secret for a stream."""
+        """Returns the responses of a key, or None if its ids are sent unchanged. Only older codecs have no stream."""
         mechanism = responses_of(key)
         if mechanism is None:
             return None
@@ -71,7 +68,12 @@ class Responses:
         return cls(RandomisedResponse(np.sort(named), mechanism.epsilon), stream, own, named)
 
     def exchanged(self, tokens: NDArray[np.int64], ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """(t,) what is sent for one text of these original tokens, whose scrambled ids these are."""
+        """Returns (t,) what is sent for one text.
+
+        Args:
+            tokens: (t,) original ids.
+            ids: (t,) their scrambled ids.
+        """
         text = np.ascontiguousarray(tokens, "<i8").tobytes()
         stream = secret_draws() if self.stream is None else self.stream.keyed(text)
         if self.own is None or self.named is None:
@@ -84,15 +86,15 @@ class Responses:
 
 
 def _renamed(ids: NDArray[np.int64], names: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(t,) for each id, which is one of `names`, what stands at its place in `others`."""
+    """Returns (t,) for each id, which is in `names`, the entry of `others` at its place."""
     order = np.argsort(names)
     return others[order[np.searchsorted(names[order], ids)]]
 
 
 def responses_of(key: Key) -> RandomisedResponse | None:
-    """Return by what an id is exchanged for another at random; None if it is sent as it is.
+    """Returns the mechanism that exchanges a key's ids, or None if they are sent unchanged.
 
-    The scrambled ids that stand for several tokens are exchanged. A token with an id of its own is sent as it is.
+    It exchanges the scrambled ids that stand for several tokens. A token with an id of its own is sent unchanged.
     """
     symbols, epsilon = key.token_symbols, key.info.scheme.get("epsilon")
     if symbols is None or epsilon is None:
@@ -102,7 +104,12 @@ def responses_of(key: Key) -> RandomisedResponse | None:
 
 @dataclass(frozen=True)
 class AliasChoices:
-    """The ids of token i are ids[starts[i] : starts[i] + counts[i]]; starts, counts: (n,)."""
+    """The ids of each token: token i has ids[starts[i] : starts[i] + counts[i]].
+
+    Attributes:
+        starts: (n,).
+        counts: (n,).
+    """
 
     starts: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -110,7 +117,7 @@ class AliasChoices:
 
     @classmethod
     def of(cls, key: Key) -> AliasChoices | None:
-        """None: each token has one id, which is sigma's."""
+        """Returns the choices of a key, or None if each token has one id."""
         groups, slots = key.groups, key.slots
         if slots.copies > 1:
             order = np.argsort(slots.origin, kind="stable")
@@ -129,6 +136,6 @@ class AliasChoices:
         return cls(starts, counts, np.concatenate(flat))
 
     def pick(self, tokens: NDArray[np.int64], stream: Stream) -> NDArray[np.int32]:
-        """(t,) an id for each token (t,). The product is below the count: a draw is at most 1 - 2^-53."""
+        """Returns (t,) an id for each token (t,). A draw is at most 1 - 2^-53, so the place is below the count."""
         place = (stream.uniform(len(tokens)) * self.counts[tokens]).astype(np.int64)
         return self.ids[self.starts[tokens] + place]

@@ -1,9 +1,7 @@
-"""Encode text to scrambled ids and decode them: private text and the wire's numbers meet here alone.
+"""Encodes text to scrambled ids and decodes them. Private text and the ids on the wire meet only here.
 
-The model's own tokenizer reads the text, and one `take` with sigma scrambles its ids: no Python loop goes over tokens.
-
-Out of scope: the server, files of data, and what the ids are for. No length is hidden: a text of 40 tokens is 40
-scrambled ids.
+The model's own tokenizer reads the text, and one `take` with sigma scrambles its ids, without a Python loop over
+tokens. Lengths are not hidden: a text of 40 tokens becomes 40 scrambled ids.
 """
 
 from __future__ import annotations
@@ -48,18 +46,17 @@ class Codec:
     """A key with its model's tokenizer.
 
     Attributes:
-        tokenizer: The model's.
-        sigma: (n,) by original id: its scrambled id, the first if it has several.
+        sigma: (n,) by original id: its scrambled id, or the first of several.
         inverse: (n',) by scrambled id: the original id.
-        visible: (n,) by original id: whether the tokenizer has an ordinary token there.
-        known: (n,) by original id: whether the tokenizer has a token there, special ones included.
-        limit: Tokens that the model can take.
-        choices: Of the scrambled ids of a token, if it has several.
-        responses: Exchanges ids at random, if the key's scheme does.
-        draw: Gives the random numbers by which one of several ids is chosen.
-        readable: Whether a scrambled id names a token.
-        key_id: The key's identifier; None for a codec that does not scramble.
-        sampling: The model's own settings for drawing tokens.
+        visible: (n,) by original id: whether it is an ordinary token of the tokenizer.
+        known: (n,) by original id: whether it is a token of the tokenizer, special or not.
+        limit: the most tokens that the model takes.
+        choices: the scrambled ids of each token, if some tokens have several.
+        responses: exchanges ids at random, if the key's scheme does.
+        draw: gives the random numbers by which one of several ids is chosen.
+        readable: whether a scrambled id names a token.
+        key_id: the key's identifier. None: the codec does not scramble.
+        sampling: the model's own settings for drawing tokens.
     """
 
     tokenizer: Tokenizer = field(repr=False)
@@ -77,16 +74,15 @@ class Codec:
 
     @classmethod
     def open(cls, key: Key, folder: Path, draw: Draw = secret_draws) -> Codec:
-        """Open the codec of a key.
+        """Opens the codec of a key.
 
         Args:
-            key: The key.
-            folder: The original model's.
-            draw: Gives the random numbers by which one of several ids is chosen.
+            folder: the original model's.
+            draw: gives the random numbers by which one of several ids is chosen.
 
         Raises:
-            KeyForOtherModel: The folder's tokenizer is not the one that the key was made with.
-            ModelError: The tokenizer cannot be read, or special tokens have several ids.
+            KeyForOtherModel: the folder's tokenizer is not the one that the key was made with.
+            ModelError: the tokenizer cannot be read, or special tokens have several ids.
         """
         digest, expected = tokenizer_digest(folder), key.info.tokenizer_digest
         if digest != expected:
@@ -130,23 +126,23 @@ class Codec:
         reserved: int = 0,
         templated: bool = False,
     ) -> Encoded:
-        """Encode texts to scrambled ids.
+        """Encodes texts to scrambled ids.
 
-        What looks like a special token in a text is text: no one can end a text early by writing "[SEP]".
+        The text of a special token is text: no one can end a text early by writing "[SEP]".
 
         Args:
-            texts: The texts.
-            pairs: The second text of each.
-            max_length: Tokens at most, if fewer than the model takes.
-            truncate: Whether longer texts are cut. Otherwise they are refused.
-            reserved: Tokens that the caller adds to each text, and that the limit counts.
-            templated: Whether the texts are prompts that a program put together. The text of a special token in them
-                is then that token.
+            pairs: the second text of each.
+            max_length: the most tokens, if fewer than the model takes.
+            truncate: whether longer texts are cut. Otherwise they are refused.
+            reserved: tokens that the caller adds to each text, which count against the limit.
+            templated: whether the texts are prompts that a program put together. The text of a special token in them is
+                then
+                that token.
 
         Raises:
-            EmptyText: A text has no token; it is named by its number, as below.
-            TooLong: A text is too long.
-            IdOutOfRange: The tokenizer has a token that the model has no row for.
+            EmptyText: a text has no token. This and the other errors have the text's number.
+            TooLong: a text is too long.
+            IdOutOfRange: the tokenizer has a token that the model has no row for.
         """
         require_text(texts)
         if pairs is not None:
@@ -191,24 +187,24 @@ class Codec:
         begun: str = "",
         options: Mapping[str, Any] | None = None,
     ) -> Ids:
-        """Encode a conversation in the model's own template.
+        """Encodes a conversation in the model's own template.
 
-        The text of a special token in a message stays text. What a message repeats of an answer whose scrambled ids it
-        has (`kept_ids.ANSWER_IDS`) is sent in these.
+        The text of a special token in a message stays text. If a message has the scrambled ids of an answer
+        (`kept_ids.ANSWER_IDS`), what it repeats of the answer is sent as these ids.
 
         Args:
-            messages: The conversation.
-            add_generation_prompt: Whether the template's call for an answer follows.
-            max_length: Tokens at most, if fewer than the model takes.
-            truncate: Whether a conversation that is too long loses its end. Otherwise it is refused.
-            tools: Tools that the model may call, in OpenAI's shape.
-            begun: The beginning of the answer.
-            options: Further variables of the template, such as `enable_thinking` (`template_options`).
+            messages: the conversation.
+            add_generation_prompt: whether the template's start of an answer follows.
+            max_length: the most tokens, if fewer than the model takes.
+            truncate: whether a conversation that is too long loses its end. Otherwise it is refused.
+            tools: tools that the model may call, in OpenAI's format.
+            begun: the beginning of the answer.
+            options: further variables of the template, such as `enable_thinking` (`template_options`).
 
         Raises:
-            NoChatTemplate: The model has no template.
-            TooLong: The conversation is too long.
-            CodecError: The template refuses the conversation, or has no place for tools or options.
+            NoChatTemplate: the model has no template.
+            TooLong: the conversation is too long.
+            CodecError: the template refuses the conversation, or has no place for tools or options.
         """
         if tools and not self.takes_tools:
             raise CodecError("the model's chat template has no place for tools", "leave tools out")
@@ -222,14 +218,14 @@ class Codec:
         return self._scrambled_but(ids, rendered.kept)[:limit]
 
     def encode_prompt(self, text: str, answers: Sequence[Sequence[int]] = ()) -> Ids:
-        """Encode a prompt that a program put together: the text of a special token in it is that token.
+        """Encodes a prompt that a program put together: the text of a special token in it is that token.
 
         Args:
-            text: The prompt.
-            answers: Scrambled ids of answers that it may repeat. They are sent as they came.
+            text: the prompt.
+            answers: scrambled ids of answers that it may repeat. They are sent as they were received.
 
         Raises:
-            EmptyText: As from `encode`, and likewise TooLong and IdOutOfRange.
+            CodecError: the prompt cannot be encoded; see `encode`.
         """
         require_text([text])
         kept, marked = KeptIds(self.decode, free_letters([text])), text
@@ -244,7 +240,7 @@ class Codec:
         return self._scrambled_but(original, rendered.kept)
 
     def _scrambled_but(self, ids: Sequence[int], kept: Sequence[int]) -> Ids:
-        """Scrambled ids of original ones; -1, -2 ... are the first, the second ... of those that are kept."""
+        """Returns scrambled ids of original ones, in which -1, -2, ... stand for the first, second, ... of `kept`."""
         original, own = np.array(ids, np.int64), np.array(kept, np.int32)
         came = original < 0
         places = own[-1 - original[came]]
@@ -254,7 +250,7 @@ class Codec:
         return result
 
     def _with_visible(self, message: Message) -> Message:
-        """Return a message without the ids of an answer that have no text."""
+        """Returns a message without those ids of its answer that have no text."""
         ids = message.get(ANSWER_IDS)
         if not ids or not self.readable:
             return {name: one for name, one in message.items() if name != ANSWER_IDS}
@@ -271,9 +267,10 @@ class Codec:
         truncate: bool = False,
         tools: Sequence[Sequence[Tool]] = (),
     ) -> LabelledIds:
-        """Encode conversations to supervised examples: labels are -100 on everything but the assistant's turns.
+        """Encodes conversations as supervised examples, with labels of -100 outside the assistant's turns.
 
-        With `truncate`, conversations that are too long lose their end. One that loses all answers is refused.
+        Args:
+            truncate: whether conversations that are too long lose their end. One that loses all answers is refused.
         """
         done, lengths = self._labelled(conversations, max_length, tools)
         if not truncate:
@@ -290,7 +287,9 @@ class Codec:
         max_length: int | None = None,
         tools: Sequence[Sequence[Tool]] = (),
     ) -> LabelledIds:
-        """Encode as `encode_examples` does, without the conversations that lose all answers, whose places it names."""
+        """Encodes like `encode_examples` with `truncate`, and leaves out and reports conversations that lose all
+        answers.
+        """
         return self._labelled(conversations, max_length, tools)[0]
 
     def _labelled(
@@ -299,7 +298,7 @@ class Codec:
         return labelled(self.tokenizer, conversations, self._limit(max_length), self._scrambled, tools)
 
     def encode_plain(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
-        """Encode texts for causal training: an end-of-sequence token follows each, and every token has a loss."""
+        """Encodes texts for causal training: an end-of-sequence token follows each, and every token has a label."""
         encoded = self.encode(texts, None, max_length, truncate, reserved=len(self.stop_ids))
         ids = [np.concatenate([one, self.stop_ids]).astype(np.int32) for one in encoded.ids]
         return LabelledIds(ids, [one.copy() for one in ids], tuple(range(len(ids))), encoded.long)
@@ -307,31 +306,33 @@ class Codec:
     # --- ids without text ------------------------------------------------------------------------------------------
     @property
     def plain(self) -> Codec:
-        """The same codec with the original ids, for those who play both sides. Nothing that it encodes is sent."""
+        """Returns the codec with the original ids, for programs that play both sides. Nothing that it encodes is sent."""
         own = np.arange(len(self.sigma))
         bare = replace(self, choices=None, responses=None, readable=True, key_id=None)
         return replace(bare, sigma=own.astype(np.int32), inverse=own)
 
     def scrambled(self, ids: NDArray[np.int64]) -> Ids:
-        """Return the scrambled ids (t,) of one text's original ids (t,). One of several is drawn anew at each call."""
+        """Returns the scrambled ids (t,) of one text's original ids (t,). One of several ids is drawn anew at each
+        call.
+        """
         result = self.sigma.take(ids) if self.choices is None else self.choices.pick(ids, self.draw())
         return result if self.responses is None else self.responses.exchanged(ids, result)
 
     # --- ids to text --------------------------------------------------------------------------------------------------
     def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:
-        """Return the text of scrambled ids. Ids of padding rows, which a model can emit, have none (`count_unknown`).
+        """Returns the text of scrambled ids (t,). Ids of padding rows, which a model can emit, have none
+        (`count_unknown`).
 
         Args:
-            ids: (t,) scrambled ids.
-            skip_special: Whether special tokens are left out.
+            skip_special: whether special tokens are left out.
 
         Raises:
-            IdOutOfRange: No row of the model has such an id.
+            IdOutOfRange: no row of the model has such an id.
         """
         return self._text(self._among(self.visible if skip_special else self.known, ids))
 
     def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]], skip_special: bool = True) -> list[str]:
-        """Return the text of each row of ids, as `decode` does."""
+        """Returns the text of each row of ids. See `decode`."""
         rows = [_whole_numbers(ids) for ids in batch]
         original = self._unscrambled(np.concatenate([np.empty(0, np.int64), *rows]))
         shown = (self.visible if skip_special else self.known)[original]
@@ -340,11 +341,15 @@ class Codec:
         return [self._text(kept[begin:end]) for begin, end in pairwise(ends)]
 
     def count_unknown(self, ids: Sequence[int] | NDArray[Any]) -> int:
-        """Count the scrambled ids for which the tokenizer has no token."""
+        """Returns how many scrambled ids have no token in the tokenizer."""
         return int((~self.known[self._unscrambled(ids)]).sum())
 
     def stream(self, shown: Sequence[str] = ()) -> StreamDecoder:
-        """Return a decoder for ids that come a few at a time. shown: special tokens whose text is shown too."""
+        """Returns a decoder for ids that arrive a few at a time.
+
+        Args:
+            shown: special tokens whose text is shown too.
+        """
         visible = self.visible
         added = self.tokenizer.added_tokens_encoder
         if own := [added[token] for token in shown if token in added]:
@@ -355,28 +360,33 @@ class Codec:
 
     @property
     def stop_ids(self) -> Ids:
-        """The scrambled end-of-sequence id, as an array of one; of none if the tokenizer has no such token."""
+        """Returns the scrambled end-of-sequence id as an array of one, or of none if the tokenizer has no such token."""
         end = self.tokenizer.eos_token_id
         return self.sigma[[] if end is None else [end]]
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model has a chat template."""
+        """Returns whether the model has a chat template."""
         return bool(self.tokenizer.chat_template)
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the chat template has a place for tools."""
+        """Returns whether the chat template has a place for tools."""
         return takes_tools(self.tokenizer)
 
     @property
     def template_options(self) -> frozenset[str]:
-        """The names of options that the chat template reads, such as `enable_thinking`."""
+        """Returns the names of options that the chat template reads, such as `enable_thinking`."""
         return template_options(self.tokenizer)
 
     # --- inside -------------------------------------------------------------------------------------------------------
     def _limit(self, max_length: int | None, added: int = 0, least: int = 1) -> int:
-        """Return the limit of tokens. added: tokens around each text. least: tokens of text that must fit too."""
+        """Returns the limit of tokens.
+
+        Args:
+            added: tokens around each text.
+            least: tokens of text that must fit too.
+        """
         limit = self.limit if max_length is None else min(self.limit, max_length)
         if limit < added + least:
             requested = limit if max_length is None else max_length
@@ -430,11 +440,10 @@ class Codec:
 
 
 def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:
-    """Return the codec of a key file with its model's tokenizer.
+    """Returns the codec of a key file with its model's tokenizer.
 
     Args:
-        unlocked: The key file.
-        model: Where the original model is now, if it moved.
+        model: where the original model is now, if it moved.
     """
     return Codec.open(unlocked.key, resolve(model or unlocked.key.info.model, weights=False))
 

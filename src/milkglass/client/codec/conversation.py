@@ -1,7 +1,7 @@
-"""Conversations in a model's own chat template, and their tokens.
+"""Renders conversations in a model's own chat template, and tokenizes them.
 
-The text of a special token in a message stays text: only the template's own special tokens are obeyed. Out of scope:
-sigma, and what becomes of the text. Nothing that is raised here quotes a conversation.
+The text of a special token in a message stays text: only the template's own special tokens take effect. No error
+quotes a conversation.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Message = Mapping[str, Any]  # role and content; of tool calls, what OpenAI's me
 FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 Span = tuple[int, int]
 AnswerTexts = Callable[[Sequence[int]], str]
-PRIVATE_USE = range(0xF0000, 0xFFFFE)  # letters that no text is written in; two of them mark what is text
+PRIVATE_USE = range(0xF0000, 0xFFFFE)  # letters that no text uses; two of them mark what is text
 
 
 def require_text(texts: Sequence[str], empty_is_fine: bool = False) -> None:
-    """Refuse what cannot be encoded.
+    """Refuses texts that cannot be encoded.
 
     Raises:
-        UsageError: A single text was given, which would be a list of letters.
-        EmptyText: A text is empty.
-        CodecError: A text cannot be encoded.
+        UsageError: a single text was given, which would be read as a list of letters.
+        EmptyText: a text is empty.
+        CodecError: a text is not valid Unicode.
     """
     if isinstance(texts, str | bytes):
         raise UsageError("a list of texts is needed, this is one text", "give [text]")
@@ -46,7 +46,7 @@ def require_text(texts: Sequence[str], empty_is_fine: bool = False) -> None:
 
 
 def require_messages(tokenizer: Any, messages: Sequence[Message]) -> None:
-    """Raise NoChatTemplate, EmptyText or CodecError for what is no conversation, or for a model without a template."""
+    """Raises NoChatTemplate for a model without a template; EmptyText or CodecError for an invalid conversation."""
     if not tokenizer.chat_template:
         raise NoChatTemplate("this model's tokenizer has no chat template", "encode plain text instead")
     if not messages:
@@ -63,8 +63,8 @@ class Rendered:
     """A conversation in its template.
 
     Attributes:
-        pieces: Of the text, in order; those that are literal stand in a message.
-        kept: Scrambled ids that stand for pieces.
+        pieces: the text, in order. Literal pieces are parts of messages.
+        kept: scrambled ids that stand for pieces.
     """
 
     pieces: tuple[TextPiece, ...] = field(repr=False)
@@ -75,11 +75,11 @@ class Rendered:
         return "".join(piece.text for piece in self.pieces)
 
     def tokens(self, tokenizer: Any) -> tuple[list[int], Offsets]:
-        """Return the original ids and each token's (start, stop) in `text`."""
+        """Returns the original ids, and each token's (start, stop) in `text`."""
         return tokenize_all(tokenizer, self.pieces)
 
     def followed_by(self, more: str) -> Rendered:
-        """Return the same with more text of the template's kind after it."""
+        """Returns the conversation with more text of the template after it."""
         return replace(self, pieces=(*self.pieces, TextPiece(more, False))) if more else self
 
 
@@ -91,18 +91,18 @@ def render(
     options: Mapping[str, Any] | None = None,
     answers: AnswerTexts | None = None,
 ) -> Rendered:
-    """Render a conversation in the model's chat template.
+    """Renders a conversation in the model's chat template.
 
     Args:
-        messages: Checked by `require_messages`. The template sees the fields of FIELDS.
-        tools: That the model may call, in OpenAI's shape.
-        options: Further variables of the template, such as `enable_thinking`.
-        answers: What decodes ids. With it, what a message repeats of an answer (`ANSWER_IDS`) keeps that answer's ids:
-            the piece of it has the ids -1, -2 ..., by their place in `Rendered.kept`.
+        messages: checked by `require_messages`. The template sees the fields of FIELDS.
+        tools: tools that the model may call, in OpenAI's format.
+        options: further variables of the template, such as `enable_thinking`.
+        answers: decodes ids. With it, what a message repeats of an answer (`ANSWER_IDS`) keeps that answer's ids: its
+            piece has the ids -1, -2, ..., by their place in `Rendered.kept`.
 
     Raises:
-        CodecError: The template refuses the conversation, does not read an option, or writes the text of a special
-            token that stands in a message in another way.
+        CodecError: the template refuses the conversation, does not read an option, or rewrites the text of a special
+            token in a message.
     """
     options = dict(options or {})
     if options and (unknown := sorted(set(options) - template_options(tokenizer))):
@@ -138,14 +138,18 @@ def _with_kept(
     add_generation_prompt: bool,
     options: Mapping[str, Any],
 ) -> Rendered:
-    """Render a conversation with its kept answers in it. Raises Rewritten if one is written in another way."""
+    """Renders a conversation with its kept answers. Raises Rewritten if the template changes one."""
     marked, marked_tools = _marked(tokenizer, seen, marks, kept.pattern), _marked(tokenizer, tools, marks)
     text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
     return kept_pieces(kept, text, lambda part: _pieces(part, marks))
 
 
 def kept_pieces(kept: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> Rendered:
-    """A marked text in pieces. pieces: of a part of it that has no mark. Raises Rewritten."""
+    """Splits a marked text into pieces. Raises Rewritten.
+
+    Args:
+        pieces: splits a part without marks.
+    """
     result, ids = list[TextPiece](), list[int]()
     for part in kept.parts(text):
         if isinstance(part, str):
@@ -158,19 +162,17 @@ def kept_pieces(kept: KeptIds, text: str, pieces: Callable[[str], Iterable[TextP
 
 
 def template_options(tokenizer: Any) -> frozenset[str]:
-    """The names of options that the model's chat template reads, such as `enable_thinking`."""
+    """Returns the names of options that the model's chat template reads, such as `enable_thinking`."""
     named = {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
     return chat_template.variables(tokenizer) - named - set(tokenizer.special_tokens_map)
 
 
 def _marked(tokenizer: Any, value: Any, marks: tuple[str, str], but: re.Pattern[str] | None = None) -> Any:
-    """Return JSON-like data with marks around what a tokenizer would read as a special token in its strings.
+    """Returns JSON-like data with marks around what a tokenizer would read as a special token in its strings.
 
     Args:
-        tokenizer: The model's.
-        value: The data.
-        marks: What is put before and after.
-        but: Finds parts of strings that stay as they are.
+        marks: what is put before and after.
+        but: finds parts of strings that stay unchanged.
     """
     if isinstance(value, str):
         if but is None:
@@ -196,7 +198,7 @@ def _marked_text(tokenizer: Any, text: str, marks: tuple[str, str]) -> str:
     text = tokens.literal.sub(lambda found: f"{start}{found[0]}{stop}", text)
     if not tokens.normalized or start in text:
         return text
-    # A special token that is matched in normalized text may be there in other letters: only the tokenizer can tell.
+    # A special token that is matched in normalized text may be written in other letters: only the tokenizer can tell.
     obeyed, literal = (
         tokenizer(text, add_special_tokens=False, truncation=False, split_special_tokens=one)["input_ids"]
         for one in (False, True)
@@ -209,8 +211,8 @@ class _SpecialTokens:
     """The texts that a tokenizer reads as special tokens.
 
     Attributes:
-        literal: Finds them in a text, the longest first.
-        normalized: Whether some of them are looked for in normalized text, too.
+        literal: finds them in a text, the longest first.
+        normalized: whether some of them are also found in normalized text.
     """
 
     literal: re.Pattern[str]
@@ -231,13 +233,13 @@ _SPECIAL: WeakKeyDictionary[Any, _SpecialTokens] = WeakKeyDictionary()
 
 
 def free_letters(texts: Sequence[str]) -> Iterator[str]:
-    """Letters of private use that none of the texts has."""
+    """Yields letters of private use that occur in none of the texts."""
     used = {letter for text in texts for letter in text if ord(letter) >= PRIVATE_USE.start}
     return (chr(number) for number in PRIVATE_USE if chr(number) not in used)
 
 
 def _pieces(text: str, marks: tuple[str, str]) -> Iterator[TextPiece]:
-    """Split a rendered text at its marks. Raises CodecError if the template took marks apart or rewrote them."""
+    """Splits a rendered text at its marks. Raises CodecError if the template separated or changed marks."""
     start, stop = marks
     if any(json.dumps(one)[1:-1] in text for one in marks):
         raise _rewritten()
@@ -261,7 +263,7 @@ def _rewritten() -> CodecError:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All strings in JSON-like data, keys included."""
+    """Yields all strings in JSON-like data, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -274,17 +276,17 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def takes_tools(tokenizer: Any) -> bool:
-    """Whether the chat template has a place for tools. Others would leave them out without a word."""
+    """Returns whether the chat template has a place for tools. Other templates would silently drop them."""
     return re.search(r"\btools\b", str(tokenizer.chat_template or "")) is not None
 
 
 @dataclass(frozen=True)
 class Supervised:
-    """One example to learn from.
+    """One training example.
 
     Attributes:
-        rendered: The conversation, or its beginning up to an answer.
-        answers: (start, stop) of what is learnt, in characters of its text.
+        rendered: the conversation, or its beginning up to an answer.
+        answers: (start, stop) of what is learnt, in characters of the text.
     """
 
     rendered: Rendered
@@ -297,18 +299,21 @@ def supervised(
     tools: Sequence[Mapping[str, Any]] = (),
     options: Mapping[str, Any] | None = None,
 ) -> list[Supervised]:
-    """Return the examples of one conversation.
+    """Returns the training examples of one conversation.
 
-    It is one example, whose assistant's turns are learnt, except for a template that writes earlier turns in another
-    way once there are later ones, such as one that leaves their reasoning out. Then each answer is an example, with
-    the conversation up to it, as the model is asked.
+    It is one example that teaches all of the assistant's turns, unless the template writes earlier turns differently
+    once
+    there are later ones, for example without their reasoning. Then each answer is an example, with the conversation
+    before
+    it as the model is asked.
 
     Args:
-        messages: Checked by `require_messages`. An assistant's turn with `"weight": 0` is not learnt, nor is one that
-            the conversation begins with.
+        messages: checked by `require_messages`. An assistant's turn is not learnt if it has `"weight": 0`, or if it is
+            the
+            first message.
 
     Raises:
-        CodecError: There is no answer to learn, or the template writes an answer elsewhere than where it is asked for.
+        CodecError: there is no answer to learn, or the template writes an answer elsewhere than where it asks for one.
     """
     learnt = [
         number
@@ -337,7 +342,7 @@ def supervised(
 
 
 def _require_written(message: Message, number: int, answer: str) -> None:
-    """Raise CodecError if the template leaves out a call or the reasoning: something else would be learnt."""
+    """Raises CodecError if the template leaves out a call or the reasoning: something else would be learnt."""
     names = [str(one["function"]["name"]) for one in message.get("tool_calls") or ()]
     if any(name not in answer for name in names):
         raise CodecError(

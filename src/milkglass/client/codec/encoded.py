@@ -1,5 +1,4 @@
-"""What a codec returns: scrambled ids, and where there are labels, these. Conversations as supervised examples: each in
-its template, and a label on every token of the assistant's turns."""
+"""What a codec returns: scrambled ids, and labels on the tokens of the assistant's turns."""
 
 from __future__ import annotations
 
@@ -21,9 +20,12 @@ Tool = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Scrambled ids, one int32 array a text; `token_type_ids` (int8, same shapes) where the model uses them.
+    """The scrambled ids of texts.
 
-    long: places of the texts that were cut to the limit.
+    Attributes:
+        ids: one int32 array for each text.
+        token_type_ids: int8 arrays of the same shapes, if the model uses them.
+        long: the numbers of the texts that were cut to the limit.
     """
 
     ids: list[Ids]
@@ -33,15 +35,17 @@ class Encoded:
 
 @dataclass(frozen=True)
 class LabelledIds:
-    """Supervised examples: scrambled ids, and labels (int32, same shapes) that are -100 outside the answers.
+    """Training examples: scrambled ids, and labels that are -100 outside the answers.
 
-    A text or conversation makes one example, or several where its template asks for that (`supervised`), or none where
-    the limit cut all of its answers off.
+    A text or conversation makes one example, several if its template requires that (`supervised`), or none if the limit
+    cuts off all of its answers.
 
     Attributes:
-        sources: The place of each example's text or conversation.
-        long: Places of those that were cut to the limit.
-        unanswered: Of those that lost all answers by it, by place: how many tokens come before the first answer.
+        ids: one int32 array for each example.
+        labels: int32 arrays of the same shapes.
+        sources: the number of each example's text or conversation.
+        long: the numbers of those that were cut to the limit.
+        unanswered: for each that lost all answers, how many tokens come before its first answer.
     """
 
     ids: list[Ids]
@@ -58,17 +62,17 @@ def labelled(
     scrambled: Callable[[Sequence[Sequence[int]]], list[Ids]],
     tools: Sequence[Sequence[Tool]] = (),
 ) -> tuple[LabelledIds, NDArray[np.int64]]:
-    """Encode the examples of each conversation, cut to `limit` tokens.
+    """Encodes the examples of each conversation, cut to `limit` tokens.
 
     Args:
-        scrambled: Of lists of original ids.
-        tools: Of each conversation, where there are any.
+        scrambled: scrambles lists of original ids.
+        tools: the tools of each conversation; empty if there are none.
 
     Returns:
-        The examples, and (n,) how many tokens the longest example of each conversation has uncut.
+        The examples, and (n,) the uncut tokens of the longest example of each conversation.
 
     Raises:
-        CodecError: A conversation cannot be rendered, or has no answer; its place is named.
+        CodecError: a conversation cannot be rendered, or has no answer. The error has its number.
     """
     examples, sources = list[Supervised](), list[int]()
     for place, messages in enumerate(conversations):
@@ -105,7 +109,7 @@ def labelled(
 
 
 def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int], Offsets]]:
-    """The tokens of each; those of a single piece together, which is faster."""
+    """Returns the tokens of each. Texts of a single piece are tokenized together, which is faster."""
     result = [None if len(one.pieces) == 1 else one.tokens(tokenizer) for one in rendered]
     texts = [one.text for one, done in zip(rendered, result, strict=True) if done is None]
     if texts:
@@ -118,7 +122,11 @@ def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int
 def answerless(
     tokenizer: Any, messages: Sequence[Message], place: int, length: int, done: LabelledIds, limit: int
 ) -> TooLong:
-    """Why a conversation of `length` tokens, the one at `place`, has no answer within `limit`."""
+    """Returns the error for a conversation of `length` tokens without an answer within `limit`.
+
+    Args:
+        place: the conversation's number.
+    """
     contents = tokenizer([one["content"] for one in messages], add_special_tokens=False)
     template, before = length - sum(map(len, contents["input_ids"])), done.unanswered[place]
     return TooLong.of(
@@ -131,7 +139,7 @@ def answerless(
 
 
 def _within(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """(t,) whether each token starts within one of the spans of characters."""
+    """Returns (t,) whether each token starts within one of the spans of characters."""
     starts = np.asarray(offsets, np.int64).reshape(-1, 2)[:, 0]
     inside = np.zeros(len(starts), np.bool_)
     for start, stop in spans:

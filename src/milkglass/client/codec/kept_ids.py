@@ -1,8 +1,8 @@
-"""Ids of earlier answers, as they came, in place of the tokenizer's own for the same text.
+"""Sends the text of earlier answers as the ids that were received, and not as the tokenizer's own ids.
 
-A chat sends its history with every turn. Were an answer tokenized again, a server could spell a word in letters whose
-ids it knows, and the next prompt would show it the word's own id (attack `chosen-answers`). So what a message repeats
-of an answer is sent in the ids that the server wrote, of which it learns nothing; and that is what the model wrote.
+A chat sends its history with every turn. If an answer were tokenized again, a server could spell a word in letters
+whose ids it knows, and the next prompt would show it the word's own id (attack `chosen-answers`). What a message
+repeats of an answer is therefore sent in the ids that the server wrote, from which it learns nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ANSWER_IDS = "answer_ids"  # of a message: the scrambled ids of the answer that it repeats
-MIN_SHARED_LETTERS = 16  # letters that a text must share with an answer where it is not part of it
-MIN_WHOLE_LETTERS = 32  # letters of an answer that stands whole in a longer text
+MIN_SHARED_LETTERS = 16  # letters of a common beginning of a text and an answer
+MIN_WHOLE_LETTERS = 32  # letters of an answer that is part of a longer text
 Span = tuple[int, int]
 
 
@@ -23,8 +23,8 @@ class KeptText:
     """A text that stands for ids.
 
     Attributes:
-        text: what the ids say.
-        ids: scrambled ones.
+        text: the text of the ids.
+        ids: scrambled ids.
     """
 
     text: str = field(repr=False)
@@ -32,16 +32,16 @@ class KeptText:
 
 
 class Rewritten(Exception):
-    """A template writes marked texts in another way."""
+    """A template changes marked texts."""
 
 
 @dataclass
 class KeptIds:
-    """Kept texts of one conversation, marked in its messages.
+    """The kept texts of one conversation, marked in its messages.
 
     Attributes:
-        decoded: the text of scrambled ids.
-        letters: that no message has: one before each kept text, and the first after all of them.
+        decoded: returns the text of scrambled ids.
+        letters: yields letters that no message has. The first ends each kept text, and each other one begins one.
         found: the kept texts, by the letter before each.
     """
 
@@ -54,11 +54,11 @@ class KeptIds:
         self.stop = next(self.letters)
 
     def prompt(self, text: str, ids: Sequence[int]) -> str:
-        """A text, marked where it repeats the answer of these ids."""
+        """Returns a text with marks around what it repeats of the answer with these ids."""
         return self._text(text, self.decoded(ids), ids)
 
     def parts(self, text: str) -> Iterator[str | KeptText]:
-        """A marked text in order. Raises Rewritten where a kept text is written in another way."""
+        """Yields the parts of a marked text in order. Raises Rewritten if a kept text was changed."""
         last = 0
         for one in self.pattern.finditer(text):
             if one[2] != self.found[one[1]].text:
@@ -70,7 +70,7 @@ class KeptIds:
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        """Finds kept texts, with their marks; its groups are the mark and the text."""
+        """Returns a pattern that finds kept texts with their marks. Its groups are the mark and the text."""
         return re.compile(f"([{''.join(self.found)}])(.*?){self.stop}", re.DOTALL)
 
     def _unmarked(self, text: str) -> str:
@@ -79,8 +79,10 @@ class KeptIds:
         return text
 
     def marked(self, message: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
-        """A message whose texts are marked where they repeat the answer of these ids: what was said, the reasoning, and
-        the texts in the arguments of calls."""
+        """Returns a message with marks around what it repeats of the answer with these ids.
+
+        It marks the content, the reasoning, and texts in the arguments of calls.
+        """
         whole = self.decoded(ids)
         result = dict(message)
         for name in ("content", "reasoning_content"):
@@ -119,7 +121,7 @@ class KeptIds:
         return f"{text[:at]}{mark}{inside}{self.stop}{text[at + len(inside) :]}"
 
     def _tokens(self, ids: Sequence[int], begin: int, end: int, whole: str) -> Span:
-        """The first and the last of the tokens that lie within these letters of the answer."""
+        """Returns the first token within these letters of the answer, and the one after the last."""
         if (begin, end) == (0, len(whole)):
             return 0, len(ids)
         first = _place(lambda count: len(self.decoded(ids[:count])) >= begin, len(ids))
@@ -128,9 +130,14 @@ class KeptIds:
 
 
 def repeated(text: str, whole: str) -> tuple[int, int, int] | None:
-    """(where in the text, where in the answer, how many letters) of what a text repeats of an answer: all of it but
-    white space around it, or a beginning of MIN_SHARED_LETTERS and more, or an answer of MIN_WHOLE_LETTERS in it.
-    None: nothing."""
+    """Finds what a text repeats of an answer.
+
+    That is all of the text without surrounding white space, a common beginning of at least MIN_SHARED_LETTERS, or a
+    complete answer of at least MIN_WHOLE_LETTERS.
+
+    Returns:
+        (place in the text, place in the answer, number of letters), or None.
+    """
     core = text.strip()
     start = text.find(core)
     if core and (begin := whole.find(core)) >= 0:
@@ -144,7 +151,7 @@ def repeated(text: str, whole: str) -> tuple[int, int, int] | None:
 
 
 def _place(true: Callable[[int], bool], end: int) -> int:
-    """The least number below `end` for which it is true, as for all that follow; else `end`."""
+    """Returns the least number below `end` for which a monotone condition is true, or else `end`."""
     low, high = 0, end
     while low < high:
         middle = (low + high) // 2

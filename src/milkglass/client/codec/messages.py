@@ -1,7 +1,7 @@
-"""OpenAI's messages as the chat template takes them: one reader for requests, training rows and lines.
+"""Reads OpenAI's messages for the chat template, in requests, training rows and lines.
 
-What is not text is refused. A training row is read more strictly than a request: a field that it has and that nothing
-honours would be learnt from in another way than its author meant.
+What is not text is refused. Training rows are read more strictly than requests: a model would learn from a field that
+is ignored in another way than its author meant.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from milkglass.errors import EmptyText, UsageError
 from milkglass.rows.place import missing
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-FIELDS = {"name": str, "description": str, "parameters": Mapping}  # of a function: what a template may see
+FIELDS = {"name": str, "description": str, "parameters": Mapping}  # fields of a function that a template may see
 # Fields of a training row, and of its messages by the role as templates know it
 ROW_FIELDS = ("messages", "tools", "parallel_tool_calls", "id")
 TURN_FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -38,10 +38,10 @@ SAYS_NOTHING = frozenset({"cache_control", "annotations", "logprobs", "id", "ind
 
 
 def templated(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return messages as a template reads them.
+    """Returns messages as a template reads them.
 
     Raises:
-        UsageError: A message is not one, its content is not text, or a field of it would be left out.
+        UsageError: a message is invalid, its content is not text, or a field of it would be ignored.
     """
     result = [_message(number, one) for number, one in enumerate(messages, 1)]
     for number, (given, message) in enumerate(zip(messages, result, strict=True), 1):
@@ -77,7 +77,7 @@ def _message(number: int, given: Mapping[str, Any]) -> Message:
 
 
 def text_of(content: Any, number: int) -> str:
-    """Return the text of a content: of a text, of parts that are texts, or of nothing."""
+    """Returns the text of a content: a text, a list of text parts, or None."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -98,7 +98,7 @@ def text_of(content: Any, number: int) -> str:
 
 
 def _call(number: int, given: Any) -> dict[str, Any]:
-    """Templates want the arguments as an object. They are JSON, as OpenAI has them, or the object itself."""
+    """Returns a tool call with its arguments as an object, as templates want it. They may be JSON, as OpenAI has them."""
     function = given.get("function") if isinstance(given, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UsageError(f"a tool call of message {number} names no function", "give it as it was answered")
@@ -118,15 +118,16 @@ def _call(number: int, given: Any) -> dict[str, Any]:
 
 
 def tools_of(given: Sequence[Mapping[str, Any]] | None, strict: bool = True) -> list[dict[str, Any]]:
-    """Functions, in the shape that chat templates take: {"type": "function", "function": {...}}.
+    """Returns functions as chat templates take them: {"type": "function", "function": {...}}.
 
     Args:
-        given: Functions in OpenAI's shapes.
-        strict: Whether `strict` may be true, which asks an engine to hold a model's answer to the schema. It is left
-            out: no engine here is told the schema.
+        given: functions in OpenAI's formats.
+        strict: whether `strict` may be true, which asks an engine to follow the schema. It is dropped, because no
+            engine
+            here receives the schema.
 
     Raises:
-        UsageError: For what is no function, or has a field that would be left out.
+        UsageError: an entry is no function, or has a field that would be ignored.
     """
     tools = []
     for one in given or ():
@@ -152,18 +153,17 @@ def tools_of(given: Sequence[Mapping[str, Any]] | None, strict: bool = True) -> 
 def conversation_of(
     row: Mapping[str, Any], column: str = "messages", alone: bool = False, trained: bool = True
 ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
-    """The messages and tools of a row in OpenAI's format.
+    """Returns the messages and tools of a row in OpenAI's format.
 
     Args:
-        row: Cells that hold nothing count as fields that are not there. Messages and tools may be JSON text, as a table
-            has them.
-        column: Of the messages.
-        alone: Whether nothing else of the row is looked at.
-        trained: Whether its answers are learnt: only then a message may have a `weight`, and an answer is needed.
+        row: empty cells count as missing fields. Messages and tools may be JSON text, as in a table.
+        column: the column of the messages.
+        alone: whether all other columns are ignored.
+        trained: whether its answers are learnt. Only then a message may have a `weight`, and an answer is needed.
 
     Raises:
-        UsageError: For what cannot be honoured, which is named.
-        EmptyText: For a message without content.
+        UsageError: the row has something that cannot be honoured, which the message names.
+        EmptyText: a message has no content.
     """
     row = {column: row[column]} if alone else {name: one for name, one in row.items() if not missing(one)}
     known = [column if name == "messages" else name for name in ROW_FIELDS]
@@ -207,7 +207,7 @@ def _turn(number: int, given: Mapping[str, Any], trained: bool) -> Message:
 
 
 def _require_parts(number: int, given: Mapping[str, Any]) -> None:
-    """Fields of the calls and of the parts of a message that `_message` took."""
+    """Checks the fields of the calls and of the parts of a message that `_message` accepted."""
     content = given.get("content")
     for part in content if isinstance(content, list) else ():
         _require_known(_held(part), PART_FIELDS[part["type"]], f"a part of message {number}")
@@ -219,7 +219,7 @@ def _require_parts(number: int, given: Mapping[str, Any]) -> None:
 
 
 def _held(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that hold something."""
+    """Returns the fields that are not empty."""
     return {name: one for name, one in given.items() if not missing(one) and one not in ([], {})}
 
 
@@ -248,7 +248,7 @@ def _tools(value: Any) -> list[Any] | None:
 
 
 def _list_of(value: Any) -> list[Any] | None:
-    """A list, or JSON text of one."""
+    """Returns a list, or the list in a JSON text, or None."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

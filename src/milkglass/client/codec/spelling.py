@@ -1,10 +1,8 @@
-"""Whether an answer is written in the tokens in which the tokenizer would write its text.
+"""Checks that an answer is written in the tokens in which the tokenizer would write its text.
 
-A model writes its words as the tokenizer does, but for a few. A server that spells words in other tokens wants to see
-in the next prompt how they are sent: each place tells it an id (attack `chosen-answers`). Such an answer is ended. So
-is one that adds to too many places of the answers before it, or that writes plain letters of calls as JSON escapes.
-
-Out of scope: sending the ids of an answer again as they came, which tells nothing (kept_ids.py).
+With few exceptions a model writes its words as the tokenizer does. A server that spells words in other tokens wants to
+see in the next prompt how they are sent: each place reveals an id (attack `chosen-answers`). Such an answer is ended,
+and so is one that adds to too many places of earlier answers, or that writes plain letters of calls as JSON escapes.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from milkglass.errors import MisspeltAnswer
 if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec
 
-# Measured on 600 answers of SmolLM2 at temperatures 0, 0.7 and 1 without top_p (docs/log.md): at most 11 places of 200
-# tokens, so that none is ended. Hotter answers are odd by themselves, and are not looked at
+# At temperatures up to 1 without top_p no answer of SmolLM2 reaches these limits (docs/log.md). Hotter answers are odd
+# anyway, and are not checked
 HOTTEST = 1.0
 PLACES, TOKENS_A_PLACE = 12, 25
 WINDOW = 4000  # tokens of answers whose places are counted together, by the same limit
-FIRST = 64  # tokens before the first look; each further look is at twice as many, so that all of them cost a few
+FIRST = 64  # tokens before the first check; each further check comes at twice as many, to keep the total cost low
 
 
 def most_places(tokens: int) -> int:
@@ -40,9 +38,9 @@ class Spelled:
     """The counts of one answer.
 
     Attributes:
-        tokens: How many were looked at.
-        runs: The tokenizer's own ids of the different pieces of text that were found in other tokens.
-        escapes: How many plain letters were escaped in the JSON of calls.
+        tokens: how many were checked.
+        runs: the tokenizer's own ids of each piece of text that was written in other tokens.
+        escapes: how many plain letters were escaped in the JSON of calls.
     """
 
     tokens: int = 0
@@ -56,12 +54,12 @@ class Spelled:
 
 @dataclass
 class LastAnswers:
-    """The last answers under a key, of WINDOW tokens and more. A piece of text counts once, however often it came."""
+    """The last answers under a key, of at least WINDOW tokens. A piece of text counts once, even if it is repeated."""
 
     _kept: deque[Spelled] = field(default_factory=lambda: deque(maxlen=WINDOW), repr=False)
 
     def begin(self) -> Spelled:
-        """A further answer, which is counted as it grows."""
+        """Adds an answer, whose counts grow with it."""
         tokens = sum(one.tokens for one in self._kept)
         while self._kept and tokens - self._kept[0].tokens >= WINDOW:
             tokens -= self._kept.popleft().tokens
@@ -69,7 +67,7 @@ class LastAnswers:
         return self._kept[-1]
 
     def counted(self, answer: Spelled) -> tuple[int, int, int]:
-        """(places of all, tokens of all, places that this answer added)."""
+        """Returns (places of all, tokens of all, places that this answer added)."""
         others = [one for one in self._kept if one is not answer]
         before = set[tuple[int, ...]]().union(*(one.runs for one in others))
         added = len(answer.runs - before) + answer.escapes
@@ -79,13 +77,12 @@ class LastAnswers:
 
 @dataclass
 class SpellingCheck:
-    """Looks at one answer as it comes.
+    """Checks one answer while it arrives.
 
     Attributes:
-        codec: the key's.
         last: the answers before it.
-        hot: whether it was drawn above HOTTEST: its tokens are odd by themselves, and its escapes alone are counted.
-        found: what was counted.
+        hot: whether it was drawn above HOTTEST. Its tokens are then odd anyway, and only its escapes are counted.
+        found: the counts.
     """
 
     codec: Codec = field(repr=False)
@@ -104,25 +101,25 @@ class SpellingCheck:
         return self.found.places
 
     def push(self, ids: Sequence[int]) -> None:
-        """Scrambled ids. Raises MisspeltAnswer."""
+        """Adds scrambled ids. Raises MisspeltAnswer."""
         self._ids += ids
         if not self.hot and len(self._ids) >= self._next:
             self._next = 2 * len(self._ids)
             self._look(final=False)
 
     def flush(self) -> None:
-        """At the end. Raises MisspeltAnswer."""
+        """Checks the complete answer. Raises MisspeltAnswer."""
         if not self.hot and self._seen != len(self._ids):
             self._seen = len(self._ids)
             self._look(final=True)
 
     def close(self) -> None:
-        """Count what came of an answer that broke off."""
+        """Counts what was received of an answer that broke off."""
         if not self.hot and self._seen != len(self._ids):
             self._count(final=False)
 
     def escaped(self, count: int) -> None:
-        """So many further escapes of plain letters were in a call. Raises MisspeltAnswer."""
+        """Adds escapes of plain letters in a call. Raises MisspeltAnswer."""
         self.found.escapes += count
         if count:
             self._require()
@@ -151,12 +148,12 @@ class SpellingCheck:
 
 
 def other_places(codec: Codec, ids: Sequence[int], final: bool = True) -> set[tuple[int, ...]]:
-    """The tokenizer's own ids, each run once, of what the scrambled ids write in other tokens.
+    """Returns the tokenizer's own ids, each run once, of what the scrambled ids write in other tokens.
 
     A run ends where a token of both ends.
 
     Args:
-        final: whether the text ends with them; otherwise its last token may still grow.
+        final: whether the text is complete. Otherwise its last token may still grow.
     """
     original = codec.inverse[np.asarray(ids, np.int64)]
     original = original[codec.visible[original]]
@@ -177,7 +174,13 @@ Own = list[tuple[tuple[int, int], tuple[int, ...]]]
 
 
 def _runs(written: Places, own: Own, length: int, final: bool) -> set[tuple[int, ...]]:
-    """written, own: ids by where they begin and end."""
+    """Returns the runs of ids that differ.
+
+    Args:
+        written: the answer's ids, by where they begin and end.
+        own: the tokenizer's ids, by where they begin and end.
+        length: the length of the text.
+    """
     runs, run = set[tuple[int, ...]](), list[int]()
     ends = {end for _, end in written}
     for place, ids in own:
@@ -189,7 +192,7 @@ def _runs(written: Places, own: Own, length: int, final: bool) -> set[tuple[int,
 
 
 def _by_names(tokenizer: Any, written: NDArray[np.int64], own: NDArray[np.int64]) -> tuple[Places, Own, int] | None:
-    """Both by where their tokens' names begin and end; None where the names do not join to the same."""
+    """Returns both by where their tokens' names begin and end. None: the joined names differ."""
     sides = [tokenizer.convert_ids_to_tokens(one.tolist()) for one in (written, own)]
     joined = ["".join(map(str, names)) for names in sides]
     if joined[0] != joined[1]:
@@ -202,7 +205,7 @@ def _by_names(tokenizer: Any, written: NDArray[np.int64], own: NDArray[np.int64]
 
 
 def _written(codec: Codec, ids: Sequence[int], final: bool) -> tuple[Places, str]:
-    """Original ids by the letters that they are of, several where they share one, and the text."""
+    """Returns original ids by the letters that they write, several together if they share one, and the text."""
     decoder, written, text, start = codec.stream(), Places(), "", 0
     held = list[int]()
     for one in ids:
@@ -218,7 +221,7 @@ def _written(codec: Codec, ids: Sequence[int], final: bool) -> tuple[Places, str
 
 
 def _own(tokenizer: Any, text: str) -> Own:
-    """The tokenizer's own ids of a text, by the letters that they are of: several where they share one."""
+    """Returns the tokenizer's own ids of a text by the letters that they write, several together if they share one."""
     batch = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, truncation=False,
         split_special_tokens=True,

@@ -1,4 +1,4 @@
-"""Text from token ids as they come, a character at a time that is certain."""
+"""Decodes token ids to text as they arrive, without showing text that may change."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 @dataclass
 class StreamDecoder:
-    """Text from ids as they come; nothing is shown that a later id could change.
+    """Decodes ids as they arrive. It shows no text that a later id could change.
 
-    Only a short window of ids is decoded at a time, not the whole text: its text up to `_shown` characters is out
-    already. What ends in U+FFFD may be a character whose last bytes are still to come, so it is held back.
+    It decodes only a short window of ids at a time; the first `_shown` characters of the window's text are shown
+    already. A
+    final U+FFFD may be a character whose last bytes are still to come, so it is held back.
     """
 
     visible: Callable[[Sequence[int] | NDArray[Any]], list[int]]  # scrambled ids -> the original ones that have text
@@ -28,7 +29,7 @@ class StreamDecoder:
     KEPT: ClassVar[int] = 4  # ids that surely hold the start of an unfinished character of at most 4 bytes
 
     def push(self, ids: Sequence[int] | NDArray[Any]) -> str:
-        """The text that became certain."""
+        """Adds scrambled ids, and returns the text that became certain."""
         self._window += self.visible(ids)
         if len(self._window) == self._read:
             return ""
@@ -45,11 +46,11 @@ class StreamDecoder:
 
     @property
     def is_clean(self) -> bool:
-        """Whether all that came is shown."""
+        """Returns whether all text so far is shown."""
         return self._read == len(self._window)
 
     def flush(self) -> str:
-        """Return what was held back, at the end."""
+        """Returns the text that was held back, at the end."""
         fresh = self._show(self.text(self._window)) if self._window else ""
         self._window, self._read, self._shown = [], 0, 0
         return fresh
@@ -63,8 +64,10 @@ class StreamDecoder:
         return fresh
 
     def _move(self, start: int, complete: bool) -> None:
-        """Forget ids before `start`, and count what the rest has shown: decoders treat a text's first id specially, so
-        some context stays; a context without any text would not do."""
+        """Drops ids before `start`, and counts how much of the rest's text is shown.
+
+        Decoders treat a text's first id specially, so some context stays; a context without text would not help.
+        """
         window = self._window[start:]
         text = self.text(window)
         if text or not complete:

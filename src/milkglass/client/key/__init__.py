@@ -1,1 +1,1 @@
-"""The key: its file, its streams, what it says of its model, how much was encoded under it."""
+"""The key: its file, what is derived from it, what it says of its model, and how much text was encoded under it."""

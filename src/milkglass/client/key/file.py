@@ -1,4 +1,4 @@
-"""Open, seal and update a key file.
+"""Opens, seals and updates a key file.
 
 The sealed file, version 1 (docs/formats.md):
 
@@ -54,15 +54,13 @@ MAX_FILE = 1 << 28  # bytes; a key of a million tokens with four ids each has 16
 @final
 @dataclass(frozen=True)
 class KeySeal:
-    """The seal of a key file opens the file again, and writes it again.
-
-    It is derived from the passphrase, which is not kept. `repr` shows nothing secret.
+    """Seals and opens a key file. It is derived from the passphrase, which is not kept. `repr` shows nothing secret.
 
     Attributes:
         scrypt_n: scrypt's cost.
-        salt: The file's.
-        check: Tells a wrong passphrase from an altered file.
-        sealing: The key of the cipher.
+        salt: the file's.
+        check: distinguishes a wrong passphrase from an altered file.
+        sealing: the key of the cipher.
     """
 
     scrypt_n: int
@@ -72,7 +70,7 @@ class KeySeal:
 
     @classmethod
     def derived(cls, passphrase: str, scrypt_n: int, salt: bytes) -> KeySeal:
-        """Derive a seal from a passphrase. Its check costs a guesser as much as the seal itself."""
+        """Derives a seal from a passphrase. A guess against its check costs as much as one against the seal."""
         secret = unicodedata.normalize("NFC", passphrase).encode("utf-8", "surrogatepass")
         both = Scrypt(salt, 64, scrypt_n, SCRYPT_R, SCRYPT_P).derive(secret)
         check = hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:CHECK]
@@ -80,14 +78,14 @@ class KeySeal:
 
     @classmethod
     def new(cls, passphrase: str, scrypt_n: int = SCRYPT_N) -> KeySeal:
-        """Make a seal of any passphrase but an empty one; `write_key` insists on a strong one."""
+        """Makes a seal with a fresh salt, of any passphrase that is not empty. `write_key` requires a strong one."""
         if not passphrase:
             raise KeyFileError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
         return cls.derived(passphrase, scrypt_n, secrets.token_bytes(SALT))
 
     @classmethod
     def of(cls, data: bytes, passphrase: str, name: str = "this") -> KeySeal:
-        """Derive the seal of a file's bytes. Errors as of the function `unseal`."""
+        """Derives the seal of a file's bytes. Raises what the function `unseal` raises."""
         header, _ = _parsed(data, name)
         result = cls.derived(passphrase, header.scrypt_n, header.salt)
         if not hmac.compare_digest(result.check, header.check):
@@ -98,7 +96,7 @@ class KeySeal:
         return hmac.compare_digest(self.derived(passphrase, self.scrypt_n, self.salt).sealing, self.sealing)
 
     def seal(self, key: Key) -> bytes:
-        """The key file's bytes."""
+        """Returns the bytes of the key file."""
         payload = pack(key)
         header = Header(
             self.scrypt_n, self.salt, secrets.token_bytes(NONCE), self.check, len(payload) + TAG, format_of(key)
@@ -107,7 +105,7 @@ class KeySeal:
         return body + hashlib.sha256(body).digest()
 
     def unseal(self, data: bytes, name: str = "this") -> Key:
-        """Return the key that a file's bytes hold. Errors as of the function `unseal`."""
+        """Returns the key in a file's bytes. Raises what the function `unseal` raises."""
         header, line = _parsed(data, name)
         if (header.scrypt_n, header.salt, header.check) != (self.scrypt_n, self.salt, self.check):
             raise WrongPassphrase(
@@ -124,20 +122,25 @@ class KeySeal:
 
 
 def seal(key: Key, passphrase: str, scrypt_n: int = SCRYPT_N) -> bytes:
-    """A new key file's bytes. Raises KeyFileError for an empty passphrase."""
+    """Returns the bytes of a new key file. Raises KeyFileError for an empty passphrase."""
     return KeySeal.new(passphrase, scrypt_n).seal(key)
 
 
 def unseal(data: bytes, passphrase: str, name: str = "this") -> Key:
-    """name: of the file, in messages.
+    """Returns the key in a file's bytes.
 
-    Raises KeyFileError, TruncatedKey, DamagedKey, UnknownKeyVersion, WrongPassphrase or TamperedKey.
+    Args:
+        name: the file's name, for messages.
+
+    Raises:
+        KeyFileError: it is no key file; also its kinds TruncatedKey, DamagedKey, UnknownKeyVersion, WrongPassphrase and
+            TamperedKey.
     """
     return KeySeal.of(data, passphrase, name).unseal(data, name)
 
 
 def _parsed(data: bytes, name: str) -> tuple[Header, bytes]:
-    """The header of a whole file, and its line."""
+    """Returns the header of a complete file, and the header's line."""
     whole = _whole(data)
     header, line = parse(data, whole, name)
     expected = len(line) + header.length + CHECKSUM
@@ -155,7 +158,7 @@ def _whole(data: bytes) -> bool:
 
 
 def require_key_file(path: Path) -> None:
-    """Raise KeyFileError for a file that is no key file. No passphrase is needed, and no seal is checked."""
+    """Raises KeyFileError for a file that is no key file. This needs no passphrase and checks no seal."""
     data = _bytes(path)
     parse(data, _whole(data), str(path))
 
@@ -173,9 +176,15 @@ def _bytes(path: Path) -> bytes:
 def write_key(
     path: Path, key: Key, passphrase: str, scrypt_n: int = SCRYPT_N, replace: bool = False, weak: bool = False
 ) -> KeySeal:
-    """Write atomically, readable by its owner only. An existing key is never overwritten unless `replace`.
+    """Writes a key file atomically, readable by its owner only.
 
-    weak: take any passphrase, such as the one that an existing key was opened with. Raises WeakPassphrase, KeyExists.
+    Args:
+        replace: whether an existing file is overwritten.
+        weak: whether any passphrase is accepted, such as the one of an existing key.
+
+    Raises:
+        WeakPassphrase: the passphrase is weak.
+        KeyExists: the file exists.
     """
     if not replace:
         require_free(path)
@@ -185,13 +194,13 @@ def write_key(
     result = KeySeal.new(passphrase, scrypt_n)
     try:
         files.write(path, result.seal(key), replace)
-    except FileExistsError:  # it appeared in the meantime
+    except FileExistsError:  # it appeared meanwhile
         raise _exists(path) from None
     return result
 
 
 def require_free(path: Path) -> None:
-    """Raise KeyExists if a new key would stand on another file, or in the place that a link leads to."""
+    """Raises KeyExists if a new key would replace a file, or follow a link."""
     if path.is_symlink() or path.exists():
         raise _exists(path)
 
@@ -203,19 +212,16 @@ def _exists(path: Path) -> KeyExists:
 
 
 def read_key(path: Path, passphrase: str) -> Key:
-    """Return the key of a file.
+    """Returns the key of a file.
 
     Raises:
-        KeyFileError: The file cannot be opened. Each reason has a kind of its own.
+        KeyFileError: the file cannot be opened. Each reason has its own subclass.
     """
     return UnlockedKey.open(path, passphrase).key
 
 
 def leftovers(path: Path) -> list[Path]:
-    """Return what killed commands left beside a key while they wrote it.
-
-    These are sealed copies, under its passphrase or an earlier one, and counts.
-    """
+    """Returns the files that killed commands left beside a key: sealed copies under any of its passphrases, and counts."""
     name = re.escape(path.name)
     pattern = re.compile(rf"\.({name}|\.{name}\.usage\.json)\.[0-9a-f]{{8}}\.tmp")
     try:
@@ -225,7 +231,7 @@ def leftovers(path: Path) -> list[Path]:
 
 
 def clear_leftovers(path: Path) -> None:
-    """Remove them, unless another command has the lock: what that one writes just now stays."""
+    """Removes the leftovers of a key, unless another command has the lock and may be writing them."""
     if not leftovers(path):
         return
     with suppress(OSError), usage.locked(path, wait=False):
@@ -235,12 +241,10 @@ def clear_leftovers(path: Path) -> None:
 
 @dataclass(frozen=True)
 class UnlockedKey:
-    """`repr` shows nothing secret.
+    """An open key file. `repr` shows nothing secret.
 
     Attributes:
-        path: of the key file.
-        key: its content.
-        seal: what it is opened and sealed with again; the passphrase itself is not kept.
+        seal: opens and seals the file again. The passphrase is not kept.
     """
 
     path: Path
@@ -252,10 +256,10 @@ class UnlockedKey:
 
     @classmethod
     def open(cls, path: Path, passphrase: str) -> UnlockedKey:
-        """Open a key file.
+        """Opens a key file.
 
         Raises:
-            KeyFileError: The file cannot be opened. Each reason has a kind of its own.
+            KeyFileError: the file cannot be opened. Each reason has its own subclass.
         """
         data = _content(path)
         seal = KeySeal.of(data, passphrase, str(path))
@@ -265,21 +269,25 @@ class UnlockedKey:
 
     @classmethod
     def new(cls, path: Path, key: Key, passphrase: str, scrypt_n: int = SCRYPT_N, weak: bool = False) -> UnlockedKey:
-        """Write a new key. Errors as of `write_key`."""
+        """Writes a new key file. Raises what `write_key` raises."""
         return cls(path, key, write_key(path, key, passphrase, scrypt_n, weak=weak))
 
     def again(self, path: Path | None = None) -> Key:
-        """The file as it is now, or a copy of it. Raises KeyFileError or one of its kinds."""
+        """Reads the file again, or a copy of it at `path`. Raises KeyFileError."""
         path = path or self.path
         return self.seal.unseal(_content(path), str(path))
 
     def remember(
         self, numbers: Mapping[str, int] | Scale | None, job: str | None = None, model: str | None = None
     ) -> UnlockedKey:
-        """The key with these label names, or this scale of scores, sealed in it: as the newest, and as the job's.
+        """Returns the key with label names or a scale of scores sealed in it, as the newest and as the job's.
 
-        model: the name at the server of the key's model that the job trains, or that was uploaded. A proxy with several
-        keys takes no server's word for which key a model is of.
+        Args:
+            numbers: label names with their numbers, or the scale. None: neither.
+            job: the fine-tuning job that they belong to.
+            model: the server's name of the key's model that the job trains, or that was uploaded. A proxy with several
+                keys
+                trusts these names, and not the server, for which key a model belongs to.
         """
 
         def changed(info: KeyInfo) -> KeyInfo:
@@ -292,7 +300,7 @@ class UnlockedKey:
         return self if numbers is None and model is None else self._changed(changed)
 
     def count(self, texts: int, tokens: int, notice: Log) -> None:
-        """Count what is encoded under the key. A threshold of its audits that this passes is a warning."""
+        """Counts text that is encoded under the key, and warns if this passes a threshold of its audits."""
         before = usage.read(self.path).passed()
         for who, share, at in usage.add(self.path, texts, tokens).passed():
             if (who, share, at) not in before:
@@ -302,11 +310,11 @@ class UnlockedKey:
                 )
 
     def sealed_with(self, passphrase: str) -> UnlockedKey:
-        """Seal the key under another passphrase, write it over the file, and open it again.
+        """Seals the key under another passphrase, writes it over the file, and opens it again.
 
         Raises:
-            WeakPassphrase: The passphrase is too weak.
-            KeyFileError: The written file is not this key.
+            WeakPassphrase: the passphrase is too weak.
+            KeyFileError: the written file is not this key.
         """
         with usage.locked(self.path):
             key = self.again()
@@ -317,7 +325,7 @@ class UnlockedKey:
         return result
 
     def _changed(self, change: Callable[[KeyInfo], KeyInfo]) -> UnlockedKey:
-        """The file is read again and written under a lock, so that what another command noted meanwhile stays."""
+        """Reads and writes the file under a lock, so that another command's changes stay."""
         with usage.locked(self.path):
             key = self.again()
             info = change(key.info)

@@ -1,9 +1,7 @@
-"""The bytes of a key file, version 1.
+"""The bytes of a key file, version 1: its header line and its sealed payload (docs/formats.md), read strictly.
 
-Its header line and its sealed payload (docs/formats.md), read strictly.
-
-The line is compared with what writing its fields anew gives. So duplicate keys, other spacing, another order, other
-spellings of a number or a string, and fields that version 1 does not define are all refused.
+A header line must equal what its fields are written as. This refuses duplicate keys, other spacing, another order,
+other spellings of a number or a string, and fields that version 1 does not define.
 """
 
 from __future__ import annotations
@@ -48,8 +46,8 @@ class Header:
         salt: 16 bytes.
         nonce: 12 bytes.
         check: 16 bytes, derived from the passphrase.
-        length: Of the seal, in bytes, with its tag.
-        format: Whether the file holds a whole key, or a codec alone.
+        length: the bytes of the seal, with its tag.
+        format: says whether the file has a whole key or a codec alone.
     """
 
     scrypt_n: int
@@ -60,7 +58,7 @@ class Header:
     format: str = FORMAT
 
     def line(self) -> bytes:
-        """The header as it is written: JSON in ASCII, keys sorted, no spaces, ended by a line feed."""
+        """Returns the header as it is written: JSON in ASCII, keys sorted, no spaces, ended by a line feed."""
         kdf = {"name": KDF, "n": self.scrypt_n, "r": SCRYPT_R, "p": SCRYPT_P, "salt": _b64(self.salt)}
         header = {
             "format": self.format, "version": VERSION, "kdf": kdf, "cipher": CIPHER,
@@ -70,10 +68,14 @@ class Header:
 
 
 def parse(data: bytes, whole: bool, name: str = "this") -> tuple[Header, bytes]:
-    """The header, and its line as bytes. whole: the file's checksum holds, so that what is odd was written so. name: of
-    the file, in messages.
+    """Returns the header, and its line as bytes.
 
-    Raises KeyFileError, TruncatedKey, DamagedKey or UnknownKeyVersion.
+    Args:
+        whole: whether the file's checksum is right. If it is, oddities are no damage.
+        name: the file's name, for messages.
+
+    Raises:
+        KeyFileError: it is no key file; also its kinds TruncatedKey, DamagedKey and UnknownKeyVersion.
     """
     if not data:
         raise TruncatedKey("the key file is empty", "restore a backup")
@@ -89,7 +91,7 @@ def parse(data: bytes, whole: bool, name: str = "this") -> tuple[Header, bytes]:
 
 
 def _like_a_key(data: bytes) -> bool:
-    """Whether a file is a key's, damaged or cut off perhaps: it begins as one does, or has names of its fields."""
+    """Returns whether a file begins like a key file or has several of its field names. It may be damaged or cut off."""
     head = data[:MAX_HEADER]
     if not head.startswith(b"{"):
         return False
@@ -97,7 +99,7 @@ def _like_a_key(data: bytes) -> bool:
 
 
 def _header(line: bytes, whole: bool, name: str) -> Header:
-    """Read a header. Raises DamagedKey, or ValueError, KeyError or TypeError for what no writer of version 1 writes."""
+    """Reads a header. Raises DamagedKey; ValueError, KeyError or TypeError for what version 1 never writes."""
     result = json.loads(line.decode("ascii"), object_pairs_hook=unique_keys)
     if whole and result["format"] not in TENSORS:
         raise _foreign(name)
@@ -126,7 +128,7 @@ def _header(line: bytes, whole: bool, name: str) -> Header:
 
 
 def _require_types(found: Mapping[str, Any], kdf: Mapping[str, Any]) -> None:
-    """True equals 1 and 8.0 equals 8 in Python; neither is a whole number in a key file."""
+    """Refuses True, which equals 1 in Python, and 8.0, which equals 8: neither is a whole number in a key file."""
     if set(found) != FIELDS or set(kdf) != KDF_FIELDS:
         raise ValueError("the header has other fields than version 1 defines")
     numbers = (found["version"], found["length"], kdf["n"], kdf["r"], kdf["p"])
@@ -146,11 +148,9 @@ def _foreign(name: str) -> KeyFileError:
     return KeyFileError(f"{name} is not a milkglass key file", "give the file that `milkglass obfuscate` wrote")
 
 
-# What a key file seals: a safetensors file with the root secret, the permutation and what belongs to them.
-#
-# It is authentic when it is read, since only someone with the passphrase can seal. It is read strictly all the same: a
-# key that is not what version 1 defines must not reach a user's models.
-# A codec alone has no root, and keeps the identifier that it cannot derive.
+# The payload is a safetensors file with the root secret, the permutation and further information. It is authentic when
+# it is read, since only someone with the passphrase can seal. It is read strictly nevertheless: a key that is not of
+# version 1 must not reach a user's models. A codec alone has no root; it keeps the identifier, which it cannot derive.
 ROOT = 32  # bytes
 TENSORS = {FORMAT: {"root": np.uint8, "sigma": np.int32}, CODEC: {"sigma": np.int32}}
 NOTES = {FORMAT: {"model_digest", "about", "sigma_sha256"}}
@@ -172,10 +172,13 @@ def pack(key: Key) -> bytes:
 
 
 def unpack(payload: bytes, kind: str = FORMAT) -> Key:
-    """Return the key in a payload. kind: the header's format.
+    """Returns the key in a payload.
+
+    Args:
+        kind: the header's format.
 
     Raises:
-        DamagedKey: The payload has other tensors or notes than version 1 defines.
+        DamagedKey: the payload has other tensors or notes than version 1 defines.
     """
     try:
         arrays = load(payload)

@@ -1,23 +1,23 @@
-"""Make a model's key, and what a key says of the model that it was made for: its scheme, its clusters, their order.
+"""Makes the key of a model, and keys for single jobs from it.
 
-Also a key for one job, made from a root key by the job's name: a new permutation, and which mixture. The child's root
-is HKDF-SHA256 of the parent's under the label `job/NAME` (docs/formats.md): anyone with the parent makes every child
-again, and no child tells of the parent or of another.
+A job's key has a new permutation and, by choice, new clusters. Its root is HKDF-SHA256 of the parent's under the label
+`job/NAME` (docs/formats.md). Anyone with the parent can make every child; a child reveals nothing of the parent or of
+other children.
 
-**Which mixture.** A server keeps the tables of all jobs. Measured on MiniLM, k = 10, epsilon = 0.1 (THREATS.md): how
-many rows of one job's table have their own token's row of another job's as the nearest, and what KNN reads of one row,
-11.3 %, or of the mean of four jobs' rows:
+**Clusters of jobs.** A server keeps the tables of all jobs. Measured on MiniLM, k = 10, epsilon = 0.1 (THREATS.md): the
+rows of one job's table whose nearest row in another job's table is their own token's; and what KNN reads of the mean of
+four jobs' rows (of one row: 11.3 %):
 
-    the child has                        linked     KNN of the mean, links   by the server   from elsewhere
-    the same rows                        100 %                               11.3 %          11.3 %
-    the same clusters, noise anew        10 %, 1/k                           11.0 %          10.3 %
-    clusters and noise anew              2.3 %                               10.0 %          68.6 %
+    the child has                    linked      KNN of the mean, links   by the server   from elsewhere
+    the same rows                    100 %                                11.3 %          11.3 %
+    the same clusters, noise anew    10 %, 1/k                            11.0 %          10.3 %
+    clusters and noise anew          2.3 %                                10.0 %          68.6 %
 
-The same rows make the permutation worthless: all jobs are one cipher, so they are not offered. New clusters look best
-and are worst as soon as ids are linked by other means (deciphering reads most of what is sent): a token is in the
-intersection of its clusters, which is the token alone after two jobs (members left, the median: 10, 1, 1, 1). Clusters
-that stay are linked, which says no more than solving them does, and inside them new noise links nothing and gains
-nothing by being averaged. So they are kept by default. Any server that has a table of the parent's can solve them.
+With the same rows the permutation is worthless, since all jobs are one cipher; they are not offered. New clusters look
+best, and are worst as soon as ids are linked by other means, such as deciphering: a token is in the intersection of its
+clusters, which has one token after two jobs (median members: 10, 1, 1, 1). With the same clusters, linking tells no
+more than solving them does, and averaging the new noise gains nothing. They are therefore the default. A server that
+has a table of the parent can solve them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from milkglass.schemes.scheme import Scheme
 
 
 def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
-    """Special tokens: those that the tokenizer marks special, and those that the configs name."""
+    """Returns the ids of special tokens: those that the tokenizer marks as special, and those that the configs name."""
     ids = set(special_ids(base.config)) | set(special_ids(base.generation_config or {}))
     if (base.folder / "tokenizer.json").is_file():
         added = read_model_json(base.folder / "tokenizer.json").get("added_tokens", [])
@@ -58,13 +58,19 @@ def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
 
 
 def scheme_for(base: Checkpoint, name: str = "obfuslm", **selected: Any) -> Scheme:
-    """The scheme with these parameters, and those that its paper suggests for such a model."""
+    """Returns the scheme with these parameters, and with its paper's suggestions for such a model."""
     return scheme_named(name, {**SCHEMES[name.removesuffix("+")].suggested(of(base).kind), **selected})
 
 
 def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes | None = None) -> Key:
-    """A key for this model. scheme None: the one that `scheme_for` chooses. root None: a fresh secret; given: the key
-    that it makes, for attackers and recipes, whose keys are no secret."""
+    """Makes a key for a model.
+
+    Args:
+        ref: where the original model is found.
+        scheme: None: the one that `scheme_for` returns.
+        digest: the model's digest.
+        root: the root of a key that is no secret, for attackers and recipes. None: a fresh secret.
+    """
     architecture = of(base)
     scheme = scheme or scheme_for(base)
     require_kind(architecture, scheme)
@@ -86,14 +92,14 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
 
 
 def single_ids(base: Checkpoint, architecture: Architecture) -> list[int]:
-    """Tokens that have one scrambled id, however many the others have."""
+    """Returns the tokens that have one scrambled id, even if other tokens have several."""
     return sorted({*reserved_ids(base, architecture.vocab_size).tolist(), *architecture.pinned})
 
 
 def require_kind(architecture: Architecture, scheme: Scheme) -> None:
-    """Raise UnsupportedModel for a scheme that is of no use to such a model.
+    """Raises UnsupportedModel for a scheme that is of no use to such a model.
 
-    A decoder whose ids name no token can be trained as a classifier. Only a scheme that is made for that says so.
+    A decoder whose ids name no token can be trained as a classifier, which a scheme allows by `for_labels`.
     """
     if scheme.shares and not scheme.for_labels and architecture.kind == "decoder":
         raise UnsupportedModel(
@@ -112,11 +118,13 @@ def require_delta(scheme: Scheme, delta: bool) -> None:
 
 
 def visited(key: Key) -> NDArray[np.int64]:
-    """(n,) the tokens in the order in which clusters are begun.
+    """Returns (n,) the tokens in the order in which clusters are begun.
 
-    In an order of their own. Keys of before that was so visit them by their scrambled ids: the lowest id of a cluster
-    is then its seed, which lies nearest to the middle, and anyone who solved the clusters learns a little of the order
-    inside. They must give the same clusters for ever.
+    The order is the key's own. Older keys use the order of scrambled ids, and must keep their clusters. The lowest id
+    of a
+    cluster is then its seed, which lies nearest to the middle, so that anyone who solved the clusters learns a little
+    of
+    the order inside.
     """
     if key.info.own_order:
         own = subkey(key.root, key.model_digest, "order/embedding")
@@ -125,7 +133,7 @@ def visited(key: Key) -> NDArray[np.int64]:
 
 
 def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
-    """The key with its own clusters kept in it: the codec must know them and does not see the table."""
+    """Returns the key with its clusters in it: the codec needs them and does not have the table."""
     table = base.mapped(of(base).table)
     require_finite(table)
     order = visited(key)
@@ -134,7 +142,7 @@ def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
 
 
 def scheme_of(key: Key) -> Scheme:
-    """Returns the scheme that made a key. Raises MissingExtra for one that is not installed here."""
+    """Returns the scheme that made a key. Raises MissingExtra if it is not installed here."""
     parameters = dict(key.info.scheme)
     name = str(parameters.pop("name"))
     if name.removesuffix("+") not in SCHEMES:
@@ -146,7 +154,7 @@ def scheme_of(key: Key) -> Scheme:
 
 
 def require_finite(table: torch.Tensor) -> None:
-    """One row that holds no numbers would make its whole cluster so."""
+    """Raises CorruptCheckpoint for a row that is not finite, which would spoil its whole cluster."""
     step = max(1, (1 << 22) // table.shape[1])
     bad = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(step))
     if bad:
@@ -158,7 +166,11 @@ LONGEST = 200  # characters of a job's name
 
 
 def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept", stage: Stage = no_stage) -> Key:
-    """The child of `parent` with this name; the same name gives the same child. base: the parent's own model."""
+    """Returns the child of `parent` with this name. The same name gives the same child.
+
+    Args:
+        base: the parent's own model.
+    """
     parent.require_whole()
     name = unicodedata.normalize("NFC", name).strip()
     if not 0 < len(name) <= LONGEST:

@@ -1,7 +1,6 @@
-"""The key: one root secret, the permutation that it gives, and what the codec needs beside it.
+"""The key: one root secret, the permutation that it gives, and further information for the codec.
 
-`vectors/` holds known answers of permutations. Out of scope: files (file.py), schemes, but for how many ids a token has
-and what its cluster is. It does not protect a key in memory: Python cannot wipe it.
+`vectors/` has known answers of permutations. A key in memory is not protected: Python cannot wipe it.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from milkglass.schemes.symbols.symbol_map import SymbolMap, shared_symbols
 
 
 def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:
-    """Draw a uniform permutation of n ids, sigma[original] = scrambled, by Fisher-Yates from the end.
+    """Draws a uniform permutation of n ids, sigma[original] = scrambled, by Fisher-Yates from the end.
 
     Each index is drawn by rejection from 32-bit words, so that none is likelier.
 
     Args:
         key: 32 bytes, from which the draws follow.
-        n: How many ids.
-        pinned: Ids that keep their place.
+        n: how many ids.
+        pinned: ids that keep their place.
 
     Returns:
         (n,) sigma.
@@ -57,7 +56,7 @@ def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.
 
 
 def hashed_permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:
-    """Return a permutation as SentinelLMs maps tokens: ids are sorted by BLAKE2b of each under the key."""
+    """Returns a permutation as SentinelLMs maps tokens: ids are sorted by BLAKE2b of each under the key."""
     movable = np.setdiff1d(np.arange(n, dtype=np.int32), np.asarray(pinned, np.int32))
     hashes = [hashlib.blake2b(int(one).to_bytes(8, "little"), key=key, digest_size=16).digest() for one in movable]
     sigma = np.arange(n, dtype=np.int32)
@@ -70,13 +69,15 @@ class Key:
     """A key: all that the client must keep. `repr` shows nothing secret.
 
     Attributes:
-        secret: The root, 32 bytes, from which everything else is derived. None: this is a codec, which encodes and
-            decodes and can make nothing else; `root` then refuses.
-        model_digest: The digest of the base model that the key belongs to.
-        sigma: (n',) int32, slot -> scrambled id. It is stored too, so that text can be recovered should the derivation
-            ever change. A slot is an original id and n' is n, but with aliases (`slots`) and symbols (`token_symbols`).
-        info: All else that the codec needs: where the tokenizer is, the scheme, label names. Private, and sealed.
-        kept_identifier: The identifier of a codec, which cannot derive it.
+        secret: the root, 32 bytes, from which everything else is derived. None: this is a codec alone, which encodes
+            and
+            decodes and can make nothing else.
+        model_digest: the digest of the base model.
+        sigma: (n',) int32, the scrambled id of each slot. It is stored too, so that text can be recovered should the
+            derivation ever change. A slot is an original id and n' is n, except with aliases (`slots`) and symbols
+            (`token_symbols`).
+        info: what else the codec needs: where the tokenizer is, the scheme, label names. Private, and sealed.
+        kept_identifier: the identifier of a codec alone, which cannot derive it.
     """
 
     secret: bytes | None
@@ -98,15 +99,15 @@ class Key:
         order: Callable[[bytes, int, tuple[int, ...]], NDArray[np.int32]] = permutation,
         root: bytes | None = None,
     ) -> Key:
-        """Make a key.
+        """Makes a key.
 
         Args:
-            model_digest: Of the base model.
-            vocab_size: Slots of the permutation.
-            pinned: Ids that keep their place.
-            info: What the codec needs.
-            order: How ids are permuted.
-            root: The root of a key that is no secret, such as a recipe's. None: a secret one is drawn.
+            model_digest: the digest of the base model.
+            vocab_size: the number of slots of the permutation.
+            pinned: ids that keep their place.
+            info: what the codec needs.
+            order: permutes the ids.
+            root: the root of a key that is no secret, such as a recipe's. None: a secret one is drawn.
         """
         root = secrets.token_bytes(32) if root is None else root
         sigma = order(subkey(root, model_digest, "permutation"), vocab_size, pinned)
@@ -114,7 +115,7 @@ class Key:
 
     @property
     def root(self) -> bytes:
-        """The root secret. Raises CodecAlone for a codec, which has none."""
+        """Returns the root secret. Raises CodecAlone for a codec, which has none."""
         if self.secret is None:
             raise CodecAlone(
                 "this file holds a key's codec, without the secret that this needs",
@@ -123,36 +124,37 @@ class Key:
         return self.secret
 
     def require_whole(self) -> None:
-        """Raise CodecAlone for a codec without the secret, before long work."""
+        """Raises CodecAlone for a codec, before long work."""
         _ = self.root
 
     def codec_alone(self) -> Key:
-        """Return the key without its root secret and what only that needs: it can encode and decode."""
+        """Returns the key without its root secret and what only that needs: it can encode and decode."""
         self.require_whole()
         info = self.with_own_responses().for_codec(self.shares)
         return Key(None, self.model_digest, self.sigma, info, self.identifier)
 
     def with_own_responses(self) -> KeyInfo:
-        """Return the key's information with its draws of responses in it.
+        """Returns the key's information with its draws of responses in it.
 
-        A codec, or a job's key, that has them exchanges a text as this key does. To send the text under both then tells
-        no more than to send it once.
+        A codec, or a job's key, with these draws exchanges a text as this key does. Sending the text under both then
+        reveals no
+        more than sending it once.
         """
         stream, ids = self.responses_key, self.response_ids
         return self.info if stream is None or not len(ids) else self.info.with_responses(stream, ids.tolist())
 
     @property
     def responses_key(self) -> bytes | None:
-        """The 32 bytes from which the draws for each text follow. None: a codec of before it was kept."""
+        """Returns the 32 bytes from which the draws for each text follow. None: an older codec, which has none."""
         if self.info.responses is not None:
             return bytes.fromhex(self.info.responses["stream"])
         return None if self.secret is None else subkey(self.secret, self.model_digest, "responses")
 
     @property
     def spends_again(self) -> str | None:
-        """Why a text that is sent again spends epsilon again; None: it does not.
+        """Returns why a text that is sent again spends epsilon again, or None if it does not.
 
-        So it is with files that were made before codecs and keys for jobs had the draws of the key they came from.
+        It does under codecs and job keys of older versions, which do not share the draws of the key they came from.
         """
         if not len(self.response_ids) or self.info.responses is not None:
             return None
@@ -164,7 +166,9 @@ class Key:
 
     @property
     def response_ids(self) -> NDArray[np.int64]:
-        """(m,) by symbol of several tokens: the id in whose order draws are made. Empty: nothing is exchanged."""
+        """Returns (m,) for each symbol of several tokens the id by whose order draws are made. Empty: no id is
+        exchanged.
+        """
         if self.token_symbols is None or self.info.scheme.get("epsilon") is None:
             return np.empty(0, np.int64)
         if self.info.responses is not None:
@@ -173,13 +177,13 @@ class Key:
 
     @cached_property
     def token_symbols(self) -> NDArray[np.int64] | None:
-        """(n,) the slot of each token, where many tokens have one (a coarse vocabulary); None: no two tokens do."""
+        """Returns (n,) the slot of each token, if many tokens share one (a coarse vocabulary). None: no two tokens do."""
         kept = self.info.scheme.get("map")
         return None if kept is None else SymbolMap(**kept).array
 
     @property
     def slots(self) -> Slots:
-        """The token of each slot of sigma; of many tokens the one with the lowest id."""
+        """Returns the token of each slot of sigma. If many tokens share a slot, it is the one with the lowest id."""
         if self.token_symbols is not None:
             lowest = np.unique(self.token_symbols, return_index=True)[1].astype(np.int64)
             return Slots(lowest, np.zeros(len(lowest), np.int64), 1)
@@ -194,26 +198,28 @@ class Key:
 
     @property
     def first(self) -> NDArray[np.int32]:
-        """(n,) the scrambled id of each token, of its first alias where it has several."""
+        """Returns (n,) the scrambled id of each token, or of its first alias."""
         if self.token_symbols is not None:
             return self.sigma[self.token_symbols]
         return self.sigma[: self.slots.tokens]
 
     @property
     def inverse(self) -> NDArray[np.int64]:
-        """(n',) the token behind each scrambled id; with shared rows the one whose place it was, which says
-        nothing, and with symbols one of many."""
+        """Returns (n',) the token behind each scrambled id.
+
+        With shared rows this is the token that had the id's place, which says nothing. With symbols it is one of many.
+        """
         return self.slots.origin[np.argsort(self.sigma)]
 
     @property
     def groups(self) -> list[NDArray[np.int64]] | None:
-        """The clusters, each ascending, where the key keeps them."""
+        """Returns the clusters, each ascending, if the key keeps them."""
         packed = self.info.packed_groups
         return None if packed is None else unpacked_groups(packed)
 
     @property
     def shares(self) -> bool:
-        """Whether an id names a cluster and no token."""
+        """Returns whether an id names a cluster and not a token."""
         return self.info.scheme.get("rows") == "shared" or self.token_symbols is not None
 
     def stream(self, label: str) -> Stream:
@@ -221,11 +227,13 @@ class Key:
 
     @property
     def identifier(self) -> str:
-        """16 bytes in hex that tell whether a scrambled model was made with this key. Public: a server is shown it.
+        """Returns 16 bytes in hex that identify the key of a scrambled model. They are public, and sent to servers.
 
-        HKDF's outputs for two labels are independent to anyone without the root, so this one reveals nothing of the
-        permutation, the noise or the root. It does link what was made with one key; so does comparing the tables.
-        Derived and not stored, so that every key file has one; a codec alone keeps it.
+        HKDF's outputs for two labels are independent to anyone without the root, so the identifier reveals nothing of
+        the
+        permutation, the noise or the root. It links all that was made with one key, as comparing the tables does. It is
+        derived
+        and not stored, so that every key file has one; a codec alone keeps it.
         """
         if self.kept_identifier is not None:
             return self.kept_identifier
@@ -240,7 +248,7 @@ class Key:
 
 
 def packed_groups(groups: list[NDArray[np.int64]], n: int) -> str:
-    """base64 of zlib of (n,) little-endian int32: the number of each token's cluster, -1 outside every cluster."""
+    """Returns base64 of zlib of (n,) little-endian int32: the number of each token's cluster, -1 outside every cluster."""
     number = np.full(n, -1, "<i4")
     for at, group in enumerate(groups):
         number[group] = at
@@ -248,7 +256,7 @@ def packed_groups(groups: list[NDArray[np.int64]], n: int) -> str:
 
 
 def unpacked_groups(text: str) -> list[NDArray[np.int64]]:
-    """Return the clusters of `packed_groups`. Raises DamagedKey."""
+    """Returns the clusters of `packed_groups`. Raises DamagedKey."""
     try:
         number = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<i4")
     except (ValueError, zlib.error) as error:

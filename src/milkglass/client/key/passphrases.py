@@ -1,10 +1,9 @@
-"""How strong a passphrase is, and a passphrase that is strong because it is drawn at random.
+"""Judges how strong a passphrase is, and generates strong ones.
 
-The key file is sealed with scrypt at N = 2^17, so that a guess costs an attacker about 0.4 s of one core and 128 MB.
-How many guesses a passphrase takes is estimated by zxcvbn, which knows common passwords, words, names, dates, keyboard
-patterns and repeats. Fewer than 10^10 are refused: zxcvbn's own bound for data that an attacker has and that is behind
-a slow hash. At 0.4 s they take 127 years of one core, or under 5 days of 10,000 cores. The estimate is not a proof: a
-sentence from a book looks stronger than it is.
+The key file is sealed with scrypt at N = 2^17: a guess costs an attacker about 0.4 s of one core and 128 MB. zxcvbn
+estimates the number of guesses; it knows common passwords, words, names, dates, keyboard patterns and repeats. Fewer
+than 10^10 guesses are refused, zxcvbn's own bound for data that an attacker has behind a slow hash: 127 years of one
+core, or under 5 days of 10,000 cores. The estimate is no proof: a sentence from a book looks stronger than it is.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from milkglass.errors import WeakPassphrase
 REQUIRED_GUESSES = 10**10
 SECONDS_A_GUESS = 0.4
 WORDS = 10  # 11 bits each, 110 bits in all
-ESTIMATED = 72  # characters; zxcvbn's time grows with the square of the length, and nothing this long needs more
+ESTIMATED = 72  # characters that are judged: zxcvbn's time grows with the square of the length
 UNITS = (("year", 365.25 * 86400), ("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
 
 
 def guesses(passphrase: str) -> int:
-    """About how many guesses an attacker needs who tries likely passphrases first."""
+    """Estimates how many guesses an attacker needs who tries likely passphrases first."""
     from zxcvbn import zxcvbn
 
     return int(zxcvbn(unicodedata.normalize("NFC", passphrase)[:ESTIMATED])["guesses"])
 
 
 def weakness(passphrase: str) -> str | None:
-    """Return what to say of a passphrase that is too weak for a new key; None if it is strong enough."""
+    """Returns what is wrong with a passphrase that is too weak for a new key, or None."""
     count = guesses(passphrase)
     if count >= REQUIRED_GUESSES:
         return None
@@ -40,7 +39,7 @@ def weakness(passphrase: str) -> str | None:
 
 
 def require_strong(passphrase: str) -> None:
-    """Raise WeakPassphrase. Only new passphrases are judged: an existing key opens with the one it was sealed with."""
+    """Raises WeakPassphrase. Only new passphrases are judged: an existing key opens with its own."""
     if fault := weakness(passphrase):
         raise WeakPassphrase(
             fault, "use four or more unrelated words, or --generate-passphrase; --weak-passphrase takes it as it is"
@@ -48,7 +47,7 @@ def require_strong(passphrase: str) -> None:
 
 
 def generated() -> str:
-    """Ten words drawn at random from the 2,048 English words of BIP 39, joined by hyphens: 110 bits."""
+    """Returns ten random words of the 2,048 English words of BIP 39, joined by hyphens: 110 bits."""
     from mnemonic import Mnemonic
 
     words = Mnemonic("english").wordlist
@@ -56,7 +55,7 @@ def generated() -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration as "25 seconds", "2 days" or "127 years", rounded down; "less than a second"."""
+    """Returns a duration as "25 seconds", "2 days" or "127 years", rounded down; or "less than a second"."""
     for unit, length in UNITS:
         if seconds >= length:
             count = int(seconds / length)
@@ -65,7 +64,7 @@ def duration(seconds: float) -> str:
 
 
 def _rounded(count: int) -> str:
-    """Write a number as "62", "8,000" or "10^10": one digit above a thousand, a power of ten above a million."""
+    """Returns a number as "62", "8,000" or "10^10": one digit above a thousand, a power of ten above a million."""
     if count < 1000:
         return str(count)
     power = len(str(count)) - 1

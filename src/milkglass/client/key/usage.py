@@ -1,9 +1,9 @@
-"""How much text has been encoded under a key, and what audits said that this gives away.
+"""Counts the text that was encoded under a key, and keeps what audits say that this reveals.
 
-A file of numbers beside the key file, `.NAME.usage.json`, mode 0600. It holds no text, no ids and no secret, so it
-needs no passphrase: that a key was used and how much is what the server knows anyway. It counts on this machine only: a
-key that is used in two places has two counts. A key that was made for a job from another counts for itself, and tells
-the other: the file names the key file it came from, and that one's file what each of its jobs encoded.
+The counts are in a file beside the key file, `.NAME.usage.json`, mode 0600. It has no text, no ids and no secret, so it
+needs no passphrase: the server knows how much a key was used. It counts on this machine only: a key that is used in two
+places has two counts. A job's key counts for itself and for its parent: its file names the parent's key file, and the
+parent's file lists what each job encoded.
 """
 
 from __future__ import annotations
@@ -23,23 +23,31 @@ from milkglass import files
 from milkglass.errors import KeyFileError
 
 VERSION = 1
-OPTIONAL = ("parent", "jobs", "rate", "audits")  # fields that are left out where they are empty
-MOST_AUDITS = 20  # of which a record is kept, the newest
+OPTIONAL = ("parent", "jobs", "rate", "audits")  # fields that are left out if they are empty
+MOST_AUDITS = 20  # the newest records that are kept
 
 
 @dataclass(frozen=True)
 class Usage:
-    """texts, tokens: encoded so far. audited: when last, seconds since 1970, 0 for never. spent: for each attacker
-    after how many tokens it reads a share ("10 %") of the content tokens, by the worst of all audits. parent: the key
-    file that this one was made from, "" for none. jobs: tokens encoded under keys made from this one, by file name.
-    audits: each of the last ones, the oldest first, see `audit_record`.
+    """The counts of a key.
+
+    Attributes:
+        texts: texts encoded so far.
+        tokens: tokens encoded so far.
+        audited: when it was last audited, in seconds since 1970; 0 for never.
+        spent: for each attacker, the tokens after which it reads a share ("10 %") of the content tokens, by the worst
+            of
+            all audits.
+        parent: the key file that this one was made from, or "".
+        jobs: tokens encoded under keys made from this one, by file name.
+        audits: the last audits, the oldest first (`audit_record`).
     """
 
     texts: int = 0
     tokens: int = 0
     audited: float = 0.0
     spent: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    measured: int = 0  # the audits went up to so many tokens, and say nothing of more
+    measured: int = 0  # the most tokens of an audit
     parent: str = ""
     jobs: Mapping[str, int] = field(default_factory=dict)
     rate: Mapping[str, float] = field(
@@ -48,7 +56,7 @@ class Usage:
     audits: Sequence[Mapping[str, Any]] = ()
 
     def passed(self) -> list[tuple[str, str, int]]:
-        """(attacker, share, tokens) for each threshold of the audits that has been passed, the highest of each."""
+        """Returns (attacker, share, tokens) for the highest threshold of the audits that each attacker has passed."""
         result = []
         for attacker, shares in self.spent.items():
             over = [(tokens, share) for share, tokens in shares.items() if self.tokens >= tokens]
@@ -63,7 +71,7 @@ def place(key: Path) -> Path:
 
 
 def read(key: Path) -> Usage:
-    """Return a key's counts; a key without a file was never used. Raises KeyFileError for a file that is not ours."""
+    """Returns a key's counts. A key without a file was never used. Raises KeyFileError for a damaged file."""
     path = place(key)
     if not path.is_file():
         return Usage()
@@ -77,8 +85,10 @@ def read(key: Path) -> Usage:
 
 
 def add(key: Path, texts: int, tokens: int) -> Usage:
-    """Count what was just encoded, and tell the key that this one was made from, and so on, where it still lies there;
-    a lock keeps two commands from losing each other's count."""
+    """Counts what was encoded, also for the keys that this one was made from, if their files still exist.
+
+    A lock keeps two commands from losing each other's counts.
+    """
     result = _change(key, lambda known: replace(known, texts=known.texts + texts, tokens=known.tokens + tokens))
     info, parent = {key.absolute()}, result.parent
     while parent and Path(parent).is_file() and Path(parent) not in info:
@@ -92,35 +102,35 @@ def _with_job(known: Usage, name: str, tokens: int) -> Usage:
 
 
 def derived(key: Path, parent: Path) -> None:
-    """Remember from which key file a new one was made."""
+    """Records from which key file a new one was made."""
     rate = read(parent).rate
     _change(key, lambda known: replace(known, parent=str(parent.absolute()), rate=rate))
     _change(parent, lambda known: _with_job(known, key.name, 0))
 
 
 def handed_on(key: Path, parent: Path) -> None:
-    """Copy what audits of a key said to a codec made from it.
+    """Copies the audits of a key to a codec made from it.
 
-    Text under both is one cipher, so the key's warnings hold there. The codec counts its own text, on the machine where
-    it is.
+    Text under both is one cipher, so the key's warnings hold for the codec. The codec counts its own text, on its
+    machine.
     """
     known = read(parent)
     _change(key, lambda _: replace(known, texts=0, tokens=0, parent="", jobs={}))
 
 
 def rated(key: Path, rate: Mapping[str, float]) -> None:
-    """Remember what a coarse vocabulary lets through: shares and bits, which are of all the text together."""
+    """Records what a coarse vocabulary reveals: shares and bits, over all the text together."""
     _change(key, lambda known: replace(known, rate=dict(rate)))
 
 
 def audit_record(texts: int, tokens: float, content: float, finished: bool) -> dict[str, Any]:
-    """Return the record of an audit.
+    """Returns the record of an audit.
 
     Args:
-        texts: How many texts were attacked.
-        tokens: The share of their tokens, from 0 to 1, that the strongest attack read; nan for none.
-        content: The share of what carries content.
-        finished: Whether no attack was left that may read more.
+        texts: how many texts were attacked.
+        tokens: the share of their tokens, from 0 to 1, that the strongest attack read; nan for none.
+        content: the share of content tokens that it read.
+        finished: whether no attack was left that may read more.
     """
     shares = {name: None if math.isnan(one) else one for name, one in (("tokens", tokens), ("content", content))}
     return {"at": time.time(), "texts": texts, **shares, "finished": finished}
@@ -129,7 +139,7 @@ def audit_record(texts: int, tokens: float, content: float, finished: bool) -> d
 def audited(
     key: Path, spent: Mapping[str, Mapping[str, int]], measured: int, record: Mapping[str, Any] | None = None
 ) -> Usage:
-    """Remember what an audit found, with up to so many tokens. What an audit before it found worse stays true."""
+    """Records an audit of up to `measured` tokens. The worst thresholds of earlier audits stay."""
 
     def joined(known: Usage) -> Usage:
         worst = {who: _worse(known.spent.get(who, {}), spent.get(who, {})) for who in {**known.spent, **spent}}
@@ -141,7 +151,7 @@ def audited(
 
 
 def _worse(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """For each share the fewer tokens, in the order in which shares grow."""
+    """Returns for each share the fewer tokens, in ascending order of the shares."""
     both = {share: min(part[share] for part in (one, other) if share in part) for share in {**one, **other}}
     return dict(sorted(both.items(), key=lambda result: float(result[0].split()[0])))
 
@@ -156,8 +166,13 @@ def _change(key: Path, change: Any) -> Usage:
 
 @contextmanager
 def locked(key: Path, wait: bool = True) -> Iterator[None]:
-    """One command at a time. The key's folder is locked: its files are replaced by each writer, and a lock in a file of
-    its own would stay behind. wait: false raises BlockingIOError where another has the lock."""
+    """Holds a lock on the key's folder, so that one command writes at a time.
+
+    The files are replaced by each writer, and a lock file would stay behind.
+
+    Args:
+        wait: False: raises BlockingIOError if another command has the lock.
+    """
     folder = os.open(key.absolute().parent, os.O_RDONLY)
     try:
         fcntl.flock(

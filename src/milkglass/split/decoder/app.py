@@ -1,10 +1,9 @@
-"""The server of a decoder without its embedding layer: `GET /v1/split`, the release of its table to enclaves (gate.py),
-and a WebSocket at `/v1/split/stream`.
+"""The server of a decoder without its embedding layer.
 
-The first message is JSON (`spec.OpenRequest`); from then on vectors come and ids go, in turns (`frames.py`). A message
-of JSON from the server is an error, and the last one. A session ends with its connection.
-
-No text, no tokenizer, no pickle. Nothing of what crosses is logged or written.
+It has `GET /v1/split`, the release of the embedding table to enclaves (gate.py), and a WebSocket at
+`/v1/split/stream`. The first message is JSON (`spec.OpenRequest`). Then vectors and ids alternate (`frames.py`). JSON
+from the server is an error and ends the session, which ends with its connection too. There is no text, no tokenizer
+and no pickle, and nothing that crosses is logged or written.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from milkglass.split.decoder.sessions import SessionTable, SplitSession
 from milkglass.split.spec import PATH, STREAM, DecoderInfo, OpenRequest
 
 log = logging.getLogger("milkglass.server")
-IDLE = 60.0  # seconds that a client may take for its next message, and to read one
+IDLE = 60.0  # seconds that a client may take to send its next message, or to read one
 MAX_OPEN = 4096  # bytes of the first message
-SPARE = 64 << 10  # bytes that a message may be too long and still get a reason
-POLICY, INTERNAL = 1008, 1011  # WebSocket's codes of closing
+SPARE = 64 << 10  # bytes by which a message may be too long and still get a reason
+POLICY, INTERNAL = 1008, 1011  # WebSocket's close codes
 
 
 def largest_message(info: DecoderInfo) -> int:
-    """Bytes of the longest message that a client may send."""
+    """Returns the bytes of the longest message that a client may send."""
     return info.max_length * info.width * DTYPES["float32"].itemsize + SPARE
 
 
@@ -100,7 +99,7 @@ class StreamConnection:
         self._socket, self._table, self._idle = socket, table, idle
 
     async def run(self) -> None:
-        """Serve until the answer is whole, the client leaves, or something is refused."""
+        """Serves until the answer is complete, the client leaves, or a message is refused."""
         session: SplitSession | None = None
         try:
             session = self._table.open(await self._opened())
@@ -115,7 +114,7 @@ class StreamConnection:
             pass
         except MilkglassError as error:
             await self._refuse(error)
-        except Exception as error:  # noqa: BLE001  (whatever it was: nothing of it may cross)
+        except Exception as error:  # noqa: BLE001  (no detail of it may reach the client)
             log.error("internal error: %s", place_of(error))
         finally:
             if session is not None:
@@ -133,15 +132,17 @@ class StreamConnection:
             raise BadUpload(rules, "see /v1/split/stream in docs/formats.md") from None
 
     async def _sent(self, message: Awaitable[None]) -> None:
-        """A message waits while those before it are not read: pongs too, of which the client asks for as many as it
-        likes. Raises WebSocketDisconnect, TooSlow."""
+        """Sends a message. Raises WebSocketDisconnect, or TooSlow if the client does not read.
+
+        A message waits while earlier ones are not read. These include pongs, which a client can request without limit.
+        """
         try:
             await asyncio.wait_for(message, self._idle)
         except TimeoutError:
             raise TooSlow(f"nothing was read for {self._idle:.0f} s", "read each answer") from None
 
     async def _receive(self) -> Any:
-        """The client's next message. Raises WebSocketDisconnect, TooSlow."""
+        """Returns the client's next message. Raises WebSocketDisconnect, TooSlow."""
         try:
             message = await asyncio.wait_for(self._socket.receive(), self._idle)
         except TimeoutError:
@@ -159,7 +160,7 @@ class StreamConnection:
 
 
 def serve(table: SessionTable, gate: Gate, home: Path, port: int, token: str) -> None:
-    """Run until SIGINT or SIGTERM, on 127.0.0.1. Raises UsageError."""
+    """Serves on 127.0.0.1 until SIGINT or SIGTERM. Raises UsageError."""
     settings = ServerSettings(home, port=port, token=token)
     app = create_app(table, gate, token)
     run(app, settings, "milkglass split serve", largest_message=largest_message(table.info))

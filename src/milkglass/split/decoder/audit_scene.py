@@ -1,10 +1,10 @@
-"""The scene of an audit of a split decoder: the vectors that the enclave gives for the user's texts.
+"""The scene of an audit of a split decoder: the vectors that the enclave returns for the user's texts.
 
-Anyone with the model, the provider first, finds each vector in the table: what crosses is the sanitized ids. So the
-scene holds both, the vectors (nearest rows, InvBert, MLC read them) and the ids (the channel attack reads what the
-sanitizer left). The attackers run the same sanitizer under secrets of their own.
+Anyone with the model, first of all the provider, can find each vector in the table and so read the sanitized ids. The
+scene therefore has both: vectors (for nearest rows, InvBert, MLC) and ids (for the channel attack on the sanitizer).
+The attackers run the same sanitizer with secrets of their own.
 
-A random half of the texts is private, the other half plays the text of an attacker with text like the user's.
+A random half of the texts is private. The other half is the text of an attacker who has text like the user's.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from milkglass.threat.observations import Activations, Tokens
 
 @dataclass(frozen=True)
 class EnclaveTexts:
-    """What an enclave gave for some texts.
+    """What an enclave returned for some texts.
 
     Attributes:
-        vectors: (total, d), a row a token.
-        sent: the ids whose rows they are.
+        vectors: (total, d), a row for each token.
+        sent: the ids of these rows.
         original: the texts' own ids.
-        left_out: texts that are too long.
+        left_out: how many texts are too long.
     """
 
     vectors: torch.Tensor = field(repr=False)
@@ -59,13 +59,13 @@ class EnclaveTexts:
 
 @dataclass(frozen=True)
 class TableOwner:
-    """Someone with the model: the provider.
+    """An attacker with the model, such as the provider.
 
     Attributes:
         table: (n, d) as stored.
-        package: with candidate lists like the enclave's.
-        settings: of the sanitizer, which are public.
-        counts: by a list of English words: nobody else has the user's.
+        package: the table, with candidate lists like the enclave's.
+        settings: the sanitizer's, which are public.
+        counts: token counts from a list of English words, since only the user has the user's.
     """
 
     table: torch.Tensor = field(repr=False)
@@ -74,7 +74,7 @@ class TableOwner:
     counts: NDArray[np.int64] = field(repr=False)
 
     def rehearse(self, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
-        """The sanitizer's output for these ids, and where each was sent: in its own place."""
+        """Returns the sanitizer's output for these ids, and the place of each, which is its own."""
         stream = Stream.of_seed("split attacker", seed)
         sent = TokenSanitizer(self.package, self.counts).sanitized(corpus.ids.astype(np.int64), self.settings, stream)
         return Sequences(sent.astype(corpus.ids.dtype), corpus.lengths), np.arange(len(sent), dtype=np.int64)
@@ -85,8 +85,17 @@ class TableOwner:
 
 
 def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, files: AuditFiles) -> SplitScene:
-    """base: the model that attackers have. k: length of the candidate lists. The texts' rows count against the
-    provider's limit. Raises KeyForOtherModel, UsageError, EnclaveError."""
+    """Builds the scene. The texts' rows count against the provider's limit.
+
+    Args:
+        base: the model that attackers have.
+        k: the length of the candidate lists.
+
+    Raises:
+        KeyForOtherModel: the model is not the enclave's.
+        UsageError: there is too little text, or all of it is too long.
+        EnclaveError: the enclave refuses.
+    """
     table = base.read(family_of(base.config).locate(base).table)
     if digest_of(table) != enclave.about["table"]:
         raise KeyForOtherModel("the model is not the one of this enclave", "give the model that the provider serves")

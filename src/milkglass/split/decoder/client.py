@@ -1,7 +1,7 @@
-"""The client's side of a stream: vectors out, ids back. Whoever loses the connection asks again.
+"""The client's side of a stream: vectors are sent, ids come back. A lost connection ends the answer.
 
-It reads no text and knows no table: `row_of` gives the vector of an id, which an enclave computes. The server is not
-trusted: each of its messages is checked, and counted: an answer ends after `max_tokens` of them, or before.
+It reads no text and knows no table: an enclave computes the vector of each id. The server is not trusted: each of its
+messages is checked and counted, and an answer has at most `max_tokens` of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from websockets.sync.client import ClientConnection
 
-SILENCE = 120.0  # seconds that an answer may take
+SILENCE = 120.0  # seconds that the next token may take
 MAX_MESSAGE = 64 << 10  # bytes of a server's message
 MAX_PACKAGE = 8 << 30
 RowOf = Callable[[int], "torch.Tensor"]  # an id to its vector (1, d)
@@ -38,7 +38,7 @@ RowOf = Callable[[int], "torch.Tensor"]  # an id to its vector (1, d)
 
 @dataclass(frozen=True)
 class SplitSampling:
-    """How the server chooses tokens: the fields of `OpenRequest` of the same names."""
+    """How the server chooses tokens. The fields are those of `OpenRequest`."""
 
     max_tokens: int = 128
     temperature: float = 0.0
@@ -47,7 +47,7 @@ class SplitSampling:
     seed: int | None = None
 
     def require(self, info: DecoderInfo) -> None:
-        """Refuse what the server does not do, before anything is sent. Raises UsageError."""
+        """Raises UsageError, before anything is sent, for an answer that the server does not make."""
         most = min(info.max_new_tokens, info.max_length - 1)
         if not 1 <= self.max_tokens <= most:
             raise UsageError(f"max_tokens is {self.max_tokens}, 1 to {most} are made here", "lower --max-tokens")
@@ -55,14 +55,14 @@ class SplitSampling:
 
 @dataclass(frozen=True)
 class DecoderServer:
-    """Where a split decoder is served.
+    """The address and the credentials of a split decoder's server.
 
     Attributes:
-        url: of the server, http(s)://host:port.
+        url: http(s)://host:port.
         token: its bearer token.
-        allow_http: whether the token may cross in the clear to another machine.
-        authority: a certificate file, for a server that signed its own.
-        patience: when an HTTP request that got no answer is made again.
+        allow_http: whether the token may cross a network unencrypted.
+        authority: a certificate file, for a self-signed server.
+        patience: when an unanswered HTTP request is sent again.
     """
 
     url: str
@@ -72,12 +72,12 @@ class DecoderServer:
     patience: RetryPolicy = RetryPolicy()
 
     def info(self) -> DecoderInfo:
-        """Ask the server what it takes. Raises RemoteError or one of its kinds."""
+        """Asks the server what it takes. Raises RemoteError."""
         with self._connection() as connection:
             return DecoderInfo.of(connection.json("GET", PATH))
 
     def package(self, enclave: Enclave) -> bytes:
-        """The provider's table, encrypted for this enclave. Raises RemoteError where the provider refuses it."""
+        """Returns the provider's table, encrypted for this enclave. Raises RemoteError if the provider refuses it."""
         with self._connection() as connection:
             nonce = str(connection.json("POST", CHALLENGE, {}).get("nonce"))
             if len(nonce) != 2 * NONCE or not set(nonce) <= set("0123456789abcdef"):
@@ -98,11 +98,11 @@ class DecoderServer:
         return closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.patience))
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> SplitStream:
-        """A stream for one prompt. dtype: of its vectors."""
+        """Returns a stream for one prompt whose vectors have type `dtype`."""
         return SplitStream(self, info, sampling, dtype)
 
     def connect(self) -> ClientConnection:
-        """A WebSocket. Raises Unauthorized, RemoteError; OSError and TimeoutError where there is no connection."""
+        """Opens a WebSocket. Raises Unauthorized, RemoteError; OSError or TimeoutError without a connection."""
         from websockets.exceptions import InvalidHandshake, InvalidStatus
         from websockets.sync.client import connect
 
@@ -132,26 +132,35 @@ class DecoderServer:
 
 
 class SplitStream:
-    """One prompt and its answer. `answer`, or `ids`, is called once.
+    """One prompt and its answer. Call `answer` or `ids` once.
 
     Attributes:
         sent: bytes of messages that were sent.
-        received: bytes of messages that came.
+        received: bytes of messages that were received.
     """
 
     def __init__(self, server: DecoderServer, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> None:
-        """dtype: of the vectors that `answer` gets."""
+        """Args: dtype: the type of the vectors that `answer` gets."""
         self._server, self._info, self._sampling, self._dtype = server, info, sampling, dtype
         self.sent = self.received = 0
 
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
-        """The ids of the answer, as they come. prompt: (t, d). Raises RemoteError."""
+        """Yields the ids of the answer. Raises RemoteError.
+
+        Args:
+            prompt: (t, d).
+            row_of: returns the vector (1, d) of an id.
+        """
         for token in self.answer(prompt, row_of):
             yield token.id
 
     def answer(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[NextToken]:
-        """The tokens of the answer, as they come. prompt: (t, d). Raises RemoteError; Unreachable where the connection
-        is lost."""
+        """Yields the tokens of the answer. See `ids` for the arguments.
+
+        Raises:
+            RemoteError: the server refuses, or breaks the protocol.
+            Unreachable: the connection is lost.
+        """
         with closing(self._opened()) as socket:
             token = self._exchange(socket, prompt)
             for count in itertools.count(1):
@@ -173,7 +182,7 @@ class SplitStream:
             return socket
 
     def _exchange(self, socket: ClientConnection, vectors: torch.Tensor) -> NextToken:
-        """Send vectors, and receive the token that follows them."""
+        """Sends vectors, and returns the token that follows them."""
         message = frames.encode_vectors(vectors)
         with self._lost_in_words(socket):
             socket.send(message)
@@ -186,7 +195,7 @@ class SplitStream:
 
     @contextmanager
     def _lost_in_words(self, socket: ClientConnection | None = None) -> Iterator[None]:
-        """Turn whatever ends a connection into Unreachable."""
+        """Raises Unreachable for all that ends a connection."""
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -199,7 +208,7 @@ class SplitStream:
 
 
 def _refusal(message: str) -> RemoteError:
-    """The server's own error, with its words."""
+    """Returns the server's error with its own message."""
     error = strict_json.document(message).get("error")
     if not isinstance(error, dict):
         return RemoteError("the server sent words where an id is due", DECODER_HINT)

@@ -1,12 +1,12 @@
 """A stock engine that takes vectors as a prompt: vLLM's OpenAI-compatible server with `--enable-prompt-embeds`.
 
-`POST /v1/completions` gets the prompt's vectors as `prompt_embeds`, base64 of what `torch.save` writes of a (t, d)
-tensor. The engine holds the embedding layer too and embeds the ids that it makes, so that only the prompt's vectors
-cross, once. **The ids of the answer, hence its text, are readable by the server**, as with `milkglass split serve`.
+`POST /v1/completions` gets the prompt's vectors as `prompt_embeds`: base64 of a (t, d) tensor written by `torch.save`.
+The engine has the embedding layer too and embeds the ids that it makes, so only the prompt's vectors are sent, once.
+**The server can read the ids of the answer, hence its text**, as with `milkglass split serve`.
 
-The engine releases no table and does not say which one it has: the enclave is built with a split server of the same
-model, and that both are of one model is taken on trust. Written after reading vLLM 0.33.0
-(`entrypoints/openai/completion`, `renderers/embed_utils.py`). Nothing is unpickled here.
+The engine releases no table and does not say which one it has. The enclave is built with a split server of the same
+model; that both have the same model is not checked. Written for vLLM 0.33.0 (`entrypoints/openai/completion`,
+`renderers/embed_utils.py`). Nothing is unpickled here.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ EMPTY_EVENTS = 1000  # events of an answer without an id, in all
 
 @dataclass(frozen=True)
 class PromptEmbedsEngine:
-    """Where a stock engine serves a model.
+    """The address and the credentials of a stock engine.
 
     Attributes:
-        url: of the engine, http(s)://host:port.
-        model: its name there.
-        token: what the engine was started with as `--api-key`.
-        allow_http: whether the token may cross in the clear to another machine.
-        authority: a certificate file, for an engine that signed its own.
+        url: http(s)://host:port.
+        model: the model's name there.
+        token: the engine's `--api-key`.
+        allow_http: whether the token may cross a network unencrypted.
+        authority: a certificate file, for a self-signed engine.
         patience: when a call that never arrived is made again.
         streaming: whether ids come as they are made, or all at the end.
         stop_token_ids: ids that end an answer, besides those of the engine's own `generation_config.json`.
@@ -63,8 +63,11 @@ class PromptEmbedsEngine:
     stop_token_ids: tuple[int, ...] = ()
 
     def info(self, about: Mapping[str, Any]) -> DecoderInfo:
-        """Ask the engine what it takes. about: the table that an open enclave holds (`Enclave.about`). Raises
-        RemoteError."""
+        """Asks the engine what it takes. Raises RemoteError.
+
+        Args:
+            about: describes the table in an open enclave (`Enclave.about`).
+        """
         with self.connection() as connection:
             served = rows(connection.json("GET", MODELS))
         names = [str(one.get("id")) for one in served]
@@ -80,12 +83,12 @@ class PromptEmbedsEngine:
         )  # fmt: skip
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> PromptEmbedsStream:
-        """A stream for one prompt. dtype: of its vectors, any floating one."""
+        """Returns a stream for one prompt. Its vectors can have any floating type."""
         return PromptEmbedsStream(self, info, sampling)
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """Open for a while. Errors have a hint for this engine."""
+        """Yields a connection. Errors have a hint for this engine."""
         with closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.patience)) as one:
             try:
                 yield one
@@ -94,11 +97,11 @@ class PromptEmbedsEngine:
 
 
 class PromptEmbedsStream:
-    """One prompt and its answer. `ids` is called once.
+    """One prompt and its answer. Call `ids` once.
 
     Attributes:
-        sent: bytes of the vectors, as they cross.
-        received: bytes of events that came; 0 without streaming.
+        sent: bytes of the vectors, as they are sent.
+        received: bytes of events that were received; 0 without streaming.
     """
 
     def __init__(self, engine: PromptEmbedsEngine, info: DecoderInfo, sampling: SplitSampling) -> None:
@@ -107,9 +110,16 @@ class PromptEmbedsStream:
         self.sent = self.received = 0
 
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
-        """The ids of the answer, as they come. prompt: (t, d). row_of is not called: the engine embeds its own ids.
+        """Yields the ids of the answer.
 
-        Raises TooLong before anything is sent, RemoteError."""
+        Args:
+            prompt: (t, d).
+            row_of: not called, because the engine embeds its own ids.
+
+        Raises:
+            TooLong: the prompt is too long. Nothing was sent.
+            RemoteError: the engine refuses, or breaks the protocol.
+        """
         body = self._body(prompt)
         with self._engine.connection() as connection:
             yield from self._events(connection, body) if self._engine.streaming else self._whole(connection, body)
@@ -153,7 +163,7 @@ class PromptEmbedsStream:
         raise Unreachable("the answer broke off before its end", "try again")
 
     def _checked(self, answer: Mapping[str, Any]) -> list[int]:
-        """The ids of an answer or an event."""
+        """Returns the ids of an answer or an event. Raises RemoteError."""
         error = answer.get("error")
         if isinstance(error, dict):
             raise RemoteError(f"the engine stopped: {error.get('message') or 'no reason given'}", "try again")
@@ -182,7 +192,7 @@ class PromptEmbedsStream:
 
 
 def packed_vectors(vectors: torch.Tensor, width: int) -> str:
-    """Pack vectors for `prompt_embeds`: base64 of a file of `torch.save`. vectors: (t, width). Raises UsageError."""
+    """Returns vectors (t, width) for `prompt_embeds`: base64 of a file of `torch.save`. Raises UsageError."""
     import torch
 
     if vectors.dim() != 2 or vectors.shape[1] != width or not len(vectors) or not vectors.is_floating_point():
@@ -195,7 +205,7 @@ def packed_vectors(vectors: torch.Tensor, width: int) -> str:
 
 
 def explained(error: RemoteError) -> RemoteError:
-    """The error with a hint for this engine: it gives none of its own, and those of our servers do not fit."""
+    """Returns the error with a hint for this engine, which gives none and which our servers' hints do not fit."""
     if isinstance(error, Unauthorized):
         hint = "give the engine's --api-key as the token"
     elif "enable-prompt-embeds" in error.message:

@@ -1,9 +1,9 @@
-"""What crosses after the first message: one safetensors file a message, whose every claim is checked.
+"""The messages of a stream after the first one: each is one safetensors file, whose every claim is checked.
 
-    from the client    "x", bf16, fp16 or fp32 (t, d): vectors of the prompt, then of one token a message
-    from the server    "ids", int64 (2,): the next id, and its place in `REASONS`
+    from the client     "x", bf16, fp16 or fp32 (t, d): vectors of the prompt, then of one token a message
+    from the server     "ids", int64 (2,): the next id, and its place in `REASONS`
 
-The two sides take turns, vectors first. No pickle. How many tokens a prompt has is not hidden.
+The sides alternate, vectors first. There is no pickle. The number of tokens of a prompt is not hidden.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ PROTOCOL = "client and server must be of one version (docs/formats.md)"
 
 @dataclass(frozen=True)
 class NextToken:
-    """What the server answers to vectors.
+    """The server's answer to vectors.
 
     Attributes:
-        id: of the token.
-        reason: why the answer ended with it, "stop" or "length"; None while it goes on.
+        reason: why the answer ends with this token, "stop" or "length". None: it goes on.
     """
 
     id: int
@@ -36,12 +35,12 @@ class NextToken:
 
 
 def encode_vectors(vectors: torch.Tensor) -> bytes:
-    """vectors: (t, d) of a type of DTYPES."""
+    """Returns the message of vectors (t, d), whose type is in DTYPES."""
     return save({"x": vectors.contiguous()})
 
 
 def decode_vectors(message: bytes, width: int, dtype: str, most: int) -> torch.Tensor:
-    """Read and check a client's vectors (t, width), 1 <= t <= most. Raises BadUpload."""
+    """Reads and checks a client's vectors (t, width), 1 <= t <= most. Raises BadUpload."""
     vectors = _tensor(message, "x", BadUpload, most * width * DTYPES[dtype].itemsize)
     if vectors.dtype != DTYPES[dtype] or vectors.dim() != 2:
         raise BadUpload(
@@ -61,7 +60,7 @@ def encode_token(token: NextToken) -> bytes:
 
 
 def decode_token(message: bytes, vocabulary: int) -> NextToken:
-    """Read and check a server's message. Raises RemoteError: the server is not trusted."""
+    """Reads and checks a message of the server, which is not trusted. Raises RemoteError."""
     numbers = _tensor(message, "ids", RemoteError, 16)
     if numbers.dtype != torch.int64 or numbers.shape != (2,):
         raise RemoteError("the server's message does not hold an id", "is `milkglass split serve` of a decoder there?")
@@ -72,7 +71,11 @@ def decode_token(message: bytes, vocabulary: int) -> NextToken:
 
 
 def _tensor(message: bytes, name: str, error: type[MilkglassError], size: int) -> torch.Tensor:
-    """The only tensor of a message; no length that it states allocates anything. size: bytes of numbers, at most."""
+    """Returns the only tensor of a message. No length that the message states allocates memory.
+
+    Args:
+        size: the most bytes of numbers.
+    """
     if len(message) > size + OVERHEAD:
         raise error(f"a message of {len(message)} bytes, at most {size + OVERHEAD} are allowed", "send fewer vectors")
     try:

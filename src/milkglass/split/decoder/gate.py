@@ -1,7 +1,8 @@
-"""The provider's decision: which enclaves get the table. Two requests of a client, which only hands them on.
+"""Decides which enclaves get the provider's table. The client passes two requests on from its enclave.
 
-POST /v1/split/challenge  {}                                -> {"nonce": hex}
-POST /v1/split/release    {"nonce", "public", "quote": b64} -> the encrypted package (enclave/attestation/release.py)
+POST /v1/split/challenge  {}                               -> {"nonce": hex}
+POST /v1/split/release    {"nonce", "public", "quote": b64} -> the encrypted package
+(enclave/attestation/release.py)
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from milkglass.errors import Busy, EnclaveError, UsageError
 from milkglass.server.http.strict_json import RequestBody
 
 CHALLENGE, RELEASE = "/v1/split/challenge", "/v1/split/release"
-MAX_NONCES, LIFE = 256, 120.0  # challenges that are open, and seconds that one is
+MAX_NONCES, LIFE = 256, 120.0  # the most open challenges, and how many seconds each stays open
 MAX_BODY = 256 << 10
 UNATTESTED = "start the server with --allow-unattested only where the client may have the table"
 
@@ -38,13 +39,12 @@ class ReleaseRequest(RequestBody):
 
 @dataclass
 class Gate:
-    """Releases a table.
+    """Releases a table to enclaves.
 
     Attributes:
-        package: the table.
         measurements: MRENCLAVE, in hex, of the enclaves that may have it.
-        unattested: whether enclaves without attestation may have it, too.
-        trust: where quotes must end.
+        unattested: whether enclaves without attestation may have it too.
+        trust: the root that quotes must lead to.
     """
 
     package: TablePackage = field(repr=False)
@@ -55,7 +55,7 @@ class Gate:
     _lock: Lock = field(default_factory=Lock, repr=False)  # challenges and releases run in different threads
 
     def challenge(self) -> str:
-        """A nonce that is good once. Raises Busy."""
+        """Returns a nonce that can be used once. Raises Busy."""
         now, nonce = time.monotonic(), secrets.token_hex(release.NONCE)
         with self._lock:
             self._nonces = {one: until for one, until in self._nonces.items() if until > now}
@@ -65,7 +65,7 @@ class Gate:
         return nonce
 
     def release(self, request: ReleaseRequest) -> Iterator[bytes]:
-        """The encrypted package, in pieces. Raises EnclaveError where the enclave may not have it."""
+        """Yields the encrypted package in pieces. Raises EnclaveError if the enclave may not have it."""
         with self._lock:
             until = self._nonces.pop(request.nonce, 0.0)
         if until < time.monotonic():
@@ -76,8 +76,7 @@ class Gate:
 
     @cached_property
     def _encoded(self) -> bytes:
-        """The encoded package, made once, at the first release: all enclaves get the same bytes, each under a key of
-        its own."""
+        """Returns the encoded package, made once: all enclaves get the same bytes, each encrypted under its own key."""
         return self.package.encode()
 
     def require(self, evidence: bytes, data: bytes) -> None:
@@ -92,7 +91,7 @@ class Gate:
 
 
 def measurements_of(words: Collection[str]) -> frozenset[str]:
-    """Read measurements as a quote has them, hex in lower case. Raises UsageError for what is no MRENCLAVE."""
+    """Returns measurements as quotes have them: hex in lower case. Raises UsageError for what is no MRENCLAVE."""
     for one in words:
         if not re.fullmatch("[0-9a-fA-F]{64}", one):
             raise UsageError(f"the measurement {one!r} is not 64 hex digits", "sign.sh prints it as mr_enclave")
@@ -100,7 +99,7 @@ def measurements_of(words: Collection[str]) -> frozenset[str]:
 
 
 def _software(evidence: bytes) -> dict[str, object] | None:
-    """A software quote's fields; None for any other."""
+    """Returns the fields of a software quote, or None for any other."""
     try:
         value = json.loads(evidence)
     except (ValueError, RecursionError):

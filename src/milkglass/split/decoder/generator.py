@@ -1,8 +1,8 @@
-"""The thread that runs a decoder for clients that hold its embedding layer.
+"""The thread that runs a decoder for clients that have its embedding layer.
 
 The rows of all sessions run in one batch, as in `server/inference/generator.py`, but a row can go on only when its
-client's vector is there. Rows whose vectors come in time go on together; the others are parked, each in a group of its
-own, and join again when their vector has come: a slow client delays nobody by more than `GRACE`.
+client's vector has arrived. Rows whose vectors arrive in time go on together. The others are parked, each in its own
+group, and join again when their vector arrives. A slow client delays others by at most `GRACE`.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from milkglass.server.inference.engine import Engine
 from milkglass.server.inference.generator import Scheduler, Sequence, admit
 from milkglass.server.inference.model_runner import ModelRunner
 
-GRACE = 0.005  # seconds that rows whose vector is there wait for the others
+GRACE = 0.005  # seconds that rows with a vector wait for the others
 
 
 @dataclass(eq=False)
 class SplitSequence(Sequence):
-    """A sequence whose tokens come as vectors.
+    """A sequence whose tokens arrive as vectors.
 
     Attributes:
-        vectors: (1, d) of the newest token, where it has come and was not read.
+        vectors: (1, d) of the newest token, if it has arrived and was not read.
     """
 
     vectors: torch.Tensor | None = None
 
     @property
     def due(self) -> bool:
-        """Whether there is something to do for it."""
+        """Returns whether there is something to do for the sequence."""
         return self.vectors is not None or self.cancelled
 
 
 class SplitGenerator(Engine[SplitSequence]):
-    """The thread of one decoder. Prompts are handed in with `submit`, each vector that follows with `deliver`."""
+    """The thread of one decoder. `submit` hands in a prompt, `deliver` each later vector."""
 
     def __init__(self, runner: ModelRunner, max_batch: int) -> None:
         super().__init__("split generator", max_batch)
@@ -45,7 +45,7 @@ class SplitGenerator(Engine[SplitSequence]):
         self._reading: list[SplitSequence] = []
 
     def deliver(self, sequence: SplitSequence, vectors: torch.Tensor) -> None:
-        """vectors: (1, d)."""
+        """Hands in the vector (1, d) of the newest token."""
         with self._changed:
             sequence.vectors = vectors
             self._changed.notify()
@@ -59,7 +59,9 @@ class SplitGenerator(Engine[SplitSequence]):
         return any(one.due for group in self._groups() for one in running(group))
 
     def step(self) -> None:
-        """Cancelled rows leave, new prompts are read, else every row whose vector has come goes on by a token."""
+        """Drops cancelled rows and reads new prompts. Without any, advances each row whose vector has arrived by a
+        token.
+        """
         for group in self._groups():
             group.drop_cancelled()
         self._parked = [group for group in self._parked if group.running]
@@ -84,7 +86,7 @@ class SplitGenerator(Engine[SplitSequence]):
         return [self._rows, *self._parked]
 
     def _gather(self) -> None:
-        """Wait a moment for vectors that are missing, then park the rows without one and take back those with one."""
+        """Waits up to GRACE for missing vectors, then parks rows without one and takes back parked rows with one."""
         until = time.monotonic() + GRACE
         with self._changed:
             while not all(one.due for one in running(self._rows)):

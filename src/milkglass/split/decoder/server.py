@@ -1,6 +1,6 @@
 """A decoder as the provider serves it: all layers in memory, and a table of sessions.
 
-The embedding table is in memory as well, since it may be the head; rows of it are given to enclaves only (gate.py).
+The embedding table is in memory too, since it may be the head. Rows of it are given to enclaves only (gate.py).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class DecoderServing:
     """What a provider serves.
 
     Attributes:
-        sessions: whose engine is not started yet.
-        package: the table, for enclaves.
+        sessions: the sessions, whose engine is not started yet.
+        package: the table for enclaves.
     """
 
     sessions: SessionTable
@@ -41,7 +41,7 @@ class DecoderServing:
 
 
 def decoder_of(checkpoint: Checkpoint) -> Architecture:
-    """The layout of a decoder. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
+    """Returns the layout of a decoder. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
     architecture = family_of(checkpoint.config).locate(checkpoint)
     if architecture.kind != "decoder":
         raise UnsupportedModel("this model is an encoder", "`milkglass split train` cuts encoders")
@@ -55,8 +55,12 @@ def opened(
     sessions: int = SESSIONS,
     network: Any = None,
 ) -> DecoderServing:
-    """Load all layers of a decoder. policy: how many rows may leave an enclave. network: the model, where it
-    is in memory already. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
+    """Loads all layers of a decoder. Raises UnsupportedModel for an encoder, CorruptCheckpoint.
+
+    Args:
+        policy: how many rows may leave an enclave.
+        network: the model, if it is in memory already.
+    """
     architecture = decoder_of(checkpoint)
     if network is None:
         network = language_model(checkpoint).eval().to("cuda" if torch.cuda.is_available() else "cpu")
@@ -78,5 +82,5 @@ def opened(
 
 
 def digest_of(table: torch.Tensor) -> str:
-    """SHA-256 of a table's bytes, in hex."""
+    """Returns the SHA-256 of a table's bytes in hex."""
     return hashlib.sha256(memoryview(table.contiguous().view(torch.uint8).numpy()).cast("B")).hexdigest()

@@ -1,6 +1,6 @@
-"""Sessions of a split decoder: one prompt and its answer, for as long as their connection lasts.
+"""Sessions of a split decoder: one prompt and its answer, for the life of their connection.
 
-All of this runs in the event loop; only `_on_token` and `_on_error` are called in the engine's thread.
+All runs in the event loop, except `_on_token` and `_on_error`, which the engine's thread calls.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ class SplitSession:
     """One prompt and its answer.
 
     Attributes:
-        request: what was asked of it.
-        over: whether the answer is whole.
+        over: whether the answer is complete.
     """
 
     def __init__(self, request: OpenRequest, info: DecoderInfo, engine: SplitGenerator, ends: frozenset[int]) -> None:
@@ -34,8 +33,9 @@ class SplitSession:
         self._sequence: SplitSequence | None = None
 
     async def answer(self, message: bytes) -> NextToken:
-        """Hand vectors to the engine, and wait for the token that follows them. Raises BadUpload, TooLong, Busy, and
-        what the engine gave instead."""
+        """Hands vectors to the engine, and returns the token that follows. Raises BadUpload, TooLong, Busy, or its
+        error.
+        """
         info, first = self._info, self._sequence is None
         vectors = frames.decode_vectors(message, info.width, self.request.dtype, info.max_length if first else 1)
         self._next = self._loop.create_future()
@@ -57,7 +57,7 @@ class SplitSession:
         self._engine.submit([self._sequence])
 
     def cancel(self) -> None:
-        """Free its row. Whatever the engine still says is dropped."""
+        """Frees the session's row. Later output of the engine is dropped."""
         self._next.cancel()
         if self._sequence is not None:
             self._engine.cancel(self._sequence)
@@ -79,11 +79,11 @@ class SplitSession:
 
 @dataclass
 class SessionTable:
-    """The sessions that are open.
+    """The open sessions.
 
     Attributes:
         info: what the server takes.
-        engine: what runs the rows.
+        engine: runs the rows.
         ends: the ids that end an answer.
     """
 
@@ -96,7 +96,7 @@ class SessionTable:
         return len(self._open)
 
     def open(self, request: OpenRequest) -> SplitSession:
-        """A new session. Raises Busy, BadUpload."""
+        """Opens a session. Raises Busy, BadUpload."""
         if request.max_tokens > self.info.max_new_tokens:
             raise BadUpload(f"max_tokens is {request.max_tokens}", f"at most {self.info.max_new_tokens} are made here")
         if len(self._open) >= self.info.sessions:

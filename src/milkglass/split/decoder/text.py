@@ -1,8 +1,7 @@
-"""Text in, text out, over an enclave and a split decoder: what `milkglass generate --split` and programs use.
+"""Text in, text out, over an enclave and a split decoder, for `milkglass generate --split` and for programs.
 
-The other layers are run by `milkglass split serve`, or by a stock engine that takes vectors as a prompt (engines.py).
-
-The prompt is sanitized in the enclave. The answer's ids, hence its text, are readable by the server in this mode.
+`milkglass split serve` runs the other layers, or a stock engine that takes vectors as a prompt (engines.py). The
+enclave sanitizes the prompt. The server can read the answer's ids, hence its text.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.spec import DecoderInfo
 
 READABLE = "the server reads the answer: nothing but the prompt can be sanitized (CMIF has no way around this)"
-HALF = {"float32": "float16"}  # how vectors of a table in fp32 cross, unless fp32 is asked for
+HALF = {"float32": "float16"}  # the type in which vectors of an fp32 table are sent, unless `exact` is set
 
 
 class IdStream(Protocol):
@@ -32,19 +31,19 @@ class IdStream(Protocol):
 
     Attributes:
         sent: bytes that were sent.
-        received: bytes that came.
+        received: bytes that were received.
     """
 
     sent: int
     received: int
 
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
-        """The ids of the answer, as they come. row_of: gives the vector of an id, where the server wants it."""
+        """Yields the ids of the answer. `row_of` returns the vector of an id, if the server needs it."""
         ...
 
 
 class VectorServer(Protocol):
-    """What runs the other layers: `DecoderServer` or `PromptEmbedsEngine`."""
+    """Runs the other layers: `DecoderServer` or `PromptEmbedsEngine`."""
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> IdStream: ...
 
@@ -54,12 +53,11 @@ class SplitText:
     """An enclave and a server of one model.
 
     Attributes:
-        enclave: open.
-        server: where the other layers are.
+        server: runs the other layers.
         info: what the server takes.
-        settings: of the sanitizer.
-        exact: whether vectors cross in the table's own type, even if that is fp32.
-        streams: of all prompts so far, the newest last.
+        settings: the sanitizer's.
+        exact: whether vectors are sent in the table's own type, even if that is fp32.
+        streams: the streams of all prompts so far, the newest last.
     """
 
     enclave: Enclave
@@ -76,29 +74,33 @@ class SplitText:
             )
 
     def prompt(self, text: str, instruction: str, sampling: SplitSampling) -> SanitizedPrompt:
-        """Plain text to continue. Raises CodecError, EnclaveError."""
+        """Sanitizes plain text to continue. Raises CodecError, EnclaveError."""
         return self.enclave.text(text, instruction, self._room(sampling), self.settings)
 
     def conversation(
         self, messages: Sequence[Message], sampling: SplitSampling, instruction: str = ""
     ) -> SanitizedPrompt:
-        """A conversation in the model's chat template. instruction: what is not sanitized where a message begins so."""
+        """Sanitizes a conversation in the model's chat template.
+
+        Args:
+            instruction: a text that is not sanitized where a message begins with it.
+        """
         return self.enclave.chat(messages, self._room(sampling), self.settings, instruction)
 
     def _room(self, sampling: SplitSampling) -> int:
-        """Tokens that a prompt may have. Raises UsageError for an answer that the server does not make."""
+        """Returns how many tokens a prompt may have. Raises UsageError for an answer that the server does not make."""
         sampling.require(self.info)
         return self.info.max_length - sampling.max_tokens
 
     def ids(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[int]:
-        """The ids of the answer as they come. Raises RemoteError, EnclaveError."""
+        """Yields the ids of the answer. Raises RemoteError, EnclaveError."""
         dtype = self.info.dtype if self.exact else HALF.get(self.info.dtype, self.info.dtype)
         stream = self.server.stream(self.info, sampling, dtype)
         self.streams.append(stream)
         return stream.ids(self._vectors(prompt.vectors, dtype), lambda one: self._row(one, dtype))
 
     def text(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[str]:
-        """The answer's text, a piece at a time that no later id can change."""
+        """Yields the answer's text in pieces that no later id can change."""
         decoder = StreamDecoder(
             lambda ids: [int(one) for one in ids], self.enclave.decode, self.enclave.about["by_byte"]
         )
@@ -109,8 +111,7 @@ class SplitText:
             yield piece
 
     def chat(self, system: str | None, sampling: SplitSampling) -> Conversation:
-        """A conversation that can be gone on with. Each turn sends all of it; a message has the same substitutes in
-        each."""
+        """Starts a conversation. Each turn sends all of it, and a message has the same substitutes in each."""
 
         def ask(turns: list[Message]) -> Answer:
             prompt = self.conversation(turns, sampling)
@@ -122,6 +123,6 @@ class SplitText:
         return self._vectors(self.enclave.rows((token,)), dtype)
 
     def _vectors(self, content: bytes, dtype: str) -> torch.Tensor:
-        """Bytes of (t, d) in the table's type, as the type that crosses."""
+        """Returns bytes of (t, d) in the table's type as a tensor of the type that is sent."""
         stored: Any = DTYPES[self.info.dtype]
         return torch.frombuffer(bytearray(content), dtype=stored).reshape(-1, self.info.width).to(DTYPES[dtype])
