@@ -247,7 +247,7 @@ def read_words(kind: type, words: Sequence[str], method: str, without: Sequence[
 
 
 def described(kind: type, without: Sequence[str] = ()) -> str:
-    """Returns all parameters in words: "epsilon (a finite number above 0; 8.0), where (one of local, central; local)"."""
+    """Returns all parameters in words, such as "epsilon (a finite number above 0; 8.0), k (a whole number; 10)"."""
     return ", ".join(_described(one) for name, one in parameters_of(kind).items() if name not in without)
 
 

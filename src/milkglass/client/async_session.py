@@ -141,7 +141,7 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
     """
 
     def __init__(self, session: Session, connect: Callable[[], Remote]) -> None:
-        """Args: session: the session whose methods are run. connect: opens another connection to the session's server."""
+        """Wraps a session. `connect` opens another connection to its server."""
         self._session, self._connect, self._closed = session, connect, False
         self._tuning = asyncio.Lock()
         self._idle, self._busy, self._running = [session.remote], set[Remote](), set[asyncio.Future[Any]]()

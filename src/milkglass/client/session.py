@@ -317,7 +317,7 @@ class Session(AbstractContextManager["Session"]):
         return Job(self.remote, str(job["id"]), asked.train.task, job.get("status"))
 
     def _require_layers(self, settings: Mapping[str, Any], layers: int | None) -> None:
-        """Raises UsageError if LoRA would have no layer to adapt. Reports defaults that are lowered to leave it some."""
+        """Raises UsageError if LoRA would have no layer to adapt. Reports defaults that are lowered for it."""
         from milkglass.server.spec import Hyperparameters
 
         chosen = Hyperparameters(**settings)

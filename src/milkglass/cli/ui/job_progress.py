@@ -116,7 +116,7 @@ def _interrupted(remote: Remote, job_id: str, way: ServerOptions, key: KeyOption
 
 @contextmanager
 def _board(as_json: bool) -> Iterator[Show]:
-    """Shows steps, loss and time left: as a bar on a terminal, as occasional lines elsewhere, not at all with --json."""
+    """Shows steps, loss and time left: a bar on a terminal, occasional lines elsewhere, nothing with --json."""
     if as_json:
         yield lambda event: None
     elif watched():

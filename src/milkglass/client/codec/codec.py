@@ -306,7 +306,7 @@ class Codec:
     # --- ids without text ------------------------------------------------------------------------------------------
     @property
     def plain(self) -> Codec:
-        """Returns the codec with the original ids, for programs that play both sides. Nothing that it encodes is sent."""
+        """Returns the codec with the original ids, for programs that play both sides. Its ids are never sent."""
         own = np.arange(len(self.sigma))
         bare = replace(self, choices=None, responses=None, readable=True, key_id=None)
         return replace(bare, sigma=own.astype(np.int32), inverse=own)
@@ -360,7 +360,7 @@ class Codec:
 
     @property
     def stop_ids(self) -> Ids:
-        """Returns the scrambled end-of-sequence id as an array of one, or of none if the tokenizer has no such token."""
+        """Returns the scrambled end-of-sequence id as an array of one, or of none if the tokenizer has none."""
         end = self.tokenizer.eos_token_id
         return self.sigma[[] if end is None else [end]]
 

@@ -98,7 +98,7 @@ def text_of(content: Any, number: int) -> str:
 
 
 def _call(number: int, given: Any) -> dict[str, Any]:
-    """Returns a tool call with its arguments as an object, as templates want it. They may be JSON, as OpenAI has them."""
+    """Returns a tool call with its arguments as an object, as templates want it. OpenAI has them as JSON text."""
     function = given.get("function") if isinstance(given, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UsageError(f"a tool call of message {number} names no function", "give it as it was answered")

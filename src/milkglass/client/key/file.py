@@ -221,7 +221,7 @@ def read_key(path: Path, passphrase: str) -> Key:
 
 
 def leftovers(path: Path) -> list[Path]:
-    """Returns the files that killed commands left beside a key: sealed copies under any of its passphrases, and counts."""
+    """Returns the files that killed commands left beside a key: sealed copies and counts."""
     name = re.escape(path.name)
     pattern = re.compile(rf"\.({name}|\.{name}\.usage\.json)\.[0-9a-f]{{8}}\.tmp")
     try:

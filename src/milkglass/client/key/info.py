@@ -97,7 +97,7 @@ class KeyInfo:
 
     @property
     def slots(self) -> Mapping[str, Any] | None:
-        """Returns how many scrambled ids tokens have (`copies`), and which tokens have one (`single`). None: one each."""
+        """Returns how many scrambled ids tokens have (`copies`), and which have one (`single`). None: one each."""
         return self.document.get("slots")
 
     @property

@@ -177,7 +177,7 @@ class Key:
 
     @cached_property
     def token_symbols(self) -> NDArray[np.int64] | None:
-        """Returns (n,) the slot of each token, if many tokens share one (a coarse vocabulary). None: no two tokens do."""
+        """Returns (n,) the slot of each token, if tokens share slots (a coarse vocabulary). None: they do not."""
         kept = self.info.scheme.get("map")
         return None if kept is None else SymbolMap(**kept).array
 
@@ -248,7 +248,7 @@ class Key:
 
 
 def packed_groups(groups: list[NDArray[np.int64]], n: int) -> str:
-    """Returns base64 of zlib of (n,) little-endian int32: the number of each token's cluster, -1 outside every cluster."""
+    """Returns base64 of zlib of (n,) little-endian int32: the number of each token's cluster, -1 if it has none."""
     number = np.full(n, -1, "<i4")
     for at, group in enumerate(groups):
         number[group] = at

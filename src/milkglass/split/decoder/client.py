@@ -140,7 +140,7 @@ class SplitStream:
     """
 
     def __init__(self, server: DecoderServer, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> None:
-        """Args: dtype: the type of the vectors that `answer` gets."""
+        """Prepares a stream. `dtype` is the type of the vectors that `answer` gets."""
         self._server, self._info, self._sampling, self._dtype = server, info, sampling, dtype
         self.sent = self.received = 0
 
