@@ -1,6 +1,9 @@
-"""From likelihoods to a guess: within a group every public id is used at most once, so the best assignment as a whole
-(Kuhn 1955) beats each row's own favourite. Where a token has r scrambled ids, a group has r times as many rows as
-members, and each member is used r times."""
+"""Turns likelihoods into a guess.
+
+Each public id of a group is used at most once. The best joint assignment (Kuhn 1955) is therefore better than the most
+likely id of each row. If a token has r scrambled ids, a group has r times as many rows as members, and each member is
+used r times.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from milkglass.threat.observations import Transcript
 
 
 class Solver(Attack):
-    """An attack that works out candidates: a later attack that is given them starts from there."""
+    """An attack that works out candidates, from which a later attack can start."""
 
     @abc.abstractmethod
     def learn(
@@ -31,7 +34,7 @@ class Solver(Attack):
 
 
 def ranked(candidates: Candidates, size: int, k: int = 10) -> Guess:
-    """(size, k) public ids: first the jointly best assignment, then each row's others, likeliest first."""
+    """Returns a guess (size, k): first the best joint assignment, then the row's other members, most likely first."""
     table = np.full((size, k), NO_BELIEF, np.int64)
     for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
         scores = likelihood.copy()
@@ -43,8 +46,14 @@ def ranked(candidates: Candidates, size: int, k: int = 10) -> Guess:
 
 
 def best(likelihood: NDArray[np.float64]) -> tuple[Ids, Ids]:
-    """Rows and columns of the assignment of greatest total likelihood, for any (r, m), a column taken `copies` times;
-    -inf is very unlikely, not forbidden, so that there is always an answer."""
+    """Returns the rows and columns of the assignment with the greatest total likelihood.
+
+    Each column is taken up to `copies` times. A likelihood of -inf counts as very unlikely, not as forbidden, so that
+    there is always an assignment.
+
+    Args:
+        likelihood: (r, m) of any shape.
+    """
     worst = np.finfo(np.float64).min / 1e6
     members = likelihood.shape[1]
     wide = np.tile(np.maximum(likelihood, worst), copies(*likelihood.shape))
@@ -53,5 +62,5 @@ def best(likelihood: NDArray[np.float64]) -> tuple[Ids, Ids]:
 
 
 def copies(rows: int, members: int) -> int:
-    """How many rows of a group each of its members has."""
+    """Returns how many rows of a group stand for each of its members."""
     return max(1, round(rows / max(members, 1)))

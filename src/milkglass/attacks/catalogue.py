@@ -1,9 +1,9 @@
-"""Every attack by name. Adding a method is one file and one line here; the shared tests then run on it.
+"""All attacks by name. To add one, write a file and add a line here; the shared tests then run on it.
 
-ATTACKS are those of an audit: of a key, or of halves. GRADIENT_ATTACKS are of what a site shares in federated training,
-and of GHOST's shadows; recipes have them all (ALL_ATTACKS).
+ATTACKS are those of an audit of a key or of halves. GRADIENT_ATTACKS read what a site shares in federated training, and
+GHOST's shadows. Recipes use both (ALL_ATTACKS).
 
-Importing this page imports them all, PyTorch too: commands do so only when they need it.
+Importing this module imports every attack and PyTorch. Commands import it only when they need it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Run a model that an attacker holds: from its tensors, without its folder, one batch of equal lengths after another.
+"""Runs a model that an attacker holds, from its tensors alone.
 
-Batches hold sequences of one length each, so that no padding is needed and no mask can be wrong.
+Each batch holds sequences of one length, so that neither padding nor a mask is needed.
 """
 
 from __future__ import annotations
@@ -21,20 +21,28 @@ TOKENS = 2048  # in a batch
 
 
 def body(model: Model, layers: int | None = None) -> PreTrainedModel:
-    """The transformer without a head, fp32, in evaluation mode; with `layers`, only its first ones."""
+    """Returns the transformer without a head, in fp32 and evaluation mode.
+
+    Args:
+        model: the tensors and the config.
+        layers: how many of the first layers are kept. None: all.
+    """
     built: PreTrainedModel = torch_model.body(model, layers=layers).eval()
     return built
 
 
 def tied(model: Model) -> bool:
-    """Whether its table is its head, by its config; where that does not say, as its kind of model does."""
+    """Returns whether the model's table is its head, by its config or else by the default of its kind."""
     raw = dict(model.config)
     kind = raw.pop("model_type")
     return bool(AutoConfig.for_model(kind, **raw).tie_word_embeddings)
 
 
 def batches(sequences: Sequences, tokens: int = TOKENS) -> Iterator[Ids]:
-    """Numbers of sequences, of one length and at most `tokens` ids a batch, the shortest first; empty ones never."""
+    """Yields the numbers of sequences of one length, at most `tokens` ids at a time, the shortest first.
+
+    Skips empty ones.
+    """
     order = np.argsort(sequences.lengths, kind="stable")
     lengths = sequences.lengths[order]
     for length in np.unique(lengths[lengths > 0]):
@@ -47,8 +55,10 @@ def batches(sequences: Sequences, tokens: int = TOKENS) -> Iterator[Ids]:
 def within(
     sequences: Sequences, budget: Budget, rng: np.random.Generator, floor: float = 0.0, tokens: int = TOKENS
 ) -> Iterator[Ids]:
-    """The batches in an order drawn from `rng` until less than `floor` seconds are left: what was read by then is a
-    sample of all. The first one comes always, so that there is something."""
+    """Yields the batches in random order until less than `floor` seconds are left, so that they are a sample of all.
+
+    The first batch always comes.
+    """
     every = list(batches(sequences, tokens))
     for done, number in enumerate(rng.permutation(len(every)).tolist()):
         if done and budget.left() < floor:
@@ -57,20 +67,24 @@ def within(
 
 
 def stacked(sequences: Sequences, numbers: Ids) -> torch.Tensor:
-    """(b, t) the ids of sequences of one length."""
+    """Returns (b, t) the ids of sequences of one length."""
     return torch.from_numpy(sequences.ids[places(sequences, numbers)].reshape(len(numbers), -1))
 
 
 def places(sequences: Sequences, numbers: Ids) -> Ids:
-    """(b * t,) where the tokens of these sequences lie among all."""
+    """Returns (b * t,) the places of these sequences' tokens among all tokens."""
     starts = np.cumsum(sequences.lengths)[numbers] - sequences.lengths[numbers]
     return (starts[:, None] + np.arange(int(sequences.lengths[numbers[0]]))).reshape(-1)
 
 
 @torch.inference_mode()
 def state(model: PreTrainedModel, ids: torch.Tensor, layer: int | None = None) -> torch.Tensor:
-    """(b, t, d) the last hidden states; with `layer`, those after so many layers, as they go into the next one: a
-    decoder's last norm comes after its last layer only. A model with fewer layers gives its last states."""
+    """Returns (b, t, d) hidden states.
+
+    Args:
+        layer: after how many layers they are taken, as the next layer receives them: a decoder's last norm is not
+            applied. None, or more layers than there are: the model's last states.
+    """
     if layer is None:
         return model(input_ids=ids).last_hidden_state.float()
     every = model(input_ids=ids, output_hidden_states=True).hidden_states
@@ -80,8 +94,11 @@ def state(model: PreTrainedModel, ids: torch.Tensor, layer: int | None = None) -
 def sampled(
     model: PreTrainedModel, sequences: Sequences, groups: Iterable[Ids], layer: int | None = None
 ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-    """(total, d) the state of every token of the sequences in `groups` (see `within`), 0 in the others; (b,) which
-    sequences these were."""
+    """Returns the states of the sequences in `groups` (see `within`).
+
+    Returns:
+        (total, d) the state of every token, 0 where a sequence was not run, and (b,) whether each sequence was.
+    """
     out = torch.zeros(len(sequences.ids), model.config.hidden_size)
     read = np.zeros(len(sequences), np.bool_)
     for numbers in groups:
@@ -92,13 +109,13 @@ def sampled(
 
 
 def headless(model: Model) -> str | None:
-    """Why `public_head` is not the model's: its head is not its table, and its checkpoint has no head."""
+    """Returns why `public_head` cannot be used, or None. It cannot if the head is not the table and was not saved."""
     if model.head is None and not tied(model):
         return "the public model's head is not its table, and its checkpoint holds no head"
     return None
 
 
 def public_head(model: Model) -> torch.Tensor:
-    """(n, d) the output embeddings, or the table where the two are tied; ask `headless` before."""
+    """Returns (n, d) the output embeddings, or the table if both are tied. Call `headless` before."""
     head = model.head
     return model.table if head is None else head

@@ -1,6 +1,6 @@
-"""The search of the cluster solve: which rows and tokens are still free, and the clusters that were found.
+"""The search of the cluster solve. It keeps the free rows and tokens, and the clusters that were found.
 
-See cluster_solve.py for the method, sparse.py for the linear algebra.
+cluster_solve.py describes the method, sparse.py has the linear algebra.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LOUD = 0.02  # above this noise, more candidates are kept and nothing is sketche
 
 @dataclass(frozen=True)
 class _FreePool:
-    """What was free when it was last looked at, together in memory.
+    """The rows or tokens that were free at the last `_refresh`, gathered in one tensor.
 
     Attributes:
-        ids: (f,).
-        small: (f, sketch).
+        ids: (f,) their ids.
+        small: (f, sketch) their projected rows.
     """
 
     ids: Ids
@@ -36,19 +36,19 @@ class _FreePool:
 
 
 class ClusterSearch:
-    """What is still free, and what was found. Indices are scrambled ids (rows) and public ids (tokens).
+    """The state of the search. Rows are indexed by scrambled ids, tokens by public ids.
 
     Attributes:
         mixed, public: (n', d) and (n, d) the scrambled and the public rows.
-        rows, tokens: the same, of length 1.
+        rows, tokens: `mixed` and `public`, scaled to length 1.
         widths, batch, sketch, margins: see `ClusterSolve`.
-        copies: rows of each token, but for special ones.
-        free_rows: (n',).
-        twins: of each token that is the first of its kind, the tokens equal to it that are free, else none.
-        noise: how nearly the equations hold, see `measure`.
+        copies: the number of rows of each ordinary token.
+        free_rows: (n',) whether each row belongs to no cluster yet.
+        twins: for the first of several equal tokens, those of them that are free; empty for all other tokens.
+        noise: the relative error of the equations, see `measure`.
         clusters: rows, tokens and weights of each cluster.
-        small_rows, small_tokens: `rows` and `tokens` in `sketch` dimensions.
-        pool_rows, pool_tokens: what of these was free when it was last looked at.
+        small_rows, small_tokens: `rows` and `tokens`, projected to `sketch` dimensions.
+        pool_rows, pool_tokens: the free part of these at the last `_refresh`.
     """
 
     small_rows: Tensor
@@ -67,7 +67,7 @@ class ClusterSearch:
         self.noise, self.clusters = EXACT, list[tuple[Ids, Ids, NDArray[np.float64] | None]]()
 
     def verbatim(self) -> None:
-        """Rows equal to a public row; and which public rows equal each other."""
+        """Takes out rows that equal a public row, and finds which public rows equal each other."""
         alike = sparse.equal_rows(self.mixed)
         for key, tokens in sparse.equal_rows(self.public).items():
             rows = alike.get(key, [])
@@ -87,7 +87,10 @@ class ClusterSearch:
 
     # --- how good the equations are
     def measure(self, sample: int = 64) -> None:
-        """The median of what least squares leaves over, relative to a row's length. Sets the sketch up as well."""
+        """Measures `noise`: the median residual of least squares, relative to a row's length.
+
+        Also chooses the projection.
+        """
         self._project(self.rows.shape[1])
         self._refresh()
         if not self.free_rows.any():
@@ -123,7 +126,7 @@ class ClusterSearch:
         yield from ((widths[-1], margin) for margin in margins[1:])
 
     def sweep(self, width: int, margin: float, budget: Budget) -> None:
-        """Every free row once, or until it is clear that clusters are wider than this."""
+        """Tries every free row once. Stops early if few are solved, since the clusters are then wider than `width`."""
         order = self.rng.permutation(np.flatnonzero(self.free_rows))
         self._refresh()
         tried = solved = at = 0
@@ -146,8 +149,13 @@ class ClusterSearch:
         self.pool_tokens = _FreePool(tokens, self.small_tokens[torch.from_numpy(tokens)])
 
     def _shortlist(self, seeds: Ids, width: int) -> tuple[Ids, Ids]:
-        """(b, m) the nearest scrambled rows and (b, z) the tokens best explained by the first `width` of them: aliases
-        make a cluster's rows more, and its span no larger."""
+        """Returns candidates for the cluster of each seed.
+
+        Only the first `width` rows span the tokens: aliases add rows to a cluster, but no dimensions to its span.
+
+        Returns:
+            (b, m) the nearest scrambled rows, and (b, z) the tokens that the first `width` of them explain best.
+        """
         rows, tokens = self.pool_rows, self.pool_tokens
         wide, width = min(self.copies * width, len(rows.ids)), min(width, len(rows.ids))
         extra = 16 if self.noise < LOUD else 96
@@ -168,7 +176,7 @@ class ClusterSearch:
         return solved
 
     def _settle(self, tokens: Ids, near: Ids, candidates: Ids, margin: float) -> bool:
-        """From a first guess at the tokens to a cluster, if it can be proved."""
+        """Refines a first guess at the tokens until a cluster is proved. Returns whether one was."""
         near = near[self.free_rows[near]]
         for attempt in range(1 if self.exact else 3):
             tokens = self._free(tokens)
@@ -193,16 +201,17 @@ class ClusterSearch:
         return bool((left <= (10 if self.exact else 2) * self.noise).all())
 
     def _similar(self, tokens: Ids) -> Ids:
-        """The free rows that these tokens explain best, some more than needed."""
+        """Returns the free rows that these tokens explain best, a few more than needed."""
         left = sparse.misfit(self.pool_rows.small, self.small_tokens[torch.from_numpy(tokens)])
         count = min(2 * self.copies * len(tokens) + 8, len(left))
         rows = self.pool_rows.ids[left.topk(count, largest=False).indices.numpy()]
         return rows[self.free_rows[rows]]
 
     def _rows_of(self, tokens: Ids, among: Ids) -> tuple[Ids, float]:
-        """The rows best explained by these tokens, as many as they must have, and how much worse the next one fits.
+        """Returns the rows of `among` that these tokens explain best, and how many times worse the next row fits.
 
-        0 where even those do not fit. Equal tokens count as often as they are free; then any number up to that will do.
+        There are `copies` rows for each token. Equal tokens may add rows, up to the number of them that are free. The
+        ratio is 0 if even the best rows do not fit.
         """
         left = sparse.misfit(self.rows[torch.from_numpy(among)], self.tokens[torch.from_numpy(tokens)]).numpy()
         order = np.argsort(left, kind="stable")
@@ -216,10 +225,10 @@ class ClusterSearch:
         return among[order[:best]], worse
 
     def _tokens_of(self, rows: Ids, tokens: Ids, candidates: Ids, wide: bool) -> Ids:
-        """The tokens found again from the rows' mean, which has less noise than one row.
+        """Returns the tokens that explain the rows' mean, which has less noise than one row.
 
         Args:
-            wide: among all tokens.
+            wide: also search among tokens that are no candidates.
         """
         pool = np.concatenate([candidates, tokens])
         if wide:
@@ -232,7 +241,10 @@ class ClusterSearch:
         return pool[on[0].numpy()]
 
     def _claim(self, rows: Ids, tokens: Ids) -> bool:
-        """Take rows and tokens out, with their weights; what falls apart into several clusters is several."""
+        """Records the cluster with its weights, and takes its rows and tokens out.
+
+        Splits it if it falls into several clusters.
+        """
         basis = self.public[torch.from_numpy(tokens)].double()
         solved = torch.linalg.lstsq(basis.T, self.mixed[torch.from_numpy(rows)].double().T).solution.T.numpy()
         if self.exact and solved.min() < -1e-3:
@@ -245,7 +257,11 @@ class ClusterSearch:
         return True
 
     def _expanded(self, count: int, tokens: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
-        """A member for each row or its aliases: equal tokens, of which `tokens` has the first, share one weight."""
+        """Returns one member for each token's worth of rows, and their weights. Equal tokens share one weight.
+
+        Args:
+            tokens: the first of each set of equal tokens.
+        """
         extra = count // self.copies - len(tokens)
         members, columns = [], []
         for column, token in enumerate(tokens):

@@ -1,33 +1,35 @@
-"""Cluster solve: find from the scrambled table alone which tokens were mixed with which, and how (our own attack).
+"""Cluster solve: finds which tokens were mixed with which weights, from the scrambled table alone (our own attack).
 
-**What it exploits.** Row sigma(i) of the scrambled table is sum_j W[i, j] E[j], where W has a block for each cluster of
-10 to 20 tokens and is zero outside. E is public. Mixing hides a token among its cluster, but a cluster's rows span
-exactly what its members span, a space of 10 to 20 of several hundred dimensions, and no other public row lies in it. So
-a linear system with one sparse answer has to be solved, and that the answer is sparse is what proves it right.
+**Idea.** Row sigma(i) of the scrambled table is sum_j W[i, j] E[j]. E is public. W has a block for each cluster of 10
+to 20 tokens and is zero elsewhere. The rows of a cluster span exactly the space that its members span: 10 to 20 of
+several hundred dimensions. No other public row lies in it. So the attack solves a linear system with one sparse
+solution, and sparsity proves the solution right.
 
-**How.** 1. Rows that equal a public row are read off (special tokens, clusters of one).
-2. The weights inside a cluster are near 1/s with noise around that, so its scrambled rows all lie near their common
-mean: the `width` nearest scrambled neighbours of a scrambled row hold its whole cluster. *All public rows are projected
-on the span of these neighbours: members have no residual*, whatever their own cosine is to anything. (To look for the
-members among the public neighbours instead, as one would first, fails for tokens that joined a distant cluster.) For
-speed this is done after one random projection to `sketch` dimensions, which keeps every linear relation.
-3. On the tokens with the least residual, the row's weights are found by least squares with backward elimination
-(`sparse.eliminate`), in all dimensions. 4. The rows that lie in the span of the tokens found are the cluster's rows.
-It is accepted when there are as many rows as tokens (r times as many where each token has r aliases, which are mixed
-of the same tokens) and the next row fits clearly worse.
+**Method.** 1. Rows that equal a public row are read off (special tokens, clusters of one).
 
-**Noise.** Tables in bf16 or fp16, and fine-tuned ones, satisfy the equations only nearly. How nearly is measured on the
-table itself (`ClusterSearch.measure`: what least squares leaves over, on a sample of rows); every tolerance derives
-from that one number. Under noise a cluster's first tokens are only a first guess: the mean of the rows that they
-explain best has less noise, the tokens are found again from that mean, and so on.
+2. The weights inside a cluster are near 1/s plus noise, so its rows lie near their common mean. The `width` nearest
+   scrambled neighbours of a row therefore contain its whole cluster. *All public rows are projected on the span of
+   these neighbours: members have no residual*, whatever their cosines are. (Searching among public neighbours instead
+   fails for tokens that joined a distant cluster.) One random projection to `sketch` dimensions keeps every linear
+   relation and makes this fast.
 
-**An untied head** is mixed by the same W and permuted alike, so table and head are simply put side by side: the same
-unknowns, twice the equations, twice the noise draws of nothing new (W is drawn once). It helps where rounding or
-training blurred the table. Biases are one column more, and are not used.
+3. Least squares with backward elimination (`sparse.eliminate`) finds the row's weights on the tokens with the least
+   residual, in all dimensions. 4. The rows in the span of these tokens are the cluster's rows. The cluster is accepted
+   if it has as many rows as tokens and the next row fits clearly worse. With r aliases a token, which mix the same
+   tokens, it must have r times as many rows.
 
-**What it does not know.** The order inside a cluster (`matching`); k, epsilon and the special tokens (not needed).
-Public rows that are equal to the last bit cannot be distinguished: the members are right up to these. Where the table
-is not a mixture, or the budget ends, the rows that remain are ranked by cosine, and nothing is claimed of them.
+**Noise.** Tables in bf16 or fp16, and fine-tuned tables, satisfy the equations approximately. `ClusterSearch.measure`
+measures the error on a sample of rows, and every tolerance derives from it. Under noise the first tokens of a cluster
+are a first guess. The mean of the rows that they explain best has less noise, so the tokens are found again from it,
+repeatedly.
+
+**An untied head** is mixed by the same W and permuted alike, so table and head are put side by side. The unknowns stay
+the same and the equations double. W is drawn once, so this adds no draws of its noise. It helps where rounding or
+training blurred the table. Biases could be one more column and are not used.
+
+**Limits.** The attack does not find the order inside a cluster (`matching` does). It does not need k, epsilon or the
+special tokens. Public rows that are equal to the last bit cannot be distinguished, so members are right up to these. If
+the table is not a mixture or the budget ends, the remaining rows are ranked by cosine, without any claim.
 """
 
 from __future__ import annotations
@@ -58,14 +60,15 @@ TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temperature
 
 @dataclass(frozen=True)
 class ClusterSolve(Solver):
-    """Cluster solve: find from the scrambled table alone which tokens were mixed with which, and how (our own attack).
+    """The cluster solve attack.
 
     Attributes:
-        widths: how many neighbours span a cluster, tried in this order.
-        batch: rows at a time.
+        widths: how many neighbours are taken to span a cluster, tried in this order.
+        batch: rows that are solved at a time.
         sketch: dimensions of the random projection.
-        margins: how much worse the next row must fit, from strict to lenient; the latter only where there is noise.
-        head: use an untied head as well.
+        margins: how many times worse the next row must fit, from strict to lenient. All but the first apply under
+            noise.
+        head: whether an untied head is used as well.
     """
 
     widths: tuple[int, ...] = (24, 48, 96)
@@ -84,7 +87,7 @@ class ClusterSolve(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """Groups with weights for every cluster found (noise may make a weight negative); any order equally likely."""
+        """Returns a group with weights for each cluster, its order equally likely. Noise may make a weight negative."""
         features = _features(transcript.model, required(knowledge.public_model), self.head)
         search = ClusterSearch(*features, self.widths, self.batch, self.sketch, self.margins, rng, knowledge.aliases)
         search.verbatim()
@@ -103,7 +106,7 @@ class ClusterSolve(Solver):
 
 
 def _features(seen: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
-    """(n, d) of both; with a head of their own beside the table, both at the same scale."""
+    """Returns (n, d) of both models, or (n, 2 d) with an untied head beside the table, at the table's scale."""
     table, original = seen.table, public.table
     if head and seen.head is not None and public.head is not None and seen.head.shape[1] == public.head.shape[1]:
         scale = original.norm() / public.head.norm().clamp_min(1e-30)
@@ -119,7 +122,7 @@ def _candidates(search: ClusterSearch) -> Candidates:
 
 
 def _rest(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, NDArray[np.float64]]]:
-    """All that was not solved as one group, by cosine; where that is too large, each row with its nearest tokens."""
+    """Yields what was not solved, by cosine: one group, or if that is too large, each row with its nearest tokens."""
     taken = [
         members for where, members, weights in search.clusters if weights is not None or len(where) >= len(members)
     ]

@@ -1,14 +1,12 @@
-"""EDNN: nearest neighbour on the differences inside an embedding (Lin et al. 2024, Algorithm 1).
+"""EDNN: nearest neighbour by differences inside an embedding (Lin et al. 2024, Algorithm 1).
 
-SentinelLMs' glide-reflection adds to every element of a row the same number, for its line and its translation are
-both multiples of the vector of ones. What it does not touch is e - lshift(e), the cyclic differences. The distance is
+SentinelLMs' glide-reflection adds the same number to every element of a row, since its line and its translation are
+both multiples of the vector of ones. This does not change e - lshift(e), the cyclic differences. The distance is
 
     D[i, j] = || (x_i - lshift(x_i)) - (e_j - lshift(e_j)) ||,
 
-which is the Euclidean distance between two tables of differences: one matrix product ranks all pairs, and no loop over
-i and j is needed (tests/attacks/test_knn.py compares with the loop).
-
-Against a mixture it is worse than cosines.
+the Euclidean distance between two tables of differences. One matrix product ranks all pairs, without the paper's loop
+over i and j (tests/attacks/test_knn.py compares both). Against a mixture, cosines read more.
 """
 
 from __future__ import annotations
@@ -26,16 +24,16 @@ from milkglass.threat.observations import Transcript
 
 
 def differences(table: torch.Tensor) -> torch.Tensor:
-    """e - lshift(e) for each row of (n, d): element i minus element i + 1, the last minus the first."""
+    """Returns e - lshift(e) for each row of (n, d): element i minus element i + 1, and the last minus the first."""
     return table - table.roll(-1, dims=1)
 
 
 @dataclass(frozen=True)
 class EDNN(NearestRows):
-    """EDNN: nearest neighbour on the differences inside an embedding (Lin et al. 2024, Algorithm 1).
+    """The EDNN attack.
 
     Attributes:
-        k: how many ranks the guess has.
+        k: the number of ranks of the guess.
     """
 
     k: int = 10

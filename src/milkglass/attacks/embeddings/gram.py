@@ -1,28 +1,27 @@
-"""Gram matching: find a secret rotation of the table from what a rotation cannot change.
+"""Gram matching: finds a secret rotation of the table from products of rows, which a rotation does not change.
 
-**What it exploits.** A scheme may hide the table behind a secret orthogonal matrix, E* = P E T with T T^T = I and P the
-secret permutation of the vocabulary. Products of rows stay what they were:
+**Idea.** A scheme may multiply the table by a secret orthogonal matrix: E* = P E T with T T^T = I and P the secret
+permutation of the vocabulary. Products of rows stay the same:
 
     E* E*^T = P (E E^T) P^T.
 
-So the numbers in row i of the left are those of the public row of its token, in an order that is not known: sorted, a
-fingerprint. n x n numbers need not be held. The `landmarks` longest rows are the same tokens on both sides, since
-lengths do not change either; products with these alone, sorted, are the fingerprint (n, landmarks).
+Row i of the left side holds the numbers of its token's public row in an unknown order. Sorted, they are a fingerprint.
+All n x n products are not needed: rows keep their lengths too, so the `landmarks` longest rows are the same tokens on
+both sides. The sorted products with these rows are the fingerprint (n, landmarks).
 
-**Refinement by anchors.** Rounding, fine-tuning and noise blur fingerprints long before they hide the rotation. So
-fingerprints are used for `anchors` scrambled rows only: pairs that are each other's nearest. From these pairs
+**Refinement by anchors.** Rounding, fine-tuning and noise blur the fingerprints long before they hide the rotation. So
+the attack takes fingerprints of `anchors` scrambled rows only, and pairs rows that are each other's nearest. Then
 
     T = argmin over orthogonal T of || E[anchors] T - E*[anchors] ||        (Procrustes: the SVD of a (d, d) matrix)
 
-then the half of the pairs that fits best is kept and T is found again, until the pairs stay the same: wrong pairs fit
-badly. Everything is rotated back, and the nearest public row is the guess.
+It keeps the half of the pairs that fits best and finds T again, until the pairs stay the same. Wrong pairs fit badly.
+At last it rotates the table back and guesses the nearest public row.
 
-**When it works.** T orthogonal, rows not mixed. **What defeats it.** A T that stretches (ObfusLM+), a mixture of rows
-(ObfusLM's W shortens every row), noise of the size of the differences between lengths. Lengths are decisive: it refuses
-where the two sides' sorted lengths differ. Where the layers are transformed as well, known_weight.py needs none of
-this.
+**Applies** if T is orthogonal and rows are not mixed. **Fails** if T stretches (ObfusLM+), if rows are mixed (ObfusLM's
+W shortens every row), or if noise is as large as the differences between lengths. It refuses if the sorted lengths of
+the two sides differ. If the layers are transformed as well, known_weight.py needs none of this.
 
-**What it does not know.** It takes the table alone: no layers, no ids, no text.
+It reads the table alone: no layers, ids or text.
 """
 
 from __future__ import annotations
@@ -44,15 +43,20 @@ ROUNDS = 30
 
 
 def fingerprints(table: Tensor, rows: Tensor, landmarks: int) -> Tensor:
-    """Products of those rows (r,) of the table with its longest rows, sorted: (r, landmarks), of which it must
-    have as many."""
+    """Returns (r, landmarks) the sorted products of some rows of a table with its longest rows.
+
+    Args:
+        table: (n, d).
+        rows: (r,) their numbers.
+        landmarks: how many of the longest rows are taken, at most n.
+    """
     longest = table.norm(dim=1).topk(landmarks).indices
     marks = table[longest].T.contiguous()
     return torch.cat([(table[block] @ marks).sort(dim=1).values for block in rows.split(2048)])
 
 
 def mutual(seen: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of both whose fingerprints are each other's nearest."""
+    """Returns the numbers of the rows of both sides whose fingerprints are each other's nearest."""
     there = nearest(seen, public, 1, "euclidean")[:, 0]
     kept, numbers = there.unique(return_inverse=True)
     back = nearest(public[kept], seen, 1, "euclidean")[:, 0][numbers]
@@ -61,13 +65,16 @@ def mutual(seen: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotation(before: Tensor, after: Tensor) -> Tensor:
-    """The orthogonal T (d, d) nearest to before T = after (Schönemann 1966), fp64."""
+    """Returns the orthogonal T (d, d) that minimises ||before T - after|| (Schönemann 1966), in fp64."""
     u, _, v = torch.linalg.svd(before.double().T @ after.double())
     return u @ v  # of the singular value decomposition of before^T after
 
 
 def trimmed(before: Tensor, after: Tensor) -> Tensor:
-    """The rotation of the pairs (a, d) that agree on one: the worse half is left out until nothing changes."""
+    """Returns the rotation of the pairs (a, d) that agree.
+
+    Leaves out the worse half until the choice stays the same.
+    """
     result = rotation(before, after)
     kept = torch.empty(0, dtype=torch.long)
     for _ in range(ROUNDS):
@@ -82,14 +89,13 @@ def trimmed(before: Tensor, after: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Gram(NearestRows):
-    """Gram matching: find a secret rotation of the table from what a rotation cannot change.
+    """The Gram matching attack.
 
     Attributes:
         landmarks: rows with which products are taken.
-        anchors: scrambled rows that are matched by fingerprint, of which the pairs for the rotation are taken; four
-            times the dimensions, where that is more.
+        anchors: scrambled rows that are matched by fingerprint, at least four times the dimensions.
         tolerance: how much the lengths of rows may differ.
-        k: how many ranks the guess has.
+        k: the number of ranks of the guess.
     """
 
     landmarks: int = 512

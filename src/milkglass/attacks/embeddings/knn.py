@@ -1,11 +1,9 @@
-"""KNN: read each scrambled id as the public token whose embedding is nearest (Qu et al. 2021).
+"""KNN: reads each scrambled id as the public token whose embedding is nearest (Qu et al. 2021).
 
-The weakest attack of all, and the one that every paper prints. A scheme that mixes an embedding with others, or adds
-noise to it, leaves it nearer to where it was than to most other places.
+This is the weakest attack, and every paper reports it. A scheme that mixes an embedding with others, or adds noise to
+it, mostly leaves it near its old place. The attack uses no frequencies, neighbours or repetition (THREATS.md).
 
-What frequencies, neighbours and repetition give away besides is not counted here (THREATS.md).
-
-`NearestRows` is the base of all attacks that read ids so, with other features of a row.
+`NearestRows` is the base of all attacks that compare rows, by any features.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ ROWS_AT_A_TIME = 512  # rows compared at a time
 
 @dataclass(frozen=True)
 class RowFeatures:
-    """What is compared.
+    """The features by which rows are compared.
 
     Attributes:
         seen: (n', f) of the scrambled rows.
@@ -45,10 +43,12 @@ class RowFeatures:
 
 
 class NearestRows(Attack):
-    """An attack that reads each scrambled id as the public token with the nearest features. Authors write `features`.
+    """An attack that reads each scrambled id as the public token with the nearest features.
+
+    Subclasses write `features`.
 
     Attributes:
-        k: how many ranks the guess has.
+        k: the number of ranks of the guess.
     """
 
     sees = frozenset({Weights})
@@ -62,8 +62,7 @@ class NearestRows(Attack):
         return same_width(transcript, knowledge)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        """Ids that were sent come first, the commonest before the others: of a large vocabulary, a short budget reads
-        those that matter."""
+        """Compares ids that were sent first, starting with the most frequent, so that a short budget reads those."""
         rows = self.features(transcript, knowledge, rng)
         order = np.argsort(-transcript.tokens.counts(transcript.size), kind="stable")
         result = nearest(rows.seen[torch.from_numpy(order)], rows.public, self.k, rows.metric, budget).numpy()
@@ -73,8 +72,15 @@ class NearestRows(Attack):
 
 
 def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", budget: Budget | None = None) -> Tensor:
-    """For each row of `seen` (n, d), the `k` nearest rows of `public` (m, d): (n, k), best first, k at most m; of as
-    many rows as the budget allows, from the first one on."""
+    """Returns (n, k) the nearest public rows of each row, best first. Fewer rows if the budget ends, from the first on.
+
+    Args:
+        seen: (n, d).
+        public: (m, d).
+        k: at most m.
+        metric: what "nearest" means.
+        budget: None: it has no end.
+    """
     index = ExactIndex.of(public, metric, k)
     result = []
     for block in seen.split(ROWS_AT_A_TIME):
@@ -85,18 +91,18 @@ def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", bud
 
 
 def same_width(transcript: Transcript, knowledge: Knowledge) -> str | None:
-    """Why rows cannot be compared; None: they can."""
+    """Returns None if rows can be compared, else why not."""
     seen, public = transcript.model.width, required(knowledge.public_model).width
     return None if seen == public else f"the scrambled embeddings have {seen} dimensions, the public ones {public}"
 
 
 @dataclass(frozen=True)
 class KNN(NearestRows):
-    """KNN: read each scrambled id as the public token whose embedding is nearest (Qu et al. 2021).
+    """The nearest neighbour attack.
 
     Attributes:
         metric: what "nearest" means.
-        k: how many ranks the guess has.
+        k: the number of ranks of the guess.
     """
 
     metric: Metric = "cosine"

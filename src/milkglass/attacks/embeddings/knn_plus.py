@@ -1,8 +1,8 @@
 """KNN+: the better of KNN and EDNN (Lin et al. 2025, section 6.1).
 
-The paper prints the better of the two results, which no attacker can pick without the truth. An attacker picks
-otherwise: it obfuscates the public model itself under a key of its own (Kerckhoffs: the scheme and its parameters are
-public), tries both there, and uses what did better. The choice is the same unless the two are nearly equal.
+The paper prints the better of the two results, which an attacker cannot pick without the truth. This attack scrambles
+the public model under a key of its own (Kerckhoffs: the scheme and its parameters are public), tries both there, and
+uses the one that reads more. The choice differs from the paper's only where both are nearly equal.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from milkglass.threat.observations import Transcript
 
 @dataclass(frozen=True)
 class KNNPlus(NearestRows):
-    """KNN+: the better of KNN and EDNN (Lin et al. 2025, section 6.1).
+    """The KNN+ attack.
 
     Attributes:
         sample: how many ids of the rehearsal are compared.
-        k: how many ranks the guess has.
+        k: the number of ranks of the guess.
     """
 
     sample: int = 1000
@@ -45,7 +45,7 @@ class KNNPlus(NearestRows):
         return better.features(transcript, knowledge, rng)
 
     def _rehearse(self, knowledge: Knowledge, rng: np.random.Generator) -> tuple[float, float]:
-        """Top-1 of both over a sample of the vocabulary, under a key of the attacker's own."""
+        """Returns the top-1 accuracies of KNN and EDNN on a sample of tokens, under a key of the attacker's own."""
         public = required(knowledge.public_model).table
         model, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         tried = rng.choice(len(public), min(self.sample, len(public)), replace=False)

@@ -1,22 +1,22 @@
-"""Known weights: a scheme that transforms whole layers hides nothing, since the server knows those layers.
+"""Known weights: undoes a secret transformation of whole layers, since the server knows the public layers.
 
-**What it exploits.** ObfusLM+ and its like multiply every matrix that reads the residual stream by one secret T (d, d),
-a mixture of the embedding's dimensions with its permutation: Phi* = Phi T, and the table with them: E* = E' T, E' the
-table that plain ObfusLM would upload. The server has Phi from the public model and Phi* from the upload. With at least
-d independent rows of any layers,
+**Idea.** ObfusLM+ and similar schemes multiply every matrix that reads the residual stream by one secret T (d, d): it
+mixes and permutes the embedding's dimensions. So Phi* = Phi T and, for the table, E* = E' T, where E' is the table that
+plain ObfusLM would upload. The server has Phi from the public model and Phi* from the upload. From at least d
+independent rows of any layers,
 
     T = argmin || Phi T - Phi* ||,        E' = E* T^-1,
 
-exactly, and whatever attack works on the scheme without its transformation (`then`) works again. Which matrices were
-multiplied is found out by fitting them (layer_fit.py).
+exactly. Any attack on the scheme without its transformation (`then`) works again. Fitting shows which matrices were
+multiplied (layer_fit.py).
 
-**Which way round.** The paper multiplies tables and readers by the same T. A form that keeps the model's function must
-give the readers the inverse (E* = E' T, Phi* = Phi T^-T). Writers give a transposed T. Nothing distinguishes these but
-the table: of each T found and its inverse transpose, the one is taken after whose undoing a sample of rows lies closest
-to public rows. The same is done for an untied head.
+**Direction.** The paper multiplies tables and readers by the same T. To keep the model's function, readers must get the
+inverse instead (E* = E' T, Phi* = Phi T^-T). Matrices that write give a transposed T. Only the table tells these cases
+apart: of each T and its inverse transpose, the attack takes the one that brings a sample of rows nearest to public
+rows. It treats an untied head in the same way.
 
-**What it does not know.** Order inside clusters, texts: that is `then`'s affair. It refuses where the layers are the
-public ones (fine-tuned at most), and where no matrix is a public one multiplied from one side.
+**Limits.** It finds neither the order inside clusters nor texts; `then` does. It refuses if the layers are the public
+ones or only fine-tuned, and if no matrix is a public one multiplied from one side.
 """
 
 from __future__ import annotations
@@ -48,14 +48,16 @@ Found = tuple[Estimate, ...] | str  # the transformations, or why none can be fo
 
 
 def undo(table: Tensor, transformation: Tensor) -> Tensor:
-    """The table (n, d) before it was multiplied by the transformation; fp32."""
+    """Returns the table (n, d) before it was multiplied by the transformation, in fp32."""
     inverse = torch.linalg.pinv(transformation)
     return torch.cat([(block.double() @ inverse).float() for block in table.split(4096)])
 
 
 class LastAnswer:
-    """`find`, which keeps its last answer: an attack asks once whether it applies and once when it runs, of the same
-    two models, and each answer takes some seconds and is small. The models themselves are not kept alive."""
+    """Calls `find` and keeps its last answer, without keeping the models alive.
+
+    An attack asks twice about the same two models, once in `refuses` and once in `run`, and each answer takes seconds.
+    """
 
     def __init__(self) -> None:
         self._kept: tuple[ReferenceType[Model], ReferenceType[Model], float, Found] | None = None
@@ -73,7 +75,7 @@ _latest = LastAnswer()
 
 
 def undone(public: Model, seen: Model, tolerance: float) -> Model | str:
-    """The public layers under the tables as they were before their transformation, or why these can't be had."""
+    """Returns the public layers under the tables before their transformation, or why these cannot be found."""
     result = _latest(public, seen, tolerance)
     if isinstance(result, str):
         return result
@@ -89,7 +91,7 @@ def undone(public: Model, seen: Model, tolerance: float) -> Model | str:
 
 
 def closeness(rows: Tensor, original: Tensor) -> float:
-    """The mean cosine of each row with the public row nearest to it."""
+    """Returns the mean cosine between each row and the public row nearest to it."""
     unit = torch.nn.functional.normalize(rows, dim=1)
     most = torch.full((len(rows),), -1.0)
     for block in original.split(8192):
@@ -98,7 +100,7 @@ def closeness(rows: Tensor, original: Tensor) -> float:
 
 
 def _tables(public: Model, seen: Model) -> Iterator[tuple[Tensor, str, Tensor]]:
-    """The public one, the name and the one seen, of the table and of each untied head, fp32."""
+    """Yields the table and each untied head: the public tensor, the name and the tensor seen, in fp32."""
     family = family_of(seen.config)
     for name in seen.tensors:
         if any(name == end or name.endswith("." + end) for end in (*family.table, *family.heads)):
@@ -108,7 +110,7 @@ def _tables(public: Model, seen: Model) -> Iterator[tuple[Tensor, str, Tensor]]:
 
 @dataclass(frozen=True)
 class KnownWeight(Preprocessor):
-    """Known weights: a scheme that transforms whole layers hides nothing, since the server knows those layers.
+    """The known weights attack.
 
     Attributes:
         then: the attack that reads the table afterwards.
@@ -127,7 +129,7 @@ class KnownWeight(Preprocessor):
     uses = (KNNPlus.assumes | KNNPlus.uses) - assumes  # the default's
 
     def __post_init__(self) -> None:
-        """What helps it is what the attack after it needs or is helped by, but for candidates: see `prepared`."""
+        """Sets `uses` to what `then` assumes or uses, except candidates: see `prepared`."""
         uses = (self.then.assumes | self.then.uses) - self.assumes - {"candidates"}
         object.__setattr__(self, "uses", uses)
 
@@ -143,8 +145,10 @@ class KnownWeight(Preprocessor):
         return self.then(self.before(transcript, knowledge), self.prepared(knowledge), budget, rng)
 
     def before(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
-        """The transcript with the model as it was before its transformation: any attack may go on from there. Raises
-        UsageError where it cannot be undone."""
+        """Returns the transcript with the model before its transformation.
+
+        Raises UsageError if that cannot be undone.
+        """
         seen = transcript.model
         result = undone(required(knowledge.public_model), seen, self.tolerance)
         if isinstance(result, str):
@@ -157,7 +161,9 @@ class KnownWeight(Preprocessor):
         return replace(transcript, observations=others)
 
     def prepared(self, knowledge: Knowledge) -> Knowledge:
-        """What the attacker knows, its rehearsals undone as well. Candidates found on the transformed table go."""
+        """Returns the knowledge with rehearsals undone, and without candidates, which describe the transformed
+        table.
+        """
         simulate, public = knowledge.simulate, knowledge.public_model
 
         def rehearsed(seed: int) -> tuple[Model, Ids]:

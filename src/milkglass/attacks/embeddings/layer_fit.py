@@ -1,16 +1,16 @@
-"""Fit of layers: which of a model's matrices are public ones multiplied from one side, and by what.
+"""Finds which of a model's matrices are public ones multiplied from one side, and by which T.
 
-**Which matrices.** No names are needed. Matrices of one kind (the same name but for the layer's number) are stacked, as
-they are and transposed, with and without one of their layer's norm gains folded in, as schemes for pre-norm models
-must; the fit shows which of these hold. Its test is the share that it leaves unexplained, corrected for its d degrees
-of freedom a column, so that it is about 1 where nothing connects the two and 0 where one T does:
+Names are not needed. Matrices whose names differ only in the layer's number are stacked, as they are and transposed,
+without and with one of their layer's norm gains folded in (schemes for pre-norm models must fold it). The fit shows
+which of these hold. Its test is the unexplained share, corrected for d degrees of freedom a column. It is about 1 if
+nothing connects the two stacks, and 0 if one T does:
 
     unexplained = ||Phi T - Phi*|| / ||Phi*|| / sqrt(1 - d / rows)
 
-Training adds drift to that; it averages out over the kinds that agree on one T, which are stacked in the end.
+Training adds drift, which averages out over the kinds that agree on one T: they are stacked in the end.
 
-What T does to the table is known_weight.py's business. Gains of the form 1 + g (Gemma) and biases
-folded into matrices are not tried, nor a T of each layer's own.
+known_weight.py applies T to the table. Not tried: gains of the form 1 + g (Gemma), biases folded into matrices, and a
+different T for each layer.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ AGREE = 0.3  # two kinds whose T differ by less are stacked
 
 @dataclass(frozen=True)
 class Estimate:
-    """A transformation of one kind of layer.
+    """The transformation of one kind of matrix.
 
     Attributes:
-        transformation: (d, d).
-        residual: relative error of the fit, 0 to 1.
-        rows: how many were stacked.
+        transformation: (d, d) T.
+        residual: the relative error of the fit, 0 to 1.
+        rows: how many rows were stacked.
     """
 
     transformation: Tensor
@@ -47,20 +47,20 @@ class Estimate:
 
     @property
     def unexplained(self) -> float:
-        """The residual over what it would be if nothing connected the two; 1 for too few rows to say."""
+        """Returns the residual relative to that of unrelated matrices, or 1 if there are too few rows."""
         d = len(self.transformation)
         return self.residual / (1 - d / self.rows) ** 0.5 if self.rows >= SURPLUS * d else 1.0
 
 
 @dataclass(frozen=True)
 class Normal:
-    """The normal equations of Phi T = Phi*, fp64: they add up, so weights of any number are never held at once.
+    """The normal equations of Phi T = Phi* in fp64. They can be added, so that not all matrices are in memory at once.
 
     Attributes:
         gram: Phi^T Phi.
         cross: Phi^T Phi*.
         power: ||Phi*||^2.
-        rows: of Phi.
+        rows: the number of rows of Phi.
     """
 
     gram: Tensor
@@ -79,7 +79,7 @@ class Normal:
         )
 
     def scaled(self, gain: Tensor) -> Normal:
-        """The same with Phi diag(gain) for Phi."""
+        """Returns the equations with Phi diag(gain) in place of Phi."""
         g = gain.double()
         return replace(self, gram=g[:, None] * self.gram * g, cross=g[:, None] * self.cross)
 
@@ -94,15 +94,20 @@ class Normal:
 # --- which matrices --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Stack:
-    """Matrices of one name but for the layer's number: the names of those that are looked at, and in which views they
-    are rows of d."""
+    """Matrices whose names differ only in the layer's number.
+
+    Attributes:
+        stem: the name with * for the number.
+        names: the matrices that are looked at.
+        turned: in which views they are rows of d; true: transposed.
+    """
 
     stem: str
     names: tuple[str, ...]
     turned: tuple[bool, ...]
 
     def change(self, public: Model, seen: Model) -> float:
-        """How far the matrices seen are from the public ones, relative to their size: cheap."""
+        """Returns how far the matrices seen are from the public ones, relative to their size. This is cheap."""
         moved = power = 0.0
         for name in self.names:
             before, after = public.tensors[name].float(), seen.tensors[name].float()
@@ -113,10 +118,10 @@ class Stack:
 
 @dataclass(frozen=True)
 class Kind:
-    """Matrices of one stack, viewed as rows of d.
+    """The matrices of one stack, viewed as rows of d, with their fit.
 
     Attributes:
-        gain: the norm folded in, if any.
+        gain: the norm gain that is folded in, or None.
     """
 
     name: str
@@ -126,7 +131,7 @@ class Kind:
 
 
 def stacks(public: Model, seen: Model) -> Iterator[Stack]:
-    """Every stack that both models have with enough rows for a fit."""
+    """Yields every stack that both models have with enough rows for a fit."""
     size, d = public.table.shape
     grouped: dict[str, list[str]] = {}
     for name in public.tensors:
@@ -144,7 +149,7 @@ def stacks(public: Model, seen: Model) -> Iterator[Stack]:
 
 
 def kinds(public: Model, seen: Model) -> Iterator[Kind]:
-    """Every kind that was changed, each in its views and with the one gain that fits best."""
+    """Yields every kind that was changed, in each view, with the one gain that fits best."""
     for stack in stacks(public, seen):
         if stack.change(public, seen) > MOVED:
             pairs = {name: (public.tensors[name], seen.tensors[name]) for name in stack.names}
@@ -158,7 +163,7 @@ def _stem(name: str) -> str:
 
 
 def gains_beside(public: Model, name: str) -> list[str]:
-    """The names of the norm gains of the layer that the matrix `name` is in; none if it is in no layer."""
+    """Returns the names of the norm gains in the layer of the matrix `name`; none if it is in no layer."""
     layer = re.match(r"(.*?\.\d+\.)", name)
     if layer is None:
         return []
@@ -167,7 +172,7 @@ def gains_beside(public: Model, name: str) -> list[str]:
 
 
 def _best(stem: str, parts: Mapping[str, Normal], public: Model) -> Kind:
-    """The gains tried are those that the layer of each of the parts has."""
+    """Returns the kind with the gain that fits best, of the gains that every part's layer has."""
     beside = {name: {_stem(gain): gain for gain in gains_beside(public, name)} for name in parts}
     everywhere = [gain for gain in next(iter(beside.values())) if all(gain in one for one in beside.values())]
     result: list[Kind] = []
@@ -186,7 +191,7 @@ def _best(stem: str, parts: Mapping[str, Normal], public: Model) -> Kind:
 
 # --- what they say together ------------------------------------------------------------------------------------------
 def find(public: Model, seen: Model, tolerance: float) -> tuple[Estimate, ...] | str:
-    """The transformations of the layers, the surest first, or why none can be found."""
+    """Returns the transformations of the layers, the surest first, or why there is none."""
     if not any(stacks(public, seen)):
         return "no kind of matrix of the layers is in both models with enough rows"
     moved = list(kinds(public, seen))

@@ -1,26 +1,26 @@
-"""Matching: which row of a cluster is which token, from the noise that mixed it (our own attack).
+"""Matching: finds which row of a cluster is which token, from the noise that mixed it (our own attack).
 
-**What it exploits.** Algorithm 2 of ObfusLM draws, for token i of a cluster, u'_ij = eps cos(i, j) / 2 + b_i z_j with
-z_j from Laplace(1) and b_i = (max_j cos(i, j) - min_j cos(i, j)) / 2, and mixes with w_ij = softmax_j(u'_ij). The
-attacker computes every cosine and every b_i, and the cluster solve gives the weights. So the likelihood of "row r is
-token i" is exact. Two things speak: a row puts a little more weight on what is like it, itself first (eps), and, which
-the paper overlooks, *the size of the noise names the token*: an outlier of its cluster has a larger b_i than a central
+**Idea.** Algorithm 2 of ObfusLM draws u'_ij = eps cos(i, j) / 2 + b_i z_j for token i of a cluster, with z_j from
+Laplace(1) and b_i = (max_j cos(i, j) - min_j cos(i, j)) / 2, and mixes with w_ij = softmax_j(u'_ij). The attacker can
+compute every cosine and b_i, and the cluster solve gives the weights. So the likelihood of "row r is token i" is exact.
+It has two sources. A row gives slightly more weight to similar tokens, to itself most of all (eps). And, which the
+paper overlooks, *the size of the noise identifies the token*: an outlier of its cluster has a larger b_i than a central
 one.
 
-**The mathematics.** Softmax loses one number, c = logsumexp(u'): log w_rj + c = u'_ij for all j. Integrated over it,
+**Likelihood.** Softmax loses one number, c = logsumexp(u'): log w_rj + c = u'_ij for all j. Integrated over c,
 
     p(w_r | i) = integral over c of prod_j exp(-|c - a_j| / b_i) / (2 b_i),    a_j = eps cos(i, j) / 2 - log w_rj.
 
-(The change of variables from u' to c and the s - 1 ratios of weights has a constant Jacobian: nothing is lost.) Between
-two neighbouring a_j the exponent is linear in c, so the integral is a sum of s + 1 elementary pieces: closed form, no
-quadrature. Groups of one size are worked on together. Then the best assignment as a whole is taken (`assignment`).
+(The change of variables from u' to c and the s - 1 ratios of weights has a constant Jacobian, so nothing is lost.)
+Between two neighbouring a_j the exponent is linear in c. The integral is therefore a sum of s + 1 elementary terms, in
+closed form. Groups of one size are computed together. `assignment` then takes the best joint assignment.
 
-**What it does not know.** eps: it is estimated, by the likelihood of the weights of many clusters over a grid, unless
-it is given (Kerckhoffs). At eps = 0.1 the weights hardly show it, and it does not matter then. An untied head carries
-the *same* W, drawn once, so table and head are not two observations of the order: the head helps only the cluster
-solve, where rounding blurred the table. The same holds for biases. Groups without weights, or whose rows are no
-multiple of their tokens (aliases), or with tokens that drew no noise at all, keep the likelihood that they came with.
-Two aliases of a token draw from one law, so the more there are, the better the sizes of noise distinguish tokens.
+**Limits.** Unless eps is given (Kerckhoffs), it is estimated on a grid by the likelihood of the weights of many
+clusters. At eps = 0.1 the weights hardly show it, and it hardly matters. An untied head carries the *same* W, drawn
+once, so it is no second observation of the order; it helps only the cluster solve, where rounding blurred the table.
+The same applies to biases. Some groups keep their likelihood: those without weights, those whose rows are no multiple
+of their tokens, and those with a token that drew no noise. Two aliases of a token draw from one law, so more aliases
+make the sizes of noise easier to distinguish.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ FLAT = 1e-9  # a smaller scale of noise is none: the tokens have one direction
 
 @dataclass(frozen=True)
 class Matching(Solver):
-    """Matching: which row of a cluster is which token, from the noise that mixed it (our own attack).
+    """The matching attack.
 
     Attributes:
-        epsilon: the scheme's; None: estimated.
-        floor: smaller weights are taken for this; noise may make them zero.
+        epsilon: the scheme's parameter. None: it is estimated.
+        floor: the least weight; noise may make a weight zero.
     """
 
     epsilon: float | None = None
@@ -76,7 +76,7 @@ class Matching(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """The same groups, with what their weights say added to the likelihood that they came with."""
+        """Returns the same groups, with the likelihood of their weights added to theirs."""
         candidates, table = required(knowledge.candidates), required(knowledge.public_model).table
         groups, values = candidates.groups, list(candidates.likelihood)
         usable = [number for number, group in enumerate(groups) if _usable(group)]
@@ -99,8 +99,9 @@ class ClusterBatch:
     """g groups of s tokens.
 
     Attributes:
+        numbers: their places in the list of groups.
         cosines: (g, s, s) of tokens i and j.
-        logs: (g, r, s) of row r's weight of token j; r is s, or a multiple of it where tokens have aliases.
+        logs: (g, r, s) the logarithm of row r's weight of token j; r is s, or a multiple of s with aliases.
     """
 
     numbers: list[int]
@@ -129,7 +130,7 @@ def _stacked(groups: tuple[Group, ...], numbers: list[int], table: torch.Tensor,
 
 
 def likelihood(batch: ClusterBatch, epsilon: float) -> Floats:
-    """(g, r, s) log p(weights of row r | row r is token i), up to a constant that is the same for all."""
+    """Returns (g, r, s) log p(weights of row r | row r is token i), up to one constant."""
     cosines = batch.cosines
     scale = (cosines.max(2) - cosines.min(2)) / 2  # (g, i)
     a = epsilon * cosines[:, None, :, :] / 2 - batch.logs[:, :, None, :]  # (g, r, i, j)
@@ -139,7 +140,12 @@ def likelihood(batch: ClusterBatch, epsilon: float) -> Floats:
 
 
 def _integral(a: Floats, b: Floats) -> Floats:
-    """log of the integral over c of prod_j exp(-|c - a_j| / b) / (2 b); a (..., s), b broadcast to (...)."""
+    """Returns the log of the integral over c of prod_j exp(-|c - a_j| / b) / (2 b).
+
+    Args:
+        a: (..., s).
+        b: broadcasts to (...).
+    """
     size = a.shape[-1]
     a = np.sort(a, axis=-1) / b[..., None]  # in units of b; dc = b dx
     total = a.sum(-1, keepdims=True)
@@ -163,7 +169,10 @@ def _integral(a: Floats, b: Floats) -> Floats:
 
 
 def estimate(batches: list[ClusterBatch]) -> float:
-    """eps of greatest likelihood, each row being any token of its group: the grid's best, refined twice around it."""
+    """Returns the eps of greatest likelihood, if each row is any token of its group.
+
+    Refines the best of a grid twice.
+    """
 
     def fit(epsilon: float) -> float:
         total = 0.0

@@ -1,16 +1,16 @@
-"""Mean solve: where all rows of a cluster are one, find from that row which tokens it is the mean of (our own attack).
+"""Mean solve: where all rows of a cluster are equal, finds the tokens whose mean that row is (our own attack).
 
-**What it exploits.** With shared rows every scrambled row of a cluster of s tokens is m = (e_1 + ... + e_s) / s. Rows
-that are equal to the last bit are therefore a cluster, and how many they are is s. m lies in d dimensions and is made
-of s public rows, 10 to 20 of tens of thousands: one sparse equation, whose answer proves itself.
+**Idea.** With shared rows, every scrambled row of a cluster of s tokens is m = (e_1 + ... + e_s) / s. So rows that are
+equal to the last bit are a cluster, and their number is s. m lies in d dimensions and is made of s public rows, 10 to
+20 of tens of thousands: one sparse equation, whose solution proves itself.
 
-**How.** Least squares with backward elimination (`sparse.eliminate`) on the public rows that are nearest to m; then, as
-in matching pursuit, also on those nearest to what is left over, until the tokens that remain make up m and are s. What
-is solved leaves the others fewer tokens to be among, so the clusters that failed are tried again.
+**Method.** Least squares with backward elimination (`sparse.eliminate`) on the public rows nearest to m. Then, as in
+matching pursuit, on those nearest to the residual as well, until exactly s tokens remain and make up m. Each solved
+cluster leaves fewer free tokens, so the clusters that failed are tried again.
 
-**What it does not know.** Which member an id stands for: each occurrence draws another, and nothing in the table shows
-it. Clusters that were not solved keep the public rows nearest to their mean, and nothing is claimed of them. A table
-that was tuned has no equal rows any more.
+**Limits.** The attack does not find which member an id stands for: each occurrence draws another, and nothing in the
+table shows it. Unsolved clusters keep the public rows nearest to their mean, without any claim. A fine-tuned table has
+no equal rows.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ TEMPERATURE = 0.05
 
 @dataclass(frozen=True)
 class MeanSolve(Solver):
-    """Mean solve: where all rows of a cluster are one, find from that row which tokens it is the mean of.
+    """The mean solve attack.
 
     Attributes:
         pool: public rows from which a mean is explained at first, at most half the dimensions.
-        more: added a round.
+        more: public rows that are added in each round.
     """
 
     pool: int = 64
@@ -67,7 +67,7 @@ class MeanSolve(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """Groups whose weights are all 1/s where they were solved. Draws nothing."""
+        """Returns groups, whose weights are all 1/s where they were solved. Makes no random draws."""
         seen, public = transcript.table, required(knowledge.public_model).table
         tokens = sparse.unit(public)
         free = np.ones(len(public), np.bool_)
@@ -104,7 +104,7 @@ class MeanSolve(Solver):
     def _members(
         self, mean: Tensor, tokens: Tensor, free: np.ndarray, size: int, noise: float, reach: int | None
     ) -> Ids | None:
-        """The `size` tokens that make up the mean, (d,) of length 1; None where no such answer was found."""
+        """Returns the `size` tokens that make up the mean, (d,) of length 1. None: there is no such solution."""
         d, count = len(mean), int(free.sum())
         if count < size:
             return None
@@ -127,7 +127,7 @@ class MeanSolve(Solver):
 
 
 def _noise(table: Tensor) -> float:
-    """How far a row is off by how it was stored: a table whose numbers bf16 or fp16 can hold was stored so."""
+    """Returns the relative error of a row by storage, taken from whether bf16 or fp16 can hold the table's numbers."""
     part = table[: 1 << 12]
     return next((off for kind, off in ROUNDINGS if torch.equal(part.to(kind).float(), part)), EXACT)
 

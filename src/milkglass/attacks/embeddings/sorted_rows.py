@@ -1,33 +1,31 @@
-"""Sorted rows: match tokens by what a permutation of columns cannot change (vocabulary matching).
+"""Sorted rows: matches tokens by what a permutation of columns does not change (vocabulary matching).
 
-**What it exploits.** A scheme may hide the table behind a secret transformation T of its dimensions, E* = P E T, P the
-secret permutation of the vocabulary. Products in which T cancels still have one row a token:
+**Idea.** A scheme may transform the table's dimensions by a secret T: E* = P E T, with P the secret permutation of the
+vocabulary. Products in which T cancels have one row a token:
 
     E* itself            T a permutation of columns
     E* Phi*^T            T orthogonal and Phi* = Phi T, or any T and Phi* = Phi T^-T (the form that keeps the model's
                          function); Phi a matrix that reads the residual stream. Its columns, the inside of a layer, may
                          be permuted besides.
 
-Each row then holds the numbers of a public row in an order that is not known. Sorted, it is that public row sorted: a
-fingerprint. It is read at `points` places from the smallest to the largest, and the nearest public fingerprint is the
-guess (Thomas et al. 2025 match sorted hidden states so, token by token, by L1 with a tolerance; here the table is
-matched as a whole, by Euclidean distance, which is one matrix product).
+Each row holds the numbers of a public row in an unknown order. Sorted, it equals that public row sorted: a fingerprint.
+The attack reads it at `points` places from the smallest to the largest number, and guesses the nearest public
+fingerprint. (Thomas et al. 2025 match sorted hidden states token by token, by L1 with a tolerance. Here the table is
+matched as a whole by Euclidean distance, which is one matrix product.)
 
-Schemes for pre-norm models must fold the gain g of the norm before Phi into it: Phi* = Phi diag(g) T^-T. The gains are
-public, so Phi diag(g) is tried in Phi's place for each gain of its layer that the upload has changed.
+Schemes for pre-norm models must fold the gain g of the norm before Phi into it: Phi* = Phi diag(g) T^-T. Gains are
+public, so Phi diag(g) is also tried, for each gain of Phi's layer that the upload changed.
 
-**When it works.** Only permutations in the way: wholly, but for public rows that are permutations of each other. Which
-product to use is read off the data. The lengths of its rows, sorted, must be those of the public product; and since an
-orthogonal T keeps the lengths of the table as well, whose rows then match nothing, it is the one of these in which a
-sample of fingerprints lies nearest to public ones, relative to how far apart public ones are.
+**Choice of the product.** The sorted lengths of its rows must equal those of the public product. An orthogonal T keeps
+the table's lengths as well, though its rows then match nothing. So of the products that keep their lengths, the attack
+takes the one whose sample of fingerprints lies nearest to public ones, relative to the distances among public ones.
 
-**What defeats it.** Whatever mixes rows (ObfusLM's W: no scrambled row is any public row's numbers), noise that is as
-large as the distance between sorted rows (which is far smaller than between rows), and any T that does not cancel (the
-paper's ObfusLM+, Phi* = Phi W*, leaves W* W*^T in between; known_weight.py undoes that). It refuses where no product
-keeps its lengths: then nothing is there to be matched.
+**Applies** if only permutations are in the way. Public rows that are permutations of each other stay ambiguous.
+**Fails** if rows are mixed (ObfusLM's W), if noise is as large as the distance between sorted rows (far smaller than
+between rows), or if T does not cancel. (The paper's ObfusLM+, Phi* = Phi W*, leaves W* W*^T; known_weight.py undoes
+that.) It refuses if no product keeps its lengths.
 
-**What it does not know.** Which places of a row belong together: it forgets the order of columns even where that was
-never changed. gram.py and known_weight.py find the transformation itself.
+It ignores the order of columns even where that never changed. gram.py and known_weight.py find T itself.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ class SortableRows:
     """Rows to be sorted: the table (n, d), or the table times a reader (g, d).
 
     Attributes:
-        name: of the reader, and of the gain folded into the public one.
+        name: the name of the reader and of the gain folded into the public one, or "table".
     """
 
     name: str
@@ -69,21 +67,23 @@ class SortableRows:
 
     @property
     def fit(self) -> float:
-        """How much the two sides' lengths of rows differ: the median relative difference of the sorted lengths, by
-        quantiles, so that the two sides may have different numbers of rows."""
+        """Returns the median relative difference between the two sides' sorted row lengths.
+
+        Lengths are compared by quantiles, so the two sides may have different numbers of rows.
+        """
         spread = torch.linspace(0, 1, min(len(self.public), len(self.seen), QUANTILES))
         ours = _lengths(self.public, self.public_reader).quantile(spread)
         theirs = _lengths(self.seen, self.seen_reader).quantile(spread)
         return float(((theirs - ours).abs() / ours.clamp_min(1e-30)).median())
 
     def distance(self, points: int) -> float:
-        """From the fingerprints of a sample of rows seen to their nearest public ones, by what is usual: the median."""
+        """Returns how near a sample of fingerprints lies to public ones, relative to their median distance to them."""
         part = self.seen[torch.linspace(0, len(self.seen) - 1, min(SAMPLE, len(self.seen))).long()]
         apart = torch.cdist(*replace(self, seen=part).fingerprints(points))
         return float((apart.amin(1) / apart.median(1).values.clamp_min(1e-30)).median())
 
     def fingerprints(self, points: int) -> tuple[Tensor, Tensor]:
-        """(n, points) of the rows seen, and of the public ones."""
+        """Returns (n, points) the fingerprints of the rows seen and of the public rows."""
         return (
             fingerprints(self.seen, self.seen_reader, points),
             fingerprints(self.public, self.public_reader, points),
@@ -91,7 +91,7 @@ class SortableRows:
 
 
 def _lengths(table: Tensor, reader: Tensor | None) -> Tensor:
-    """(n,) the lengths of the rows of table reader^T, from the (d, d) matrix reader^T reader."""
+    """Returns (n,) the lengths of the rows of table reader^T, computed by the (d, d) matrix reader^T reader."""
     if reader is None:
         return table.norm(dim=1)
     inner = reader.T @ reader
@@ -99,7 +99,7 @@ def _lengths(table: Tensor, reader: Tensor | None) -> Tensor:
 
 
 def fingerprints(table: Tensor, reader: Tensor | None, points: int) -> Tensor:
-    """Each row of table reader^T sorted, at `points` places spread from the smallest to the largest number."""
+    """Returns each row of table reader^T, sorted, at `points` places from the smallest to the largest number."""
     width = table.shape[1] if reader is None else len(reader)
     places = torch.linspace(0, width - 1, min(points, width)).round().long()
     result = []
@@ -110,8 +110,10 @@ def fingerprints(table: Tensor, reader: Tensor | None, points: int) -> Tensor:
 
 
 def products(seen: Model, public: Model) -> Iterator[SortableRows]:
-    """The table, and the table times the first few matrices of the layers that can read it, as they are and with each
-    gain of their layer folded in that is not where it was."""
+    """Yields the table, and its products with the first matrices that can read it.
+
+    Each matrix is taken as it is, and with each changed gain of its layer folded in.
+    """
     ours, theirs = public.table, seen.table
     yield SortableRows("table", theirs, ours)
     size, d = ours.shape
@@ -132,26 +134,26 @@ def products(seen: Model, public: Model) -> Iterator[SortableRows]:
 
 
 def fitting(transcript: Transcript, knowledge: Knowledge, tolerance: float) -> tuple[list[SortableRows], float]:
-    """The products whose rows keep their lengths, and the best fit of all; if none does, the one that fits best."""
+    """Returns the products whose rows keep their lengths and the best fit. If none does, the product that fits best."""
     every = [(one.fit, one) for one in products(transcript.model, required(knowledge.public_model))]
     least = min(fit for fit, _ in every)
     return [one for fit, one in every if fit <= max(tolerance, least)], least
 
 
 def best(transcript: Transcript, knowledge: Knowledge, points: int, tolerance: float) -> SortableRows:
-    """Of the products whose rows keep their lengths, the one whose fingerprints lie nearest to public ones."""
+    """Returns, of the products whose rows keep their lengths, the one whose fingerprints lie nearest to public ones."""
     result, _ = fitting(transcript, knowledge, tolerance)
     return result[0] if len(result) == 1 else min(result, key=lambda one: one.distance(points))
 
 
 @dataclass(frozen=True)
 class SortedRows(NearestRows):
-    """Sorted rows: match tokens by what a permutation of columns cannot change (vocabulary matching).
+    """The sorted rows attack.
 
     Attributes:
         points: places of a sorted row that are compared.
         tolerance: how much the lengths of rows may differ.
-        k: how many ranks the guess has.
+        k: the number of ranks of the guess.
     """
 
     points: int = 128

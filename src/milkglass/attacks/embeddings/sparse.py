@@ -1,7 +1,7 @@
 """The linear algebra of the cluster solve: which few public rows span what a few scrambled rows span.
 
-All functions take rows of length 1 and know nothing of groups, keys or models. Shapes: b problems at a time, m
-scrambled rows each, z candidate tokens each, d dimensions.
+All functions take rows of length 1. Shapes: b problems at a time, m scrambled rows and z candidate tokens in each, d
+dimensions.
 """
 
 from __future__ import annotations
@@ -21,24 +21,29 @@ STRICTNESS = (0.0, 1.0, 2.0, 3.0, 4.0)  # standard errors that a weight must exc
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Rows of length 1; a zero row stays zero."""
+    """Returns the rows scaled to length 1. A zero row stays zero."""
     return torch.nn.functional.normalize(rows, dim=-1, eps=1e-30)
 
 
 def directions(d: int, size: int, rng: np.random.Generator) -> Tensor:
-    """(d, size) random orthonormal columns."""
+    """Returns (d, size) random orthonormal columns."""
     return torch.linalg.qr(torch.from_numpy(rng.normal(size=(d, size))).float())[0]
 
 
 def bases(near: Tensor) -> Tensor:
-    """(b, m, d) rows to (b, d, m) orthonormal columns of their spans."""
+    """Returns (b, d, m) orthonormal columns of the spans of (b, m, d) rows."""
     rows = near.double()
     values, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))
     return (rows.transpose(1, 2) @ (vectors / values.clamp_min(TINY).sqrt()[:, None, :])).float()
 
 
 def explained(tokens: Tensor, near: Tensor) -> Tensor:
-    """(b, n) how much of each token's (n, d) squared length lies in the span of `near` (b, m, d): 1 is all of it."""
+    """Returns (b, n) the share of each token's squared length that lies in the span of `near`.
+
+    Args:
+        tokens: (n, d).
+        near: (b, m, d).
+    """
     b, m, d = near.shape
     stacked = bases(near).permute(1, 0, 2).reshape(d, b * m)
     parts = []
@@ -49,13 +54,19 @@ def explained(tokens: Tensor, near: Tensor) -> Tensor:
 
 
 def eliminate(tokens: Tensor, target: Tensor, noise: float) -> tuple[Tensor, Tensor]:
-    """Which of the tokens (b, z, d) make up each target (b, d), with positive weights: (b, z) bool, (b, z) weights.
-    Backward elimination: least squares on all of them; those whose weights are not positive by so many standard errors
-    drop out, and again.
+    """Finds which tokens make up each target with positive weights, by backward elimination.
+
+    Each round solves least squares on the remaining tokens. Then tokens drop out whose weights are not positive by so
+    many standard errors.
 
     Args:
-        noise: a target's error, relative to its length 1. Where there is none to speak of, the first round already
-            leaves the members and nothing else, because z < d makes a chance fit impossible.
+        tokens: (b, z, d).
+        target: (b, d).
+        noise: a target's error, relative to its length 1. Without noise the first round already leaves the members
+            alone, because z < d makes a chance fit impossible.
+
+    Returns:
+        (b, z) whether each token remains, and (b, z) its weight.
     """
     tokens, target = tokens.double(), target.double()
     gram = tokens @ tokens.transpose(1, 2)
@@ -78,13 +89,13 @@ def eliminate(tokens: Tensor, target: Tensor, noise: float) -> tuple[Tensor, Ten
 
 
 def misfit(rows: Tensor, tokens: Tensor) -> Tensor:
-    """(r,) how far each row (r, d) lies from the span of the tokens (c, d), relative to its length."""
+    """Returns (r,) the distance of each row (r, d) from the span of the tokens (c, d), relative to the row's length."""
     basis = torch.linalg.qr(tokens.double().T)[0].to(rows.dtype)
     return (rows - (rows @ basis) @ basis.T).norm(dim=1)
 
 
 def best_added(tokens: Tensor, present: Tensor, target: Tensor, count: int) -> Tensor:
-    """(count,) which tokens (n, d), each added alone to those present (c, d), most reduce the target's (d,) misfit."""
+    """Returns (count,) the tokens (n, d) that most reduce the target's misfit, each added alone to those present."""
     basis = torch.linalg.qr(present.double().T)[0].float()
     rest = target - basis @ (basis.T @ target)
     new = (1 - (tokens @ basis).square().sum(1)).clamp_min(1e-3).sqrt()
@@ -92,19 +103,19 @@ def best_added(tokens: Tensor, present: Tensor, target: Tensor, count: int) -> T
 
 
 def weight_errors(tokens: Tensor, rows: Tensor, noise: float) -> NDArray[np.float64]:
-    """(r, c) what a weight of the tokens (c, d) in a row (r, d) must exceed to be more than noise."""
+    """Returns (r, c) the threshold above which a weight of token c in row r is more than noise."""
     basis = tokens.double()
     spread = torch.diagonal(torch.linalg.pinv(basis @ basis.T, hermitian=True)).clamp_min(0).sqrt()
     return (6 * noise / basis.shape[1] ** 0.5 * rows.double().norm(dim=1)[:, None] * spread).numpy()
 
 
 def likelihood(scores: Tensor) -> Tensor:
-    """(r, n) log softmax of each row, in fp64."""
+    """Returns (r, n) the log softmax of each row, in fp64."""
     return torch.log_softmax(scores.double(), 1)
 
 
 def equal_rows(table: Tensor) -> dict[bytes, list[int]]:
-    """The numbers of the rows that are equal to the last bit, by what they are."""
+    """Returns the numbers of the rows with each content. Rows are equal if they are so to the last bit."""
     same: dict[bytes, list[int]] = {}
     for number, row in enumerate(table.numpy()):
         same.setdefault((row + 0.0).tobytes(), []).append(number)  # + 0: minus zero is zero
@@ -112,9 +123,12 @@ def equal_rows(table: Tensor) -> dict[bytes, list[int]]:
 
 
 def parts(mixes: NDArray[np.bool_]) -> list[tuple[Ids, Ids]]:
-    """Rows and columns of the connected parts of (r, c), whether row i mixes token j.
+    """Returns the rows and columns of each connected part of `mixes`.
 
-    Where some part has more tokens than rows, or none, the parts cannot be clusters: there is one, the whole.
+    If some part has more tokens than rows, or no tokens, the parts cannot be clusters: then the whole is returned.
+
+    Args:
+        mixes: (r, c) whether row i mixes token j.
     """
     r, c = mixes.shape
     graph = np.zeros((r + c, r + c), np.bool_)

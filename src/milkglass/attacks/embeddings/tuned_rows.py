@@ -1,27 +1,27 @@
-"""Fine-tuned weights: rows that moved show which tokens the private texts hold, and roughly how often.
+"""Fine-tuned weights: rows that moved show which tokens the private texts contain, and roughly how often.
 
-An embedding row gets a gradient only when its token is in a batch; a row that occurred nowhere only shrinks, with the
-weight decay. With Adam, whose steps have about one size, a row moves further the more batches it was in. So the tuned
-model alone, without a single id of the private texts, is a table of their token counts.
+An embedding row gets a gradient only if its token is in a batch. The row of a token that never occurs only shrinks with
+the weight decay. Adam's steps have about one size, so a row moves further the more batches contain its token. The tuned
+model alone, without any private id, is therefore a table of token counts.
 
-**Membership.** Decay multiplies every number by something below 1, and rounding, at each step and when the model is
-stored, keeps the order of numbers: |x| never becomes larger and x never changes its sign. A gradient makes some numbers
-of a row grow and others shrink. So the rows in which a number grew are those that occurred:
+**Membership.** Decay multiplies every number by a factor below 1. Rounding, at each step and when the model is stored,
+keeps the order of numbers. So without a gradient |x| never grows and x never changes its sign. A gradient makes some
+numbers of a row grow and others shrink. The rows in which a number grew are those that occurred:
 
     occurred[a] = some j: |tuned[a, j]| > |uploaded[a, j]|, or they differ in sign
 
-No tolerance is needed, whatever the decay, and no row that stood still is named. In fp32 those that occurred are found,
-unless decay took more from each of a row's numbers than training gave them; a padding row gets no gradient. A table
-stored in half precision misses what rounding took away: a token that moved by less than the last digit, or in a few
-numbers only, all of which happened to shrink. Decay that is not decoupled (Adam with an L2 penalty) moves every row by
-Adam's steps, past zero where a number is small, and then rows are named that did not occur.
+This needs no tolerance, whatever the decay, and names no row that stood still. In fp32 it finds every token that
+occurred, unless decay took more from each of a row's numbers than training added; a padding row gets no gradient. A
+table in half precision loses small movements to rounding: it misses a token whose row moved by less than the last
+digit, or whose few changed numbers all shrank. Decay that is not decoupled (Adam with an L2 penalty) moves every row by
+Adam's steps, past zero where a number is small; then rows are named that did not occur.
 
-**Counts.** The decay is taken out by a common factor,
+**Counts.** A common factor takes the decay out,
 
     moved[a] = || tuned[a] - c uploaded[a] ||,     c the factor that fits the rows that moved least
 
-With a tied output head every row gets a gradient from the softmax at every step; then the rows that occur still move
-most, but no row stands still: all are named as members, which says nothing.
+With a tied output head every row gets a gradient from the softmax at every step. The rows that occur still move most,
+but all rows are named as members, which says nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from milkglass.threat.observations import Transcript, Weights
 
 
 def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]:
-    """(n,) how far each row moved, apart from a common shrinking."""
+    """Returns (n,) how far each row moved, apart from a common shrinking."""
     before, after = uploaded.double(), tuned.double()
     length = (before * before).sum(1)
     factors = ((before * after).sum(1) / length.clamp_min(1e-30))[length > 0]
@@ -51,14 +51,19 @@ def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]
 
 
 def members(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.bool_]:
-    """(n,) which scrambled ids occurred in the training texts, from the tables (n, d) before and after: see above."""
+    """Returns (n,) whether each scrambled id occurred in the training texts.
+
+    Args:
+        uploaded: (n, d) the table before training.
+        tuned: (n, d) the table after it.
+    """
     grew = (tuned.abs() > uploaded.abs()) | (tuned * uploaded < 0)
     return np.asarray(grew.any(dim=1).numpy(), np.bool_)
 
 
 @dataclass(frozen=True)
 class TunedRows(Solver):
-    """Fine-tuned weights: rows that moved show which tokens the private texts hold, and roughly how often.
+    """The attack on fine-tuned rows.
 
     Attributes:
         spread: how far movements of one count scatter, as a standard deviation of their logarithm.
@@ -82,8 +87,10 @@ class TunedRows(Solver):
 
     @staticmethod
     def members_of(transcript: Transcript) -> NDArray[np.bool_] | None:
-        """(n,) which scrambled ids the private texts hold, without any other knowledge; None where the transcript does
-        not hold both tables."""
+        """Returns (n,) whether the private texts contain each scrambled id.
+
+        None: the transcript does not hold both tables.
+        """
         result = _tables(transcript)
         return None if isinstance(result, str) else members(*result)
 
@@ -103,7 +110,7 @@ class TunedRows(Solver):
 
 
 def _tables(transcript: Transcript) -> tuple[torch.Tensor, torch.Tensor] | str:
-    """The table before and after fine-tuning, or why they can't be compared."""
+    """Returns the table before and after fine-tuning, or why they cannot be compared."""
     before, after = transcript.weights(tuned=False), transcript.weights(tuned=True)
     if before is None or after is None:
         return "the server is not known to have the model both before and after fine-tuning"
@@ -118,7 +125,7 @@ def _size(table: torch.Tensor) -> str:
 
 
 def standard(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each value's rank among all as a standard normal quantile: two scales that grow together become comparable."""
+    """Returns each value's rank as a standard normal quantile. Two scales that grow together become comparable."""
     from scipy.special import ndtri
     from scipy.stats import rankdata
 

@@ -1,13 +1,13 @@
-"""Float holes of a gradient: rows of the embeddings that are noise alone are distinguished from others.
+"""Float holes of a gradient: distinguishes rows of the embeddings' gradient that are noise alone.
 
-Of a token that no text has, the embedding's gradient is 0, and its row is fl(s z): every entry is a number that
-floating-point noise can be (`Holes`). A row of a token that was read is fl(g + fl(s z)), and some entries lie
-in holes. One entry suffices; a row has hundreds. Clipping and the width of the noise, and with it epsilon, change
-nothing of this.
+If no text has a token, the gradient of its embedding is 0 and its row is fl(s z). Floating-point noise cannot produce
+every number: it has holes (`Holes`), and no entry of this row lies in one. The row of a token that was read is fl(g +
+fl(s z)), and some of its hundreds of entries lie in holes. One such entry suffices. Neither clipping nor the width of
+the noise, and with it epsilon, changes this.
 
-Guarantees of differential privacy are of real numbers. Noise on a grid leaves the same numbers to every row: then all
-rows are alike, half are over any bound, and nothing is named. Where the head is the table as well, every row has a
-gradient, and this reads nothing either.
+Guarantees of differential privacy are about real numbers. Noise on a grid can produce the same numbers in every row.
+Then rows cannot be distinguished: more than half exceed any bound, and none is named. If the head is the table as well,
+every row has a gradient, and this attack reads nothing either.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROWS_AT_A_TIME = 4096  # looked at at a time
 
 @dataclass(frozen=True)
 class FloatHolesRows(Inversion):
-    """No parameters."""
+    """The attack. It has no parameters."""
 
     name = "float-holes-rows"
     title = "Holes of floating-point noise, rows of the embeddings' gradient"
@@ -52,4 +52,5 @@ class FloatHolesRows(Inversion):
 
 
 def holes(batch: SharedBatch) -> Holes:
+    """Returns the holes of the noise that was added to this batch's gradient."""
     return Holes(np.float32(required(batch.noise).width))

@@ -1,20 +1,21 @@
-"""Free tokens: the rows of the embeddings' gradient that are not zero are the tokens that were read.
+"""Free tokens: the nonzero rows of the embeddings' gradient are the tokens that were read.
 
-No model is run and nothing is optimised: it is the cheapest attack, and any that recovers less than it recovers
-nothing. A row of the table of embeddings gets gradient only from places where its token stood.
+It runs no model and optimises nothing. It is the cheapest attack, and the least that any other must exceed. A row of
+the embedding table gets a gradient only where its token stands.
 
-Where the table is the head as well and the loss asks for the next token, every row gets gradient as a possible answer.
-Then there is a row for each token that was no answer, and nothing to recognise it by but its size: the head's part of
-row x is a combination of the states that were asked, as many as there were. So rows are held against the span of the
-others: those of tokens that were neither read nor asked for, far the most, span no more than the states, and
+If the table is also the head and the loss is for the next token, every row gets a gradient as a possible answer. For a
+token that was neither read nor a target, that gradient is a combination of the states at which tokens were predicted.
+These rows, by far the most, span no more dimensions than there are states. So each row is compared with the span P of
+the others,
 
-    |g_x - P g_x| / |g_x|,     P onto that span
+    |g_x - P g_x| / |g_x|
 
-is rounding for these, and not for a token that was read. The last token of a text was never read and is not found then.
-Where noise was added, rows that are too long for noise are taken, as long as there are such.
+which is rounding for these, and not for a token that was read. The last token of a text is never read, so it is not
+found. If noise was added, the rows are taken that are too long to be noise, as long as there are some.
 
-How often a token was there is not guessed: rows grow with their tokens' effect, not with their number. Each comes once.
-Texts of a batch are not distinguished: all tokens are dealt out by the lengths, in the order of their ids.
+The attack does not guess how often a token occurs: the size of a row depends on its tokens' effect, not on their
+number. Each token is named once. Texts of a batch are not distinguished: tokens are dealt out by the lengths, in the
+order of their ids.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ MAX_SHARE_OF_ROWS = 0.5  # share of the vocabulary above which rows are not dist
 
 @dataclass(frozen=True)
 class FreeTokens(Inversion):
-    """Free tokens: the rows of the embeddings' gradient that are not zero are the tokens that were read.
+    """The free tokens attack.
 
     Attributes:
-        apart: how far a row must be from the span of the others where all are not zero, relative to its length.
+        apart: how far a row must be from the span of the others if no row is zero, relative to its length.
     """
 
     apart: float = 1e-2
@@ -68,14 +69,18 @@ class FreeTokens(Inversion):
 
 
 def table_gradient(batch: SharedBatch) -> Tensor | None:
-    """(v, d) of the embeddings; None where it is not shared."""
+    """Returns (v, d) the gradient of the embeddings. None: it is not shared."""
     name = batch.step.table_name
     return None if name is None else batch.tensor(name)
 
 
 def bag(grad: Tensor, apart: float = 1e-2) -> Ids | None:
-    """(k,) the ids that were read, ascending, by the gradient (v, d) of the embeddings; None where the rows are all
-    alike."""
+    """Returns (k,) the ids that were read, ascending. None: the rows are all alike.
+
+    Args:
+        grad: (v, d) the gradient of the embeddings.
+        apart: see `FreeTokens`.
+    """
     there = (grad != 0).any(1)
     if int(there.sum()) > MAX_SHARE_OF_ROWS * len(grad):
         there = _unlike(grad, apart)
@@ -87,8 +92,10 @@ def bag(grad: Tensor, apart: float = 1e-2) -> Ids | None:
 
 
 def _unlike(grad: Tensor, apart: float) -> Tensor:
-    """(v,) which rows are outside the span that nearly all others lie in. That span is taken from the smallest rows,
-    which are of tokens that were neither read nor likely answers."""
+    """Returns (v,) which rows are outside the span in which nearly all others lie.
+
+    The smallest rows give that span: their tokens were neither read nor likely answers.
+    """
     lengths = grad.double().norm(dim=1)
     order = lengths.argsort()[int((lengths == 0).sum()) :]
     small = order[: min(SAMPLE, len(grad) // 2)]
@@ -99,8 +106,14 @@ def _unlike(grad: Tensor, apart: float) -> Tensor:
 
 
 def _outstanding(squares: Tensor) -> Tensor:
-    """(v,) which rows are too long, by their squared lengths (v,), to be noise, whose rows are as good as equally long
-    (a sum of d independent squares). None is where the lengths are not so."""
+    """Returns (v,) which rows are too long to be noise.
+
+    Rows of noise have nearly equal lengths (a sum of d independent squares). If most lengths are not nearly equal, none
+    is.
+
+    Args:
+        squares: (v,) the squared lengths.
+    """
     middle = squares.median()
     spread = 1.4826 * (squares - middle).abs().median()  # a standard deviation, whatever the long ones are
     if spread > LEVEL * middle:
@@ -109,7 +122,7 @@ def _outstanding(squares: Tensor) -> Tensor:
 
 
 def dealt(ids: Ids | None, batch: SharedBatch) -> list[Ids]:
-    """All tokens, dealt out by the lengths; where these are not known, evenly. None: there are no tokens."""
+    """Deals out the tokens to texts, by the lengths or else evenly. None: there are no tokens."""
     ids = np.empty(0, np.int64) if ids is None else ids
     shares = np.ones(batch.size) if batch.lengths is None else batch.lengths.astype(np.float64)
     ends = np.rint(np.cumsum(shares / shares.sum()) * len(ids)).astype(np.int64)

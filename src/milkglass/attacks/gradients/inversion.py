@@ -1,4 +1,4 @@
-"""What all gradient inversions have in common: one batch after another, and what is known of it."""
+"""The base of all gradient inversions: it runs one batch at a time, with what is known of that batch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True, eq=False)
 class SharedBatch:
-    """What an attacker has of one step.
+    """What an attacker has of one training step.
 
     Attributes:
         seen: its gradient.
-        labels, lengths: (b,) what is known of its texts, special tokens counted.
+        step: the model and its loss.
+        labels, lengths: (b,) the classes and the numbers of tokens, special ones too. None: not known.
         corpus: public text.
         noise: what was added to the gradient.
     """
@@ -42,36 +43,37 @@ class SharedBatch:
         return self.seen.batch_size
 
     def tensor(self, name: str) -> torch.Tensor | None:
-        """A parameter's gradient, by its full name; None where it was not shared."""
+        """Returns a parameter's gradient by its full name. None: it was not shared."""
         return self.seen.tensors.get(name)
 
     def mask(self) -> torch.Tensor:
-        """(b, t) of 1 and 0, by the lengths."""
+        """Returns (b, t) of 1 for tokens and 0 for padding, by the lengths."""
         lengths = required(self.lengths)
         return (torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]).long()
 
 
 class Inversion(Attack):
-    """An attack on the batches of `Gradients`, one by one. Authors write `invert`."""
+    """An attack on the batches of `Gradients`, one by one. Subclasses write `invert`."""
 
     sees = frozenset({Gradients})
     assumes = frozenset({"step"})
 
     @abc.abstractmethod
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        """The texts of a batch as public ids, special ones too, as many as it has, in any order; an empty one where
-        nothing is found.
+        """Returns the texts of a batch as public ids, special ones too, in any order; empty where nothing is found.
 
         Args:
+            batch: has `size` texts.
             budget: this batch's own.
+            rng: the source of all random draws.
         """
 
     def misses(self, batch: SharedBatch) -> str | None:
-        """Why nothing can be read of a batch, whatever its values."""
+        """Returns why nothing can be read of a batch whatever its values, or None."""
         return None
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        """What the first batch that cannot be read misses."""
+        """Returns the reason of the first batch that cannot be read."""
         return next(filter(None, map(self.misses, batches(transcript, knowledge))), None)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -88,7 +90,11 @@ class Inversion(Attack):
 
 
 def batches(transcript: Transcript, knowledge: Knowledge) -> list[SharedBatch]:
-    """One for each of the gradients, with its part of what is known. Raises UsageError where that is not as much."""
+    """Returns a batch for each of the gradients, with its part of the knowledge.
+
+    Raises:
+        UsageError: the knowledge has another number of texts.
+    """
     seen = transcript.all(Gradients)
     total = sum(one.batch_size for one in seen)
     for name, known in (("labels", knowledge.labels), ("lengths", knowledge.lengths)):

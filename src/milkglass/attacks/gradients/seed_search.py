@@ -1,8 +1,8 @@
-"""Seed search: noise that follows from a seed of 32 bits is found and taken off, and then the gradient is bare.
+"""Seed search: finds noise that follows from a seed of 32 bits, and subtracts it from the gradient.
 
-PyTorch's CPU generator keeps 32 bits of a seed, however many it is given. The first row of the embeddings' gradient,
-that of id 0, is noise alone in a text without that token ([PAD] of BERT's family is never read). So the generator's
-first numbers are known, up to rounding and to the width of the noise, which is estimated from the other rows:
+PyTorch's CPU generator keeps 32 bits of a seed. The first row of the embeddings' gradient, that of id 0, is noise alone
+in a text without that token ([PAD] of BERT's family is never read). So the generator's first numbers are known, up to
+rounding and the width of the noise, which is estimated from the other rows:
 
     Gaussian     numbers 0 and 8 come from outputs 0 and 8 by Box and Muller: r^2 = -2 ln(1 - u_0), angle = 2 pi u_8
     Laplacian    number i comes from outputs 2 i and 2 i + 1 by its inverse distribution function
@@ -11,14 +11,13 @@ first numbers are known, up to rounding and to the width of the noise, which is 
 
     x_0 = s,    x_i = 1812433253 (x_{i-1} xor x_{i-1} >> 30) + i
 
-(Matsumoto and Nishimura 1998, in the revision of 2002). Output number j follows from x_j, x_{j+1} and x_{j+397}, so the
-first outputs cost 400 steps a seed and nothing else of the state.
+(Matsumoto and Nishimura 1998, in the revision of 2002). Output j follows from x_j, x_{j+1} and x_{j+397}. So the first
+outputs of a seed cost 400 steps, without the rest of the state.
 
-All seeds are tried, in blocks; each that passes is checked by the noise that it makes. With the seed all noise is
-known, of every tensor: it is subtracted, and the rows that are left are the tokens that were read (free_tokens.py).
-The seed of a stream of 256 bits cannot be searched: there every seed fails, and nothing is named.
-
-It takes up to an hour of two cores.
+All seeds are tried in blocks, and each that passes is checked by the noise that it makes. The seed gives all noise of
+every tensor. It is subtracted, and the rows that remain are the tokens that were read (free_tokens.py). The seed of a
+stream of 256 bits cannot be searched: every seed fails, and nothing is named. A search takes up to an hour of two
+cores.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ FAR = 397
 
 @dataclass(frozen=True)
 class SeedSearch(Inversion):
-    """Seed search: noise that follows from a seed of 32 bits is found and taken off, and then the gradient is bare.
+    """The seed search attack.
 
     Attributes:
         first: the first seed that is tried.
-        count: how many are.
-        threads: that try them.
+        count: how many seeds are tried.
+        threads: how many threads try them.
     """
 
     first: int = 0
@@ -89,7 +88,7 @@ class SeedSearch(Inversion):
         return dealt(None if seed is None else bag(_Drawn(grad).bare(grad, seed)), batch)
 
     def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
-        """The 32 bits that the noise of the embeddings' gradient (v, d) follows from; None where no seed fits."""
+        """Returns the seed of the noise in the embeddings' gradient (v, d). None: no seed fits."""
         drawn = _Drawn(grad)
         tests = drawn.tests(grad[0].double().numpy())
         passing = search(tests, self.first, self.count, lambda: budget.left() <= 0, self.threads)
@@ -100,8 +99,8 @@ class _Drawn:
     """How the noise was drawn.
 
     Attributes:
-        gaussian: else it is Laplacian.
-        width: its standard deviation, by the middle of all entries, which are noise nearly.
+        gaussian: whether it is Gaussian; else it is Laplacian.
+        width: its standard deviation, from the median of all entries, nearly all of which are noise.
     """
 
     def __init__(self, grad: torch.Tensor) -> None:
@@ -131,7 +130,7 @@ class _Drawn:
         return tests
 
     def noise(self, shape: torch.Size, seed: int) -> torch.Tensor:
-        """As the seed makes it, with standard deviation 1, fp64."""
+        """Returns the noise that the seed makes, with standard deviation 1, in fp64."""
         generator = torch.Generator().manual_seed(seed)
         if self.gaussian:
             return torch.randn(shape, generator=generator, dtype=torch.float32).double()
@@ -139,13 +138,16 @@ class _Drawn:
         return -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp_max(0.5 - 2.0**-54)) / math.sqrt(2)
 
     def fits(self, grad: torch.Tensor, seed: int) -> bool:
-        """Whether the first rows are this noise, a few of them more."""
+        """Returns whether the first rows are this noise, apart from a few of them."""
         part = grad[:ROWS_COMPARED].double()
         pair = torch.stack([part.flatten(), self.noise(part.shape, seed).flatten()])
         return bool(torch.corrcoef(pair)[0, 1] > SURE)
 
     def bare(self, grad: torch.Tensor, seed: int) -> torch.Tensor:
-        """The gradient without it; entries that are rounding are 0. The exact width is that of most entries."""
+        """Returns the gradient without the noise, with 0 where only rounding is left.
+
+        Most entries give the exact width.
+        """
         noise, whole = self.noise(grad.shape, seed), grad.double()
         width = float((whole[:, 0] / noise[:, 0]).median())
         rest = whole - width * noise
@@ -153,7 +155,7 @@ class _Drawn:
 
 
 def _near(bits: int, middle: float, half: float) -> Test:
-    """Whether the lowest bits of an output, as a number from 0 to 1, are this near to `middle`, around the circle."""
+    """Returns a test whether an output's lowest bits, as a number from 0 to 1, are near `middle`, around the circle."""
     mask, scale = np.uint32((1 << bits) - 1), 2.0**-bits
 
     def test(words: Words) -> NDArray[np.bool_]:
@@ -164,7 +166,9 @@ def _near(bits: int, middle: float, half: float) -> Test:
 
 
 def outputs(seeds: Words, places: Sequence[int]) -> Iterator[Words]:
-    """For ascending places below 227 (where the first twist uses no new word), the outputs (n,) of every seed (n,)."""
+    """Yields the outputs (n,) of all seeds (n,) at ascending places below 227, where the first twist uses no new
+    word.
+    """
     state, work = seeds.copy(), np.empty_like(seeds)
     near: dict[int, Words] = {0: seeds}
     expected = {at + step for at in places for step in (0, 1)}
@@ -184,10 +188,12 @@ def outputs(seeds: Words, places: Sequence[int]) -> Iterator[Words]:
 def search(
     tests: Sequence[tuple[int, Test]], first: int, count: int, stopped: Callable[[], bool], threads: int = 2
 ) -> Iterator[int]:
-    """Every seed from `first` on, of `count`, whose outputs at these places pass their tests; the first one is a sieve.
+    """Yields every seed whose outputs at these places pass their tests. The first test is a sieve.
 
     Args:
-        stopped: asked between blocks; the search ends where it says so.
+        tests: a place and a test of the output there.
+        first, count: the seeds that are tried.
+        stopped: asked between blocks; the search ends if it returns true.
     """
     starts = range(first, min(first + count, SEEDS), SEEDS_AT_A_TIME)
     with ThreadPoolExecutor(threads) as pool:

@@ -1,12 +1,12 @@
-"""Row spaces of gradients: which vectors a matrix of weights was multiplied by, up to their combinations.
+"""Row spaces of gradients: the vectors that a weight matrix multiplied, up to their combinations.
 
-The gradient of W in y = W x over the positions of a batch is dY^T X. Its rows are combinations of the rows of X, so
-that each vector that entered lies in their span, and another one of the vocabulary does not:
+The gradient of W in y = W x over the positions of a batch is dY^T X. Its rows are combinations of the rows of X. So
+each vector that entered lies in their span, and other vectors of the vocabulary do not:
 
     |v - R R^T v| / |v|,     R an orthonormal basis of the span
 
-Where the rows themselves were sent, each of their numbers wrong by rounding or by noise of a known size, a vector v =
-c U of the span is off by |c| times that error. `Span.distances` is then in units of what the error explains.
+If the rows themselves were sent, each number has an error by rounding or by noise of a known size. A vector v = c U of
+the span is then off by |c| times that error, and `Span.distances` is in units of what the error explains.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ class Span:
 
     Attributes:
         basis: (m, r) orthonormal columns, float64.
-        through: (m, d) what vectors pass before they are compared; None: m = d, they are compared as they are.
-        full: whether the rank is as large as it can be, so that there may have been more vectors than the span
-            shows.
-        values: (r,) singular values of the rows, where their errors are known; else None.
+        through: (m, d) the matrix that multiplies vectors before they are compared. None: m = d, and there is none.
+        full: whether the rank is the largest possible, so that there may be more vectors than the span shows.
+        values: (r,) singular values of the rows. None: their errors are not known.
         error: the largest singular value of these errors, in the same units.
     """
 
@@ -49,8 +48,10 @@ class Span:
         return self.basis.shape[1]
 
     def distances(self, vectors: Tensor) -> Tensor:
-        """(...) for vectors (..., d): from 0, in the span, to 1; exact where it is below SCREEN. With `values`, in
-        units of what the errors explain."""
+        """Returns (...) the distances of vectors (..., d), from 0 in the span to 1, exact where below SCREEN.
+
+        With `values` they are in units of what the errors explain.
+        """
         flat = vectors.reshape(-1, vectors.shape[-1])
         rows = flat.float() if self.through is None else flat.float() @ self.through.float().T
         inside, sizes = rows @ self.basis.float(), rows.square().sum(-1).clamp_min(1e-30)
@@ -65,7 +66,7 @@ class Span:
         return result.reshape(vectors.shape[:-1])
 
     def _explained(self, inside: Tensor, sizes: Tensor, values: Tensor) -> Tensor:
-        """(k,) how far from the span a row of it lies by the errors: |c| times these, relative to the row.
+        """Returns (k,) how far from the span the errors move a row of it: |c| times these, relative to the row.
 
         Args:
             inside: (k, r) coordinates of the rows in the basis.
@@ -76,9 +77,9 @@ class Span:
 
 
 def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
-    """The span of all rows of these matrices (k, m), by singular values in float64.
+    """Returns the span of all rows of these matrices (k, m), by singular values in float64.
 
-    Each matrix is first brought to the same size, since one whose gradients are small is not less true.
+    Each matrix is first scaled to the same size, so that small gradients count as much as large ones.
     """
     kept = [one for one in rows if one.abs().sum() > 0]
     eps = max((torch.finfo(one.dtype).eps for one in kept), default=torch.finfo(torch.float32).eps)
@@ -92,11 +93,11 @@ def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
 
 
 def sent_rows(rows: Tensor, noise: float = 0.0) -> Span:
-    """The span of rows (m, d) that were sent as they are, of the directions that errors do not drown.
+    """Returns the span of rows (m, d) that were sent, without the directions that errors hide.
 
-    The errors are those of rounding to the rows' dtype, uniform in half a unit of the last place, and of added noise.
-    As a random matrix they have singular values of at most about s (sqrt(m) + sqrt(d)), s their standard deviation
-    (Vershynin 2018, theorem 4.4.5).
+    The errors are rounding to the rows' dtype, uniform in half a unit of the last place, and added noise. As a random
+    matrix they have singular values of at most about s (sqrt(m) + sqrt(d)), s their standard deviation (Vershynin 2018,
+    theorem 4.4.5).
 
     Args:
         noise: standard deviation of what was added to each number.
@@ -111,11 +112,11 @@ def sent_rows(rows: Tensor, noise: float = 0.0) -> Span:
 
 
 def numerical_rank(values: Tensor, eps: float) -> int:
-    """How many singular values, largest first, are more than rounding.
+    """Returns how many singular values, largest first, are more than rounding.
 
-    The rank is at the widest gap, as a ratio, of those below which all may be rounding: at most ROUNDING * eps of the
-    largest. Where there is no such gap, as with noise, the rank is full. What is far below eps is taken as eps / 16: an
-    exact zero beside a rounded one is not a gap.
+    The rank is at the widest gap, as a ratio, among the values that may be rounding: those below ROUNDING * eps of the
+    largest. If there are none, as with noise, the rank is full. Values far below eps count as eps / 16, so that an
+    exact zero beside a rounded one is no gap.
 
     Args:
         eps: of the numbers from which they were computed.

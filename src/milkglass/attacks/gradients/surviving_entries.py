@@ -1,19 +1,19 @@
-"""Surviving entries: what pruning leaves of a gradient still names the tokens, and orders them.
+"""Surviving entries: what pruning leaves of a gradient still names the tokens and orders them.
 
-Pruning sets most entries of each gradient to zero, by chance or the smallest ones. That ruins every span, so that exact
-inversion ends (`dager`), but not these three:
+Pruning sets most entries of each gradient to zero, at random or the smallest ones. That destroys every span and with it
+exact inversion (`dager`), but not these three:
 
-1. A token's row of the embeddings' gradient is not zero where its token stood, and one of d entries is enough to show:
-   of rows of 384 entries, of which 99 % are zeroed by chance, 1 - 0.99^384 = 98 % remain.
-2. In a model with learned positions, rows of their table show the length in the same way, and each such row is equal to
-   the row of the token that stood there, if it stood nowhere else. Where both have an entry left, that is seen.
-3. A text with these tokens has a gradient, which is compared with what was seen, on surviving entries only:
+1. A token's row of the embeddings' gradient is nonzero if the token occurs, and one of d entries shows it. If 99 % of
+   entries are zeroed at random, 1 - 0.99^384 = 98 % of rows of 384 entries remain.
+2. In a model with learned positions, rows of their table show the length in the same way. Each equals the row of the
+   token that stood there if that token stood nowhere else, which shows where both have a surviving entry.
+3. The gradient of a text with these tokens is compared with the one seen, on surviving entries only:
 
     1 - mean over tensors of cos(g(text) m, g seen),     m = 1 where g seen is not 0
 
-The order is improved by swaps, moves and, where a token must be repeated, replacements, while that falls: first come,
-first kept, from the best of some orders drawn at random beside that of step 2, and from there again, shaken. One text a
-batch.
+The search changes the text by swaps, moves and, where a token must be repeated, replacements. It accepts the first
+change that reduces the distance. It starts from the best of some random orders and the order of step 2, and then again
+from the best text after random changes. It reads batches of one text.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ SHAKES = 3  # changes at random to a text that no single change brings nearer
 
 @dataclass(frozen=True)
 class SurvivingEntries(Inversion):
-    """Surviving entries: what pruning leaves of a gradient still names the tokens, and orders them.
+    """The surviving entries attack.
 
     Attributes:
-        evaluations: gradients taken for a batch at most.
-        starts: of these for orders drawn at random.
+        evaluations: the most gradients that are computed for a batch.
+        starts: how many of these are for random orders.
     """
 
     evaluations: int = 1500
@@ -90,7 +90,10 @@ class SurvivingEntries(Inversion):
 
 
 def position_rows(batch: SharedBatch) -> Tensor | None:
-    """(t, d) the rows of the gradient of learned positions, up to the last that is left; None without these."""
+    """Returns (t, d) the gradient of learned positions up to its last nonzero row.
+
+    None: there are no learned positions.
+    """
     names = {id(one): name for name, one in batch.step.module.named_parameters()}
     words = batch.step.module.get_input_embeddings()
     for module in batch.step.module.modules():
@@ -103,7 +106,13 @@ def position_rows(batch: SharedBatch) -> Tensor | None:
 
 
 def matched(rows: Tensor, places: Tensor, tokens: Ids) -> Ids:
-    """(t,) for each position the token whose row (k, d) agrees with the position's (t, d) on entries that both have."""
+    """Returns (t,) the token whose row agrees best with each position's row, on entries that both have.
+
+    Args:
+        rows: (k, d) the tokens' rows.
+        places: (t, d) the positions' rows.
+        tokens: (k,) ids.
+    """
     from scipy.optimize import linear_sum_assignment
 
     both = (rows[None] != 0) & (places[:, None] != 0)
@@ -118,13 +127,19 @@ def matched(rows: Tensor, places: Tensor, tokens: Ids) -> Ids:
 
 
 def _filled(tokens: Ids, order: Ids, length: int, rng: np.random.Generator) -> Ids:
-    """All tokens once, or as many as fit, and any for the rest."""
+    """Returns every token once, or as many as fit, and random ones of them for the rest, in the given order."""
     more = rng.choice(tokens, max(0, length - len(tokens)))
     return np.concatenate([rng.permutation(tokens)[:length], more])[order].astype(np.int64)
 
 
 class _OrderSearch:
-    """best: the nearest text so far, of those whose gradients were taken."""
+    """A search for the order of the tokens.
+
+    Attributes:
+        best: the nearest text so far.
+        away: its distance.
+        left: how many gradients may still be computed.
+    """
 
     def __init__(self, batch: SharedBatch, tokens: Ids, evaluations: int, budget: Budget) -> None:
         self.batch, self.tokens, self.left, self.budget = batch, tokens, evaluations, budget
@@ -138,7 +153,7 @@ class _OrderSearch:
         return self.left <= 0 or self.budget.left() <= 0
 
     def distance(self, text: Ids) -> float:
-        """From 0; infinite where the time is over."""
+        """Returns the distance of a text, at least 0; infinite if the time is over."""
         if self.over and len(self.best):
             return float(np.inf)
         self.left -= 1
@@ -154,7 +169,7 @@ class _OrderSearch:
         return away
 
     def improve(self, text: Ids, rng: np.random.Generator) -> None:
-        """Change the text while that brings it nearer; then shake the best, and again, until the time is over."""
+        """Changes the text while that brings it nearer; then starts again from the best text after random changes."""
         self._descend(text, rng)
         while not self.over and self.away > EXACT:
             shaken = self.best
@@ -175,7 +190,7 @@ class _OrderSearch:
 
 
 def _changed(text: Ids, tokens: Ids, rng: np.random.Generator) -> Iterator[Ids]:
-    """Texts one swap, one move or, where a token is there more than once, one replacement away, in random order."""
+    """Yields texts that are one swap, one move or one replacement of a repeated token away, in random order."""
     n = len(text)
     swaps = [("swap", i, j) for i in range(n) for j in range(i)]
     moves = [("move", i, j) for i in range(n) for j in range(n) if abs(i - j) > 1]

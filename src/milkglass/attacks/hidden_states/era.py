@@ -1,15 +1,15 @@
-"""ERA: read generated text by giving the last hidden state to the public head (Lin et al. 2025, section 5.2).
+"""ERA: reads generated text by giving the last hidden state to the public head (Lin et al. 2025, section 5.2).
 
-The fine-tuned scrambled model still speaks its mother tongue on the inside: the state h from which it predicts the next
-scrambled id is near to the state from which the public model would predict the public one. So for each generated id
+The state h from which the fine-tuned scrambled model predicts the next scrambled id is near the state from which the
+public model would predict the public id. So for each generated id
 
-    guess = argmax_j  h . H[j],      H the public output embeddings,
+    guess = argmax_j  h . H[j],      H the public output embeddings.
 
-needs neither the table nor the corpus, only what the server computes anyway. The transcript holds what was generated;
-the states are recomputed by running the served model over prompt and answer as one sequence. The first id of an answer
-to an empty prompt follows nothing, so there is no state for it and no guess.
+This needs neither the table nor the corpus, only what the server computes anyway. The transcript holds the generated
+ids; the served model is run again over prompt and answer as one sequence. The first id of an answer to an empty prompt
+follows nothing, so it has no state and no guess.
 
-Each place is read by itself. ERA+ (era_plus.py) also uses that one scrambled id always stands for one public id.
+Each place is read separately. ERA+ (era_plus.py) also uses that one scrambled id always stands for one public id.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PLACES_AT_A_TIME = 512  # places that are read at a time
 
 
 def prompts(transcript: Transcript) -> Sequences:
-    """What each answer followed, in the order of the answers."""
+    """Returns the prompt of each answer, in the order of the answers."""
     return Sequences.of(part for one in transcript.all(Outputs) if one.prompts is not None for part in one.prompts)
 
 
@@ -46,8 +46,12 @@ def mismatch(transcript: Transcript) -> str | None:
 
 @torch.inference_mode()
 def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-    """(total, d) the state from which each generated id was predicted, and (total,) whether there is one: nothing
-    precedes the first id of an answer to an empty prompt."""
+    """Returns the states from which the ids were generated.
+
+    Returns:
+        (total, d) a state for each generated id, and (total,) whether there is one: the first id of an answer to an
+            empty prompt has none.
+    """
     runner = body(transcript.weights(tuned=True) or transcript.model)
     requested, answers = prompts(transcript), transcript.outputs
     whole = Sequences.of(np.concatenate(pair) for pair in zip(requested, answers, strict=True))
@@ -72,10 +76,10 @@ def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
 
 @dataclass(frozen=True)
 class ERA(Attack):
-    """ERA: read generated text by giving the last hidden state to the public head (Lin et al. 2025, section 5.2).
+    """The ERA attack. Its guess is about the generated ids, in the order of the outputs.
 
     Attributes:
-        k: how many ranks the guess has. The guess is about the generated ids, in the order of the outputs.
+        k: the number of ranks of the guess.
     """
 
     k: int = 10

@@ -1,24 +1,23 @@
-"""ERA+: embedding replacement, joined over all that was generated, inside the candidates that are known.
+"""ERA+: embedding replacement, joined over all generated text, inside the known candidates.
 
-ERA reads each generated id separately and among all public ids. But one scrambled id is always the same token, and the
-clusters say which few it can be. So add up, over all places where the scrambled id a was generated, how much likelier
-the public head finds each candidate b there than it is anyway, and decide once:
+ERA reads each generated id separately and among all public ids. But one scrambled id always stands for the same token,
+and the clusters limit which. So ERA+ adds up over all places where the scrambled id a was generated how much likelier
+than usual the public head finds each candidate b there, and decides once:
 
     r(place, b)    = h . H[b] - log P(b) + constant,     sum_b P(b) exp r = 1 over the candidates of a
     said(a, b)     = K / (K + count) * sum over places of a:  log(floor + (1 - floor) exp r(place, b)) + constant
     score[a, b]    = prior[a, b] + log(rho + (1 - rho) exp said(a, b))
 
-What earlier attacks found out comes in as `prior` and is corrected where the model's own states object: the order
-inside clusters, and where the attacker has public text and saw what was sent, the map that corpus decipherment arrives
-at. P is the public text's share of b, which decipherment has counted already; without public text all are alike.
+`prior` is what earlier attacks found: the order inside clusters and, if the attacker has public text and saw what was
+sent, the map that corpus decipherment finds. P is the public text's share of b, which decipherment has counted already;
+without public text all shares are equal.
 
-**How far to believe the states** is not for the attacker to guess. A model that was hardly tuned still speaks a mixed
-language: its states point to wrong members of the cluster, the same ones at every place of an id, and believing them
-may spoil a good prior. So rho is the share of ids of which the states say nothing, by maximum likelihood under the
-prior (attacks/token_ids/decipherment/evidence.py): where the two do not agree better than chance it goes to 1 and the
-prior stands. A prior that says nothing leaves it at 1/2. rho counts ids, not places: where the states are right about
-most ids and sure of the wrong token for the two commonest, it is small, and those two are read wrongly (measured:
-docs/log.md, Alpaca).
+**Weight of the states.** A hardly tuned model still mixes languages. Its states then point to the same wrong members of
+a cluster at every place of an id, and may spoil a good prior. So rho is the share of ids about which the states say
+nothing, by maximum likelihood under the prior (attacks/token_ids/decipherment/evidence.py). If the two agree no better
+than chance, rho goes to 1 and the prior stands. A prior that says nothing leaves it at 1/2. rho counts ids, not places:
+if the states are right about most ids and sure of the wrong token for the two most frequent, rho is small and those two
+are read wrongly (docs/log.md, Alpaca).
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ NEVER_CERTAIN = 2.0  # no probability is higher: no id is certain enough to be l
 
 @dataclass(frozen=True)
 class ERAPlus(Solver):
-    """ERA+: embedding replacement, joined over all that was generated, inside the candidates that are known.
+    """The ERA+ attack.
 
     Attributes:
-        damping: K, from how many places on more of them count little.
+        damping: K, the number of places above which further ones count little.
     """
 
     damping: float = 20.0
@@ -100,15 +99,12 @@ class ERAPlus(Solver):
 
 
 def weighed(states: torch.Tensor, head: torch.Tensor, member: Ids) -> Floats:
-    """The head's logits of a few options at each place.
+    """Returns (m, w) the head's logits of a few options at each place.
 
     Args:
         states: (m, d).
         head: (n, d).
         member: (m, w) public ids.
-
-    Returns:
-        (m, w).
     """
     parts = [
         torch.einsum("md,mwd->mw", block, head[ids].float()).numpy()

@@ -1,16 +1,16 @@
-"""Float holes: noise in floating point misses numbers, others for each input, and so names the input.
+"""Float holes: floating-point noise cannot produce every number, and the missing ones identify the input.
 
-A state is sent as y = fl(x f + fl(s z)), x the state of a token at its place, f the factor by which the text was
-clipped. For a wrong token or a wrong factor, about one coordinate in ten of y is a number that the noise cannot reach
-(`Holes`); for the right ones none is. With hundreds of coordinates a token, whatever the noise's width is, and
-with it epsilon, one frame suffices:
+A state is sent as y = fl(x f + fl(s z)), with x the state of a token at its place and f the factor by which the text
+was clipped. For a wrong token or factor, about one coordinate in ten of y is a number that the noise cannot produce
+(`Holes`); for the right ones none is. With hundreds of coordinates one frame identifies a token, whatever the noise's
+width is, and with it epsilon:
 
     f        of all fp32 numbers between two bounds the one that the known first row of the text does not rule out
     token    at each place, of all tokens the one that its row does not rule out
 
-Guarantees of differential privacy are of real numbers. Noise that is drawn and added on a grid, as Milkglass does since
-this attack read all that DP-Forward sent, has no holes, and no factor fits: the attack ends there, and `always` makes
-it guess nevertheless. It needs states that follow from a token and its place alone, which are those of layer 0.
+Guarantees of differential privacy are about real numbers. Noise that is drawn and added on a grid, as in Milkglass, has
+no holes, and no factor fits: the attack ends, or guesses nevertheless with `always`. It needs states that follow from a
+token and its place alone, those of layer 0.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ SPARSE = 1 << 10  # of so many factors one is tried where none fits
 
 @dataclass(frozen=True)
 class FloatHoles(Attack):
-    """Float holes: noise in floating point misses numbers, others for each input, and so names the input.
+    """The float holes attack.
 
     Attributes:
-        k: how many ranks the guess has.
-        patience: after so many texts that no factor fits it ends: this noise has no holes.
-        always: guess where no factor fits, too, by the one that fits best, and never end early.
+        k: the number of ranks of the guess.
+        patience: after so many texts without a fitting factor the attack ends, since this noise has no holes.
+        always: guess by the best factor even if none fits, and never end early.
     """
 
     k: int = 10
@@ -94,7 +94,7 @@ class _Reader:
         self.states: dict[int, Floats] = {}
 
     def read(self, seen: Activations, budget: Budget) -> Ids:
-        """(rows, k) public ids; texts that time did not reach, or that no factor fits, stay empty."""
+        """Returns (rows, k) public ids, empty for texts that time did not reach or that no factor fits."""
         sent = seen.hidden.float().numpy()
         guess = np.full((len(sent), min(self.attack.k, self.size)), NO_BELIEF, np.int64)
         ends, failed = np.cumsum(seen.lengths), 0
@@ -110,7 +110,7 @@ class _Reader:
         return guess
 
     def at(self, place: int) -> Floats:
-        """(n, d) the states of all tokens at a place, bounded where rows are."""
+        """Returns (n, d) the states of all tokens at a place, clipped if the defence clips rows."""
         if place not in self.states:
             states = embedded(self.runner, self.size, place + self.unused).numpy()
             if self.noise.clip is not None and self.noise.bounded == "row":
@@ -120,7 +120,7 @@ class _Reader:
         return self.states[place]
 
     def factor(self, rows: Floats, budget: Budget) -> np.float32 | None:
-        """By which a text was clipped, from its rows (t, d); None where none fits the first of them."""
+        """Returns the factor by which a text was clipped, from its rows (t, d). None: no factor fits the first row."""
         if self.noise.clip is None or self.noise.bounded != "text":
             return np.float32(1)
         row = rows[0]
@@ -139,7 +139,7 @@ class _Reader:
         return self._closest(best, rows[1 : 1 + ROWS_TRIED]) if len(best) else None
 
     def _closest(self, numbers: Floats, rows: Floats) -> np.float32:
-        """Of neighbouring factors that the first row does not separate, the one that fits the rows after it best."""
+        """Returns, of factors that the first row does not separate, the one that fits the next rows best."""
         part = numbers[np.unique(np.linspace(0, len(numbers) - 1, MAX_FACTORS).astype(np.int64))]
         if len(part) == 1:
             return np.float32(part[0])
@@ -147,7 +147,7 @@ class _Reader:
         return np.float32(part[int(np.argmin(ruled))])
 
     def _fitting(self, numbers: Floats, row: Floats, slips: int) -> tuple[Floats, NDArray[np.int32]]:
-        """The factors that the first row rules out by at most so many coordinates, and by how many."""
+        """Returns the factors that the first row rules out by at most `slips` coordinates, and by how many."""
         state = self.at(0)[self.first]
         ruled = np.zeros(len(numbers), np.int32)
         for place in np.argsort(-np.abs(state)):
@@ -157,7 +157,9 @@ class _Reader:
         return numbers, ruled
 
     def _factors(self, length: int) -> tuple[Floats, float]:
-        """Every fp32 number that C over the norm of a text of this length can be, 1 at most, and the likeliest."""
+        """Returns every fp32 number, at most 1, that C over the norm of a text of this length can be, and the
+        likeliest.
+        """
         norms = np.linalg.norm(self.at(min(1, length - 1)), axis=1)
         typical = np.sqrt((norms.astype(np.float64) ** 2).mean())
         around = (
@@ -168,7 +170,7 @@ class _Reader:
         return whole, float(middle)
 
     def tokens(self, row: Floats, place: int, factor: np.float32) -> tuple[Ids, int]:
-        """(k,) the tokens that a row (d,) rules out least, and by how many coordinates the first of them."""
+        """Returns (k,) the tokens that a row (d,) rules out least, and how many coordinates rule out the first."""
         states, width = self.at(place), len(row)
         alive, ruled = np.arange(self.size), np.zeros(self.size, np.int32)
         for start in range(0, width, COORDINATES_AT_A_TIME):

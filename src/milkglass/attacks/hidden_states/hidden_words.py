@@ -1,11 +1,11 @@
-"""Hidden-words: which words does a text contain, from the states that a client sends (Song and Raghunathan 2020, 4.2).
+"""Hidden-words: finds the words of a text from the states that a client sends (Song and Raghunathan 2020, section 4.2).
 
-MLC (`mlc.py`) for a server that is sent hidden states and nothing else: one vector a text, or one a token, of which the
-mean is taken. The attacker runs public text through the same client half with its own draws (Kerckhoffs) and trains one
-linear layer from these vectors to the words of the text; a word is guessed where its probability is at least one half.
+This is MLC (`mlc.py`) for a server that receives hidden states only: one vector a text, or the mean of one a token. The
+attacker runs public text through the same client half with its own draws (Kerckhoffs) and trains one linear layer from
+these vectors to the words of the text. A word is guessed if its probability is at least one half.
 
-Where a method pools, as CAPE does, it is the attack that is left: no vector stands for a token. Order and number of the
-words are not read, and it does not know words that its public text has not.
+If a method pools, as CAPE does, no vector stands for a token, and this attack remains. It finds neither the order nor
+the number of the words, and only words of the public text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from milkglass.threat.observations import Activations, Transcript
 
 
 def vectors(seen: Activations) -> torch.Tensor:
-    """(texts, d): one a text, the mean of its rows."""
+    """Returns (texts, d) the mean of each text's rows."""
     owner = torch.repeat_interleave(torch.arange(len(seen.lengths)), torch.from_numpy(seen.lengths))
     sums = torch.zeros(len(seen.lengths), seen.hidden.shape[1]).index_add_(0, owner, seen.hidden.float())
     return sums / torch.from_numpy(seen.lengths).clamp_min(1)[:, None]
@@ -31,7 +31,7 @@ def vectors(seen: Activations) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class HiddenWords(LinearWords):
-    """Hidden-words: which words does a text contain, from the states that a client sends."""
+    """The hidden-words attack."""
 
     name = "hidden-words"
     title = "Words in a text, from states"

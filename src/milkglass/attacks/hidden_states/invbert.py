@@ -1,20 +1,20 @@
-"""InvBert: train a model that turns hidden states back into tokens (Kugler et al. 2021; settings of Zhou et al. 2023).
+"""InvBert: trains a model that turns hidden states into tokens (Kugler et al. 2021; settings of Zhou et al. 2023).
 
-The attacker obfuscates the public model under a key of its own (Kerckhoffs), runs public text through the first layers
-of that model and so has pairs of hidden states and tokens. A second transformer learns from states to tokens; it is
-then given the client's states. These are what split inference sends; under ObfusLM the server computes them from the
-scrambled ids and the scrambled model.
+The attacker scrambles the public model under a key of its own (Kerckhoffs) and runs public text through its first
+layers, which gives pairs of hidden states and tokens. A second transformer learns to map states to tokens and is then
+given the client's states. Split inference sends these; under ObfusLM the server computes them from the scrambled ids
+and the scrambled model.
 
     training:    states of the attacker's scrambled model (layer L)  ->  public ids,  token cross-entropy
     attack:      states of the client's scrambled model (layer L)    ->  guessed public ids
 
 Settings of the papers: L = 3, rate 2e-5, batches of 8, 10 epochs, BERT-base as inversion model. Ours starts from the
-public model itself, since that is what is at hand, with its table as output layer. When its budget is short it takes a
-random part of the public text, trains for what time there is, and reads a random part of the client's texts.
+public model itself, with its table as output layer. With a short budget it takes a random part of the public text,
+trains while there is time, and reads a random part of the client's texts.
 
-Every weight that it starts from is the public model's, and the order of the batches is drawn from the attack's own
-generator. Dropout is not: torch draws it from one generator for the whole process, so that where a model with dropout
-is trained beside other attacks two runs differ by a little. Seeding that generator here would disturb the others.
+All initial weights are the public model's, and the order of the batches comes from the attack's own generator. Dropout
+does not: torch draws it from one generator for the whole process. Two runs therefore differ slightly if other attacks
+run beside them and the model has dropout. Seeding that generator here would disturb the others.
 
 It reads each text separately.
 """
@@ -45,7 +45,7 @@ TOKENS = 512  # read at a time
 
 
 class InverterSettings(Protocol):
-    """The attack's own parameters."""
+    """The parameters of an attack that trains an inversion model."""
 
     @property
     def learning_rate(self) -> float: ...
@@ -64,11 +64,12 @@ def train(
     rng: np.random.Generator,
     clip: float | None = None,
 ) -> None:
-    """Until the epochs are done or the budget is spent, whichever is first.
+    """Trains until the epochs are done or the budget is spent.
 
     Args:
+        inverter: maps states to scores of public ids.
         states: (total, d), one for each id of `corpus`.
-        clip: the greatest norm of a step's gradient.
+        clip: the greatest norm of a step's gradient. None: there is no limit.
     """
     optimiser = torch.optim.AdamW(inverter.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
     groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // settings.batch_size))]
@@ -92,7 +93,7 @@ def train(
 
 @torch.inference_mode()
 def inverted(inverter: torch.nn.Module, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids], k: int) -> Ids:
-    """(total, k) public ids for the texts in `groups`; of the others nothing is believed."""
+    """Returns (total, k) public ids for the texts in `groups`, and NO_BELIEF for the others."""
     inverter.eval()
     guess = np.full((len(tokens.ids), k), NO_BELIEF, np.int64)
     for numbers in groups:
@@ -103,7 +104,7 @@ def inverted(inverter: torch.nn.Module, states: torch.Tensor, tokens: Sequences,
 
 
 class InvBertModel(torch.nn.Module):
-    """States (b, t, d) to scores of public ids (b, t, n): the public model's body and its table."""
+    """Maps states (b, t, d) to scores of public ids (b, t, n), by the public model's body and table."""
 
     def __init__(self, public: Model, layers: int | None) -> None:
         super().__init__()
@@ -119,11 +120,13 @@ class InvBertModel(torch.nn.Module):
 
 @dataclass(frozen=True)
 class InvBert(Attack):
-    """InvBert: train a model that turns hidden states back into tokens (Kugler et al. 2021).
+    """The InvBert attack.
 
     Attributes:
         layer: after which the states are taken.
-        depth: layers of the inversion model, None for all.
+        depth: layers of the inversion model. None: all.
+        learning_rate, batch_size, epochs: of its training.
+        k: the number of ranks of the guess.
     """
 
     layer: int = 3
@@ -176,12 +179,14 @@ class InvBert(Attack):
         return Guess(running=inverted(inverter, seen, transcript.tokens, groups, k))
 
     def states(self, model: Model, texts: Sequences, groups: Iterable[Ids]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-        """(total, d) of the texts in `groups`, (b,) which ones these are. One layer more is run than is needed, so that
-        a decoder's last norm, which comes after the layer that is its last here, is not taken for a part of it."""
+        """Returns (total, d) the states of the texts in `groups`, and (b,) which texts these are.
+
+        One more layer is run than needed, so that a decoder's last norm is not applied to the layer that is read.
+        """
         return sampled(body(model, self.layer + 1), texts, groups, self.layer)
 
     def observed(self, transcript: Transcript, groups: Iterable[Ids]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-        """The client's states: as they were sent, else computed from the ids, of the texts in `groups`."""
+        """Returns the client's states of the texts in `groups`, as they were sent or else computed from the ids."""
         if sent_states := self._given(transcript):
             return torch.cat([one.hidden.float() for one in sent_states]), np.ones(len(transcript.tokens), np.bool_)
         return self.states(transcript.model, transcript.tokens, groups)

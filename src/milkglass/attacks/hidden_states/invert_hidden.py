@@ -1,14 +1,14 @@
-"""Invert-hidden: a model trained to turn the states that a client sends back into tokens (Kugler et al. 2021).
+"""Invert-hidden: trains a model that turns the states that a client sends into tokens (Kugler et al. 2021).
 
-The attacker runs public text through the same client half with its own draws (Kerckhoffs: `Knowledge.observe`), so has
-disturbed states and the tokens behind them, and learns from the ones to the others. Noise is drawn anew for every text,
-and for every one of `copies` readings of the public text: the attacker has as much noise to learn from as it likes.
+The attacker runs public text through the same client half with its own draws (Kerckhoffs: `Knowledge.observe`) and
+learns to map the disturbed states to the tokens behind them. Each of `copies` passes over the public text draws new
+noise, so the attacker can learn from as much noise as it likes.
 
     scores (b, t, n) = table . (x + depth transformer layers of x),      x: the states, standardised, through one matrix
 
-It begins at the states themselves and the public table, so that it also reads tokens that the public text has not.
-What nearest neighbours do not read, and it does: contexts, and what training did to the client's half. It does not know
-that texts repeat, nor any order of texts: it reads each separately.
+The model starts at the states themselves and the public table, so it also reads tokens that the public text lacks.
+Unlike nearest neighbours, it uses the context and what training did to the client's half. It reads each text
+separately, and does not use that texts repeat.
 """
 
 from __future__ import annotations
@@ -36,8 +36,13 @@ CHUNK = 256  # public texts that are observed at a time
 
 
 class StateInverter(torch.nn.Module):
-    """States (b, t, d) to scores of public ids (b, t, n). centre, spread (d,): of the attacker's own states. Its first
-    weights are drawn from `generator`: torch's own is shared with attacks that run beside this one."""
+    """Maps states (b, t, d) to scores of public ids (b, t, n).
+
+    Its first weights come from `generator`, since torch's own is shared with attacks that run beside this one.
+
+    Attributes:
+        centre, spread: (d,) the mean and the standard deviation of the attacker's own states.
+    """
 
     def __init__(
         self, public: Model, centre: torch.Tensor, spread: torch.Tensor, depth: int, generator: torch.Generator
@@ -73,11 +78,13 @@ class StateInverter(torch.nn.Module):
 
 @dataclass(frozen=True)
 class InvertHidden(Attack):
-    """Invert-hidden: a model trained to turn the states that a client sends back into tokens (Kugler et al. 2021).
+    """The invert-hidden attack.
 
     Attributes:
         depth: transformer layers of the inversion model, 0 for a linear one.
         copies: how often the public text is observed, each time with other draws.
+        learning_rate, batch_size, epochs: of the training.
+        k: the number of ranks of the guess.
     """
 
     depth: int = 1
@@ -115,7 +122,7 @@ class InvertHidden(Attack):
     def observed(
         self, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> tuple[torch.Tensor, Sequences]:
-        """The states of as much public text as there is time for, in an order drawn from `rng`, and that text."""
+        """Returns the states of as much public text as time allows, in random order, and that text."""
         corpus = required(knowledge.corpus)
         seed = int(rng.integers(2**31))
         states: list[torch.Tensor] = []
@@ -131,7 +138,7 @@ class InvertHidden(Attack):
         return torch.cat(states), Sequences.of(texts)
 
     def read(self, inverter: StateInverter, seen: Activations, budget: Budget) -> Ids:
-        """(rows, k); of texts that time does not reach nothing is believed."""
+        """Returns (rows, k) public ids, NO_BELIEF for texts that time does not reach."""
         shape = Sequences(np.zeros(len(seen.hidden), np.int64), seen.lengths)
         groups = takewhile(lambda _: budget.left() > 0, batches(shape, TOKENS))
         return inverted(inverter, seen.hidden.float(), shape, groups, min(self.k, inverter.read.out_features))

@@ -1,16 +1,14 @@
-"""MLC: which words does a text contain, from one vector for the whole text (Song and Raghunathan 2020, section 4.2).
+"""MLC: finds the words of a text from one vector for the whole text (Song and Raghunathan 2020, section 4.2).
 
-Multi-label classification: the attacker runs public text through the scrambled model under a key of its own, takes one
-embedding a text (the mean of the last hidden states), and trains one linear layer to say for each public id whether it
-is in the text; a word is guessed where its probability is at least one half.
+Multi-label classification. The attacker runs public text through the scrambled model under a key of its own and takes
+one embedding a text, the mean of the last hidden states. One linear layer learns for each public id whether it is in
+the text. A word is guessed if its probability is at least one half.
 
     p(w in text) = sigmoid(a_w . embedding + b_w),     loss: binary cross-entropy over the vocabulary
 
-Order and number are not read. Words that public text hardly has are never guessed: with a small corpus the attack finds
-function words and little else. When its time is short it takes a random part of the public text, and names no words of
-the sent texts that it did not come to.
-
-It is the attack for a server that is sent nothing but embeddings.
+It is the attack for a server that receives embeddings only. It finds neither order nor number, and never guesses words
+that are rare in the public text: with a small corpus it finds function words and little else. With a short budget it
+takes a random part of the public text, and names no words of sent texts that it did not reach.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ TEXTS = 1024  # whose words are named at a time
 
 
 def embeddings(model: Model, texts: Sequences, groups: Iterable[Ids]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-    """(b, d) the mean of each text's last hidden states, of the texts in `groups`; (b,) which ones these were."""
+    """Returns (b, d) the mean of each text's last hidden states, and (b,) whether it was in `groups`."""
     runner = body(model)
     out = torch.zeros(len(texts), runner.config.hidden_size)
     read = np.zeros(len(texts), np.bool_)
@@ -50,11 +48,11 @@ def embeddings(model: Model, texts: Sequences, groups: Iterable[Ids]) -> tuple[t
 
 @dataclass(frozen=True)
 class LinearWords(Attack):
-    """A linear layer that names the words of a text from one vector: what MLC and hidden-words share.
+    """A linear layer that names the words of a text from one vector, the base of MLC and hidden-words.
 
     Attributes:
         learning_rate, epochs, batch_size: of the layer's training by Adam.
-        threshold: a word's probability from which it is named.
+        threshold: the probability from which a word is named.
     """
 
     learning_rate: float = 1e-2
@@ -70,7 +68,7 @@ class LinearWords(Attack):
     def named(
         self, layer: torch.nn.Linear, seen: torch.Tensor, reached: NDArray[np.bool_], words: Ids
     ) -> tuple[Ids, ...]:
-        """The words of each text; none of a text that was not reached."""
+        """Returns the words of each text; none for a text that was not reached."""
         bags: list[Ids] = []
         for rows in torch.arange(len(seen)).split(TEXTS):
             likely = (torch.sigmoid(layer(seen[rows])) >= self.threshold).numpy() & reached[rows.numpy(), None]
@@ -80,7 +78,7 @@ class LinearWords(Attack):
     def train(
         self, embedded: torch.Tensor, public: Sequences, words: Ids, budget: Budget, rng: np.random.Generator
     ) -> torch.nn.Linear:
-        """One output a word that the public text has."""
+        """Returns a layer with one output for each word of the public text."""
         layer = torch.nn.Linear(embedded.shape[1], len(words))
         torch.nn.init.zeros_(layer.weight)  # nothing is drawn but the order of the texts, and that from `rng`
         column = np.searchsorted(words, public.ids)
@@ -108,7 +106,7 @@ class LinearWords(Attack):
 
 @dataclass(frozen=True)
 class MLC(LinearWords):
-    """MLC: which words does a text contain, from one vector for the whole text (Song and Raghunathan 2020, 4.2)."""
+    """The MLC attack."""
 
     name = "mlc"
     title = "Words in a text (multi-label)"

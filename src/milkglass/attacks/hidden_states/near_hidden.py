@@ -1,15 +1,16 @@
-"""Near-hidden: read each hidden vector as the public token whose own representation is nearest (Qu et al. 2021, section
-4.2: "embedding inversion", on the states that split inference sends).
+"""Near-hidden: reads each hidden vector as the public token with the nearest representation.
+
+This is the embedding inversion of Qu et al. 2021, section 4.2, applied to the states that split inference sends.
 
     layer 0:  argmax over v of cos(h_p, embeddings(v, position p))     position and layer norm as the model has them;
               of a decoder cos(h_p, table(v)): its client holds the table alone
     layer L:  argmax over v of cos(h_p, state after L layers of v, alone between the special tokens)
 
-The attacker knows the positions: rows come in the order of the text. Cosines do not see that a whole text was scaled,
-which clipping does. Where the public texts all begin and end with the same ids, these are taken for the special tokens;
-without public text a token is run with nothing around it.
+The attacker knows the positions, since rows come in the order of the text. Cosines ignore that a whole text was scaled,
+as clipping does. If all public texts begin and end with the same ids, these are taken for the special tokens; without
+public text a token is run alone.
 
-After a few layers a state has more of the sentence in it than of its token, and an attack that is trained on states
+After a few layers a state depends on the sentence more than on its token, and an attack that is trained on states
 (`invert_hidden.py`) reads more.
 """
 
@@ -38,7 +39,7 @@ ALONE = 512  # tokens run at a time, each in a text of its own
 
 
 def hidden_of(transcript: Transcript, width: int) -> str | None:
-    """Why the states of a transcript are not one for each token of a model so wide, or None."""
+    """Returns why the transcript does not have one state of this width for each token, or None."""
     for one in transcript.all(Activations):
         if one.pooled:
             return "the states are one for a text, and say nothing of single tokens"
@@ -53,10 +54,10 @@ def hidden_of(transcript: Transcript, width: int) -> str | None:
 
 @dataclass(frozen=True)
 class NearHidden(Attack):
-    """Near-hidden: read each hidden vector as the public token whose own representation is nearest.
+    """The near-hidden attack.
 
     Attributes:
-        k: how many ranks the guess has.
+        k: the number of ranks of the guess.
     """
 
     k: int = 10
@@ -83,7 +84,7 @@ class NearHidden(Attack):
         return Guess(running=np.concatenate(parts))
 
     def read(self, seen: Activations, knowledge: Knowledge, budget: Budget) -> Ids:
-        """(rows, k) public ids."""
+        """Returns (rows, k) public ids."""
         public_model = required(knowledge.public_model)
         if seen.layer == 0 and family_of(public_model.config).kind == "decoder":  # rows of the table, as they are
             return nearest(seen.hidden, public_model.table, self.k).numpy()
@@ -108,7 +109,7 @@ class NearHidden(Attack):
 
 @torch.inference_mode()
 def embedded(runner: Any, size: int, position: int) -> torch.Tensor:
-    """(n, d) what the embeddings give for every token at this place."""
+    """Returns (n, d) the output of the embeddings for every token at this place."""
     parts = []
     for part in torch.arange(size)[:, None].split(TOKENS_AT_A_TIME):
         parts.append(runner.embeddings(input_ids=part, position_ids=torch.full_like(part, position))[:, 0])
@@ -116,7 +117,9 @@ def embedded(runner: Any, size: int, position: int) -> torch.Tensor:
 
 
 def frame(corpus: Sequences | None) -> tuple[Ids, Ids]:
-    """The ids that all public texts begin, and end, with: one each, or none."""
+    """Returns the id with which all public texts begin and the one with which they end, as arrays, empty if they
+    differ.
+    """
     none = np.empty(0, np.int64)
     long = [one for one in corpus if len(one) > 2] if corpus is not None else []
     if len(long) < 2:
@@ -129,7 +132,7 @@ def frame(corpus: Sequences | None) -> tuple[Ids, Ids]:
 
 
 def alone(public: Model, around: tuple[Ids, Ids], layer: int) -> torch.Tensor:
-    """(n, d) the state of every token after `layer` layers, in a text of its own."""
+    """Returns (n, d) the state of every token after `layer` layers, each in a text of its own."""
     runner, (before, after) = body(public, layer), around
     parts = []
     for part in np.array_split(np.arange(len(public.table)), -(-len(public.table) // ALONE)):

@@ -1,15 +1,16 @@
-"""Neuron alignment: a nonlinearity acts on each neuron separately, so no scheme hides what the neurons do (our own).
+"""Neuron alignment: matches neurons by their correlations, which no function-preserving scheme hides (our own attack).
 
 A scheme that keeps a public model's function under a secret change of its weights can mix the residual stream, split
-heads, add noise to the table, and permute the vocabulary. Of the neurons of a feed-forward layer it can only change the
-order and, where the nonlinearity allows it, the positive scale. The server runs the transformed model on every id
-alone, which needs no client text, and reads what enters the nonlinearity:
+heads, add noise to the table, and permute the vocabulary. But a nonlinearity acts on each neuron separately. So such a
+scheme can only change the order of a feed-forward layer's neurons and, if the nonlinearity allows it, their positive
+scale. The server runs the transformed model on every id alone, which needs no client text, and reads what enters the
+nonlinearity:
 
     B  (n', f) of the ids, in secret orders;    A  (n, f) of the public tokens, by the public model.
 
-Correlations between two neurons over the vocabulary are then the same numbers on both sides, in a secret order of
-neurons. Noise on the table averages out over n tokens, and the attacker adds noise of the same size to the public table
-when it computes A, so that the correlations shrink alike:
+The correlations between neurons over the vocabulary are then the same on both sides, in a secret order of neurons.
+Noise on the table averages out over n tokens. The attacker adds noise of the same size to the public table when it
+computes A, so that the correlations shrink alike:
 
     1  try sizes of noise, and keep the one under which C_A has the entries that C_B has, whatever their order
     2  C_A, C_B (f, f) correlations; sort each row; match rows by their distance (Hungarian)
@@ -17,11 +18,11 @@ when it computes A, so that the correlations shrink alike:
     4  order A's neurons by p, and read each id as the token whose neurons have the largest cosine, in coordinates in
        which the noise that the attacker added itself is as large in each direction
 
-Steps 1 to 3 take a sample of ids, another one on each side. Which tokens the samples share is not known and not needed.
-What enters the nonlinearity is linear in the d dimensions of the stream, so that of f neurons d directions remain.
+Steps 1 to 3 use a sample of ids on each side, and need not know which tokens these are. What enters the nonlinearity is
+linear in the d dimensions of the stream, so of f neurons d directions remain.
 
-**What defeats it.** Rows that hold several tokens' embeddings: it refuses. Not tried: layers that were trained after.
-**What it does not know.** Any text, any id that was sent, the key, the width of the transformed stream.
+It refuses if rows hold several tokens' embeddings. It was not tried on layers that were trained afterwards. It needs no
+text, no sent id and no key, and not the width of the transformed stream.
 """
 
 from __future__ import annotations
@@ -49,20 +50,24 @@ MIN_VARIANCE_SHARE = 1e-6  # share of the largest variance below which a directi
 
 
 class NeuronReader:
-    """A model that is cut after one feed-forward layer, which reads each id as a text of its own.
+    """Runs a model up to one feed-forward layer, on each id as a text of its own.
 
     Attributes:
         network: the model's first layers.
-        matrix: whose outputs enter the nonlinearity.
+        matrix: the module whose outputs enter the nonlinearity.
     """
 
     def __init__(self, model: Model, layer: int) -> None:
-        """layer: counted from 0."""
+        """Cuts the model after layer number `layer`, from 0."""
         self.network, end = body(model, layer + 1), family_of(model.config).neurons
         self.matrix = [one for name, one in self.network.named_modules() if name.endswith(end)][layer]
 
     def __call__(self, ids: Tensor, noise: Tensor | None = None) -> Tensor:
-        """(n, f) what enters the nonlinearity for each of `ids` (n,). noise: (n, d) on their embeddings, this once."""
+        """Returns (n, f) what enters the nonlinearity for each of `ids` (n,).
+
+        Args:
+            noise: (n, d) added to their embeddings during this call.
+        """
         rows: list[Tensor] = []
         hook = self.matrix.register_forward_hook(lambda _, inputs, output: rows.append(output[:, 0].float()))
         table = self.network.get_input_embeddings().weight
@@ -77,13 +82,13 @@ class NeuronReader:
 
 
 def correlations(neurons: Tensor) -> Tensor:
-    """(f, f) over the ids; a neuron that never changes correlates with none."""
+    """Returns (f, f) the correlations over the ids. A neuron that never changes correlates with none."""
     unit = _standard(neurons)
     return unit.T @ unit / (len(unit) - 1)
 
 
 def aligned(seen: Tensor, public: Tensor, rounds: int) -> Ids:
-    """(f,) for each neuron of `seen` the one of `public` that it is, by the correlations of both, (f, f)."""
+    """Returns (f,) for each neuron of `seen` the matching one of `public`, from the correlations (f, f) of both."""
     order = _matched(seen.sort(dim=1).values, public.sort(dim=1).values)
     for _ in range(rounds):
         better = _matched(seen, public[:, torch.from_numpy(order)])
@@ -94,21 +99,26 @@ def aligned(seen: Tensor, public: Tensor, rounds: int) -> Ids:
 
 
 def _matched(one: Tensor, other: Tensor) -> Ids:
-    """(f,) the row of `other` that each row of `one` is given, none twice, at the least total distance."""
+    """Returns (f,) the row of `other` for each row of `one`, none twice, at the least total distance."""
     from scipy.optimize import linear_sum_assignment
 
     return np.asarray(linear_sum_assignment(torch.cdist(one, other).numpy())[1], np.int64)
 
 
 def levels(neurons: Tensor) -> Tensor:
-    """Quantiles of all correlations between neurons (n, f), which say nothing of their order."""
+    """Returns quantiles of all correlations between neurons (n, f), which do not depend on their order."""
     values = correlations(neurons).flatten().sort().values
     return values[torch.linspace(0, len(values) - 1, LEVELS).long()]
 
 
 def whitening(clean: Tensor, noisy: Tensor) -> Tensor:
-    """(f, r) a projection after which the noise has variance 1 in each direction, so that none counts too much. clean,
-    noisy: (n, f) the same tokens. Without noise, the r directions in which neurons vary at all, unscaled."""
+    """Returns (f, r) a projection after which the noise has variance 1 in each direction.
+
+    Without noise it returns the r directions in which neurons vary at all, unscaled.
+
+    Args:
+        clean, noisy: (n, f) of the same tokens.
+    """
     shrunk = (clean * noisy).sum() / clean.square().sum()  # a norm divides by the noise as well
     noise = noisy - shrunk * clean
     none = float(noise.square().mean()) <= MIN_VARIANCE_SHARE * float(clean.square().mean())
@@ -119,14 +129,14 @@ def whitening(clean: Tensor, noisy: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NeuronAlignment(NearestRows):
-    """Neuron alignment: a nonlinearity acts on each neuron separately, so no scheme hides what the neurons do.
+    """The neuron alignment attack.
 
     Attributes:
         layer: whose neurons are read, counted from 0.
         noise: sizes that are tried, in standard deviations of the public table.
-        rounds: of step 3 at most.
-        sample: of how many ids correlations are taken.
-        k: how many ranks the guess has.
+        rounds: the most repetitions of step 3.
+        sample: the number of ids over which correlations are taken.
+        k: the number of ranks of the guess.
     """
 
     layer: int = 0
@@ -180,12 +190,12 @@ class NeuronAlignment(NearestRows):
 
 
 def _some(size: int, most: int, rng: np.random.Generator) -> Tensor:
-    """Numbers below `size`, at most so many, ascending."""
+    """Returns at most `most` random numbers below `size`, ascending."""
     return torch.from_numpy(np.sort(rng.permutation(size)[:most]))
 
 
 def _matrix(model: Model, layer: int) -> Tensor | None:
-    """What that layer's neurons are computed with, (f, d) or (d, f); None where the model does not hold it."""
+    """Returns the weights (f, d) or (d, f) of that layer's neurons. None: the model does not hold them."""
     name = re.compile(rf"\.{layer}\.(.*\.)?{re.escape(family_of(model.config).neurons)}\.weight$")
     return next((model.tensors[one] for one in model.tensors if name.search(one)), None)
 

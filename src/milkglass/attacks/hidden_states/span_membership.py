@@ -1,22 +1,21 @@
-"""Span membership: which public embeddings lie in the span of rows that were mixed by a secret matrix.
+"""Span membership: finds the public embeddings that lie in the span of rows that were mixed by a secret matrix.
 
-U = A [H; S] hides which row is whose and, for any A, has the span of H and of the shields S (GELO,
-hidden_states/mixing/gelo.py). Whether a public vector lies in it is a test without secrets:
+U = A [H; S] hides which row is whose. But for any A it has the span of H and the shields S (GELO,
+hidden_states/mixing/gelo.py). Whether a public vector lies in that span can be tested without secrets:
 
     v in span(U)  <=>  |v - v R R^T| explained by rounding,     R an orthonormal basis of U's rows
 
-1. Every token of the vocabulary, at every place where places enter as vectors, is put through the public embeddings
-   and norm and held against the span of one text (`spans.sent_rows`, and DAGER's `layers.tokens`).
-2. Where positions are added (BERT, GPT-2) each place has its tokens, and the text is read in order. Rotary positions
-   enter later: then the *set* of tokens is read, neither order nor how often. Fewer directions than rows betray that
-   some are repeated.
-3. Where the next layer's rows are mixed and seen as well, a decoder's text is put in order: a prefix is in the second
-   span or is not, whatever follows (DAGER's `prefixes`).
+1. Every token of the vocabulary is put through the public embeddings and norm, at every place if places enter as
+   vectors, and compared with the span of one text (`spans.sent_rows`, and DAGER's `layers.tokens`).
+2. If positions are added (BERT, GPT-2), each place has its own tokens, and the text is read in order. Rotary positions
+   enter later: then only the *set* of tokens is read. Fewer directions than rows show that some are repeated.
+3. If the next layer's rows are mixed and seen as well, a decoder's text is put in order: a prefix is in the second
+   span or not, whatever follows (DAGER's `prefixes`).
 
-A shield is one more direction: nothing changes while rows and shields are fewer than dimensions. From there on the span
-is everything, and the attack refuses. Noise on U ends it where it is as large as what separates two tokens; `noise`
-tells the attack of it. Texts that are mixed together in one batch are read as one bag; with added positions, places are
-then ambiguous, since w_i + p_j is in the span with any chain of w_i + p_k, w_l + p_k, w_l + p_j.
+A shield adds one direction, which changes nothing while rows and shields are fewer than dimensions. With as many, the
+span is everything, and the attack refuses. Noise on U as large as the distance between two tokens ends the attack;
+`noise` tells it the size. Texts that are mixed in one batch are read as one bag. With added positions, places are then
+ambiguous: w_i + p_j is in the span with any chain of w_i + p_k, w_l + p_k, w_l + p_j.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True)
 class SpanMembership(Attack):
-    """Span membership: which public embeddings lie in the span of rows that were mixed by a secret matrix.
+    """The span membership attack.
 
     Attributes:
-        k: how many ranks the guess has, where places are read.
-        tolerance: how far a vector of the span may lie from it, in units of what errors explain.
-        noise: standard deviation of noise that is known to be on each number sent.
-        most: prefixes at a time.
+        k: the number of ranks of the guess, if places are read.
+        tolerance: how far a vector may lie from the span, in units of what errors explain.
+        noise: standard deviation of the noise that is known to be on each number sent.
+        most: the most prefixes at a time.
     """
 
     k: int = limited(10, least=1)
@@ -109,12 +108,12 @@ class SpanMembership(Attack):
 
 
 class SpanReader:
-    """Holds the public model's tokens against the rows of one batch after the other.
+    """Compares the public model's tokens with the rows of one batch after the other.
 
     Attributes:
         size: of the vocabulary.
         placed: whether what enters the first layer depends on the place.
-        decoder: whether a state depends on what came before it only.
+        decoder: whether a state depends only on the tokens before it.
     """
 
     def __init__(self, public: Model, attack: SpanMembership) -> None:
@@ -124,8 +123,10 @@ class SpanReader:
         self.placed = depends_on_position(self.low)
 
     def spanned(self, rows: torch.Tensor, places: int) -> SpanTokens:
-        """The tokens in the span of rows (m, d) at each of so many places, nearest first; no more than there are
-        directions, since different tokens' vectors are independent. None where the span is everything."""
+        """Returns the tokens in the span of rows (m, d) at each place, nearest first; none if the span is everything.
+
+        There are at most as many as directions, since different tokens' vectors are independent.
+        """
         span = self._span(rows)
         if span is None:
             return SpanTokens(((),) * places, (), self.placed)
@@ -134,12 +135,12 @@ class SpanReader:
         return SpanTokens(tuple(one[: span.rank] for one in found.tokens), found.nearest, found.placed)
 
     def bag(self, rows: torch.Tensor, places: int) -> Ids:
-        """(b,) the different tokens in the span of rows (m, d), of texts of at most so many tokens."""
+        """Returns (b,) the different tokens in the span of rows (m, d), of texts of at most `places` tokens."""
         found = self.spanned(rows, places)
         return np.array(sorted({token for one in found.tokens for token in one}), np.int64)
 
     def in_place(self, rows: torch.Tensor, length: int) -> Ids:
-        """(length, k) the tokens of one text, nearest first, NO_BELIEF where there are fewer."""
+        """Returns (length, k) the tokens of one text, nearest first, NO_BELIEF where there are fewer."""
         found, k = self.spanned(rows, length), min(self.attack.k, self.size)
         result = np.full((length, k), NO_BELIEF, np.int64)
         for place in range(length):
@@ -148,8 +149,10 @@ class SpanReader:
         return result
 
     def in_order(self, rows: torch.Tensor, above: torch.Tensor, length: int, budget: Budget) -> Ids:
-        """(length, 1) the text of a decoder from the rows that entered its first layer and its second, NO_BELIEF where
-        no text of the first's tokens is in the second span."""
+        """Returns (length, 1) a decoder's text, from the rows of its first and its second layer.
+
+        It is NO_BELIEF if no text of the first layer's tokens is in the second span.
+        """
         result, span = np.full((length, 1), NO_BELIEF, np.int64), self._span(above)
         found = self.spanned(rows, length)
         if span is None or not found.at(0):
@@ -171,6 +174,6 @@ def _counts(seen: Activations) -> Ids:
 
 
 def _texts(seen: Activations) -> list[tuple[torch.Tensor, int]]:
-    """The rows of each text, and how many tokens it has."""
+    """Returns the rows of each text, and how many tokens it has."""
     parts = seen.hidden.split(_counts(seen).tolist())
     return list(zip(parts, seen.lengths.tolist(), strict=True))

@@ -1,1 +1,1 @@
-"""Attacks of one who knows how tokens were replaced, and by what, and reads the originals back."""
+"""Attacks on replaced tokens, by an attacker who knows how tokens are replaced and by which others."""

@@ -1,14 +1,14 @@
-"""Shadow decoding: the originals of a text read together, each shadow a noisy channel's output (Bayes' rule).
+"""Shadow decoding: reads the originals of a whole text, with each shadow a noisy channel's output (Bayes' rule).
 
-The paper's first four rules look at one token at a time, and its fifth trains a language model without telling it what
-each shadow can stand for. This puts both together:
+The paper's first four rules look at one token at a time. Its fifth trains a language model without telling it what each
+shadow can stand for. This attack combines both:
 
     p(t_1 ... t_n | s_1 ... s_n)  ~  prod_i p(s_i | t_i) p(t_i | t_(i-1)),    t_i in T_ori(s_i) only
 
-p(t | t') are pairs of neighbours in a public text, mixed with frequency, as in `channel.py`. p(s | t) is how often the
-attacker's own rehearsal of the defence gave t the shadow s, beside `prior` choices made of all its |S_t| shadows alike;
-without a rehearsal, these alone. Each place takes the likeliest original, summed over all readings of the rest of the
-text (forward-backward).
+p(t | t') comes from pairs of neighbours in a public text, mixed with frequency, as in `channel.py`. p(s | t) is how
+often the attacker's own rehearsal of the defence replaced t by s, plus `prior` choices spread evenly over its |S_t|
+shadows; without a rehearsal only these count. Each place takes the likeliest original, summed over all readings of the
+rest of the text (forward-backward).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from milkglass.threat.observations import Tokens, Transcript
 
 @dataclass(frozen=True)
 class ShadowDecoding(Attack):
-    """Shadow decoding: the originals of a text read together, each shadow a noisy channel's output (Bayes' rule).
+    """The shadow decoding attack.
 
     Attributes:
-        prior: of the even choice, in tokens.
-        candidates: originals weighed at each place, the likeliest by frequency.
-        mix: how much neighbours count beside frequency.
-        rehearsals: of the public text.
-        k: ranks of the guess.
+        prior: the weight of the even choice, in tokens.
+        candidates: how many originals are weighed at each place, the likeliest by frequency.
+        mix: the weight of neighbours beside frequency.
+        rehearsals: how often the public text is rehearsed.
+        k: the number of ranks of the guess.
     """
 
     prior: float = 5.0
@@ -64,10 +64,10 @@ class ShadowDecoding(Attack):
         return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))
 
     def channel(self, known: Candidates, corpus: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> Channel:
-        """p(s | t) and the share of t, for every shadow.
+        """Returns p(s | t) for every shadow, and the share of each t.
 
         Args:
-            sent: rehearsals of the corpus, and where each token was sent. An id that is not a shadow stands for itself.
+            sent: rehearsals of the corpus, and where each token was sent. An id that is no shadow stands for itself.
         """
         share = corpus.counts(size) / len(corpus.ids)
         keys, counts = became(corpus, sent, size)

@@ -1,13 +1,13 @@
 """LLM generation: a causal language model learns to write originals after their shadows (the paper's fifth attack).
 
-The attacker has a reference corpus, and puts it through the defence itself. Texts are then trained on as
+The attacker puts a reference corpus through the defence and trains on texts of the form
 
     shadows, separator, originals        loss on the originals only
 
-and what was sent is completed greedily, one original for each shadow. Positions begin again after the separator, so
-that an original stands at the position of its shadow. The model is any causal model whose vocabulary is that of the
-texts: one from a folder, else a small one that starts from nothing, which is what a processor trains in minutes. With
-`restricted` a place may only hold what its shadow can stand for.
+Then it completes what was sent greedily, one original for each shadow. Positions restart after the separator, so that
+an original has the position of its shadow. The model is any causal model with the texts' vocabulary: one from a folder,
+or a small new one, which a processor trains in minutes. With `restricted` a place holds only what its shadow can stand
+for.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ TOKENS = 1024  # shadows in a batch
 
 @dataclass(frozen=True)
 class ShadowGeneration(Attack):
-    """LLM generation: a causal language model learns to write originals after their shadows (the paper's fifth attack).
+    """The LLM generation attack.
 
     Attributes:
-        base: the folder of a causal model; None: a new one of `width` and `layers`.
+        base: the folder of a causal model. None: a new one of `width` and `layers`.
         epochs, rate: over the corpus, of AdamW.
-        restricted: whether only candidates are written; where none are known, anything is.
+        restricted: whether only candidates are written; if none are known, anything is.
     """
 
     base: Path | None = None
@@ -83,7 +83,7 @@ class ShadowGeneration(Attack):
         return Guess(running=guess)
 
     def _model(self, size: int, seed: int) -> Any:
-        """With one token more than the vocabulary: the separator."""
+        """Returns a model with one token more than the vocabulary, the separator."""
         from transformers import AutoModelForCausalLM, LlamaConfig
 
         with torch.random.fork_rng(devices=[]):
@@ -129,7 +129,7 @@ class ShadowGeneration(Attack):
 
 
 def _logits(model: Any, shadows: Tensor, written: Tensor, separator: int, last: int) -> Tensor:
-    """(b, last, v) of the last of the w + 1 originals that come after those written (b, w), for shadows (b, t)."""
+    """Returns (b, last, v) the logits of the last of the w + 1 originals after `written` (b, w), for shadows (b, t)."""
     b, t = shadows.shape
     ids = torch.cat([shadows, torch.full((b, 1), separator), written], 1)
     # the separator and the originals: each asks for the original of the shadow at its own position
@@ -144,7 +144,7 @@ def _logits(model: Any, shadows: Tensor, written: Tensor, separator: int, last: 
 
 @torch.inference_mode()
 def _written(model: Any, shadows: Tensor, separator: int, allowed: dict[int, Ids]) -> Tensor:
-    """(b, t) originals for shadows (b, t), greedily."""
+    """Returns (b, t) the originals of shadows (b, t), chosen greedily."""
     model.eval()
     written = shadows[:, :0]
     for at in range(shadows.shape[1]):

@@ -1,8 +1,8 @@
-"""GHOST, section 5.7: four rules that read replaced tokens, and the inverse of the shadows, which they choose from.
+"""GHOST, section 5.7: four rules that read replaced tokens, and the inverse of the shadows.
 
-GHOST's search is public, and so is the table that it searched (Kerckhoffs). So the attacker runs it, and turns its
-result around: T_ori(s) = {t : s is a shadow of t}, all tokens for which a replaced one may stand. The replaced ids
-themselves are taken to be known exactly, which is what an inversion of gradients gives at its best.
+GHOST's search and the table that it searched are public (Kerckhoffs). So the attacker runs it and inverts its result:
+T_ori(s) = {t : s is a shadow of t}, all tokens that a replaced one may stand for. The replaced ids are taken to be
+known exactly, the best result of a gradient inversion.
 
 The rules name an original t of a shadow s by embeddings alone, one token at a time:
 
@@ -11,10 +11,9 @@ The rules name an original t of a shadow s by embeddings alone, one token at a t
     median similarity    the median cos(e_t, e_s), further ranks outwards from there
     mean embedding       the nearest, by cosine, to the mean of the embeddings of T_ori(s)
 
-Why they read anything: GHOST excludes only those of the nearest neighbours that share the token's meaning, so a near
-token is still a likelier original than a far one. Against a defence that takes shadows from the middle of its lists,
-the median rule is the right one. Sampling is the weakest: it also names tokens that it holds to be less likely. Special
-tokens stand for themselves, and are read so.
+They read something because GHOST excludes only those nearest neighbours that share the token's meaning, so a near token
+is still a likelier original than a far one. The median rule fits a defence that takes shadows from the middle of its
+lists. Sampling is the weakest, since it also names unlikely tokens. Special tokens stand for themselves.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ Floats = NDArray[np.float64]
 
 
 def inverse(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
-    """For each id that is a shadow of something, all that it is a shadow of, ascending.
+    """Returns for each id that is a shadow all tokens whose shadow it is, ascending.
 
     Args:
         ids: (total,) the shadows of token 0, of token 1, and so on.
-        starts: (n + 1,) where each token's begin.
+        starts: (n + 1,) where each token's shadows begin.
 
     Returns:
-        The likelihood is log 1 / |S_t| of each original t, as if each of its shadows were drawn equally often.
+        Candidates, with likelihood log 1 / |S_t| of each original t, as if its shadows were drawn equally often.
 
     Raises:
-        UsageError: starts that do not divide the ids.
+        UsageError: `starts` does not divide `ids`.
     """
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(ids) or (np.diff(starts) < 0).any():
         raise UsageError(f"{len(starts)} starts do not divide {len(ids)} shadows", "give n + 1, from 0 to their number")
@@ -66,10 +65,10 @@ def inverse(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
 
 @dataclass(frozen=True)
 class Rule(Attack):
-    """An attack that orders each shadow's originals by their embeddings, one token at a time. Authors write `order`.
+    """An attack that orders each shadow's originals by their embeddings, one token at a time. Subclasses write `order`.
 
     Attributes:
-        k: how many originals are listed of each.
+        k: how many originals of each shadow are listed.
     """
 
     k: int = 10
@@ -80,7 +79,7 @@ class Rule(Attack):
 
     @abc.abstractmethod
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
-        """Numbers of the members (m, d), likeliest first, behind a shadow (d,)."""
+        """Returns the numbers of the members (m, d), likeliest first, behind a shadow (d,)."""
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if knowledge.public_model is None and knowledge.step is None:
@@ -120,14 +119,14 @@ def _rows(table: torch.Tensor, ids: Ids) -> Floats:
 
 
 def cosines(rows: Floats, vector: Floats) -> Floats:
-    """(m,) of rows (m, d) with a vector (d,); 0 of a row of zeros."""
+    """Returns (m,) the cosines of rows (m, d) with a vector (d,); 0 for a row of zeros."""
     lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(vector)
     return np.asarray((rows @ vector) / np.maximum(lengths, 1e-300))
 
 
 @dataclass(frozen=True)
 class ShadowSampling(Rule):
-    """Sampling: each shadow token becomes an original drawn by likeness to it."""
+    """Draws an original of each shadow by its cosine to it."""
 
     name = "shadow-sampling"
     title = "Sampling among the originals of a shadow"
@@ -145,7 +144,7 @@ class ShadowSampling(Rule):
 
 @dataclass(frozen=True)
 class ShadowMaximum(Rule):
-    """Maximum similarity: each shadow token becomes the original that is nearest to it."""
+    """Takes the original nearest to each shadow."""
 
     name = "shadow-max"
     title = "Maximum similarity among the originals of a shadow"
@@ -157,7 +156,7 @@ class ShadowMaximum(Rule):
 
 @dataclass(frozen=True)
 class ShadowMedian(Rule):
-    """Median similarity: each shadow token becomes the original in the middle, by likeness to it."""
+    """Takes the original of median cosine to each shadow."""
 
     name = "shadow-median"
     title = "Median similarity among the originals of a shadow"
@@ -172,7 +171,7 @@ class ShadowMedian(Rule):
 
 @dataclass(frozen=True)
 class ShadowMean(Rule):
-    """Mean embedding: each shadow token becomes the original nearest to the mean of them all."""
+    """Takes the original nearest to the mean of all originals of each shadow."""
 
     name = "shadow-mean"
     title = "Mean embedding among the originals of a shadow"

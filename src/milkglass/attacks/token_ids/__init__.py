@@ -1,1 +1,1 @@
-"""Attacks that read the ids that were sent: by frequency, by context, by a language model."""
+"""Attacks on the ids that were sent, by frequency, by context, and by language models."""

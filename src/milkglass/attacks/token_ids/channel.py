@@ -1,16 +1,16 @@
-"""Channel: read sanitized text as a noisy channel's output (Shannon; Bayes' rule with a model of the language).
+"""Channel: reads sanitized text as a noisy channel's output (Shannon; Bayes' rule with a model of the language).
 
-A sanitizer replaces each word by a draw whose law is public (Kerckhoffs), and the attacker has public text. So the
-attacker sanitizes its own text, `rehearse`, and counts what became what:
+A sanitizer replaces each word by a draw from a public distribution (Kerckhoffs), and the attacker has public text. So
+the attacker sanitizes its own text (`rehearse`) and counts the replacements:
 
     p(token x | seen s)  ~  how often an x was sent as s, in the attacker's own text
 
-which has in it both the mechanism and how common each word is. A text is read as a whole: with pairs of neighbours from
-the same public text, the forward-backward algorithm weighs every candidate of a place by all candidates of the others.
+These counts contain both the mechanism and the frequency of each word. A text is read as a whole: with pairs of
+neighbours from the public text, the forward-backward algorithm weighs the candidates of all places together.
 
     alpha(t, x) = p(s_t | x) sum_w alpha(t-1, w) p(x | w),    p(x | w) = (1 - mix) p1(x) + mix count(w, x) / count(w)
 
-A seen token that the rehearsal never gave is read as itself: much of a sanitized text is the text.
+A seen token that the rehearsal never produced is read as itself: much of a sanitized text is unchanged.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Channel:
-    """What a sanitizer does to tokens, as an attacker's rehearsals show it.
+    """What a sanitizer does to tokens, estimated from an attacker's rehearsals.
 
     Attributes:
-        behind: (n, c) for each seen token the likeliest originals, NO_BELIEF where there are fewer.
-        p: (n, c) of each, how likely it sends that seen token.
+        behind: (n, c) the likeliest originals of each seen token, NO_BELIEF where there are fewer.
+        p: (n, c) the probability that each of these is sent as that seen token.
         share: (n,) of the public text's tokens.
     """
 
@@ -48,7 +48,7 @@ class Channel:
 
 
 def became(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids]:
-    """Sorted s * n + x, and how often the rehearsals sent an x as s."""
+    """Returns the sorted pairs s * n + x, and how often the rehearsals sent x as s."""
     keys = [np.empty(0, np.int64)]
     for seen, origin in sent:
         there = origin != NO_BELIEF
@@ -58,10 +58,10 @@ def became(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int) ->
 
 
 def learnt(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int, candidates: int) -> Channel:
-    """The channel that these rehearsals show.
+    """Returns the channel that these rehearsals show.
 
     Args:
-        sent: rehearsals of the same text, each with the place at which every original token was sent.
+        sent: rehearsals of `original`, each with the place at which every original token was sent.
     """
     share = original.counts(size) / max(1, len(original.ids))
     pairs, counts = became(original, sent, size)
@@ -81,12 +81,12 @@ def learnt(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int, ca
 
 
 class Neighbours:
-    """p(x | w) of the public text.
+    """The probabilities p(x | w) of the public text.
 
     Attributes:
-        keys: sorted w * n + x.
-        count: of each.
-        times: (n,) of w.
+        keys: the sorted pairs w * n + x.
+        count: how often each pair occurs.
+        times: (n,) how often each w occurs.
     """
 
     def __init__(self, texts: Sequences, size: int, share: Floats, mix: float) -> None:
@@ -95,7 +95,7 @@ class Neighbours:
         self.times = summed(pairs.left, pairs.count, size)
 
     def between(self, left: Ids, right: Ids) -> Floats:
-        """(a, b) p(right | left); never zero."""
+        """Returns (a, b) p(right | left), which is never zero."""
         if not len(self.keys):
             return np.tile(self.share[right] + 1e-9, (len(left), 1))
         expected = left[:, None] * len(self.share) + right[None, :]
@@ -105,7 +105,7 @@ class Neighbours:
 
 
 def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[Ids, Floats]]:
-    """For each place of one text its candidates and how likely each is, by forward-backward."""
+    """Returns the candidates of each place of one text and their probabilities, by forward-backward."""
     rows = [channel.behind[one][channel.behind[one] != NO_BELIEF] for one in ids.tolist()]
     emitted = [channel.p[one][: len(part)] for one, part in zip(ids.tolist(), rows, strict=True)]
     moves = [neighbours.between(a, b) for a, b in zip(rows, rows[1:], strict=False)]
@@ -120,7 +120,7 @@ def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[
 
 
 def read(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids, budget: Budget) -> Ids:
-    """guess (tokens, k), with the likeliest candidates of each place of the texts that there is time for."""
+    """Writes the likeliest candidates of each place into `guess` (tokens, k), for as many texts as time allows."""
     at = 0
     for number, text in enumerate(tokens):
         if budget.left() <= 0:
@@ -134,7 +134,9 @@ def read(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids
 
 
 def rehearsed(knowledge: Knowledge, count: int, rng: np.random.Generator) -> list[tuple[Sequences, Ids]]:
-    """The public text as the attacker's own copy of the mechanism sends it, `count` times; none without a copy."""
+    """Returns the public text as the attacker's own copy of the mechanism sends it, `count` times; [] without a
+    copy.
+    """
     if knowledge.rehearse is None or knowledge.corpus is None:
         return []
     return [knowledge.rehearse(knowledge.corpus, seed) for seed in rng.integers(2**31, size=count).tolist()]
@@ -146,13 +148,13 @@ def _unit(values: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class ChannelAttack(Attack):
-    """Channel: read sanitized text as a noisy channel's output (Shannon; Bayes' rule with a model of the language).
+    """The channel attack.
 
     Attributes:
         rehearsals: how often the public text is sanitized.
-        candidates: tokens weighed at each place.
-        mix: how much neighbours count beside frequency, fixed before anything was graded.
-        k: ranks of the guess.
+        candidates: how many tokens are weighed at each place.
+        mix: the weight of neighbours beside frequency, fixed before any result was graded.
+        k: the number of ranks of the guess.
     """
 
     rehearsals: int = 3

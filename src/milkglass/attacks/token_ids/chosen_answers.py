@@ -3,13 +3,13 @@
     the server answers   n o t e d   d i a g n o s i s        in letters, whose ids it knows
     the next prompt      [prompt] [noted] [ diagnosis] ...    in the tokenizer's own tokens
 
-A chat sends its history with every turn. The server wrote the answer and has the public tokenizer, so it knows into
-which public tokens the text falls; where they begin in the next prompt it knows too, since that prompt begins with the
-one before. So each scrambled id there is named for certain. It needs no weights and no text of the user's, and holds
-under every scheme whose ids are read back. It takes an active server: one that answers what no model wrote.
+A chat sends its history with every turn. The server wrote the answer and has the public tokenizer, so it knows the
+public tokens of the text. It also knows where they begin, since the next prompt begins with the one before. So each
+scrambled id there is named with certainty. The attack needs no weights and no text of the user, and works against every
+scheme whose answers are read back. It needs an active server, which answers what no model wrote.
 
-Where an answer comes back in the ids that the server wrote, nothing is learnt: these are left out. So are answers whose
-place does not hold what they say: two tokens for one id, or one that is not like the place before.
+Nothing is learnt if an answer comes back in the ids that the server wrote; these are left out. Answers are also left
+out if their place contradicts them: two tokens for one id, or an id that was named otherwise before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from milkglass.threat.observations import Outputs, Tokens, Transcript
 
 @dataclass(frozen=True)
 class ChosenAnswers(Attack):
-    """The attack that this module describes."""
+    """The chosen answers attack. It has no parameters."""
 
     name = "chosen-answers"
     title = "Chosen answers"
@@ -64,13 +64,13 @@ def _goes_on(row: Ids, prompt: Ids) -> bool:
 
 
 def _name(named: Ids, after: Ids, written: Ids, text: Ids) -> None:
-    """Note what stands behind each id where an answer came back in other ids than it was written in.
+    """Names the ids of an answer that came back in other ids than it was written in.
 
     Args:
-        named: (n',) changed.
-        after: (t,) what follows the answer's prompt in the next one.
+        named: (n',) the names so far, changed in place.
+        after: (t,) what follows the answer's prompt in the next prompt.
         written: the answer's scrambled ids.
-        text: public ids of the same text.
+        text: the public ids of the same text.
     """
     if np.array_equal(after[: len(written)], written) or len(after) < len(text):
         return

@@ -1,15 +1,13 @@
-"""The cluster-conditional guess: each scrambled id is the commonest public token of its cluster.
+"""The cluster-conditional guess: reads each scrambled id as the most frequent public token of its cluster.
 
-Schemes that mix each embedding with k - 1 others promise that an attacker, even one who finds the cluster, is left with
-one chance in k. That would be so if all members of a cluster were equally common. They are not: a cluster holds
-neighbours in meaning, a common word among rare ones (a plural, a misspelling, an archaic form), and an attacker who
-guesses the commonest of them every time is right as often as common words are sent. On MiniLM at k = 10 that is 46 % of
-running tokens on SST-2 and 52 % on Enron with a public text of the same kind, 34 % with another kind, not 10 %. This
-guess uses no observation of ids, no bigrams, no weights: it is what the cluster alone gives away, the floor that every
-report prints next to 1/k.
+Schemes that mix each embedding with k - 1 others promise that an attacker who finds the cluster has one chance in k.
+That would hold if all members of a cluster were equally frequent. But a cluster holds neighbours in meaning, a common
+word among rare ones (a plural, a misspelling, an archaic form). An attacker who always guesses the most frequent member
+is right as often as common words are sent, far more often than one time in k. This guess uses no ids, bigrams or
+weights. It is what the cluster alone gives away, the floor that every report prints next to 1/k.
 
-Members are ordered by their counts in the attacker's public text; those that it lacks come last, in no order (by id).
-All rows of a cluster get the same list, on purpose: which row is which is exactly what this guess does not know.
+Members are ordered by their counts in the attacker's public text; those that it lacks come last, by id. All rows of a
+cluster get the same list, since this guess does not distinguish them.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from milkglass.threat.observations import Transcript, Weights
 
 @dataclass(frozen=True)
 class ClusterConditional(Attack):
-    """The cluster-conditional guess: each scrambled id is the commonest public token of its cluster.
+    """The cluster-conditional guess.
 
     Attributes:
         k: how many members are listed.
@@ -58,7 +56,7 @@ class ClusterConditional(Attack):
         return Guess(table=table)
 
     def _exchanged(self, table: Ids, counts: Ids, candidates: Candidates) -> None:
-        """Of ids that are exchanged where they occur: by count times P(id | token)."""
+        """Orders the members of ids that are exchanged where they occur, by count times P(id | token)."""
         for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
             for row, values in zip(group.rows.tolist(), likelihood, strict=True):
                 order = np.lexsort((group.members, -counts[group.members] * np.exp(values - values.max())))[: self.k]

@@ -1,8 +1,8 @@
-"""A language model over the candidates: what decipherment leaves open, a model that has read far more can settle.
+"""A language model over the candidates, which can settle what decipherment leaves open.
 
-Decipherment knows two neighbours and the attacker's public text. A causal language model knows the whole of what
-precedes a place, and language in general, so it helps most where the public text is short or of another kind. It cannot
-read scrambled ids, but it can read what decipherment made of them, errors and all:
+Decipherment uses two neighbours and the attacker's public text. A causal language model uses everything before a place,
+and language in general, so it helps most if the public text is short or of another kind. It cannot read scrambled ids,
+but it can read what decipherment made of them, errors included:
 
     1  decipherment: a posterior over the candidates of each id, and from it a reading of all texts
     2  the model reads that; at each place of an id a that is not yet certain it weighs the members b of a's group,
@@ -12,24 +12,19 @@ read scrambled ids, but it can read what decipherment made of them, errors and a
            evidence(a, b) = K / (K + count) * sum over places of  log(rho + (1 - rho) exp r(place, b))
     4  the evidence joins the prior, decipherment settles again with it, and the better reading can be read again
 
-rho: much of what precedes is misread, so one place can say only so much against a reading. K is small: the errors at
-different places of a frequent id are those of one model and of one reading. Only some places of a frequent id are
-looked at, and first the texts in which most can be set right: in proportion to their length, the running tokens that
-uncertain ids stand for. When the time is over, what was read by then counts.
+rho bounds what one place can say against a reading, since much of what precedes is misread. K is small, since the
+errors at different places of a frequent id come from one model and one reading. Only some places of a frequent id are
+read, beginning with the texts that may correct most for their length. When the time is over, what was read counts.
 
-**Which model.** The public model itself where it is causal. An encoder writes nothing; then another public model reads
-the text that the public ids spell, which is not a stronger assumption: `reader` is one that anyone can download. The
-obvious alternative, to train the public encoder to fill gaps, was tried and is not built: after 55,000 tokens (50 s) of
-masked training on WikiText-2, MiniLM, which has no head for it, distinguished the members of a group hardly better than
-their frequencies do (1.31 against 1.34 nats a place).
+**Which model.** The public model itself if it is causal. For an encoder, another public model reads the text that the
+public ids spell. That is no stronger assumption: anyone can download `reader`. Training the public encoder to fill gaps
+instead was tried and hardly distinguished the members of a group better than their frequencies do (docs/log.md).
 
-**Parameters** were chosen on one rehearsal, 250 pieces of news read with WikiText-2: rho of 0.1, 0.3, 0.5 and K of 3,
-10, 30, 100 gave 76.3 to 78.1 % of running tokens, decipherment alone 72.0 %. The default K of 5 was not tried there: it
-lies between two values that were, and no two of the twelve settings were more than 1.8 points apart. All else (a second
-round, `contexts`, `certain`) was not tuned: a second round costs as much again, and on real text what it adds is not
-measured.
+**Parameters** were chosen on one rehearsal, 250 pieces of news read with WikiText-2, among twelve settings of rho and K
+that differed little. The default K of 5 was not among them; it lies between two that were. `rounds`, `contexts` and
+`certain` were not tuned. A second round costs as much again, and its gain on real text is not measured.
 
-A reader may have seen the private text in its own training, if that text is public: results on well-known data sets can
+A reader may have seen the private text in its own training if that text is public. Results on well-known data sets can
 be too high for that reason.
 """
 
@@ -57,14 +52,14 @@ TEXTS_AT_A_TIME = 128  # texts between two looks at what is still needed
 
 @dataclass(frozen=True)
 class LanguageModel(Solver):
-    """A language model over the candidates: what decipherment leaves open, a model that has read far more can settle.
+    """The language model attack.
 
     Attributes:
         reader: a causal model, embedded or in a folder.
         rounds: of reading.
-        contexts: places of one id that are looked at in a round.
-        patience, doubt: K and rho above.
-        certain: ids whose likeliest candidate has more are left alone.
+        contexts: places of one id that are read in a round.
+        patience, doubt: K and rho of the module.
+        certain: ids whose likeliest candidate has a higher probability are left alone.
         first: the decipherment that comes before.
     """
 
@@ -95,7 +90,7 @@ class LanguageModel(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """Decipherment's candidates, settled again with what the model says of them."""
+        """Returns decipherment's candidates, settled again with what the model says about them."""
         started = budget.clock()
         base = result = self.first.learn(transcript, knowledge, budget.part(1), rng)
         elapsed = budget.clock() - started
@@ -128,7 +123,7 @@ class LanguageModel(Solver):
         budget: Budget,
         rng: np.random.Generator,
     ) -> None:
-        """Add what the model says, the texts first that may set most right, until the time is over."""
+        """Adds what the model says until the time is over, beginning with the texts that may correct most."""
         texts = transcript.tokens
         reading = texts.mapped(required(ranked(candidates, transcript.size, 1).table)[:, 0])
         queue, common = table.urgent(texts, rng), None

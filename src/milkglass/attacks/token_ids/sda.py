@@ -1,21 +1,21 @@
 """SDA: substitution deciphering with a model that scores sentences (Lin et al. 2025, sections 5.2, C.4, Table 4).
 
-For each scrambled id the K_A nearest public tokens are candidates. A beam search goes through a sentence from left to
-right; each extension is scored by a classifier that was trained to distinguish real text from text whose every token
-was replaced by one of its own K_A nearest tokens. The best sentence at the end is the guess.
+The K_A nearest public tokens of each scrambled id are its candidates. A beam search goes through a sentence from left
+to right. A classifier scores each extension; it was trained to distinguish real text from text in which every token was
+replaced by one of its own K_A nearest tokens. The best sentence at the end is the guess.
 
     training set   real public sentences (1), and each with every token replaced at random from its K_A neighbours (0)
     score(prefix)  the classifier's log-odds of "real", plus for each token log softmax(cosine / 0.05) over its K_A
 
-The last term is ours (`prior`; 0 is the paper's): without it a sentence that nearest neighbours read rightly is read
-wrongly wherever the model likes another one better, even where nothing was obfuscated at all.
+The last term is ours (`prior`; 0 is the paper's). Without it, a sentence that nearest neighbours read rightly is read
+wrongly wherever the model prefers another, even if nothing was obfuscated.
 
-The scoring model is the public model with a new head, as BERT is in the paper. A sentence costs tokens x beam x K_A
-passes through it; within a budget a random part of the sentences is read, the others keep their nearest neighbours.
-With `steps` the training is of one length on every machine. All that is drawn at random comes from the attack's own
-generator, and the model runs without dropout: attacks beside it in the same process change nothing.
+The scoring model is the public model with a new head, like BERT in the paper. A sentence costs tokens x beam x K_A
+passes through it. Within a budget a random part of the sentences is read; the others keep their nearest neighbours.
+`steps` makes training equally long on every machine. All random draws come from the attack's own generator, and the
+model runs without dropout, so attacks beside it in the same process change nothing.
 
-attacks/token_ids/decipherment/decipherment.py does.
+It reads each sentence separately; decipherment (decipherment/decipherment.py) reads the corpus together.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ TEMPERATURE = 0.05  # of cosines
 
 
 class Scorer(torch.nn.Module):
-    """Ids (b, t) to the log-odds (b,) that a sentence is real: the public model, its mean state, one linear layer."""
+    """Maps ids (b, t) to the log-odds (b,) that a sentence is real: the public model, its mean state, one linear
+    layer.
+    """
 
     def __init__(self, public: Model, rng: np.random.Generator) -> None:
         super().__init__()
@@ -59,13 +61,14 @@ class Scorer(torch.nn.Module):
 
 @dataclass(frozen=True)
 class SDA(Attack):
-    """SDA: substitution deciphering with a model that scores sentences (Lin et al. 2025, sections 5.2, C.4, Table 4).
+    """The SDA attack.
 
     Attributes:
         candidates: K_A.
         beam: sentences kept at each step.
+        learning_rate, batch_size, epochs: of the scoring model's training.
         training: share of the budget for the scoring model.
-        steps: batches that it is trained on at most, None for all of its epochs.
+        steps: the most batches on which it is trained. None: all of its epochs.
         prior: weight of the cosines.
     """
 
@@ -116,11 +119,10 @@ class SDA(Attack):
         return Guess(running=reading[:, None])
 
     def options(self, transcript: Transcript, table: torch.Tensor, fixed: Ids) -> tuple[Ids, NDArray[np.float64]]:
-        """(n, K_A) the public ids that each id sent may stand for, nearest first, and the logarithm of how likely each
-        is by its cosine alone.
+        """Returns (n, K_A) the candidates of each sent id, nearest first, and their log-probabilities by cosine.
 
         Args:
-            fixed: (p, 2), ids of which that is known.
+            fixed: (p, 2) scrambled and public ids that are known.
         """
         used = np.unique(transcript.tokens.ids)
         rows = transcript.table[torch.from_numpy(used)]
@@ -134,8 +136,7 @@ class SDA(Attack):
         return likely, prior
 
     def train(self, public: Model, corpus: Sequences, fixed: Ids, budget: Budget, rng: np.random.Generator) -> Scorer:
-        """Real sentences against sentences of neighbours, until the epochs, the steps or this part of the budget are
-        over.
+        """Trains on real sentences against sentences of neighbours, until the epochs, the steps or the budget end.
 
         Args:
             fixed: public ids that nothing replaces.
@@ -169,13 +170,10 @@ class SDA(Attack):
 
     @torch.inference_mode()
     def search(self, scorer: Scorer, likely: Ids, prior: NDArray[np.float64]) -> Ids:
-        """The best reading of one sentence.
+        """Returns (t,) the best reading of one sentence.
 
         Args:
-            likely, prior: (t, K_A).
-
-        Returns:
-            (t,) the best of the beam.
+            likely, prior: (t, K_A) the candidates and their log-probabilities.
         """
         beams, so_far = np.empty((1, 0), np.int64), np.zeros(1)
         for options, weights in zip(likely, prior, strict=True):

@@ -1,13 +1,13 @@
-"""Beam search over the tokens that each place of a text may be, by a causal model that reads what they spell.
+"""Beam search over the tokens that each place of a text may be, with a causal model that reads what they spell.
 
-Each text has w readings, which grow by one token at a time from left to right; a text that is over is given NO_BELIEF.
-A reading's score is a sum over its places,
+Each text has w readings, which grow by one token at a time from left to right. A text that is over gets NO_BELIEF. A
+reading's score is a sum over its places,
 
     total  =  sum of  score(place, b) + u log (P(first(b) | what precedes) / P(first(b)))
 
-with P the reader's (decipherment/reader.py) and `score` what is known of the place otherwise. The w best readings of
-each text go on. Tokens are spelled by rows of the reader's ids of different length, so that a row of the cache has
-gaps; the mask leaves them out, and positions count without them.
+with P the reader's (decipherment/reader.py) and `score` what else is known of the place. The w best readings of each
+text go on. Tokens are spelled by rows of the reader's ids of different lengths, so that rows of the cache have gaps.
+The mask leaves these out, and positions do not count them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from milkglass.threat.guess import NO_BELIEF
 
 
 def gain(reader: CausalReader, read: ReadBatch, options: Ids, common: Floats) -> Floats:
-    """(m, k) log P(first(b) | what precedes) / P(first(b)) of the options (m, k) at each place; 0 where an option is
-    NO_BELIEF or spelled as nothing, of which the reader knows nothing. common: (V,) the reader's."""
+    """Returns (m, k) log P(first(b) | what precedes) / P(first(b)) of the options (m, k) at each place.
+
+    It is 0 for an option that is NO_BELIEF or spelled as nothing. `common` (V,) is the reader's.
+    """
     there = np.maximum(options, 0)
     said = reader.at(read, there, common) - reader.normaliser(read.states)[:, None]
     return np.where((options == NO_BELIEF) | reader.spelling.silent[there], 0.0, said)
 
 
 class Beam:
-    """The readings of some texts; a row is a text's number times w plus a reading's.
+    """The readings of some texts. A row is a text's number times w plus a reading's number.
 
     Attributes:
         tokens: (b, w, i) public ids so far.
@@ -38,7 +40,7 @@ class Beam:
     """
 
     def __init__(self, reader: CausalReader, texts: int, width: int) -> None:
-        """texts, width: b, w."""
+        """Starts with one empty reading for each of b = `texts` texts, out of w = `width`."""
         self.reader, self.width = reader, width
         self.tokens = np.empty((texts, width, 0), np.int64)
         self.total = np.full((texts, width), -np.inf)
@@ -51,7 +53,7 @@ class Beam:
 
     @torch.inference_mode()
     def grow(self, options: Ids, scores: Floats, weight: float, common: Floats) -> None:
-        """By one place. options, scores: (b, k) of each text. weight: u."""
+        """Adds one place to every reading, from `options` and `scores` (b, k) of each text; `weight` is u."""
         texts, k = options.shape
         each = np.repeat(options, self.width, axis=0)
         read = ReadBatch(np.arange(len(each)), self.states, self.joined)
@@ -66,7 +68,7 @@ class Beam:
         self._write(newest.reshape(-1))
 
     def best(self) -> Ids:
-        """(b, i) each text's best reading."""
+        """Returns (b, i) each text's best reading."""
         return self.tokens[np.arange(len(self.tokens)), self.total.argmax(1)]
 
     def _begin_again(self) -> None:
@@ -83,7 +85,7 @@ class Beam:
         self.joined = self.joined[rows]
 
     def _write(self, newest: Ids) -> None:
-        """newest: (rows,) a public id for each."""
+        """Adds a public id to each row. `newest` is (rows,)."""
         spelling, rows = self.reader.spelling, list[Ids]()
         for row, one in enumerate(newest.tolist()):
             if one == NO_BELIEF or spelling.silent[one]:
@@ -95,7 +97,7 @@ class Beam:
 
     @torch.inference_mode()
     def _spell(self, rows: list[Ids]) -> None:
-        """Read the reader's ids, those that each row goes on with. A text that is too long goes on in a new part."""
+        """Reads the reader's ids with which each row goes on. A text that is too long goes on in a new part."""
         longest = max(len(one) for one in rows)
         if not longest:
             return

@@ -1,27 +1,26 @@
 """Symbol decoder: where an id stands for many tokens, a transformer reads whole texts of them (our own attack).
 
-With a coarse vocabulary, or shared rows, an id is a symbol: it names a set of tokens, its members, and nothing that is
-learnt of a symbol at one place says which member stands at another. The attacker knows the members (the map may be
-public, and an earlier attack can find it in the table). What is left to use is the text around a place. So the attacker
-turns public text into symbols, which needs no secret, and trains the public model to turn them back:
+With a coarse vocabulary, or shared rows, an id is a symbol: it names a set of tokens, its members. Nothing learnt about
+a symbol at one place says which member stands at another. The attacker knows the members (the map may be public, or an
+earlier attack finds it in the table). What remains is the text around a place. So the attacker turns public text into
+symbols, which needs no secret, and trains the public model to turn them back:
 
     input     a row for each symbol, at first the mean of its members' rows, weighted by the public counts
     body      the public model's layers, trained on
     output    log P(t | symbols) = log softmax over the members t of the place's symbol of  <A h, E_t> + b_t
 
-h is the place's last hidden state, E the public table, b starts as the logarithm of the counts and A, (d, d), as a
-multiple of the identity; symbol_reader.py has it, and what changes where ids are exchanged at random. A hidden Markov
-chain over the members (text_in_context.py) reads the same texts. Their logarithms are added with weights that are
-chosen on public text which the transformer was not trained on:
+h is the place's last hidden state and E the public table. b starts as the logarithm of the counts, and A, (d, d), as a
+multiple of the identity. symbol_reader.py implements it, and the variant for ids that are exchanged at random. A hidden
+Markov chain over the members (text_in_context.py) reads the same texts. The log-probabilities of both are added, with
+weights that are chosen on held-out public text:
 
     log P  =  v log P_transformer + w log P_chain + const,     v in 0, 0.2, ..., 2,  w in 0, 0.2, ..., 1
 
-The transformer knows both sides of a place and language in general; the chain knows the public text's own bigrams.
-With `reader`, a causal language model that has read far more goes through the members that these two list
-(symbol_language.py).
+The transformer sees both sides of a place and knows language in general; the chain knows the public text's own bigrams.
+With `reader`, a causal language model weighs the members that these two list (symbol_language.py).
 
-**What it does not know.** Text of the client. An id that stands for one token is that token. Of a causal public model
-the layers see only what precedes a place.
+The attack uses no text of the client beyond the ids sent. An id that stands for one token is that token. The layers of
+a causal public model see only what precedes a place.
 """
 
 from __future__ import annotations
@@ -56,10 +55,12 @@ TOKENS_AT_A_TIME = 512  # tokens read at a time
 
 @dataclass(frozen=True)
 class Beliefs:
-    """What the transformer and the chain say of the members at each place.
+    """The members' probabilities at each place by the transformer and the chain.
 
     Attributes:
-        members: public tokens, an array a symbol.
+        reader: the transformer.
+        chain: the hidden Markov chain.
+        members: the public tokens of each symbol.
     """
 
     reader: SymbolReader
@@ -67,8 +68,11 @@ class Beliefs:
     members: tuple[Ids, ...]
 
     def read(self, texts: Sequences) -> Iterator[tuple[int, Ids, NDArray[np.float64], NDArray[np.float64]]]:
-        """texts: of symbols. For each place whose symbol has members: the place, the members (m,), and log P of each by
-        the transformer and by the chain, (m,)."""
+        """Yields each place whose symbol has members, with its beliefs.
+
+        Yields:
+            The place, the members (m,), and (m,) log P of each by the transformer and by the chain.
+        """
         for numbers in batches(texts, TOKENS_AT_A_TIME):
             inputs = stacked(texts, numbers)
             with torch.inference_mode():
@@ -87,8 +91,13 @@ class Beliefs:
                     yield place, members, np.zeros(1), np.zeros(1)
 
     def best_weights(self, texts: Sequences, tokens: Ids, counted: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Of WEIGHTS those by which the true tokens of public texts are least surprising. tokens: (total,). counted:
-        (n,) which public tokens count."""
+        """Returns the row of WEIGHTS under which the true tokens of public texts are least surprising.
+
+        Args:
+            texts: the texts in symbols.
+            tokens: (total,) the true tokens.
+            counted: (n,) which public tokens count.
+        """
         surprise = np.zeros(len(WEIGHTS))
         for place, members, network, chain in self.read(texts):
             if not counted[tokens[place]]:
@@ -99,8 +108,12 @@ class Beliefs:
         return np.asarray(WEIGHTS[surprise.argmin()])
 
     def listed(self, texts: Sequences, weights: NDArray[np.float64], k: int, share: NDArray[np.float64]) -> Listed:
-        """The k likeliest members of each place of texts of symbols. weights: v, w. share: (n,) by which the chance of
-        the others is divided among them."""
+        """Returns the k likeliest members of each place of texts of symbols.
+
+        Args:
+            weights: v, w.
+            share: (n,) by which the probability of the other members is divided among them.
+        """
         result = np.full((len(texts.ids), k), NO_BELIEF, np.int64)
         chances = np.zeros((len(texts.ids), k + 1))
         for place, members, network, chain in self.read(texts):
@@ -115,17 +128,18 @@ class Beliefs:
 
 @dataclass(frozen=True)
 class SymbolDecoder(Attack):
-    """Symbol decoder: where an id stands for many tokens, a transformer reads whole texts of them (our own attack).
+    """The symbol decoder attack.
 
     Attributes:
-        epochs: over the public text; fewer where the budget ends.
-        held_out: the share of the public text by which the weights are chosen.
+        learning_rate, batch_tokens: of the training.
+        epochs: over the public text; fewer if the budget ends.
+        held_out: the share of the public text on which the weights are chosen.
         k: how many members are listed.
-        reader: a causal model, embedded or in a folder, that weighs them where the public model is an encoder; where
-            that is causal itself, it does. None: nothing is weighed.
-        width: how many readings of a text go on in its beam search.
-        commonest: tokens of the public text that do not count when weights are chosen. 0: as many tokens as can be are
-            to be read; 150: as many content tokens.
+        reader: a causal model, embedded or in a folder, that weighs the members if the public model is an encoder; a
+            causal public model weighs them itself. None: none does.
+        width: how many readings of a text the beam search keeps.
+        commonest: how many of the most frequent public tokens do not count when weights are chosen. 0 reads the most
+            tokens; 150 reads the most content tokens.
     """
 
     learning_rate: float = 3e-4
@@ -183,7 +197,7 @@ class SymbolDecoder(Attack):
     def _train(
         self, reader: SymbolReader, symbols: Symbols, corpus: Sequences, budget: Budget, rng: np.random.Generator
     ) -> None:
-        """With a rate that falls to zero at the end of the epochs or of the budget, whichever comes first."""
+        """Trains at a rate that falls to zero at the end of the epochs or the budget, whichever is first."""
         own = [one for one in reader.parameters() if one.requires_grad]
         optimiser = torch.optim.AdamW(own, lr=self.learning_rate, fused=True)
         groups, given = list(batches(corpus, self.batch_tokens)), budget.left()

@@ -1,23 +1,22 @@
-"""A language model over the members of symbols: what the decoder of symbols lists, a causal model that has read far
-more weighs.
+"""A causal language model weighs the members of symbols that the symbol decoder lists.
 
-The decoder (symbol_decoder.py) gives each place a list of members with their chances p. The reader goes through a text
-from left to right with several readings at a time, and finds (symbol_beam.py)
+The decoder (symbol_decoder.py) gives each place a list of members with their probabilities p. The reader goes through a
+text from left to right with several readings at a time, and finds (symbol_beam.py)
 
     the reading with the largest sum of   log p(b) + u log (P_reader(b | what precedes) / P_reader(b))
 
-u in STRENGTHS is the one with which most tokens are read of public text on which the decoder was not trained; with 0
-the decoder's own reading stays. With the best reading as what precedes, the listed members get new chances,
+u in STRENGTHS is the one that reads most tokens of held-out public text; with 0 the decoder's own reading stays. The
+listed members then get new probabilities, with the best reading as what precedes,
 
     log P(b)  =  a log p(b) + u' log (P_reader(b | what precedes) / P_reader(b)) + const,
 
-whose sum is that of the old ones. Another u' than u: here a text's whole reading is taken for granted, errors and all,
-and so a, u' in WEIGHTS are those by which the true tokens of that public text are least surprising. The guess of a
-place is the best reading's token, or the one with the largest P: whichever reads more of that text. Of a text that the
-decoder reads badly, the likeliest text as a whole has fewer right tokens than the likeliest tokens one by one.
+with the sum of the old ones. u' differs from u, since a text's whole reading is assumed here, errors included. a and u'
+in WEIGHTS make the true tokens of that public text least surprising. The guess of a place is the best reading's token
+or the one with the largest P, whichever reads more of that text. If the decoder reads a text badly, the likeliest whole
+text has fewer right tokens than the likeliest tokens one by one.
 
-"Most" and "more" are of the tokens that count. An attacker who wants content leaves out the commonest, which a large u
-misses.
+"Most" and "more" refer to the tokens that count. An attacker who wants content leaves out the most frequent tokens,
+since a large u loses content.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ TOGETHER = 32  # texts of a beam search: with few, the reader's weights are fetc
 
 @dataclass(frozen=True)
 class Listed:
-    """What each place may be.
+    """The options of each place.
 
     Attributes:
         tokens: (total, k) public ids, likeliest first, NO_BELIEF where there are fewer.
-        chances: (total, k + 1) of each, 0 where there is none, and last of each token that is not listed.
+        chances: (total, k + 1) their probabilities, 0 where there is none; the last is that of each token not listed.
     """
 
     tokens: Ids
@@ -55,14 +54,17 @@ class Listed:
 
     @property
     def scores(self) -> Floats:
-        """(total, k) logarithms of the chances; a place without any has one option, which is nothing."""
+        """Returns (total, k) log-probabilities. A place without options has one, which is nothing."""
         with np.errstate(divide="ignore"):
             result = np.log(self.chances[:, :-1])
         result[result.max(1) == -np.inf, 0] = 0
         return result
 
     def weighed(self, said: Floats, weights: tuple[float, float]) -> Floats:
-        """(total, k) the chances with what the reader says (total, k). weights: a, u'."""
+        """Returns (total, k) the probabilities combined with what the reader says (total, k).
+
+        `weights` are a and u'.
+        """
         both = weights[0] * self.scores + weights[1] * said
         shares = np.exp(both - np.logaddexp.reduce(both, axis=1, keepdims=True))
         return np.asarray(shares * self.chances[:, :-1].sum(1, keepdims=True))
@@ -73,11 +75,12 @@ class LanguageReader:
     """A reader of lists, with its weights.
 
     Attributes:
-        common: (V,) how likely each of its ids is on average, a logarithm.
+        reader: the causal model.
+        common: (V,) the logarithm of each id's mean probability.
         width: readings of a text that go on.
         strength: u.
         weights: a, u'.
-        whole: whether the guess is the best reading's; otherwise by P.
+        whole: whether the guess is the best reading's token; else it is that of the largest P.
     """
 
     reader: CausalReader
@@ -98,9 +101,10 @@ class LanguageReader:
         budget: Budget,
         rng: np.random.Generator,
     ) -> LanguageReader:
-        """With weights that are chosen on public texts (their true tokens), u of those that the budget reaches.
+        """Returns a reader with weights that are chosen on public texts, among the u that the budget reaches.
 
         Args:
+            texts: the true tokens.
             listed: of the texts' places.
             counted: (n,) which public tokens count when u is chosen.
         """
@@ -125,7 +129,9 @@ class LanguageReader:
         return replace(plain, strength=STRENGTHS[number], weights=(float(a), float(u)), whole=whole)
 
     def read(self, texts: Sequences, listed: Listed, budget: Budget) -> Listed:
-        """The lists in a new order with new chances; those of texts that the budget does not reach stay."""
+        """Returns the lists in a new order with new probabilities, unchanged for texts that the budget does not
+        reach.
+        """
         tokens, chances = listed.tokens.copy(), listed.chances.copy()
         for numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TOGETHER):
             if budget.left() <= 0:
@@ -141,7 +147,7 @@ class LanguageReader:
         return Listed(tokens, chances)
 
     def best(self, texts: Sequences, listed: Listed) -> Ids:
-        """(total,) the best reading of each text. texts: of any ids, their lengths count."""
+        """Returns (total,) the best reading of each text. Only the lengths of `texts` matter."""
         result = listed.tokens[:, 0].copy()
         if not self.strength:
             return result
@@ -161,7 +167,7 @@ class LanguageReader:
         return result
 
     def said(self, reading: Sequences, options: Ids) -> Floats:
-        """(total, k) the reader's gain of the options at each place, with the reading before it."""
+        """Returns (total, k) the reader's gain of the options at each place, after the reading before it."""
         result = np.zeros(options.shape)
         for one in self.reader.reads(reading, np.arange(len(reading))):
             result[one.where] = gain(self.reader, one, options[one.where], self.common)

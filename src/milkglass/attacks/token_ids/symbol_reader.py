@@ -1,10 +1,10 @@
-"""What reads texts of symbols: which tokens a symbol can stand for, and a transformer that weighs them at each place.
+"""The tokens that a symbol can stand for, and a transformer that weighs them at each place.
 
     log P(t | symbols)  =  log softmax over the tokens t of  <A h, E_t> + b_t + log P(s | t)
 
-s is the place's symbol. Where ids are sent as they are, P(s | t) is 1 for its members and 0 for all others, which are
-not scored. Where ids are exchanged by randomised response, the members of all such ids are scored, and those of s
-itself are more likely by the mechanism's advantage.
+s is the place's symbol. If ids are sent unchanged, P(s | t) is 1 for its members and 0 for others, which are not
+scored. If ids are exchanged by randomised response, the members of all such ids are scored, and those of s itself are
+more likely by the mechanism's advantage.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ SCALE = 0.3  # of A at the start: embeddings' products are larger than logits of
 
 
 class Symbols:
-    """Which tokens each symbol can stand for.
+    """The tokens that each symbol can stand for.
 
     Attributes:
-        of_id: (n',) the symbol of each id that crosses.
+        of_id: (n',) the symbol of each scrambled id.
         of_token: (n,) the symbol of each public token.
-        own: public tokens, an array a symbol. The last symbol is of ids and tokens that are in no group.
-        exchanged: numbers of the symbols that randomised response exchanges for each other, ascending.
-        order: (n,) the tokens, those of one symbol beside each other, those of exchanged symbols first.
-        members: the tokens that a place with this symbol can hold, an array a symbol: `own`, or all of `exchanged`.
+        own: the public tokens of each symbol. The last symbol is for ids and tokens in no group.
+        exchanged: the symbols that randomised response exchanges for each other, ascending.
+        order: (n,) the tokens, those of one symbol adjacent, those of exchanged symbols first.
+        members: the tokens that a place with each symbol can hold: `own`, or those of all `exchanged` symbols.
     """
 
     def __init__(
         self, candidates: Candidates, ids: int, tokens: int, responses: RandomisedResponse | None = None
     ) -> None:
-        """ids: n'. tokens: n. responses: by which ids are exchanged where they occur; each group then has one row."""
+        """Numbers the symbols of n' = `ids` and n = `tokens`. With `responses` each group has one row."""
         rest = len(candidates.groups)
         self.of_id, self.of_token = np.full(ids, rest, np.int64), np.full(tokens, rest, np.int64)
         for number, group in enumerate(candidates.groups):
@@ -55,18 +55,20 @@ class Symbols:
 
     @property
     def advantage(self) -> float:
-        """log P(s | t) of a member t of s, less that of another token."""
+        """Returns log P(s | t) for a member t of s, less that for another token."""
         return self.responses.advantage if self.responses else 0.0
 
     def spans(self, each: tuple[Ids, ...]) -> list[slice]:
-        """Where in `order` these tokens of each symbol are: `own` or `members`."""
+        """Returns the slices of `order` that hold each symbol's tokens, for `own` or `members`."""
         position = np.empty(len(self.of_token), np.int64)
         position[self.order] = np.arange(len(self.order))
         starts = [int(position[one[0]]) if len(one) else 0 for one in each]
         return [slice(start, start + len(one)) for start, one in zip(starts, each, strict=True)]
 
     def sent(self, tokens: Ids, rng: np.random.Generator) -> Ids:
-        """The symbols of public tokens of any shape as they would be sent, exchanged by the attacker's own draws."""
+        """Returns the symbols of public tokens of any shape as they would be sent, exchanged by the attacker's own
+        draws.
+        """
         result = self.of_token[tokens]
         m = len(self.exchanged)
         if self.responses is None or m < 2:
@@ -77,7 +79,7 @@ class Symbols:
         return result
 
     def chain(self, corpus: Sequences) -> Chain:
-        """Over the symbols, in the place of ids."""
+        """Returns a hidden Markov chain over symbols in place of ids."""
         groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.own) if len(one))
         alike = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
         if self.responses is not None:
@@ -86,15 +88,16 @@ class Symbols:
 
 
 class SymbolReader(torch.nn.Module):
-    """Texts of symbols to log-probabilities of the members at each place. Only members are scored: with 64 symbols for
-    30,522 tokens that is some hundredth of the products with the whole table, where ids are sent as they are.
+    """Maps texts of symbols to log-probabilities of the members at each place.
+
+    Only members are scored. If ids are sent unchanged, that is a small part of the products with the whole table.
 
     Attributes:
         several: (s,) whether a symbol has more than one member.
-        start: (s,) where in `Symbols.order` its members begin.
-        position: (n,) where in that order each token is.
-        table: (n, d) the public rows, in that order.
-        bias: (n,) in the same order.
+        start: (s,) where its members begin in `Symbols.order`.
+        position: (n,) each token's place in that order.
+        table: (n, d) the public rows in that order.
+        bias: (n,) in that order.
     """
 
     def __init__(self, public: Model, symbols: Symbols, counts: NDArray[np.float64]) -> None:
@@ -119,7 +122,9 @@ class SymbolReader(torch.nn.Module):
             self.turn.bias.zero_()
 
     def forward(self, symbols: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(b, t): for each symbol with several members (m) that occurs its places (p,) among all b * t, and (p, m)."""
+        """Yields for each symbol in (b, t) with several members its places (p,) among all b * t, and (p, m)
+        log-probabilities.
+        """
         flat = symbols.flatten()
         at = torch.nonzero(self.several[flat])[:, 0]
         at = at[flat[at].argsort(stable=True)]
@@ -136,7 +141,7 @@ class SymbolReader(torch.nn.Module):
             yield there, torch.log_softmax(part @ self.table[which].T + bias, dim=1)
 
     def surprise(self, symbols: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
-        """Mean -log P of the true tokens, both (b, t); None where no place has several members."""
+        """Returns the mean -log P of the true tokens, both (b, t). None: no place has several members."""
         place = self.position[tokens.flatten()] - self.start[symbols.flatten()]
         parts = [scores.gather(1, place[there][:, None])[:, 0] for there, scores in self(symbols)]
         return -torch.cat(parts).mean() if parts else None

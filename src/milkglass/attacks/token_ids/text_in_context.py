@@ -1,18 +1,18 @@
-"""Text in context: where an id names a cluster and no token, read each place by its neighbours (our own attack).
+"""Text in context: where an id names a cluster and no token, reads each place by its neighbours (our own attack).
 
-With shared rows an id of a cluster is drawn anew at each occurrence, so the ids of one cluster are one letter that
-stands now for this token, now for that one: no substitution, and nothing that is learnt of an id at one place holds at
-another. What crosses is the sequence of clusters. A hidden Markov model reads it: states are the members of the
-cluster, and the public text says which follows which,
+With shared rows an id of a cluster is drawn anew at each occurrence. The ids of one cluster are one letter that stands
+for several tokens. This is no substitution, and what is learnt about an id at one place does not hold at another. What
+crosses is the sequence of clusters. A hidden Markov model reads it. Its states are the members of the cluster, and the
+public text gives the transitions,
 
     P(b | a) = (count(a, b) + T(a) P(b)) / (count(a) + T(a)),     T(a) how many different tokens follow a
 
-(Witten and Bell), P(b) the token's share of the public text. Forward and backward sums give the posterior of every
-member at every place, all texts by themselves; the guess ranks the members by it. Where ids are exchanged for each
-other by randomised response, the tokens of all these ids are states, each weighed by P(id | token).
+(Witten and Bell), with P(b) the token's share of the public text. Forward and backward sums give the posterior of every
+member at every place, text by text; the guess ranks the members by it. If ids are exchanged by randomised response, the
+tokens of all these ids are states, each weighed by P(id | token).
 
-**What it does not know.** More than one token to each side; the order of clusters beyond that. language.py aggregates
-over ids and so cannot be used here; symbol_decoder.py reads whole texts, and can have a language model beside it.
+It uses one token to each side. language.py aggregates over ids and cannot be used here. symbol_decoder.py reads whole
+texts, and can use a language model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from milkglass.threat.observations import Tokens, Transcript
 
 @dataclass(frozen=True)
 class TextInContext(Attack):
-    """Text in context: where an id names a cluster and no token, read each place by its neighbours (our own attack).
+    """The text in context attack.
 
     Attributes:
         k: how many members are listed.
@@ -57,7 +57,7 @@ class TextInContext(Attack):
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        """Texts that the budget does not reach are read as the commonest member of each cluster."""
+        """Reads texts that the budget does not reach as the most frequent member of each cluster."""
         candidates, responses = required(knowledge.candidates), knowledge.responses
         chain = Chain(
             candidates if responses is None else candidates.exchanged(responses),
@@ -84,16 +84,16 @@ class Chain:
 
     Attributes:
         group: (n',) the number of each scrambled id's group, -1 for none.
-        emitted: of ids that are exchanged, log P(id | member) up to a constant, (m,).
+        emitted: (m,) log P(id | member) up to a constant, for each id that is exchanged.
         follows: (n, n) public bigrams.
         share: (n,) of the public text.
-        kinds, total: (n,) how many different tokens follow each, how many in all.
+        kinds, total: (n,) how many different tokens follow each token, and how many in all.
     """
 
     def __init__(
         self, candidates: Candidates, corpus: Sequences, ids: int, tokens: int, exchanged: bool = False
     ) -> None:
-        """The chain of these groups, with transitions of the public text.
+        """Builds the chain of these groups, with transitions of the public text.
 
         Args:
             ids: n'.
@@ -120,20 +120,19 @@ class Chain:
         return np.empty(0, np.int64) if number < 0 else self.candidates.groups[number].members
 
     def emission(self, scrambled: int) -> Floats | float:
-        """(m,), or 1 where an id is not exchanged."""
+        """Returns (m,) P(id | member) up to a factor, or 1 for an id that is not exchanged."""
         said = self.emitted.get(scrambled)
         return 1.0 if said is None else np.exp(said - said.max())
 
     def counts(self, before: int, after: int) -> sp.csr_matrix:
-        """(a, b) how often the members of one id's group precede those of another's. Nearly all are 0, and groups of a
-        coarse vocabulary have hundreds of members each: P(b | a) is never written out."""
+        """Returns (a, b) how often the members of one id's group precede those of another's, as a sparse matrix."""
         key = (int(self.group[before]), int(self.group[after]))
         if key not in self.pairs:
             self.pairs[key] = self.follows[self.members(before)][:, self.members(after)]
         return self.pairs[key]
 
     def forward(self, before: int, after: int, belief: Floats) -> Floats:
-        """(b,) the sum over a of belief(a) P(b | a)."""
+        """Returns (b,) the sum over a of belief(a) P(b | a)."""
         a, b = self.members(before), self.members(after)
         weight = belief / (self.total[a] + np.maximum(self.kinds[a], 1.0))
         unseen = float(weight @ np.maximum(self.kinds[a], 1.0))
@@ -141,17 +140,17 @@ class Chain:
         return result
 
     def backward(self, before: int, after: int, belief: Floats) -> Floats:
-        """(a,) the sum over b of P(b | a) belief(b)."""
+        """Returns (a,) the sum over b of P(b | a) belief(b)."""
         a, b = self.members(before), self.members(after)
         kinds = np.maximum(self.kinds[a], 1.0)
         result: Floats = self.counts(before, after) @ belief + kinds * float(self.share[b] @ belief)
         return result / (self.total[a] + kinds)
 
     def read(self, text: Ids, neighbours: bool) -> list[NDArray[np.float64]]:
-        """For each place the belief in each member, (m,).
+        """Returns (m,) the belief in each member, for each place.
 
         Args:
-            neighbours: whether they count.
+            neighbours: whether neighbours count.
         """
         own = [self.share[self.members(one)] * self.emission(one) for one in text.tolist()]
         if not neighbours or len(text) < 2:

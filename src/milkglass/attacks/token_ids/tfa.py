@@ -1,8 +1,8 @@
-"""TFA: the id that is sent most often is the commonest token (Zanella-Beguelin et al. 2020; ObfusLM, 5.2 and Table 5).
+"""TFA: matches ids by frequency (Zanella-Beguelin et al. 2020; ObfusLM, section 5.2 and Table 5).
 
-Both vocabularies are ranked by how often they occur, the scrambled ids in what was sent, the public ones in a text of
-the attacker's, and the ranks are matched: the classical attack on a substitution, of one symbol at a time. It needs no
-model. It fails on all but the few commonest tokens, since ranks lie closer together than two texts agree.
+The scrambled ids in what was sent and the public ids in a text of the attacker are ranked by frequency, and the ranks
+are matched. It is the classical attack on a substitution, one symbol at a time. It needs no model. It fails on all but
+the few most frequent tokens, since neighbouring ranks are closer than two texts agree.
 
 Two forms, `match`:
 
@@ -10,14 +10,12 @@ Two forms, `match`:
                 |count(a) / all sent - count(b) / all public|; several ids may get one token
     "rank"      ours: the same idea under the constraint that no token is used twice, which nearest frequency breaks
 
-What is matched by nothing is said to be so:
-- Ties (the hundreds of ids seen once) are in no order. They fall to the lower id on both sides, which is chance.
+- Ties (the hundreds of ids seen once) go to the lower id on both sides, which is chance.
 - Ids that were never sent get no guess, and tokens that the public text lacks are never guessed.
-
 - With r aliases a token takes r ranks, or each of its ids stands for r times its count.
 - A token that opens or closes every text, such as [CLS], is known by its place
-  (attacks/token_ids/decipherment/cribs.py) and takes no rank: in texts of other lengths it is commoner or rarer, and
-  would shift every rank after it. `match = "nearest", places = False` is the paper's attack.
+  (attacks/token_ids/decipherment/cribs.py) and takes no rank. Otherwise its frequency, which depends on the lengths of
+  texts, would shift every rank after it. `match = "nearest", places = False` is the paper's attack.
 """
 
 from __future__ import annotations
@@ -42,12 +40,12 @@ Match = Literal["rank", "nearest"]
 
 @dataclass(frozen=True)
 class TFA(Attack):
-    """TFA: the id that is sent most often is the commonest token.
+    """The token frequency attack.
 
     Attributes:
-        k: how many ranks are guessed, the id's own first, then those nearest to it, the commoner ones first.
+        k: how many ranks are guessed: the id's own, then those nearest to it, the more frequent ones first.
         places: whether tokens that are known by their place are taken out first.
-        match: see above.
+        match: see the module.
     """
 
     k: int = 10
@@ -89,7 +87,7 @@ class TFA(Attack):
         return Guess(table=table)
 
     def around(self, sent: Ids, public: Ids) -> Ids:
-        """(s, k) for each id sent the public one of its rank, then those of the ranks beside it."""
+        """Returns (s, k) for each sent id the public id of its rank, then those of the ranks beside it."""
         steps = np.arange(1, self.k // 2 + 1)
         beside = np.concatenate([[0], np.stack([-steps, steps], axis=1).reshape(-1)])[: self.k]
         ranks = np.arange(len(sent))[:, None] + beside
@@ -102,18 +100,17 @@ class TFA(Attack):
 
 
 def by_rank(counts: Ids) -> Ids:
-    """The ids that occur, commonest first; ties by id."""
+    """Returns the ids that occur, most frequent first; ties by id."""
     order = np.argsort(-counts, kind="stable")
     return order[: int((counts > 0).sum())].astype(np.int64)
 
 
 def by_nearest(here: Ids, there: Ids, sent: Ids, k: int, total: int | None = None) -> Ids:
-    """(s, k) for each of the ids `sent` the public ones of the nearest relative frequency, ties by id.
+    """Returns (s, k) for each id of `sent` the public ids of the nearest relative frequency; ties by id.
 
     Args:
         here, there: counts by scrambled and by public id.
-        total: of all that was sent, where `here` is not counts but what one alias stands for. Ids of one count have one
-            answer, so it is found once a count.
+        total: of all that was sent, if `here` is not counts but what one alias stands for. None: the sum of `here`.
     """
     public = np.flatnonzero(there)
     counts, which = np.unique(here[sent], return_inverse=True)

@@ -1,13 +1,13 @@
-"""Encoders: one token a position, together such that all that enters the second layer is in the span of its gradients.
+"""Finds an encoder's texts: one token a position, such that all states that enter the second layer are in its span.
 
-The first layer reveals which tokens there were at each position, of all texts of the batch together. Which belong to
-one text shows in the second: every state of a text depends on all of its tokens. While there are few combinations, all
-are tried. Above that, a text starts at random and is changed one position after the other, each to the token with
-which the states are nearest, until nothing changes; the best of several starts is taken.
+The first layer shows which tokens stand at each position, over all texts of the batch. The second shows which tokens
+belong to one text, since every state of a text depends on all of its tokens. If there are few combinations, all are
+tried. Otherwise a random text is changed position by position, each time to the token whose states are nearest, until
+nothing changes. The best of several starts is taken.
 
-Where as many tokens of a position are in no found text as there are texts to find, each of these has one of them.
-Texts that share tokens leave fewer, and then all tokens stay. But no text is found twice, unless every token is in one
-that was found and no other text is in the span: then the batch holds one of them again, and the spans don't show which.
+If a position has as many tokens outside all found texts as there are texts left, each of these texts has one of them.
+If texts share tokens there are fewer, and all tokens stay. No text is found twice, unless every token is in a found
+text and no other text is in the span. Then the batch holds one of them again, and the spans do not show which.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Combiner:
 
     Attributes:
         entrance, spans: of the second layer.
-        tolerance: of every state.
-        combinations: tried one by one up to so many.
-        starts: of the search above that.
+        tolerance: how far each state may be from the spans.
+        combinations: the most combinations that are tried one by one.
+        starts: of the search if there are more.
     """
 
     entrance: Entrance
@@ -47,10 +47,12 @@ class Combiner:
         self, options: Sequence[Sequence[int]], lengths: Sequence[int], known: bool, budget: Budget,
         rng: np.random.Generator, count: int,
     ) -> list[Text]:  # fmt: skip
-        """`count` texts of these lengths; where it is not known which text has which, any of them may have any.
+        """Returns `count` texts.
 
         Args:
-            options: tokens of each position.
+            options: the tokens of each position.
+            lengths: the lengths of the texts.
+            known: whether there is one text of each of these lengths; else each text may have any of them.
         """
         left, expected = [list(one) for one in options], sorted(lengths)
         result = list[Text]()
@@ -76,8 +78,10 @@ class Combiner:
     def best(
         self, options: Sequence[Sequence[int]], previous: Sequence[Text], budget: Budget, rng: np.random.Generator
     ) -> tuple[Text, float]:
-        """The nearest text of one length that is not among the previous ones, and the mean distance of its states;
-        infinite where there is none."""
+        """Returns the nearest text of one length that is not in `previous`, and the mean distance of its states.
+
+        The distance is infinite if there is no such text.
+        """
         if not all(options):
             return (), math.inf
         if math.prod(len(one) for one in options) <= self.combinations:
@@ -111,7 +115,7 @@ class Combiner:
 
 
 def _unmet(options: Sequence[Sequence[int]], previous: Sequence[Text]) -> list[tuple[int, int]]:
-    """(position, token) of the options that are in no previous text."""
+    """Returns (position, token) of the options that are in no previous text."""
     met = {(position, token) for text in previous for position, token in enumerate(text)}
     every = [(position, token) for position, part in enumerate(options) for token in part]
     return [one for one in every if one not in met]
@@ -120,8 +124,10 @@ def _unmet(options: Sequence[Sequence[int]], previous: Sequence[Text]) -> list[t
 def _fresh(
     options: Sequence[Sequence[int]], previous: Sequence[Text], rng: np.random.Generator
 ) -> list[Sequence[int]]:  # fmt: skip
-    """The options with one token alone at some positions, drawn such that no previous text is left: at one position
-    where a token is in none of them, else at as many as it takes."""
+    """Returns the options, restricted at random to one token at some positions such that no previous text remains.
+
+    It restricts one position if a token is in no previous text, else as many as needed.
+    """
     free, alike = list(options), [one for one in previous if len(one) == len(options)]
     if not alike:
         return free

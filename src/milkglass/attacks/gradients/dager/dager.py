@@ -1,19 +1,20 @@
 """DAGER: exact inversion, since the gradient of a layer that reads few vectors spans nothing else.
 
-1. The gradient of the first layer's query projection is dQ^T X. Its row space holds what entered at every position,
-   and its rank is how many that were (`spans`, `layers`).
-2. Every token of the vocabulary is put at every position and held against that span (`layers`).
-3. What is in it is put together to texts which are in the span of the second layer's gradients, too: prefix by prefix
-   in a decoder (`prefixes`), position by position in an encoder (`combining`).
-4. The last token of a text, which a causal model with the next-token loss never feeds on, leaves nothing in the layers'
-   gradients. But it is a target: the head's row of each target has, beside what all rows have, minus the state that was
-   asked (over the number of questions). All else of the head's gradient follows from the text before: what is left is
-   that state. Where head and table are one, rows of tokens that were read have a part of that too; among these the
-   whole gradient decides. Adapters leave the head unchanged, and this does not apply.
+1. The gradient of the first layer's query projection is dQ^T X. Its row space contains what entered at every position,
+   and its rank is the number of these vectors (`spans`, `layers`).
+2. Every token of the vocabulary is put at every position and compared with that span (`layers`).
+3. The tokens in the span are combined to texts that are in the span of the second layer's gradients too: prefix by
+   prefix in a decoder (`prefixes`), position by position in an encoder (`combining`).
+4. A causal model with the next-token loss never reads the last token of a text, so the layers' gradients do not show
+   it.
+   But it is a target. The head's gradient has a row for each target, which contains minus the state of its question,
+   over the number of questions. Everything else in the head's gradient follows from the text before it, and what is
+   left is that state. If head and table are one, rows of tokens that were read contain a part of it too; then the whole
+   gradient decides among these. Adapters leave the head unchanged, and this step does not apply.
 
-No optimisation, no start, no prior: texts come out exactly, or not at all. Noise and pruning give every gradient full
-rank, and then nothing is found; `surviving-entries` is for these. So does a batch with as many tokens as the model is
-wide. Lengths help where they are known.
+There is no optimisation, no start and no prior: a text is found exactly or not at all. Noise and pruning give every
+gradient full rank, and nothing is found; `surviving-entries` is for these. A batch with as many tokens as the model is
+wide has full rank too. Known lengths help.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ SURE = 0.5  # share of the state that must be left in a row for its token to be 
 
 @dataclass(frozen=True)
 class DAGER(Inversion):
-    """DAGER: exact inversion, since the gradient of a layer that reads few vectors spans nothing else.
+    """The DAGER attack.
 
     Attributes:
         first, second: how far a vector may be from the span of the first and of the second layer, relative to its
             length.
-        adapters: the same where adapters are trained.
-        most: tokens at one position, and prefixes at a time; with more, the span excludes nothing.
+        adapters: this tolerance for both layers if adapters are trained.
+        most: the most tokens at one position, and the most prefixes at a time. With more, the span excludes nothing.
         combinations, starts: see `combining`.
     """
 
@@ -119,7 +120,7 @@ class DAGER(Inversion):
 
 
 def _reason(batch: SharedBatch, both: list[Entrance]) -> str | None:
-    """Why nothing can be found of one batch, whatever its values; None where something can."""
+    """Returns why nothing can be found of one batch whatever its values, or None."""
     lengths = _lengths(batch)
     for number, one in enumerate(both):
         names = [name for m in one.matrices for name in (m.name, m.followed) if name is not None]
@@ -133,14 +134,14 @@ def _reason(batch: SharedBatch, both: list[Entrance]) -> str | None:
 
 
 def _lengths(batch: SharedBatch) -> list[int] | None:
-    """How many tokens of each text leave a trace in the layers: all, or, with the next-token loss, all but the last."""
+    """Returns how many tokens of each text the layers read: all, or all but the last with the next-token loss."""
     if batch.lengths is None:
         return None
     return [int(one) - (batch.step.task == "next-token") for one in batch.lengths]
 
 
 def _longest(batch: SharedBatch, lengths: list[int] | None, first: list[Span], second: list[Span]) -> int:
-    """No text has more tokens than there are directions in the span, but where a token repeats the first one's."""
+    """Returns the greatest possible length. A text has at most one token more than the span has dimensions."""
     if lengths is not None:
         return max(lengths)
     limit = int(batch.step.module.config.max_position_embeddings)
@@ -148,19 +149,19 @@ def _longest(batch: SharedBatch, lengths: list[int] | None, first: list[Span], s
 
 
 def _options(span_tokens: SpanTokens, lengths: list[int] | None) -> list[tuple[int, ...]]:
-    """The tokens of each position up to the last; where none is in the span, the nearest."""
+    """Returns the tokens of each position up to the last, or the nearest token if none is in the span."""
     there = [at for at in range(len(span_tokens.tokens)) if span_tokens.at(at)]
     last = max(lengths) if lengths is not None else max(there) + 1
     return [span_tokens.at(at) or (span_tokens.nearest[at],) for at in range(last)]
 
 
 def _ends(options: list[tuple[int, ...]]) -> list[int]:
-    """Lengths that texts may have: up to where one of the tokens stands that the longest ends with."""
+    """Returns the possible lengths: all that end at a token with which the longest text can end."""
     return [at + 1 for at, part in enumerate(options) if set(part) & set(options[-1])]
 
 
 def completed(batch: SharedBatch, texts: Sequence[Text]) -> list[Text]:
-    """The texts with their last tokens; unchanged where the head's gradient is not shared."""
+    """Returns the texts with their last tokens, or unchanged if the head's gradient is not shared."""
     grad = _head(batch)
     if grad is None or not all(texts):
         return list(texts)
@@ -184,8 +185,11 @@ def _head(batch: SharedBatch) -> Tensor | None:
 
 
 def _left(batch: SharedBatch, grad: Tensor, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
-    """(v, d) what the known targets don't explain of the head's gradient; (b, d) the state that each last token is
-    asked of."""
+    """Returns what the known targets do not explain of the head's gradient.
+
+    Returns:
+        (v, d) that rest, and (b, d) the state that predicts each last token.
+    """
     ids, mask = padded(texts, 0)
     module, states = batch.step.module.eval(), []
     head = module.get_output_embeddings()

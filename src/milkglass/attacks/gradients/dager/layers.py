@@ -1,11 +1,11 @@
-"""What enters the attention of a model's first layers, which gradients reveal it, and which tokens these show.
+"""What enters the attention of the first layers, which gradients reveal it, and which tokens fit.
 
 Nothing is found by its name. The layers are the module list as long as the config says. The query projection is the
-first matrix that a layer multiplies its input by; keys, values and adapters are the others that read the same input.
+first matrix that multiplies a layer's input; keys, values and adapters are the others that read the same input.
 
-What enters the first layer's attention is a function of one token and its position: nothing was mixed yet. So each
-token is put at each position, the model itself embeds and normalises it, and what enters is held against the spans.
-Where positions enter by rotation only, inside the attention, this shows which tokens there were, and not where.
+What enters the first layer's attention depends on one token and its position alone. So each token is put at each
+position, embedded and normalised by the model, and compared with the spans. If positions enter by rotation inside the
+attention only, this shows which tokens there are, and not where.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Matrix:
     Attributes:
         name: of its parameter.
         transposed: whether it is stored (in, out).
-        followed: the parameter of an adapter's second half, which reads what this one gives; None where there is none.
+        followed: the parameter of an adapter's second half, which reads this matrix's output. None: it is no adapter.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Entrance:
     """What the attention of one layer reads.
 
     Attributes:
-        matrices: the query projection first.
-        module: it, as it is called.
+        matrices: those that read the input, the query projection first.
+        module: the module of the query projection.
     """
 
     def __init__(self, step: SharedStep, layer: int) -> None:
-        """Of a layer, from 0. Raises UnsupportedModel where the model is not built of layers."""
+        """Finds what layer number `layer`, from 0, reads. Raises UnsupportedModel if the model has no such layer."""
         every = layers(step.module)
         if layer >= len(every):
             raise UnsupportedModel(f"layer {layer + 1} is asked for, the model has {len(every)}", "give a deeper model")
@@ -64,7 +64,10 @@ class Entrance:
 
     @torch.no_grad()
     def read(self, embeds: Tensor) -> Tensor:
-        """(b, t, d) what enters for embeddings (b, t, d) of texts of t tokens each. The model runs no further."""
+        """Returns (b, t, d) what enters for the embeddings (b, t, d) of texts of t tokens.
+
+        The model runs no further.
+        """
         seen: list[Tensor] = []
 
         def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -92,7 +95,7 @@ def _run(step: SharedStep, embeds: Tensor) -> None:
 
 
 def layers(module: Any) -> nn.ModuleList:
-    """The model's layers. Raises UnsupportedModel where there is no list of so many."""
+    """Returns the model's layers. Raises UnsupportedModel if no module list has as many as the config says."""
     count = int(module.config.num_hidden_layers)
     for one in module.modules():
         if isinstance(one, nn.ModuleList) and len(one) == count:
@@ -112,7 +115,7 @@ def _matrix(model: nn.Module, module: nn.Module, names: dict[int, str]) -> Matri
 
 
 def _follower(model: nn.Module, module: nn.Module, names: dict[int, str]) -> str | None:
-    """The second half of the adapter of which this module is the first, else None."""
+    """Returns the second half of the adapter whose first half this module is, or None."""
     for one in model.modules():
         first, second = getattr(one, "lora_A", None), getattr(one, "lora_B", None)
         if isinstance(first, nn.ModuleDict) and isinstance(second, nn.ModuleDict):
@@ -130,9 +133,9 @@ class SpanTokens:
     """The tokens whose states lie in the span of the first layer's gradients.
 
     Attributes:
-        tokens: for each position those in the span, nearest first.
-        nearest: (t,) of each position the nearest token, in the span or not.
-        placed: whether what enters depends on the position; else every position is alike.
+        tokens: for each position the tokens in the span, nearest first.
+        nearest: (t,) the nearest token of each position, in the span or not.
+        placed: whether the state depends on the position; else one entry is for all.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -144,16 +147,16 @@ class SpanTokens:
 
 
 def spans_of(batch: SharedBatch, entrance: Entrance, total: int | None = None) -> list[Span]:
-    """The spans of the gradients of one layer's entrance; a vector that entered lies in all of them.
+    """Returns the spans of the gradients at one layer's entrance. A vector that entered lies in all of them.
 
-    Queries, keys and values count as one matrix. Of an adapter's halves, the first (r, d) has the same span, where its
-    rank r is not less than the number of vectors; the second (out, r) that of A x, where r is more.
+    Queries, keys and values count as one matrix. The first half (r, d) of an adapter has the same span if its rank r is
+    at least the number of vectors. The second half (out, r) has the span of A x if r is larger.
 
     Args:
-        total: how many vectors entered, where that is known.
+        total: how many vectors entered. None: not known.
 
     Returns:
-        None of them where the gradients are not shared, zero, or of full rank: then they exclude nothing.
+        No span if the gradients are not shared, are zero, or have full rank, since they then exclude nothing.
     """
     direct, result = [], []
     for matrix in entrance.matrices:
@@ -175,13 +178,16 @@ def spans_of(batch: SharedBatch, entrance: Entrance, total: int | None = None) -
 
 
 def farthest(spans: Sequence[Span], vectors: Tensor) -> Tensor:
-    """(...) the largest distance of vectors (..., d) from any of the spans."""
+    """Returns (...) the largest distance of vectors (..., d) from any of the spans."""
     return torch.stack([one.distances(vectors) for one in spans]).amax(0)
 
 
 def tokens(entrance: Entrance, spans: Sequence[Span], positions: int, tolerance: float, most: int) -> SpanTokens | None:
-    """Which tokens are in all spans at each of so many positions. None where more than `most` are at one, so that the
-    spans exclude nothing."""
+    """Returns which tokens are in all spans at each position.
+
+    Returns:
+        None if some position has more than `most` tokens, so that the spans exclude nothing.
+    """
     placed = depends_on_position(entrance)
     t = positions if placed else 1
     size, width = entrance.step.table.shape
@@ -199,7 +205,7 @@ def tokens(entrance: Entrance, spans: Sequence[Span], positions: int, tolerance:
 
 
 def depends_on_position(entrance: Entrance) -> bool:
-    """Whether a token at the second position enters otherwise than at the first."""
+    """Returns whether a token's state at the second position differs from that at the first."""
     part = torch.arange(min(8, len(entrance.step.table)))
     seen = entrance.read(entrance.step.embedded(part[:, None].expand(-1, 2)).detach())
     return not torch.allclose(seen[:, 0], seen[:, 1], rtol=1e-4, atol=1e-6)

@@ -1,10 +1,10 @@
-"""Decoders: a text grows token by token, as long as what enters the second layer lies in the span of its gradients.
+"""Finds a decoder's texts: a prefix grows by a token while the second layer's input lies in the span of its gradients.
 
-A state of a causal model depends on what came before it only. So a prefix is right or wrong whatever follows: one
-wrong token, and no continuation of it is in the span again.
+A state of a causal model depends only on the tokens before it. So a prefix is right or wrong whatever follows, and
+after one wrong token no continuation is in the span.
 
-One kind of wrong prefix is always in the span: a text's first token, repeated. Attention over equal values gives that
-value, whatever the positions. So of all texts, those texts are taken whose states span most.
+One kind of wrong prefix is always in the span: a text's first token, repeated. Attention over equal values returns that
+value, whatever the positions. So the texts are chosen whose states span most.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ def grown(
     most: int,
     budget: Budget,
 ) -> list[Text]:
-    """Every text that is in the spans from its first token to its last and cannot grow further.
+    """Returns every text that is in the spans from its first token to its last and cannot grow further.
 
     Args:
         entrance, spans: of the second layer.
-        span_tokens: which tokens there are.
-        most: prefixes kept at a time, the nearest.
+        span_tokens: the tokens of each position.
+        longest: the greatest length.
+        tolerance: how far a state may be from the spans.
+        most: how many prefixes are kept at a time, the nearest ones.
     """
     alive: list[Text] = [()]
     ended: list[Text] = []
@@ -59,21 +61,21 @@ def grown(
 
 
 def states(entrance: Entrance, texts: Sequence[Text]) -> Tensor:
-    """(b, t, d) what enters for texts of one length."""
+    """Returns (b, t, d) what enters for texts of one length."""
     return entrance.read(entrance.step.embedded(torch.tensor(texts)).detach())
 
 
 def blocks(texts: list[Text]) -> list[list[Text]]:
-    """Texts of one length, as many as go through a model at a time."""
+    """Returns texts of one length in parts that fit through a model."""
     step = max(1, TOKENS // len(texts[0]))
     return [texts[start : start + step] for start in range(0, len(texts), step)]
 
 
 def chosen(entrance: Entrance, texts: Sequence[Text], count: int, lengths: Sequence[int] | None) -> list[Text]:
-    """At most `count` of the texts: one after the other the one that adds most to what the states of those before span.
+    """Returns at most `count` texts, each time the one that adds most to the span of the states chosen before.
 
     Args:
-        lengths: how long they are, where that is known; a text of another length comes only after all others.
+        lengths: those of the texts; a text of another length comes after all others. None: not known.
     """
     left = {one: torch.nn.functional.normalize(states(entrance, [one])[0].double(), dim=1) for one in texts}
     expected = list(lengths) if lengths is not None else None
@@ -95,7 +97,7 @@ def chosen(entrance: Entrance, texts: Sequence[Text], count: int, lengths: Seque
 
 
 def _added(rows: Tensor, basis: Tensor) -> Tensor:
-    """(d, k) orthonormal directions of rows (t, d) outside a basis (d, r)."""
+    """Returns (d, k) orthonormal directions of rows (t, d) outside the span of a basis (d, r)."""
     rest = rows - (rows @ basis) @ basis.T
     _, values, right = torch.linalg.svd(rest, full_matrices=False)
     return right[values > DISTINCT].T

@@ -1,17 +1,16 @@
-"""How far the gradients of a guess are from the shared ones, as the four attacks by optimisation measure it.
+"""The distances between the gradients of a guess and the shared ones.
 
     squares   sum over parameters of ||g - g*||^2                                  (DLG, equation 4; TAG adds L1)
     cosine    mean over parameters of 1 - <g, g*> / (||g|| ||g*||)                  (LAMP, section 4.1)
     norms     sum over parameters of ||g - g*||, not squared                        (GRAB, as coded)
 
-each with l1 x sum |g - g*| where that weight is not zero. Gradients of linear layers are compared as factors.
-
-A linear layer y = x W' + b with rows x (r, in), and the loss's derivatives D (r, out) by its outputs, has
+Each adds l1 x sum |g - g*| if that weight is not zero. Gradients of linear layers are compared as factors. A linear
+layer y = x W' + b with rows x (r, in), and the loss's derivatives D (r, out) by its outputs, has
 
     dL/dW = D' x,    <dL/dW, G> = sum((D G) * x),    ||dL/dW||^2 = sum((x x') * (D D')),    dL/db = the sum of D's rows
 
-which reads G once and never writes a gradient of W's size: most of the time of a step goes there, where texts are
-short. And rows of many guesses go through the model at once and are separated only here.
+This reads G once and never writes a gradient of W's size, which takes most of a step's time if texts are short. And
+rows of many guesses go through the model together and are separated only here.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class Layer:
     """A linear layer whose gradients are compared as factors.
 
     Attributes:
-        module: a linear layer.
-        weight, bias: the names of its parameters, None where these are not compared.
+        module: the layer.
+        weight, bias: the names of its parameters. None: it is not compared.
         turned: whether its weight is (in, out), as GPT-2's is.
     """
 
@@ -45,7 +44,7 @@ class Layer:
 
 
 def linear(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
-    """The linear layers of a model with a parameter among `names`."""
+    """Returns the linear layers of a model that have a parameter among `names`."""
     from transformers.pytorch_utils import Conv1D
 
     known = {id(one): name for name, one in model.named_parameters() if name in names}
@@ -59,7 +58,7 @@ def linear(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
 
 
 class LayerRun(NamedTuple):
-    """One run of a layer: what went into it, and what came out."""
+    """One run of a layer, with its inputs and outputs."""
 
     layer: Layer
     inputs: torch.Tensor
@@ -68,7 +67,7 @@ class LayerRun(NamedTuple):
 
 @contextmanager
 def tapped(layers: tuple[Layer, ...]) -> Iterator[list[LayerRun]]:
-    """While entered, every run of these layers is added to the list."""
+    """Yields a list to which every run of these layers is added while the context is open."""
     runs: list[LayerRun] = []
 
     def keep(layer: Layer, _: Any, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor) -> None:
@@ -82,7 +81,12 @@ def tapped(layers: tuple[Layer, ...]) -> Iterator[list[LayerRun]]:
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Of h guesses, how the gradient of one parameter lies to the one that was seen: inner and square (h,)."""
+    """Compares the gradients of one parameter with the one seen, for h guesses.
+
+    Attributes:
+        inner: (h,) inner products with the gradient seen.
+        square: (h,) squared norms.
+    """
 
     inner: torch.Tensor
     square: torch.Tensor
@@ -92,11 +96,12 @@ def products(
     layers: Sequence[Layer], runs: Sequence[LayerRun], deltas: tuple[torch.Tensor, ...],
     seen: Mapping[str, torch.Tensor], guesses: int,
 ) -> dict[str, InnerProducts]:  # fmt: skip
-    """For each parameter of the layers.
+    """Returns the inner products of each parameter of the layers.
 
     Args:
-        deltas: the loss's derivatives by what the runs gave.
-        guesses: h; rows of a guess stand together.
+        deltas: the loss's derivatives by the outputs of the runs.
+        seen: the shared gradients.
+        guesses: h; the rows of a guess stand together.
     """
     rows: dict[Layer, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for (layer, inputs, outputs), delta in zip(runs, deltas, strict=True):
@@ -121,14 +126,14 @@ class Distance:
 
     Attributes:
         kind: one of the three above.
-        l1: the weight of the sum of absolute differences, unweighted by layer.
+        l1: the weight of the sum of absolute differences, the same for all layers.
     """
 
     kind: Kind
     l1: float = 0.0
 
     def __call__(self, dummy: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> torch.Tensor:
-        """() for pairs of tensors of the same shape; 0 where they are equal."""
+        """Returns () the distance of pairs of tensors of the same shape; 0 where they are equal."""
         parts = [self._one(a, b) for a, b in zip(dummy, seen, strict=True)]
         total = torch.stack(parts).sum()
         return total / len(parts) if self.kind == "cosine" else total
@@ -142,10 +147,11 @@ class Distance:
         return value + self.l1 * (dummy - seen).abs().sum() if self.l1 else value
 
     def of(self, products: Mapping[str, InnerProducts], squares: Mapping[str, float]) -> torch.Tensor:
-        """(h,) the same, without L1, from inner products and squared norms.
+        """Returns (h,) the distance without L1.
 
         Args:
-            squares: of the seen, by name.
+            products: inner products by parameter.
+            squares: the squared norms of the gradients seen, by parameter.
         """
         parts = [self._of(one, squares[name]) for name, one in products.items()]
         total = torch.stack(parts).sum(0)
@@ -159,5 +165,5 @@ class Distance:
 
 
 def product(dummy: torch.Tensor, seen: torch.Tensor) -> InnerProducts:
-    """Of one guess's gradient, written out."""
+    """Returns the inner products of one guess from its whole gradient."""
     return InnerProducts((dummy * seen).sum()[None], dummy.square().sum()[None])

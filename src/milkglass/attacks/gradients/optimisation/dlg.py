@@ -1,15 +1,13 @@
-"""DLG (Zhu, Liu and Han 2019): embeddings whose gradients are those that were shared; and TAG (Deng et al. 2021).
+"""DLG (Zhu, Liu and Han 2019) and TAG (Deng et al. 2021): find embeddings whose gradients equal the shared ones.
 
-A text's gradient is a function of its embeddings, and the attacker has the model. Embeddings begin as noise and are
-moved so that the sum of the squared differences between their gradients and the shared ones (equation 4) becomes small;
-then each place is read as the token whose embedding has the nearest cosine. TAG adds the sum of absolute differences
-(section 4, equation 7): the square hardly sees the many small differences of a transformer's gradient.
+A text's gradient is a function of its embeddings, and the attacker has the model. Embeddings start as noise. Adam
+reduces the sum of squared differences between their gradients and the shared ones (equation 4). Then each place is read
+as the token whose embedding has the nearest cosine. TAG adds the sum of absolute differences (section 4, equation 7),
+since squares hardly count the many small differences of a transformer's gradient.
 
-Settings are those with which the text attacks compare themselves (LAMP's code, its baselines): Adam 0.1, 2,500 steps,
-one start from N(0, 1); TAG's L1 at 0.01 for all layers alike.
-
-The learning rate suits entries near 0.1. On smaller ones, as in the tables of sentence encoders (about 0.05), it leaves
-little of the text: it is as published.
+Settings are those of the baselines in LAMP's code: Adam 0.1, 2,500 steps, one start from N(0, 1); TAG's L1 at 0.01 for
+all layers alike. This learning rate suits embeddings with entries near 0.1. With smaller ones, as in the tables of
+sentence encoders (about 0.05), the attack reads little; we keep the published setting.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from milkglass.threat.budget import Budget
 
 @dataclass(frozen=True)
 class NearestGradient(Optimising):
-    """One descent from noise, then the nearest tokens: what DLG and TAG share.
+    """One descent from noise and then the nearest tokens, the base of DLG and TAG.
 
     Attributes:
         steps, rate: of Adam.
@@ -49,7 +47,7 @@ class NearestGradient(Optimising):
 
 @dataclass(frozen=True)
 class DLG(NearestGradient):
-    """DLG (Zhu, Liu and Han 2019): embeddings whose gradients are those that were shared."""
+    """The DLG attack."""
 
     name = "dlg"
     title = "Deep leakage from gradients"
@@ -63,7 +61,7 @@ class DLG(NearestGradient):
 
 @dataclass(frozen=True)
 class TAG(NearestGradient):
-    """TAG (Deng et al. 2021): DLG with a second term, the sum of absolute differences."""
+    """The TAG attack: DLG with the sum of absolute differences as a second term."""
 
     l1: float = 0.01
 

@@ -1,9 +1,9 @@
-"""Dropout as an unknown: what a client dropped in its step is found together with its text (GRAB).
+"""Dropout as an unknown: finds what a client dropped in its step together with its text (GRAB).
 
-While `Masks` is entered, every dropout that the model asks for, in attention too, multiplies by a mask of ours in place
-of a draw: one of the input's shape for each time it is asked, by order, from 0 (dropped) to 1 (kept), over 1 - p as in
-training. A new one begins at 1 - p, so that the first run is the model without dropout. Several guesses of one batch at
-once share the masks. The model itself is not touched: PyTorch's calls are, while entered.
+While `Masks` is entered, every dropout of the model, in attention too, multiplies by a mask of ours and not by a draw.
+There is one mask of the input's shape for each call, in order. Its entries are from 0 (dropped) to 1 (kept), over 1 - p
+as in training. A new mask is 1 - p everywhere, so that the first run is the model without dropout. Several guesses of
+one batch share the masks. Only PyTorch's calls are intercepted; the model is unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from torch.overrides import TorchFunctionMode
 
 
 class Masks(TorchFunctionMode):
-    """texts: how many a batch has. values: the masks, in the order of their use; made when first asked for."""
+    """The masks of one batch.
+
+    Attributes:
+        texts: how many texts the batch has.
+        values: the masks in the order of their use, made when first needed.
+    """
 
     def __init__(self, texts: int) -> None:
         super().__init__()
@@ -49,7 +54,7 @@ class Masks(TorchFunctionMode):
         return x * (mask / (1 - p))
 
     def clamp(self) -> None:
-        """Back between 0 and 1, after a step of an optimiser."""
+        """Clamps the masks to 0 to 1 after a step of an optimiser."""
         with torch.no_grad():
             for one in self.values:
                 one.clamp_(0, 1)

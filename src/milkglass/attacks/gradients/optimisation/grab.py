@@ -1,14 +1,11 @@
-"""GRAB (Feng et al. 2024): matching gradients and dropout together, then a search among the tokens that were met.
+"""GRAB (Feng et al. 2024): matches gradients and dropout together, then searches among the tokens that came up.
 
-1. Starts as in LAMP, then Adam on the sum of the differences' norms (not squared) + 0.01 L1. Where the client's step
-   drops (dropout), its masks are unknown too, and found with the embeddings (dropout.py).
-2. The tokens that were nearest at any place, every `watch` steps, are kept; the `pool` that were so most often go on.
-3. Beam search: place by place, each of the `beam` best texts with each of these tokens there, or with one from another
-   of its places, judged by the distance of its gradient; `sweeps` times over, or until nothing changes.
-4. The next of `rounds` begins at the embeddings of what was found.
-
-Where the client drops, of models with 32 dimensions no more came back with masks than without: they are many unknowns
-beside few numbers.
+1. Start as in LAMP, then Adam on the sum of the differences' norms (not squared) + 0.01 L1. If the client's step uses
+   dropout, its masks are unknown too and are found with the embeddings (dropout.py).
+2. Every `watch` steps, note the nearest token of each place. The `pool` most frequent ones go on.
+3. Beam search, place by place: put each of these tokens there, or one from another of the text's places, into each of
+   the `beam` best texts, and keep the texts with the nearest gradients. Repeat `sweeps` times or until nothing changes.
+4. Each further one of `rounds` starts at the embeddings of the result.
 """
 
 from __future__ import annotations
@@ -34,13 +31,13 @@ from milkglass.threat.budget import Budget
 
 @dataclass(frozen=True)
 class GRAB(Optimising):
-    """GRAB (Feng et al. 2024): matching gradients and dropout together, then a search among the tokens that were met.
+    """The GRAB attack.
 
     Attributes:
-        starts, permutations: draws, and orders of the best one.
+        starts, permutations: the number of draws, and of orders of the best one.
         steps, rate, decay: of Adam; the rate is multiplied by `decay` every 50 steps.
         l1: the weight of absolute differences.
-        watch, pool, beam, sweeps, rounds: as above.
+        watch, pool, beam, sweeps, rounds: see the module.
         first, last: see `Optimising`.
     """
 
@@ -91,7 +88,7 @@ class GRAB(Optimising):
     def descended(
         self, problem: Problem, start: torch.Tensor, met: Counter[int], budget: Budget
     ) -> tuple[torch.Tensor, Counter[int]]:
-        """The best embeddings, and how often each token was nearest at a free place, those met before counted."""
+        """Returns the best embeddings, and how often each token was nearest at a free place, added to `met`."""
         counts = met.copy()
 
         def between(descent: Descent) -> None:
@@ -103,7 +100,7 @@ class GRAB(Optimising):
         return result, counts
 
     def searched(self, problem: Problem, ids: Ids, pool: list[int], budget: Budget) -> Ids:
-        """(b, t): the best of the beam after all sweeps, or when there is no more time."""
+        """Returns (b, t) the best of the beam after all sweeps, or when the time is over."""
         judged = {ids.tobytes(): float(problem.judged_ids(ids[None])[0])}
         beam = [ids]
         for _ in range(self.sweeps):
@@ -124,7 +121,7 @@ class GRAB(Optimising):
         judged: dict[bytes, float],
         budget: Budget,
     ) -> list[Ids]:
-        """The best of the beam's texts and of those with another token at that place, best first."""
+        """Returns the beam after trying other tokens at one place, best first."""
         every = {one.tobytes(): one for one in beam}
         for text in beam:
             for other in neighbours(text, at, problem.places(at[0]), pool):
@@ -139,8 +136,11 @@ class GRAB(Optimising):
 
 
 def neighbours(text: Ids, at: tuple[int, int], places: Ids, pool: list[int]) -> Iterator[Ids]:
-    """The texts (b, t) with another token at that place: from the pool, or from another place of the same text,
-    exchanged with it or put before it."""
+    """Yields the texts (b, t) with another token at that place.
+
+    The token comes from the pool, or from another place of the same text: then the two are exchanged, or it is moved
+    here.
+    """
     row, place = at
     for token in pool:
         other = text.copy()

@@ -1,12 +1,12 @@
-"""LAMP (Balunovic et al. 2022): matching gradients in turn with reordering tokens, under a model of the language.
+"""LAMP (Balunovic et al. 2022): alternates matching gradients and reordering tokens, with a model of the language.
 
-1. Of `starts` draws from N(0, 1) the one with the smallest distance, then the best of as many random orders of its
-   places; every place scaled to the mean length of the table's embeddings.
-2. Adam on the distance (cosine, section 4.1; or squares + 0.01 L1) plus a pull to that mean length, the rate falling.
-3. From a tenth of the steps on, every `every` steps, `proposals` other orders of each text (section 4.2: swap two
-   tokens, move one, move a span, put a prefix at the end; special tokens and padding stay where they are), judged by
-     distance + language x mean negative log-likelihood of the nearest tokens (prior.py);   the best is taken.
-4. The nearest tokens by cosine of the best embeddings on the way.
+1. Take the draw from N(0, 1) with the smallest distance of `starts`, then the best of as many random orders of its
+   places. Scale every place to the mean length of the table's embeddings.
+2. Adam on the distance (cosine, section 4.1; or squares + 0.01 L1) plus a pull to that mean length, at a falling rate.
+3. After a tenth of the steps, every `every` steps, try `proposals` other orders of each text (section 4.2: swap two
+   tokens, move one, move a span, put a prefix at the end; special tokens and padding stay). Take the one with the least
+   distance + language x mean negative log-likelihood of the nearest tokens (prior.py).
+4. Return the nearest tokens by cosine of the best embeddings seen.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ LANGUAGE = {"cosine": 0.2, "squares": 60.0}
 
 @dataclass(frozen=True)
 class LAMP(Optimising):
-    """LAMP (Balunovic et al. 2022): matching gradients in turn with reordering tokens, under a model of the language.
+    """The LAMP attack.
 
     Attributes:
         kind: "cosine", or "squares" with L1 (the paper's LAMP_cos and LAMP_L2+L1).
-        starts: draws, and orders of the best one.
+        starts: the number of draws, and of orders of the best one.
         steps, rate, decay: of Adam; the rate is multiplied by `decay` every 50 steps.
-        every: steps between rounds of `proposals` orders a text.
+        every: steps between reorderings.
+        proposals: orders that are tried for each text.
         first, last: see `Optimising`.
     """
 
@@ -87,7 +88,7 @@ class LAMP(Optimising):
         return problem.texts(problem.nearest(result))
 
     def reordered(self, descent: Descent, prior: Prior | None, budget: Budget, rng: np.random.Generator) -> None:
-        """Each text in the best of the orders proposed, its own among them."""
+        """Puts each text into the best of the proposed orders or its own."""
         problem = descent.problem
         for row, length in enumerate(problem.lengths):
             places, words = problem.places(row), problem.nearest(descent.x)[row]
@@ -104,21 +105,24 @@ class LAMP(Optimising):
 
 
 def _reordered(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
-    """The same with one text's places in another order."""
+    """Returns the embeddings with one text's places in another order."""
     moved = x.clone()
     moved[row] = x[row, torch.from_numpy(order)]
     return moved
 
 
 def begun(problem: Problem, starts: int, orders: int, budget: Budget, rng: np.random.Generator) -> torch.Tensor:
-    """The best of so many draws, then of so many random orders of its places, all texts at once."""
+    """Returns the best of `starts` draws, then of `orders` random orders of its places.
+
+    Texts are reordered together.
+    """
     best = lowest(problem, (problem.noise(rng) for _ in range(starts)), budget.part(0.5))
     places = [problem.places(row) for row in range(len(best))]
     return lowest(problem, [best, *(_shuffled(best, places, rng) for _ in range(orders))], budget)
 
 
 def _shuffled(x: torch.Tensor, places: list[Ids], rng: np.random.Generator) -> torch.Tensor:
-    """The same with the places of every text in an order drawn at random."""
+    """Returns the embeddings with the places of every text in a random order."""
     mixed = x.clone()
     for row, part in enumerate(places):
         mixed[row, part] = x[row, rng.permutation(part)]
@@ -126,12 +130,12 @@ def _shuffled(x: torch.Tensor, places: list[Ids], rng: np.random.Generator) -> t
 
 
 def scaled(problem: Problem, x: torch.Tensor) -> torch.Tensor:
-    """Every place at the mean length of the table's embeddings."""
+    """Returns the embeddings with every place at the mean length of the table's embeddings."""
     return x / x.norm(dim=2, keepdim=True).clamp_min(1e-12) * problem.size
 
 
 def swapped(count: int, rng: np.random.Generator) -> Ids:
-    """(count,) with two places exchanged."""
+    """Returns (count,) the order with two places exchanged."""
     order = np.arange(count)
     i, j = rng.choice(count, 2, replace=False)
     order[[i, j]] = order[[j, i]]
@@ -139,7 +143,10 @@ def swapped(count: int, rng: np.random.Generator) -> Ids:
 
 
 def span_moved(count: int, rng: np.random.Generator, longest: int | None = None) -> Ids:
-    """(count,) with a span of at most `longest` places, and fewer than all, put elsewhere."""
+    """Returns (count,) the order with a span moved elsewhere.
+
+    The span has at most `longest` places and fewer than all.
+    """
     width = int(rng.integers(1, min(count - 1, longest or count - 1) + 1))
     start = int(rng.integers(count - width + 1))
     rest = np.delete(np.arange(count), np.s_[start : start + width])
@@ -148,7 +155,7 @@ def span_moved(count: int, rng: np.random.Generator, longest: int | None = None)
 
 
 def rotated(count: int, rng: np.random.Generator) -> Ids:
-    """(count,) with a prefix put at the end."""
+    """Returns (count,) the order with a prefix put at the end."""
     return np.roll(np.arange(count), -int(rng.integers(1, count)))
 
 
@@ -157,8 +164,10 @@ MOVES = (swapped, token_moved, span_moved, rotated)
 
 
 def proposals(count: int, expected: int, rng: np.random.Generator) -> list[Ids]:
-    """At most `expected` different orders of `count` places, none of them the order as it is, all four moves in
-    turn."""
+    """Returns at most `expected` different orders of `count` places, by all four moves in turn.
+
+    None is the identity.
+    """
     if count < 2:
         return []
     drawn = [MOVES[number % len(MOVES)](count, rng) for number in range(expected)]

@@ -1,7 +1,7 @@
-"""What the four attacks by optimisation have in common: what they refuse, and one loop down the distance.
+"""The base of the attacks by optimisation: what they refuse, and one descent.
 
-Embeddings are moved by Adam against the gradient of the distance between the gradients that they give and those that
-were shared; the best seen on the way is kept.
+Adam moves embeddings against the gradient of the distance between their gradients and the shared ones. The best
+embeddings seen are kept.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class AdamSchedule:
     Attributes:
         steps, rate: of Adam.
         decay, every: the rate is multiplied by `decay` every `every` steps.
-        pull: the weight of the squared difference between the mean length of the embeddings and that of the table's
-            (LAMP's regulariser).
+        pull: the weight of LAMP's regulariser: the squared difference between the mean length of the embeddings and
+            that of the table's.
     """
 
     steps: int
@@ -45,7 +45,14 @@ class AdamSchedule:
 
 
 class Descent:
-    """x: (b, t, d) the embeddings now. best: the best so far, of the distance and the regulariser."""
+    """One descent.
+
+    Attributes:
+        x: (b, t, d) the current embeddings.
+        best: those with the smallest distance and regulariser so far.
+        least: that sum.
+        done: steps so far.
+    """
 
     def __init__(self, problem: Problem, start: torch.Tensor, pace: AdamSchedule) -> None:
         self.problem, self.pace = problem, pace
@@ -54,7 +61,7 @@ class Descent:
         self._adam = torch.optim.Adam([self.x], lr=pace.rate)
 
     def step(self) -> None:
-        """One step; dropout's masks, where they are unknown, are moved too."""
+        """Makes one step. Moves the masks of dropout too if they are unknown."""
         error = self.problem.loss(self.x)
         if self.pace.pull:
             inside = self.problem.mask.bool()
@@ -77,7 +84,7 @@ class Descent:
         self.done += 1
 
     def reorder(self, row: int, order: Ids) -> None:
-        """Another order (t,) of one text's places, and of what Adam remembers of them."""
+        """Puts one text's places, and Adam's moments of them, into another order (t,)."""
         known = torch.from_numpy(order)
         state = self._adam.state[self.x]
         with torch.no_grad():
@@ -86,10 +93,10 @@ class Descent:
                     one[row] = one[row, known].clone()
 
     def run(self, budget: Budget, between: Callable[[Descent], None] = lambda descent: None) -> torch.Tensor:
-        """All steps, or as many as there is time for, and the best of them.
+        """Makes all steps, or as many as time allows, and returns the best embeddings.
 
         Args:
-            between: called after each.
+            between: called after each step.
         """
         while self.done < self.pace.steps and budget.left() > 0:
             self.step()
@@ -98,7 +105,7 @@ class Descent:
 
 
 def judged(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> Iterator[tuple[torch.Tensor, float]]:
-    """Each guess (b, t, d) with its distance, many judged at once; as many as there is time for, but the first ones."""
+    """Yields each guess (b, t, d) with its distance while there is time, and the first ones in any case."""
     for part in batched(guesses, problem.together):
         yield from zip(part, problem.judged(torch.stack(part)).tolist(), strict=True)
         if budget.left() <= 0:
@@ -106,17 +113,17 @@ def judged(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) ->
 
 
 def lowest(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> torch.Tensor:
-    """The guess with the smallest distance, of those that there is time for."""
+    """Returns the guess with the smallest distance, of those for which there is time."""
     return min(judged(problem, guesses, budget), key=lambda pair: pair[1])[0]
 
 
 @dataclass(frozen=True)
 class Optimising(Inversion):
-    """An attack that moves embeddings until their gradients are those that were shared. Authors write `solve`.
+    """An attack that moves embeddings until their gradients equal the shared ones. Subclasses write `solve`.
 
     Attributes:
-        first, last: the ids that begin and end every text, such as [CLS] and [SEP], by the public tokenizer; None: what
-            the public text shows, else every place is free.
+        first, last: the ids with which every text begins and ends, such as [CLS] and [SEP], by the public tokenizer.
+            None: taken from the public text if it shows them; else every place is free.
     """
 
     first: int | None = None
@@ -127,7 +134,7 @@ class Optimising(Inversion):
 
     @abc.abstractmethod
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        """The texts of a batch, in its order."""
+        """Returns the texts of a batch, in its order."""
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         frame = Frame.of(self.first, self.last, batch.corpus, len(batch.step.table))

@@ -1,9 +1,9 @@
-"""How likely a text is in the attacker's language: an n-gram model of public ids.
+"""The likelihood of a text in the attacker's language: an n-gram model of public ids.
 
     p(c | a b) = (count(a b c) + kinds(a b) p(c | b)) / (count(a b) + kinds(a b))
 
-and p(c | b) likewise from p(c), p(c) from 1/v: Witten and Bell's interpolation, where kinds(h) is how many different
-ids were seen after h. Nothing is to be tuned, and nothing is impossible.
+p(c | b) comes from p(c), and p(c) from 1/v, in the same way. This is Witten and Bell's interpolation: kinds(h) is the
+number of different ids seen after h. It has no parameters, and no text is impossible.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ ORDER = 3
 
 
 class Level:
-    """Runs of k ids.
+    """Counts of the runs of k ids.
 
     Attributes:
-        keys: sorted numbers of the runs.
-        times: of each.
-        heads, after, kinds: of the runs without their last id, how often they went on, and with how many ids.
+        keys: the runs as sorted numbers.
+        times: how often each occurs.
+        heads, after, kinds: the runs without their last id, how often they went on, and with how many different ids.
     """
 
     def __init__(self, numbers: Ids, size: int) -> None:
@@ -32,7 +32,7 @@ class Level:
         self.after = np.bincount(where, self.times, len(self.heads)).astype(np.int64)
 
     def over(self, numbers: Ids, size: int, lower: Floats) -> Floats:
-        """The probability of each run's last id, from that of the next lower level."""
+        """Returns the probability of each run's last id, from the probabilities `lower` by shorter runs."""
         times = looked_up(self.keys, self.times, numbers)
         after, kinds = (looked_up(self.heads, values, numbers // size) for values in (self.after, self.kinds))
         return np.where(kinds > 0, (times + kinds * lower) / np.maximum(after + kinds, 1), lower)
@@ -42,16 +42,16 @@ class Prior:
     """An interpolated trigram model of public ids.
 
     Attributes:
-        levels: of runs of 1, 2 and 3 ids.
+        levels: the counts for runs of 1, 2 and 3 ids.
         size: v.
     """
 
     def __init__(self, corpus: Sequences, size: int) -> None:
-        """corpus: public ids below `size`."""
+        """Counts the runs of public ids below `size`."""
         self.levels, self.size = [Level(_runs(corpus, k, size), size) for k in range(1, ORDER + 1)], size
 
     def cost(self, ids: Ids) -> float:
-        """The mean negative log-likelihood (nats) of a text's tokens; 0 for an empty one."""
+        """Returns the mean negative log-likelihood (nats) of a text's tokens; 0 for an empty text."""
         if not len(ids):
             return 0.0
         text = Sequences(ids, np.array([len(ids)]))
@@ -62,7 +62,7 @@ class Prior:
 
 
 def _runs(texts: Sequences, k: int, size: int) -> Ids:
-    """Every run of k ids within one text as one number, (((a v) + b) v) + c."""
+    """Returns every run of k ids within one text as one number, (((a v) + b) v) + c."""
     ids, owner = texts.ids, texts.owner
     count = max(0, len(ids) - k + 1)
     numbers = np.zeros(count, np.int64)

@@ -1,16 +1,16 @@
-"""What an attack by optimisation is asked: embeddings of a batch whose gradients are those that were shared.
+"""The optimisation problem: embeddings of a batch whose gradients equal those that were shared.
 
-Compared are all gradients that were shared but the embedding table's own, which nothing says of embeddings that are no
-tokens' (`SharedStep.dummy`), and but those that are nothing beside the others: attention does not depend on its keys'
-bias, whose gradient is rounding alone, and the first gradient of half of every adapter is zero.
+All shared gradients are compared except two kinds. The embedding table's own says nothing about embeddings that are not
+tokens' (`SharedStep.dummy`). And some are negligible beside the others: attention does not depend on its keys' bias,
+whose gradient is rounding alone, and the first gradient of half of every adapter is zero.
 
-The class of a text is known. The next tokens are the text itself: each place's soft label is then worked out from its
-embedding, softmax(SHARP x cosine to every token's), so that one unknown stands for both. (DLG learns the soft label as
-a second unknown, for one class a text. With a vocabulary's worth of them a place that is far more unknowns than
-embeddings.) A guess of whole tokens is compared with these tokens as its labels.
+The class of a text is known. With the next-token loss, the labels are the text itself. Each place's soft label is then
+computed from its embedding, softmax(SHARP x cosine to every token's), so that one unknown serves as both. (DLG learns
+the soft label as a second unknown, for one class a text. With a vocabulary of classes at each place, that would be far
+more unknowns than embeddings.) A guess of whole tokens is compared with these tokens as its labels.
 
-Special tokens around every text ([CLS] and [SEP]) are known before an attack begins, as LAMP has it: an attacker with
-the public tokenizer says which, one with public text sees them. Else every place of a text is free.
+As in LAMP, the special tokens around every text ([CLS] and [SEP]) are known beforehand: from the public tokenizer, or
+from public text. Otherwise every place of a text is free.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Frame:
     """The special tokens around every text.
 
     Attributes:
-        first, last: the id at that end of each text; None: not known, or none.
+        first, last: the id at that end of each text. None: there is none, or it is not known.
     """
 
     first: int | None = None
@@ -53,7 +53,7 @@ class Frame:
 
     @classmethod
     def of(cls, first: int | None, last: int | None, corpus: Sequences | None, size: int) -> Frame:
-        """The ids that are stated, else those that the public text shows.
+        """Returns the stated ids, and for those that are None the ids that the public text shows.
 
         Args:
             size: v, of the vocabulary.
@@ -73,13 +73,13 @@ class Frame:
         return tuple(one for one in (self.first, self.last) if one is not None)
 
     def free(self, length: int) -> Ids:
-        """(f,) the places of a text of `length` tokens that are to be found."""
+        """Returns (f,) the places to be found in a text of `length` tokens."""
         stop = length - (self.last is not None)
         return np.arange(min(int(self.first is not None), stop), stop, dtype=np.int64)
 
 
 def _common(texts: Sequences, place: int) -> int | None:
-    """The id at this end of every text and nowhere else."""
+    """Returns the id that stands at this end of every text and nowhere else, or None."""
     ends = [int(one[place]) for one in texts if len(one) > 1]
     if len(ends) < FEWEST or len(set(ends)) > 1:
         return None
@@ -87,24 +87,26 @@ def _common(texts: Sequences, place: int) -> int | None:
 
 
 class Problem:
-    """The gradients that were shared, and what is compared with them.
+    """The shared gradients, and how guesses are compared with them.
 
     Attributes:
-        names: of the parameters that are compared.
-        seen: the gradients of `names`.
-        squares: their squared norms.
-        layers: the linear ones.
-        mask: (b, t).
-        labels: (b,), None for the next token.
-        embeddings: (v, d) as the model takes them.
-        unit: the same, each of length 1.
+        names: the parameters that are compared.
+        seen: their shared gradients.
+        squares: the squared norms of these.
+        layers: the linear layers.
+        mask: (b, t) 1 for tokens, 0 for padding.
+        labels: (b,) the classes. None: the next-token loss.
+        embeddings: (v, d) as the model reads them.
+        unit: `embeddings`, each of length 1.
         barred: ids that stand in no free place.
         size: the mean length of an embedding.
     """
 
     def __init__(self, batch: SharedBatch, distance: Distance, frame: Frame, masks: Masks | None = None) -> None:
-        """masks: dropout, where it is to be found. With it the step is run with dropout, else without whatever it
-        says."""
+        """Compares with this batch.
+
+        With `masks` dropout is to be found; without, the step runs without dropout in any case.
+        """
         self.step = step = SharedStep(batch.step.module, batch.step.task, dropout=masks is not None)
         self.distance, self.frame, self.masks = distance, frame, masks
         with torch.no_grad():
@@ -129,16 +131,16 @@ class Problem:
         return [int(one) for one in self.mask.sum(1)]
 
     def places(self, row: int) -> Ids:
-        """(f,) the places of that text which are to be found."""
+        """Returns (f,) the places to be found in text number `row`."""
         return self.frame.free(self.lengths[row])
 
     def noise(self, rng: np.random.Generator) -> torch.Tensor:
-        """(b, t, d) standard normal, special tokens in their places."""
+        """Returns (b, t, d) standard normal draws, with the special tokens in their places."""
         shape = (*self.mask.shape, self.embeddings.shape[1])
         return self.pinned(torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)))
 
     def pinned(self, x: torch.Tensor) -> torch.Tensor:
-        """The same with special tokens in their places, and zeros after each text."""
+        """Returns the embeddings with special tokens in their places, and zeros after each text."""
         x = x * self.mask[:, :, None]
         for row, length in enumerate(self.lengths):
             if self.frame.first is not None:
@@ -148,7 +150,7 @@ class Problem:
         return x
 
     def nearest(self, x: torch.Tensor) -> Ids:
-        """(b, t) the ids with the nearest cosine; special tokens in their places, and 0 after each text."""
+        """Returns (b, t) the ids with the nearest cosine, special tokens in their places, and 0 after each text."""
         likeness = x.detach() @ self.unit.T
         if len(self.barred):
             likeness[:, :, list(self.barred)] = -torch.inf
@@ -167,7 +169,7 @@ class Problem:
 
     # --- how far from what was shared ---------------------------------------------------------------------------------
     def loss(self, x: torch.Tensor) -> torch.Tensor:
-        """() the distance for embeddings (b, t, d), to be differentiated by them."""
+        """Returns () the distance for embeddings (b, t, d), which can be differentiated."""
         targets = self._targets(x)
         if self.distance.l1 or not self.layers:  # a sum of absolute differences needs gradients written out
             return self._written_out(x, targets)
@@ -182,19 +184,21 @@ class Problem:
         return self.distance.of(every, self.squares)[0]
 
     def judged(self, guesses: torch.Tensor) -> Floats:
-        """(h,) how far each of the guesses (h, b, t, d) is, by the gradients of the linear layers (nearly all numbers
-        of a model) and without L1: so all go through the model at once."""
+        """Returns (h,) the distances of guesses (h, b, t, d), all in one run of the model.
+
+        Only the gradients of linear layers count, nearly all of a model's numbers, and L1 does not.
+        """
         return self._judged(guesses, self._targets(guesses.flatten(0, 1), len(guesses)))
 
     def judged_ids(self, guesses: Ids) -> Floats:
-        """The same for tokens (h, b, t)."""
+        """Returns (h,) the distances of guesses of tokens (h, b, t). See `judged`."""
         ids = torch.from_numpy(guesses)
         targets = ids.flatten(0, 1) if self.labels is None else self._targets(ids, len(ids))
         return self._judged(self.embeddings[ids] * self.mask[None, :, :, None], targets)
 
     @property
     def together(self) -> int:
-        """How many guesses are best judged at once."""
+        """Returns how many guesses are best judged at once."""
         return max(1, PLACES_AT_A_TIME // self.mask.numel()) if self.layers else 1
 
     def _judged(self, guesses: torch.Tensor, targets: torch.Tensor) -> Floats:
@@ -227,7 +231,7 @@ class Problem:
 
 
 def comparable(step: SharedStep, tensors: Any) -> tuple[str, ...]:
-    """The parameters whose gradients say something of embeddings, of those that were shared."""
+    """Returns the parameters among those shared whose gradients depend on the embeddings."""
     shared = [name for name in step.names if name in tensors and name != step.table_name]
     norms = {name: float(tensors[name].float().norm()) for name in shared}
     largest = max(norms.values(), default=0.0)
@@ -235,7 +239,7 @@ def comparable(step: SharedStep, tensors: Any) -> tuple[str, ...]:
 
 
 def misfit(step: SharedStep, tensors: Any) -> str | None:
-    """Why gradients cannot be compared with this model's; None: they can."""
+    """Returns why the gradients cannot be compared with this model's, or None."""
     expected = dict(step.module.named_parameters())
     for name in step.names:
         if name in tensors and tuple(tensors[name].shape) != tuple(expected[name].shape):

@@ -1,1 +1,1 @@
-"""Corpus decipherment: one substitution for all ids, solved by an annealed mean field over bigrams."""
+"""Corpus decipherment: solves one substitution for all ids, by an annealed mean field over bigrams."""

@@ -1,9 +1,9 @@
-"""What counts say: of pairs of neighbouring ids, and how well the count of a scrambled id fits that of a public one.
+"""Counts of neighbouring ids, and how well the count of a scrambled id fits that of a public id.
 
-The logarithms of two counts differ by a Gaussian whose variance has two parts: what two texts of one kind differ by
-anyway, tau^2, and the sampling error of both counts, (1 + private size / public size) / (count + 1/2). tau is about 0.3
-where both texts are of one kind and above 1 where they are not. Nobody has to say which it is: inside groups of
-candidates the counts themselves show, by the likelihood of each tau (`spread` in decipherment.py).
+The logarithms of two counts differ by a Gaussian whose variance has two parts: tau^2 between two texts, and the
+sampling error of both counts, (1 + private size / public size) / (count + 1/2). tau is about 0.3 if both texts are of
+one kind, and above 1 if not. It need not be stated: inside groups of candidates the counts show it, by the likelihood
+of each tau (`spread` in decipherment.py).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ MIN_COUNT = 0.003  # what an unseen token counts at the very least
 
 
 def summed(where: Ids, values: Floats, size: int) -> Floats:
-    """(size,) the values that fall to each place, added."""
+    """Returns (size,) the sum of the values at each place."""
     return np.bincount(where, values, size).astype(np.float64, copy=False)
 
 
 class Bigrams:
-    """Distinct pairs (left, right), sorted, and how often (count) each was seen."""
+    """The distinct pairs (left, right), sorted, and how often (count) each occurs."""
 
     def __init__(self, texts: Sequences, size: int, distance: int = 1) -> None:
-        """Pairs of ids `distance` apart within one sequence; `size` is n."""
+        """Counts the pairs of ids `distance` apart within one sequence; `size` is n."""
         ids, owner = texts.ids, texts.owner
         within = owner[:-distance] == owner[distance:]
         keys, counts = np.unique(ids[:-distance][within] * size + ids[distance:][within], return_counts=True)
@@ -36,11 +36,11 @@ class Bigrams:
 
 
 def unseen(counts: Floats) -> Floats:
-    """(n,) the count to expect of each id in a second text as long, where it was not seen in the first.
+    """Returns (n,) the expected count in a second text of the same length, for ids that the first lacks.
 
-    Good and Turing: the text's tokens seen once have as much in them as all that it lacks. Vocabularies are ordered,
-    by frequency or by the time of a merge, or hold blocks (reserved ids, single letters), so this is counted among
-    WINDOW ids to either side instead of over the whole vocabulary; nothing of any one vocabulary is written down.
+    Good and Turing: the tokens seen once have as much mass as all unseen ones. Vocabularies are ordered, by frequency
+    or by the time of a merge, or hold blocks (reserved ids, single letters). So this is counted among WINDOW ids to
+    either side and not over the whole vocabulary.
     """
     once = np.cumsum(np.concatenate([[0.0], counts == 1]))
     never = np.cumsum(np.concatenate([[0.0], counts == 0]))
@@ -51,11 +51,11 @@ def unseen(counts: Floats) -> Floats:
 
 
 class PublicBigrams:
-    """The attacker's text as numbers, by public id.
+    """Counts of the attacker's text, by public id.
 
     Attributes:
-        counts: (n,).
-        share: (n,) of running tokens, sums to 1, never zero.
+        counts: (n,) of each id.
+        share: (n,) of running tokens; sums to 1, never zero.
         bigrams: by distance.
     """
 
@@ -67,22 +67,21 @@ class PublicBigrams:
 
 
 class FrequencyFit:
-    """Counts of scrambled ids beside those that the public text predicts.
+    """Compares counts of scrambled ids with those that the public text predicts.
 
     Attributes:
         seen: (n',) counts by scrambled id.
-        expected: (n,) by public id, what the private text should hold of each, under one of its scrambled ids where it
-            has several.
+        expected: (n,) predicted count of each public id in the private text, under one of its scrambled ids.
         ratio: size of the private text over that of the public one, without tokens that are already known.
     """
 
     def __init__(self, seen: Floats, public: PublicBigrams, rows: Ids, members: Ids, aliases: int = 1) -> None:
-        """The fit over the ids that are still free.
+        """Fits the ids that are still free.
 
         Args:
             rows, members: the scrambled and public ids still to be matched.
-            aliases: over how many ids a token's count is spread, and with it the part of its variance that is the
-                public text's.
+            aliases: the number of ids over which a token's count is spread, and with it the public text's part of the
+                variance.
         """
         total = float(seen[rows].sum())
         mass, size = float(public.share[members].sum()), float(public.counts[members].sum())
@@ -90,7 +89,7 @@ class FrequencyFit:
         self.ratio = total / max(size, 1.0) / aliases
 
     def scores(self, rows: Ids, members: Ids, tau: float) -> Floats:
-        """Log likelihood of each pair; `rows` and `members` of any shapes that broadcast together."""
+        """Returns the log-likelihood of each pair. The shapes of `rows` and `members` must broadcast together."""
         seen, expected = self.seen[rows], self.expected[members]
         variance = tau**2 + (1 + self.ratio) / (np.maximum(seen, expected) + 0.5)
         return -((np.log(seen + 0.5) - np.log(expected + 0.5)) ** 2) / (2 * variance) - np.log(variance) / 2

@@ -1,7 +1,7 @@
-"""A soft assignment inside disjoint groups of ids, as flat arrays: a block for each group, no padding, no Python loop.
+"""A soft assignment inside disjoint groups of ids, as flat arrays without padding or Python loops.
 
-A *cell* says how likely row a (a scrambled id) stands for member b (a public id) of its group. The cells of one row lie
-side by side, those of one group too. Knows nothing of where its evidence comes from.
+A *cell* is the probability that row a (a scrambled id) stands for member b (a public id) of its group. The cells of one
+row are adjacent, and so are those of one group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROUNDS = 12  # of Sinkhorn's, which only have to come near
 
 
 def ranges(starts: Ids, counts: Ids) -> Ids:
-    """start, start + 1, ... `count` numbers for each, one after the other."""
+    """Returns start, start + 1, ... for each range, `count` numbers each, concatenated."""
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
 
@@ -27,12 +27,12 @@ class BlockAssignment:
 
     Attributes:
         rows: (R,) scrambled ids.
-        starts, widths: (R,) each row's cells.
-        group: (R,).
-        row, column, member: (cells,), `column` numbered over all groups, `member` the public id.
-        capacity: (columns,) how much of all rows' certainty one column takes.
-        column_member, column_group: (columns,).
-        first_column: (groups,).
+        starts, widths: (R,) the first cell of each row and how many it has.
+        group: (R,) the group of each row.
+        row, column, member: (cells,); columns are numbered over all groups, `member` is the public id.
+        capacity: (columns,) the greatest sum of a column.
+        column_member, column_group: (columns,) the public id and the group.
+        first_column: (groups,)
         place: (n,) a scrambled id's row, -1 outside every group.
     """
 
@@ -55,7 +55,7 @@ class BlockAssignment:
         self.place[self.rows] = np.arange(len(self.rows))
 
     def per_row(self, values: Floats) -> Floats:
-        """(R,) the sum of each row's cells."""
+        """Returns (R,) the sum of each row's cells."""
         return summed(self.row, values, len(self.rows))
 
     def log_softmax(self, scores: Floats) -> Floats:
@@ -63,7 +63,7 @@ class BlockAssignment:
         return shifted - np.log(self.per_row(np.exp(shifted)))[self.row]
 
     def balanced(self, scores: Floats, temperature: float) -> Floats:
-        """Sinkhorn and Knopp's soft assignment: rows sum to 1, columns to no more than their capacity."""
+        """Returns Sinkhorn and Knopp's soft assignment: rows sum to 1, columns to at most their capacity."""
         if not len(scores):
             return scores
         belief = np.exp(self.log_softmax(scores / temperature))
@@ -77,14 +77,14 @@ class BlockAssignment:
 class BigramJoin:
     """Every public bigram that a scrambled bigram could be.
 
-    An edge is a distinct scrambled bigram (a, a'). A slot is an edge with one reading of one of its ends: `right` slots
-    ask what a' says of a's reading, `left` slots what a says of that of a'.
+    An edge is a distinct scrambled bigram (a, a'). A slot is an edge with one reading of one of its ends. Slots of side
+    0 ask what a' says about a reading of a, slots of side 1 what a says about a reading of a'.
 
     Attributes:
-        count: (edges,).
+        count: (edges,) how often each occurs.
         ends: the rows of a and of a', (edges,) each.
-        slot_cell: of either end, the cell about which a slot says something.
-        slot_edge: likewise, its edge.
+        slot_cell: by side, the cell about which a slot says something.
+        slot_edge: by side, the slot's edge.
         hit_slot, hit_cell, hit_count: for each public bigram that fits, its two slots, its two cells and its count.
     """
 
@@ -107,7 +107,10 @@ class BigramJoin:
 
 
 def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tuple[Ids, Ids], Floats]:
-    """Edges (by their sorted keys of two groups) joined with public bigrams: edge numbers, columns, counts."""
+    """Joins edges, by the sorted keys of their two groups, with public bigrams.
+
+    Returns edge numbers, columns, counts.
+    """
     order = np.argsort(blocks.column_member, kind="stable")
     member = blocks.column_member[order]
     ends = (public.left, public.right)

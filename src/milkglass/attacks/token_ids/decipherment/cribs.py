@@ -1,13 +1,13 @@
-"""Cribs: what a scrambled id stands for, known without any inference, and that seeds the decipherment.
+"""Cribs: pairs of scrambled and public ids that are known without inference, and seed the decipherment.
 
 - *Leaked pairs*: a text that the attacker knows in both forms (Kerckhoffs' known plaintext).
-- *Places*: a token that opens or closes every text ([CLS], [SEP], begin-of-text, all of a chat template or a system
-  prompt) does so in the scrambled texts too. Where nearly all sequences on both sides begin with the same ids, these
-  stand for each other. A template that the attacker knows but has no text of can be given as ids.
-- *Unchanged rows*: special tokens are permuted and not mixed by most schemes, so their candidates are one alone.
+- *Places*: a token that opens or closes every text ([CLS], [SEP], begin-of-text, a chat template or a system prompt)
+  does so in the scrambled texts too. If nearly all sequences on both sides begin with the same ids, these correspond.
+  A template that the attacker knows without having a text of it can be given as ids.
+- *Unchanged rows*: most schemes permute special tokens without mixing them, so they have one candidate.
 
-It is not known whether the public text was wrapped as the client wraps. Runs of different lengths are
-therefore trusted at their outermost place only, and never against the candidates or against each other.
+The public text may be wrapped otherwise than the client's. Runs of different lengths are therefore trusted at their
+outermost place only, and never against the candidates or each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FEWEST = 20  # sequences below which agreement may be chance
 
 
 def constant(texts: Sequences, backwards: bool = False) -> Ids:
-    """The ids with which nearly all non-empty sequences begin; or end, last one first."""
+    """Returns the ids with which nearly all non-empty sequences begin, or end, last one first."""
     lengths = texts.lengths[texts.lengths > 0]
     ends = np.cumsum(texts.lengths)[texts.lengths > 0]
     result: list[int] = []
@@ -43,7 +43,7 @@ def constant(texts: Sequences, backwards: bool = False) -> Ids:
 
 
 def placed(private: Sequences, public: Sequences, template: tuple[int, ...] = ()) -> Ids:
-    """(p, 2) scrambled and public ids at the same constant places."""
+    """Returns (p, 2) scrambled and public ids at the same constant places."""
     pairs: list[Ids] = []
     for backwards in (False, True):
         here, there = constant(private, backwards), constant(public, backwards)
@@ -59,10 +59,10 @@ def placed(private: Sequences, public: Sequences, template: tuple[int, ...] = ()
 
 
 def consistent(pairs: Ids, allowed: Candidates | None = None, aliases: int = 1) -> Ids:
-    """Those pairs, each once, that contradict no other pair and no candidate.
+    """Returns the pairs, each once, that contradict no other pair and no candidate.
 
     Args:
-        aliases: ids of a token.
+        aliases: the number of scrambled ids of a token.
     """
     pairs = np.unique(pairs.reshape(-1, 2), axis=0)
     for side in (0, 1):
@@ -76,8 +76,10 @@ def consistent(pairs: Ids, allowed: Candidates | None = None, aliases: int = 1) 
 
 
 def pinned(candidates: Candidates, pairs: Ids, aliases: int = 1) -> Candidates:
-    """Each pair a group of its own; its ids leave all others, a public one when all its aliases are known. A row left
-    with no candidate drops out, and so does a group with nothing in it."""
+    """Returns the candidates with a group for each pair, whose ids leave all other groups.
+
+    A public id leaves when all its aliases are known. Rows without candidates and empty groups are dropped.
+    """
     known, times = np.unique(pairs[:, 1], return_counts=True)
     spent = known[times >= aliases]
     groups = [Group(pair[:1], pair[1:]) for pair in pairs]

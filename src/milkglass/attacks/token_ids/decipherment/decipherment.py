@@ -1,40 +1,38 @@
-"""Corpus decipherment: one substitution for the whole corpus, so all of its text solves it together.
+"""Corpus decipherment: one substitution applies to the whole corpus, so all of its text solves it together.
 
 A scheme that sends token ids replaces each public id by a scrambled one, always the same. However well it hides the
-embedding table, the sequences of ids stay those of a language: frequencies and neighbours are as they were, under other
-names. An attacker with public text matches the two. What one sentence leaves open, a corpus decides.
+embedding table, the sequences keep the frequencies and neighbours of the language. An attacker with public text matches
+the two. What one sentence leaves open, a corpus decides.
 
-**Model.** Q[a, b] is the belief that the scrambled id a stands for the public id b: rows sum to 1, columns to at most 1
-(Sinkhorn), since no token has two ids; to r where a token has r aliases, each with 1/r of its count. Which ids are
-aliases of one token nothing says in advance. The evidence for b is
+**Model.** Q[a, b] is the belief that the scrambled id a stands for the public id b. Rows sum to 1. Columns sum to at
+most 1 (Sinkhorn), since no token has two ids, or to r if a token has r aliases, each with 1/r of its count. Which ids
+are aliases of one token is not known. The evidence for b is
 
     log prior(a, b)                                     candidates found by other attacks (cluster-solve, matching)
     + log frequency(a, b)                               bigrams.py: a Gaussian in the logarithms of counts
     + K / (K + count(a)) * sum over neighbours (a, a') of  w * log(rho + (1 - rho) * R(b, Q[a']))
 
-with R(b, q) the likelihood ratio that something believed to be q stands next to b: sum_b' q[b'] P(b' | b) / P(b'), from
+R(b, q) is the likelihood ratio that something believed to be q stands next to b: sum_b' q[b'] P(b' | b) / P(b'), from
 public bigrams smoothed by alpha pseudo-counts. Neighbours left and right count fully, those at distance 2 by `second`.
-Where the public model is known as well, rare tokens borrow from their embeddings (profiles.py).
+If the public model is known, rare tokens borrow from their embeddings (profiles.py).
 
-**What keeps it from diverging** (an earlier prototype without these ended below frequencies alone): rho, the share of
-neighbours that are themselves misread or that the public text does not know, bounds what one neighbour can say against
-a reading; K / (K + count) stops a frequent id, whose many neighbours are not independent, from drowning everything
-else; belief is soft and moves by (1 - inertia) a sweep. rho falls while beliefs sharpen.
+**Convergence.** rho, the share of neighbours that are misread or unknown to the public text, bounds what one neighbour
+can say against a reading. K / (K + count) damps frequent ids, whose many neighbours are not independent. Belief is soft
+and moves by (1 - inertia) a sweep. rho falls while beliefs sharpen.
 
-**Two forms.** With candidates (groups of 10 to 20 ids, cluster-solve) Q is block-diagonal, all ids are solved at once,
-in seconds (mean_field.py), and the end is a joint assignment in each group. Without (a permutation whose table is
-hidden perfectly) everything may be anything: the matrix grows from the 60 commonest ids to 2,500 (dense_mean_field.py),
-each is read as its likeliest token, and rarer ids get no guess.
+**Two forms.** With candidates (groups of 10 to 20 ids, cluster-solve) Q is block-diagonal. All ids are solved at once,
+in seconds (mean_field.py), and end in a joint assignment in each group. Without candidates (a permutation with a
+perfectly hidden table) the matrix grows from the 60 most frequent ids to 2,500 (dense_mean_field.py). Each id is read
+as its likeliest token, and rarer ids get no guess.
 
 **Parameters** were chosen in rehearsals in which the attacker plays both sides (tests/attacks/tuning.py): public text
-against public text (news, tweets, dialogues, answers, encyclopaedia; each within its kind and across), none of it
-private text that results are reported on. But before that, some 60 settings had been looked at on two such texts, SST-2
-and Enron, which showed that a larger alpha and rho help: there, results are not those of an attacker who never saw the
-truth. Recovery is flat around the parameters. The schedule without candidates is an earlier prototype's, not tuned
-again. How alike the two texts are is not declared: `spread` estimates it from the counts.
+against public text (news, tweets, dialogues, answers, encyclopaedia; each within its kind and across). None of it is
+private text on which results are reported. But before, some 60 settings were tried on two such texts, SST-2 and Enron,
+which showed that a larger alpha and rho help. There, results are not those of an attacker who never saw the truth.
+Recovery is flat around the parameters. The schedule without candidates was not tuned again. How alike the two texts are
+need not be stated: `spread` estimates it from the counts.
 
-A language model over the remaining candidates comes after it and takes the result of `learn` as its prior. Departures
-from the annealed prototype: it used hard assignments and needed to know how alike the texts are.
+A language model over the remaining candidates takes the result of `learn` as its prior (language.py).
 """
 
 from __future__ import annotations
@@ -63,14 +61,15 @@ READINGS_KEPT = 30  # readings kept for an id that had no candidates before
 
 @dataclass(frozen=True)
 class Decipherment(Solver):
-    """Corpus decipherment: one substitution for the whole corpus, so all of its text solves it together.
+    """The corpus decipherment attack.
 
     Attributes:
-        sharper, tau: tau is `sharper` times the likeliest one, or `tau` where that is not None.
-        alpha, patience (K), doubt (rho), second: see above.
-        temperature, inertia, sweeps: the annealing.
+        tau: the spread of frequencies. None: `sharper` times the likeliest one.
+        sharper: see `tau`.
+        alpha, patience (K), doubt (rho), second: see the module.
+        temperature, inertia, sweeps: of the annealing.
         template: public ids with which each text is known to begin.
-        profiles: None not to use embeddings.
+        profiles: how embeddings are used. None: they are not.
         growth: the schedule without candidates.
     """
 
@@ -107,7 +106,10 @@ class Decipherment(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """The candidates with what the corpus says of them: log posterior, each row's sums to 1. Draws nothing."""
+        """Returns the candidates with their log posteriors given the corpus.
+
+        Each row sums to 1. Makes no random draws.
+        """
         texts, size = transcript.tokens, transcript.size
         pins = self._pins(texts, knowledge)
         public = PublicBigrams(required(knowledge.corpus), knowledge.tokens(size))
@@ -137,7 +139,7 @@ class Decipherment(Solver):
         return _shaped(candidates, blocks.log_softmax(scores))
 
     def _pins(self, texts: Sequences, knowledge: Knowledge) -> Ids:
-        """(p, 2) what is known for certain: leaked pairs first, then places that do not contradict them."""
+        """Returns (p, 2) what is known for certain: leaked pairs, then places that do not contradict them."""
         leaked, r = np.empty((0, 2), np.int64), knowledge.aliases
         if knowledge.pairs is not None:
             leaked = cribs.consistent(knowledge.pairs, aliases=r)
@@ -148,7 +150,7 @@ class Decipherment(Solver):
         return np.concatenate([leaked, placed[fresh]])
 
     def _frequencies(self, counts: Floats, public: PublicBigrams, blocks: BlockAssignment, aliases: int) -> Floats:
-        """(cells,)"""
+        """Returns (cells,) the log-likelihood of the counts."""
         free = blocks.widths > 1
         fit = FrequencyFit(counts, public, blocks.rows[free], np.unique(blocks.member[free[blocks.row]]), aliases)
         tau = self.tau if self.tau is not None else self.sharper * spread(fit, blocks)
@@ -163,7 +165,7 @@ class Decipherment(Solver):
         step: dense_mean_field.Step,
         aliases: int,
     ) -> Candidates:
-        """Each frequent id a group of its own, with its likeliest readings."""
+        """Returns a group for each frequent id, with its likeliest readings."""
         known = [Group(pair[:1], pair[1:]) for pair in pins]
         result = dense_mean_field.settle(counts, seen, public, pins, self.growth, step, aliases)
         if result is None:
@@ -176,7 +178,7 @@ class Decipherment(Solver):
 
 
 def spread(fit: FrequencyFit, blocks: BlockAssignment) -> float:
-    """The tau under which the ids that were seen are likeliest, each being any of its candidates."""
+    """Returns the tau under which the seen ids are likeliest, if each is any of its candidates."""
     telling = (blocks.widths > 1) & (fit.seen[blocks.rows] > 0)
     if not telling.any():
         return SPREADS[-1]
@@ -198,7 +200,7 @@ def _shaped(candidates: Candidates, cells: Floats) -> Candidates:
 
 
 def confidence(candidates: Candidates, size: int) -> Floats:
-    """(n,) the probability of each id's likeliest reading, by what `learn` returns; 0 where there is none."""
+    """Returns (n,) the probability of each id's likeliest reading, from the result of `learn`; 0 if there is none."""
     sure = np.zeros(size)
     for group, values in zip(candidates.groups, candidates.likelihood, strict=True):
         shifted = np.exp(values - values.max(1, keepdims=True))

@@ -1,8 +1,8 @@
-"""The same annealed mean field without candidate sets: any frequent id may stand for any frequent token.
+"""The annealed mean field without candidates: any frequent id may stand for any frequent token.
 
-Everything against everything is too much, and too soft at first to agree on anything, so the matrix grows: the
-commonest ids settle first, on frequency and on each other, and then serve as context for the rarer ones.
-Knows nothing of groups; see decipherment.py for the formula and block_assignment.py for the form with groups.
+Comparing all ids at once is too expensive, and too soft at first to converge. So the matrix grows: the most frequent
+ids settle first, on frequency and on each other, and then serve as context for rarer ones. decipherment.py has the
+formula, block_assignment.py the form with groups.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ROUNDS = 12
 
 @dataclass(frozen=True)
 class GrowthSchedule:
-    """The schedule.
+    """The schedule of the growth.
 
     Attributes:
-        sizes, sweeps: ids taken in at each stage, and sweeps then.
-        spare, margin: they are compared with `spare` times as many public tokens and `margin` more.
+        sizes, sweeps: the number of ids at each stage, and of sweeps.
+        spare, margin: ids are compared with `spare` times as many public tokens and `margin` more.
         tau, patience, doubt, temperature, alpha, second, inertia: as in Decipherment.
     """
 
@@ -64,11 +64,12 @@ class MeanFieldState:
 
 @dataclass(frozen=True)
 class _Channel:
-    """One distance in one direction.
+    """The bigrams of one distance in one direction.
 
     Attributes:
         edges: (K, K + p) scrambled counts.
         votes: (C, C + p) what each neighbour says.
+        weight: how much they count.
     """
 
     edges: sp.csr_matrix
@@ -85,16 +86,16 @@ def settle(
     step: Step,
     aliases: int = 1,
 ) -> MeanFieldState | None:
-    """The belief after all stages of growth.
+    """Returns the belief after all stages of growth.
 
     Args:
         seen: (n',) counts of scrambled ids.
         texts: their bigrams by distance.
         pins: (p, 2) known pairs.
-        aliases: how many scrambled ids a token has.
+        aliases: the number of scrambled ids of a token.
 
     Returns:
-        None where every id that occurs is among the pins.
+        None if every id that occurs is among the pins.
     """
     tokens, (known, times) = np.arange(len(public.share)), np.unique(pins[:, 1], return_counts=True)
     known = known[times >= aliases]
@@ -123,7 +124,7 @@ def settle(
 
 @dataclass(frozen=True)
 class _Field:
-    """What stays the same over all sweeps: see `settle`."""
+    """The constants of all sweeps, see `settle`."""
 
     public: PublicBigrams
     fit: FrequencyFit
@@ -176,7 +177,7 @@ class _Field:
         return self.fit.scores(rows[:, None], columns[None], tau).astype(np.float32)
 
     def balanced(self, scores: Soft, temperature: float) -> Soft:
-        """Sinkhorn and Knopp: rows sum to 1, columns to at most `aliases`."""
+        """Returns Sinkhorn and Knopp's assignment: rows sum to 1, columns to at most `aliases`."""
         belief = np.exp((scores - scores.max(1, keepdims=True)) / np.float32(temperature))
         for _ in range(ROUNDS):
             belief /= belief.sum(1, keepdims=True)

@@ -1,7 +1,6 @@
-"""What a reader says of scrambled ids that are not certain yet, added up over the places at which each stands.
+"""Adds up what a language model says about uncertain scrambled ids, over the places where each occurs.
 
-attacks/token_ids/language.py has the formula. A table has one line for each uncertain id, with its options side by
-side.
+attacks/token_ids/language.py has the formula. The table has a line for each uncertain id, with its options as columns.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ class EvidenceTable:
     """Evidence for the options of each uncertain id, one line an id.
 
     Attributes:
-        line: (n',) the line of each scrambled id, -1 for those left alone.
-        group, row: (lines,) where each id is among the candidates.
-        column, member, prior: (lines, w), the last a logarithm, -inf where a line has fewer options.
-        weight: (n',) running tokens that one more place of an id may set right.
+        line: (n',) the line of each scrambled id, -1 for ids that are left alone.
+        group, row: (lines,) the id's place among the candidates.
+        column, member, prior: (lines, w) the options; `prior` is a logarithm, -inf where a line has fewer options.
+        weight: (n',) running tokens that one more place of an id may correct.
         total: (lines, w) evidence so far.
-        seen: (lines,) from how many places.
-        contexts: at how many places of one id to look.
+        seen: (lines,) from how many places it is.
+        contexts: the number of places of one id to look at.
     """
 
     def __init__(
@@ -43,10 +42,10 @@ class EvidenceTable:
         contexts: int,
         size: int,
     ) -> None:
-        """An empty table of the ids that are not certain yet.
+        """Makes an empty table of the ids that are not certain yet.
 
         Args:
-            certain: ids whose likeliest option has more are left alone.
+            certain: ids whose likeliest option has a higher probability are left alone.
             share: (n,) log P of public ids.
             size: n'.
         """
@@ -75,27 +74,28 @@ class EvidenceTable:
         self.contexts, self.total, self.seen = contexts, np.zeros(shape), np.zeros(shape[0], np.int64)
 
     def urgent(self, texts: Sequences, rng: np.random.Generator) -> Ids:
-        """Numbers of the texts that hold uncertain ids, by how much they may set right for their length."""
+        """Returns the numbers of the texts with uncertain ids, those first that may correct most for their length."""
         gain = np.bincount(texts.owner, self.weight[texts.ids], len(texts)) / np.maximum(texts.lengths, 1)
         order = rng.permutation(len(texts))
         order = order[np.argsort(-gain[order], kind="stable")]
         return order[gain[order] > 0].astype(np.int64)
 
     def needed(self, texts: Sequences, numbers: Ids) -> Ids:
-        """Those of the texts that still hold an id not yet looked at often enough."""
+        """Returns the texts among `numbers` that have an id not yet looked at often enough."""
         hits = np.bincount(texts.owner, self.open_at(texts.ids), len(texts))
         return numbers[hits[numbers] > 0]
 
     def open_at(self, ids: Ids) -> NDArray[np.bool_]:
-        """(m,) at which of these scrambled ids to look."""
+        """Returns (m,) whether to look at each of these scrambled ids."""
         return np.append(self.seen < self.contexts, False)[self.line[ids]]  # the last one: left alone
 
     def update(self, ids: Ids, scores: Floats, doubt: float) -> None:
-        """Add what a reader says at some places.
+        """Adds what a model says about some places.
 
         Args:
             ids: (m,) scrambled.
-            scores: (m, w) for their options: log P(option | context) / P(option), up to a constant for each place.
+            scores: (m, w) log P(option | context) / P(option), up to a constant for each place.
+            doubt: the probability that a place says nothing.
         """
         lines = self.line[ids]
         prior = self.prior[lines]
@@ -105,14 +105,18 @@ class EvidenceTable:
         np.add.at(self.seen, lines, 1)
 
     def evidence(self, patience: float) -> Floats:
-        """(lines, w) the evidence, damped: logarithms of ratios."""
+        """Returns (lines, w) the damped evidence, as logarithms of ratios."""
         return patience / (patience + self.seen[:, None]) * self.total
 
     def weighed(self, evidence: Floats, belief: Floats) -> tuple[Floats, float]:
-        """The evidence, as far as it can be believed, and the share rho of ids of which it says nothing.
+        """Returns the evidence as far as it can be believed, and rho, the share of ids about which it says nothing.
 
-        belief: (lines, w) from elsewhere. An id's ratio, averaged over what is believed of it, is taken as drawn from
-        rho * 1 + (1 - rho) * ratio; rho by maximum likelihood. Where nothing is believed, rho stays at START."""
+        An id's ratio, averaged over its belief, is taken as a draw from rho * 1 + (1 - rho) * ratio, and rho is found
+        by maximum likelihood. Without any belief rho stays at START.
+
+        Args:
+            belief: (lines, w) from other sources.
+        """
         ratio = evidence - np.logaddexp.reduce(evidence + self.prior, axis=1, keepdims=True)
         factor = np.exp(np.minimum(ratio, HIGHEST))
         agreed = (belief * factor).sum(1)
@@ -123,7 +127,7 @@ class EvidenceTable:
         return np.log(rho + (1 - rho) * factor), rho
 
     def belief(self, likelihood: Sequence[Floats]) -> Floats:
-        """(lines, w) what the candidates' logarithms say of the options."""
+        """Returns (lines, w) the probabilities of the options by the candidates' log-likelihoods."""
         result = np.full(self.prior.shape, -np.inf)
         for here, (number, row) in enumerate(zip(self.group.tolist(), self.row.tolist(), strict=True)):
             width = int(np.isfinite(self.prior[here]).sum())
@@ -131,12 +135,12 @@ class EvidenceTable:
         return np.exp(result - np.logaddexp.reduce(result, axis=1, keepdims=True))
 
     def store(self, evidence: Floats, stored: list[Floats], places: Ids, groups: tuple[Group, ...]) -> None:
-        """Write the evidence over that of an earlier round, where at least as many places were looked at.
+        """Writes the evidence over that of an earlier round if at least as many places were looked at.
 
         Args:
-            evidence: (lines, w). Options that were not weighed get what the worst one has.
-            stored: one (r, m) a group, changed in place.
-            places: (n',) from how many places, changed in place.
+            evidence: (lines, w). Other options get the evidence of the worst one.
+            stored: (r, m) for each group, changed in place.
+            places: (n',) the number of places, changed in place.
         """
         for line in np.flatnonzero(self.seen).tolist():
             number, row = int(self.group[line]), int(self.row[line])
@@ -150,7 +154,7 @@ class EvidenceTable:
 
 
 def restricted(candidates: Candidates, groups: tuple[Group, ...], size: int) -> list[Floats]:
-    """The candidates' likelihood for `groups`, each a part of one of theirs; 0 for one that they do not have."""
+    """Returns the candidates' likelihood for `groups`, each a part of one of theirs; 0 for other groups."""
     whose, row = np.full(size, -1), np.zeros(size, np.int64)
     for number, group in enumerate(candidates.groups):
         whose[group.rows], row[group.rows] = number, np.arange(len(group.rows))

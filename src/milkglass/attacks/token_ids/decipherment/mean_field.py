@@ -1,8 +1,8 @@
-"""The annealed mean field inside groups of candidates: every id receives messages from its neighbours, sweep by sweep.
+"""The annealed mean field inside groups of candidates, where every id receives messages from its neighbours.
 
-See decipherment.py for the formula. Here it is arithmetic on flat arrays: everything that does not change from sweep to
-sweep (which public bigrams a scrambled one could be, their counts over what chance would give) is worked out once, and
-a sweep is two `bincount`s and a logarithm for each direction.
+decipherment.py has the formula. All that does not change between sweeps is computed once: the public bigrams that a
+scrambled one could be, and their counts over what chance would give. A sweep is then two `bincount`s and a logarithm
+for each direction.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Schedule:
     """The annealing.
 
     Attributes:
-        sweeps: how many.
-        doubt: rho, the share of neighbours to be wrong about.
+        sweeps: their number.
+        doubt: rho, the share of neighbours that are misread.
         temperature: of the soft assignment.
-        inertia: how much of the last sweep's belief stays.
+        inertia: the weight of the last sweep's belief.
     """
 
     sweeps: int
@@ -42,11 +42,11 @@ def between(pair: Between, share: float) -> float:
 
 
 class Message:
-    """What neighbours at one distance, on one side, say of each reading.
+    """What the neighbours at one distance and side say about each reading.
 
     Attributes:
-        slot, neighbour, strength: by hit, the slot, the cell of the neighbour, and its strength.
-        cell, counted, base, floor: by slot, see `evidence`.
+        slot, neighbour, strength: for each hit its slot, the neighbour's cell, and its strength.
+        cell, counted, base, floor: for each slot, see `evidence`.
     """
 
     def __init__(
@@ -73,9 +73,10 @@ class Message:
             self.floor = ratios.at(blocks.member[self.cell], next_to)
 
     def evidence(self, belief: Floats, doubt: float) -> Floats:
-        """(cells,) sum over neighbours of count * log(rho + (1 - rho) P(neighbour | reading) / P(neighbour)).
+        """Returns (cells,) the sum over neighbours of count * log(rho + (1 - rho) P(neighbour | reading) /
+        P(neighbour)).
 
-        In place: a long text has ten million slots, and taking memory for each step cost a fifth of the time.
+        It works in place, since a long text has ten million slots.
         """
         ratio = summed(self.slot, belief[self.neighbour] * self.strength, len(self.cell))
         ratio += self.floor
@@ -95,11 +96,11 @@ def messages_of(
     weights: Mapping[int, float],
     ratios: Mapping[tuple[int, int], Ratios],
 ) -> list[Message]:
-    """Two messages a distance, one from either side.
+    """Returns two messages for each distance, one from either side.
 
     Args:
         texts: the scrambled bigrams by distance.
-        weights: by distance, what each counts.
+        weights: of each distance.
     """
     result = []
     for distance, weight in weights.items():
@@ -119,11 +120,11 @@ def settle(
     schedule: Schedule,
     step: Callable[[float], bool],
 ) -> Floats:
-    """(cells,) final scores.
+    """Returns (cells,) the final scores.
 
     Args:
-        prior: (cells,) log likelihoods from elsewhere.
-        patience: (cells,) by how much evidence is damped.
+        prior: (cells,) log-likelihoods from other sources.
+        patience: (cells,) the factor that damps the evidence.
         step: receives the share that is done, returns whether to go on.
     """
     scores = prior

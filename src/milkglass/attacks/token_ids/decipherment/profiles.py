@@ -1,18 +1,15 @@
-"""Which neighbours a token has, predicted from its embedding.
+"""Predicts which neighbours a token has from its embedding.
 
-A rare token was seen a few times in the attacker's text, or never: its bigrams are holes. But the public model knows
-it: tokens with like embeddings stand next to like tokens, and inside a group of near neighbours the direction in which
-two of them differ still separates a plural from a singular or a name from a noun. So: put all neighbours into classes;
-count, for every token of the public text, how often each class comes next; and regress these shares (their square
-roots, in which Hellinger's distance is Euclid's, so that rare classes count as much as common ones) on the embeddings,
-by ridge regression in closed form. The predicted shares then serve as a prior of `weight` pseudo-counts for the counted
-ones.
+The attacker's text contains a rare token a few times or never. But the public model knows it: tokens with similar
+embeddings have similar neighbours. Inside a group of near neighbours, the direction in which two tokens differ still
+separates a plural from a singular or a name from a noun. So all neighbours are put into classes, and for every token of
+the public text it is counted how often each class comes next. The shares (their square roots, in which Hellinger's
+distance is Euclid's, so that rare classes count as much as common ones) are regressed on the embeddings, by ridge
+regression in closed form. The predicted shares serve as `weight` pseudo-counts.
 
-A class is a union of groups of candidates: which class a scrambled neighbour belongs to is therefore known for certain,
-whatever is still open inside its group. The groups with most running tokens are classes of their own, the others are
-put together by their mean embeddings (k-means).
-
-Everything here is computed from public text and the public table; the scrambled text is not used.
+A class is a union of groups of candidates, so the class of a scrambled neighbour is certain. The groups with most
+running tokens are classes of their own; the others are merged by their mean embeddings (k-means). Only public text and
+the public table are used.
 """
 
 from __future__ import annotations
@@ -37,8 +34,8 @@ class Profiles:
     """How profiles of neighbours are predicted from embeddings.
 
     Attributes:
-        alone: classes of one group.
-        together: classes of the rest.
+        alone: the number of classes of one group.
+        together: the number of classes of the other groups.
         weight: pseudo-counts of a predicted profile.
         ridge: relative to the mean variance of the embeddings.
         distances: at which neighbours are predicted.
@@ -53,7 +50,7 @@ class Profiles:
     def ratios(
         self, table: torch.Tensor, blocks: BlockAssignment, public: PublicBigrams
     ) -> dict[tuple[int, int], Ratios]:
-        """By distance and side (0: what follows, 1: what goes before)."""
+        """Returns the ratios by distance and side (0: what follows, 1: what precedes)."""
         unit = torch.nn.functional.normalize(table.float(), dim=1).numpy().astype(np.float64)
         classes = self._classes(unit, blocks, public)
         result = {}
@@ -64,7 +61,7 @@ class Profiles:
         return result
 
     def _classes(self, unit: Floats, blocks: BlockAssignment, public: PublicBigrams) -> Ids:
-        """(groups,) the class of each."""
+        """Returns (groups,) the class of each group."""
         groups = len(blocks.first_column)
         mass = summed(blocks.column_group, public.share[blocks.column_member], groups)
         order = np.argsort(-mass, kind="stable")
@@ -77,7 +74,7 @@ class Profiles:
         return classes
 
     def _mixed(self, unit: Floats, counts: Floats) -> NDArray[np.float32]:
-        """(n, classes) counted and predicted shares in one, over each class' share of all."""
+        """Returns (n, classes) counted and predicted shares combined, over each class's share of all."""
         total = counts.sum(1)
         common = (counts.sum(0) + 0.5) / (counts.sum() + 0.5 * counts.shape[1])
         seen = np.flatnonzero(total)
@@ -97,23 +94,23 @@ class Profiles:
 
 @dataclass(frozen=True)
 class Ratios:
-    """Profiles of all tokens at one distance, on one side.
+    """The profiles of all tokens at one distance and side.
 
     Attributes:
         values: (n, classes) how much likelier a class is next to a token than anywhere.
-        classes: (groups,).
+        classes: (groups,) the class of each group.
     """
 
     values: NDArray[np.float32]
     classes: Ids
 
     def at(self, members: Ids, groups: Ids) -> NDArray[np.float32]:
-        """For each member next to something of a group."""
+        """Returns the ratio of each member next to its group."""
         return self.values[members, self.classes[groups]]
 
 
 def _counted(bigrams: Bigrams, side: int, blocks: BlockAssignment, classes: Ids, size: int) -> Floats:
-    """(n, classes) how often each class is next to each token."""
+    """Returns (n, classes) how often each class is next to each token."""
     of = np.full(size, -1, np.int64)
     of[blocks.column_member] = classes[blocks.column_group]  # in several groups: the last one's
     token, neighbour = (bigrams.left, bigrams.right) if side == 0 else (bigrams.right, bigrams.left)
@@ -124,7 +121,7 @@ def _counted(bigrams: Bigrams, side: int, blocks: BlockAssignment, classes: Ids,
 
 
 def _k_means(vectors: Floats, k: int) -> Ids:
-    """Spherical k-means from evenly spaced seeds: nothing is drawn, so that the same things give the same classes."""
+    """Returns the classes by spherical k-means from evenly spaced seeds. It is deterministic."""
     if len(vectors) <= k:
         return np.arange(len(vectors))
     x = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)

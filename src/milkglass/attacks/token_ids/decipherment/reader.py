@@ -1,17 +1,15 @@
 """A causal language model that reads texts of public ids, its own or another tokenizer's.
 
-A model with a vocabulary of its own reads *text*. Public ids are therefore spelled: each has a fixed row of the
-reader's ids where it follows a space, and another where it continues a word (`##` pieces, marks that cling to what
-precedes them, whatever follows an opening bracket). A text of public ids is the concatenation of these rows, so the
-state from which a public id is predicted is known for each place, and of a public id it is the *first* of its reader's
-ids that is judged. Where the reader is the public model, each id spells itself.
+A model with another vocabulary reads *text*, so public ids are spelled. Each has a fixed row of the reader's ids after
+a space, and another where it continues a word (`##` pieces, punctuation that joins what precedes it, whatever follows
+an opening bracket). A text is the concatenation of these rows. So the state before each public id is known, and the
+*first* of its reader's ids is judged. If the reader is the public model, each id spells itself.
 
     at(place, b) = h . H[first(b)] - log mean over other places of softmax(h' . H)[first(b)]
 
-h is the reader's state before the place, H its head: up to a constant for each place the logarithm of
-P(first(b) | what precedes) / P(first(b)), since a token that is common everywhere reveals nothing about this place.
-
-A spelling put together of pieces is not always the one that the reader was trained on.
+h is the reader's state before the place, H its head. Up to a constant for each place this is the logarithm of
+P(first(b) | what precedes) / P(first(b)), since a token that is common everywhere reveals nothing about this place. A
+spelling from pieces is not always the one on which the reader was trained.
 """
 
 from __future__ import annotations
@@ -49,10 +47,10 @@ class Spelling:
     """How public ids are written in the reader's ids.
 
     Attributes:
-        rows: for each of (after a space, joined on) a row of the reader's ids by public id.
-        first: (2, n) their first ones.
-        clings, opens: (n,) joined to what precedes, to what follows.
-        silent: (n,) spelled as nothing.
+        rows: for (after a space, joined on) each, a row of the reader's ids for every public id.
+        first: (2, n) the first ids of these rows.
+        clings, opens: (n,) whether an id is joined to what precedes it, to what follows it.
+        silent: (n,) whether it is spelled as nothing.
     """
 
     rows: tuple[list[Ids], list[Ids]]
@@ -69,10 +67,10 @@ class Spelling:
 
     @classmethod
     def between(cls, own: Tokenizer, reader: Tokenizer, size: int, anchor: int) -> Spelling:
-        """The spelling of one tokenizer's ids by another.
+        """Returns the spelling of one tokenizer's ids by another.
 
         Args:
-            anchor: a public id that is a word; what another id adds behind it is how that one is written.
+            anchor: a public id that is a word. The text that another id adds after it shows how that id is written.
         """
         head = len(own.decode([anchor]))
         added = [text[head:] for text in own.decode_batch([[anchor, i] for i in range(size)])]
@@ -90,8 +88,12 @@ class Spelling:
         return cls((rows[0], rows[1]), first, clings, np.array([b in OPENING for b in bare], np.bool_), silent)
 
     def written(self, ids: Ids, begin: int) -> tuple[Ids, Ids, NDArray[np.bool_]]:
-        """The reader's ids after `begin`; (t,) from which of them each is predicted, NO_BELIEF if it's not written;
-        (t,) whether it is joined to what precedes, whatever it is."""
+        """Returns a text in the reader's ids.
+
+        Returns:
+            The reader's ids after `begin`; (t,) the place from which each is predicted, NO_BELIEF if it is not written;
+                (t,) whether it is joined to what precedes in any case.
+        """
         parts, at, joined, length, open_ = [np.array([begin])], np.full(len(ids), NO_BELIEF), [], 1, True
         for number, one in enumerate(ids.tolist()):
             joined.append(open_)
@@ -111,8 +113,8 @@ class ReadBatch:
 
     Attributes:
         where: (m,) places among all tokens.
-        states: (m, d) before each.
-        joined: (m,).
+        states: (m, d) the state before each place.
+        joined: (m,) whether it is joined to what precedes.
     """
 
     where: Ids
@@ -120,7 +122,7 @@ class ReadBatch:
     joined: NDArray[np.bool_]
 
     def of(self, which: NDArray[np.bool_]) -> ReadBatch:
-        """Some of the places."""
+        """Returns some of the places."""
         return ReadBatch(self.where[which], self.states[torch.from_numpy(which)], self.joined[which])
 
 
@@ -128,7 +130,7 @@ class CausalReader:
     """A causal model and its spelling of public ids.
 
     Attributes:
-        model: a body.
+        model: its body.
         head: (V, d).
         begin: the id before every text.
     """
@@ -143,7 +145,7 @@ class CausalReader:
 
     @classmethod
     def of(cls, public: Model, name: str, corpus: Sequences) -> CausalReader:
-        """The public model itself where it is causal, else the model of that name; ask `unreadable` before."""
+        """Returns the public model as a reader if it is causal, else the model `name`. Call `unreadable` before."""
         size = len(public.table)
         if family_of(public.config).kind == "decoder":
             return cls(public, Spelling.itself(size))
@@ -155,11 +157,11 @@ class CausalReader:
 
     @torch.inference_mode()
     def reads(self, texts: Sequences, numbers: Ids) -> Iterator[ReadBatch]:
-        """The states before every place of these texts, batch by batch.
+        """Yields the states before every place of these texts, batch by batch.
 
         Args:
-            texts: what is believed, in public ids, NO_BELIEF for nothing.
-            numbers: of the texts that are read, the shortest first.
+            texts: the believed public ids, NO_BELIEF where there is none.
+            numbers: the texts that are read, the shortest first.
         """
         starts = np.cumsum(texts.lengths) - texts.lengths
         longest = min(WINDOW, int(getattr(self.model.config, "max_position_embeddings", WINDOW)))
@@ -187,23 +189,19 @@ class CausalReader:
 
     @torch.inference_mode()
     def common(self, states: torch.Tensor) -> Floats:
-        """(V,) the logarithm of how likely each of its ids is on average."""
+        """Returns (V,) the logarithm of each id's mean probability."""
         total = sum((torch.softmax(part @ self.head.T, 1).sum(0) for part in states.split(64)), torch.zeros(1))
         return np.log(total.double().numpy() / max(1, len(states)) + MIN_PROBABILITY)
 
     @torch.inference_mode()
     def normaliser(self, states: torch.Tensor) -> Floats:
-        """(m,) the constant of each place: what is to be taken from `at` to have a logarithm of probabilities."""
+        """Returns (m,) the constant of each place, which makes `at` a log-probability when subtracted."""
         parts = [torch.logsumexp(part @ self.head.T, 1) for part in states.split(64)]
         return torch.cat([states.new_zeros(0), *parts]).double().numpy()
 
     @torch.inference_mode()
     def at(self, read: ReadBatch, options: Ids, common: Floats) -> Floats:
-        """(m, w) the formula above.
-
-        Args:
-            options: (m, w) public ids for each place.
-        """
+        """Returns (m, w) the formula above, for the public ids `options` (m, w) of each place."""
         joined = read.joined[:, None] | self.spelling.clings[options]
         first = self.spelling.first[joined.astype(np.int64), options]
         result = torch.einsum("md,mwd->mw", read.states, self.head[torch.from_numpy(first)])
@@ -211,7 +209,7 @@ class CausalReader:
 
 
 def unreadable(public: Model, name: str) -> str | None:
-    """Why no reader can read the public model's ids, neither itself nor the model of that name."""
+    """Returns why neither the public model nor the model `name` can read the public model's ids, or None."""
     if family_of(public.config).kind == "decoder":
         return headless(public)
     if public.folder is None or not (public.folder / TOKENIZER).is_file():
@@ -224,7 +222,7 @@ def unreadable(public: Model, name: str) -> str | None:
 
 
 def _there(ref: str) -> bool:
-    """Without opening or fetching anything."""
+    """Returns whether the model exists, without opening or downloading anything."""
     if ref in EMBEDDED:
         return importlib.util.find_spec(EMBEDDED[ref].module) is not None
     return (Path(ref) / TOKENIZER).is_file()
