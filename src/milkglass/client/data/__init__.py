@@ -1,1 +1,1 @@
-"""The user's rows: read, numbered, written as scrambled Parquet, marked."""
+"""The user's rows: reads, numbers and marks them, and writes them as scrambled Parquet."""

@@ -1,7 +1,7 @@
-"""A file of the user's, and which of its columns are read.
+"""A file of the user's rows, and which of its columns are read.
 
-JSON Lines, one JSON list, CSV, TSV, Parquet, or lines of text. Columns that are not named are found by their names. The
-delimiter of a table is found from its first rows.
+It is JSON Lines, one JSON list, CSV, TSV, Parquet, or lines of text. Columns that are not named are found by their
+usual names. The delimiter of a table is found from its first rows.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from milkglass.rows.tables import comma, json_rows, parquet, text_lines, tsv
 
 TEXTS, PAIRS, LABELS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
 CHATS = ("messages", "instruction")
-# All that a row of instructions may have. text: what the published Alpaca file says again, in a prompt of its own
+# All columns of a row of instructions. text: the published Alpaca file repeats the row there as a prompt
 INSTRUCTED = ("instruction", "input", "output", "id", "text")
-TABLES, JSON = (".csv", ".tsv"), (".jsonl", ".json", "")  # what has no kind is read as JSON
+TABLES, JSON = (".csv", ".tsv"), (".jsonl", ".json", "")  # a file without a suffix is read as JSON
 KINDS = (*JSON, *TABLES, ".parquet", ".txt")
 READ_KINDS = ".jsonl, .json, .csv, .tsv, .parquet or .txt"
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file, and the columns that somebody named.
+    """A file, and the columns that the user named.
 
     Attributes:
-        text: the column of texts; None: found by its name, as the others are.
+        text: the column of texts. None: found by its name, as all columns are.
         label: the column of labels.
         pair: the column of second texts.
-        delimiter: one sign, of a table; None: found.
-        skip_empty: whether rows whose text, label or answer is empty are left out; otherwise they are refused.
+        delimiter: the character between the cells of a table. None: found.
+        skip_empty: whether rows with an empty text, label or answer are left out. Otherwise they are refused.
     """
 
     path: Path
@@ -62,7 +62,7 @@ class DataFile:
 
     @property
     def kind(self) -> str:
-        """The suffix of its name. Raises UsageError for one that is not read."""
+        """Returns the suffix of the file's name. Raises UsageError if such files are not read."""
         result = self.path.suffix.lower()
         if result not in KINDS:
             raise UsageError(
@@ -72,11 +72,11 @@ class DataFile:
         return result
 
     def require(self) -> None:
-        """Check that there is such a file, and that it has what was named.
+        """Checks that the file exists, and that the options fit its kind.
 
         Raises:
-            UsageError: There is no such file, or columns or a delimiter were named and it has none.
-            EmptyText: The file is empty.
+            UsageError: the file does not exist, or columns or a delimiter were named and it has none.
+            EmptyText: the file is empty.
         """
         if self.path.is_dir():
             raise UsageError(f"{self.path} is a folder, not a file", f"give {READ_KINDS}")
@@ -90,12 +90,15 @@ class DataFile:
             raise EmptyText(f"{self.name} is empty", "give at least one row")
 
     def rows(self, blank: Progress = no_progress) -> Rows:
-        """Yield the file's rows with all columns, one at a time. blank: receives a 1 for each blank line.
+        """Yields the file's rows with all columns, one at a time.
+
+        Args:
+            blank: receives a 1 for each blank line.
 
         Raises:
-            UsageError: The file cannot be read.
-            CodecError: A row cannot be read; it is raised when that row is reached.
-            EmptyText: There is no row.
+            UsageError: the file cannot be read.
+            CodecError: a row cannot be read. It is raised when that row is reached.
+            EmptyText: there is no row.
         """
         self.require()
         texts = () if self.text else (*TEXTS, *CHATS)
@@ -110,7 +113,11 @@ class DataFile:
 
     # --- columns of a row ---------------------------------------------------------------------------------------------
     def text_column(self, place: Place, row: Row, header: Collection[str] = ()) -> str:
-        """Return the column of texts. header: columns of other rows. Raises CodecError if there is none."""
+        """Returns the column of texts. Raises CodecError if there is none.
+
+        Args:
+            header: columns of other rows.
+        """
         result = self.text or found(row, TEXTS) or found(header, TEXTS)
         if result is None:
             raise CodecError(
@@ -126,7 +133,7 @@ class DataFile:
         return self.pair or found(row, PAIRS, self.named)
 
     def taken(self) -> dict[str, str | None]:
-        """The columns that are read, by what they are. Raises EmptyText for a file without rows, CodecError."""
+        """Returns the columns that are read, by their role. Raises EmptyText for a file without rows, CodecError."""
         place, row = next(self.rows(), (None, None))
         if place is None or row is None:
             raise EmptyText(f"{self.name} has no rows", "give at least one")
@@ -139,14 +146,11 @@ class DataFile:
         }
 
     def columns_read(self, labels: bool = True, identifier: str | None = None) -> str:
-        """Say what is read of its first row, and what is not: "text from Question, label from Topic; not read: Id".
+        """Returns which columns are read: "text from Question, label from Topic; not read: Id"; "" for lines of text.
 
         Args:
-            labels: Whether labels are read.
-            identifier: The column of ids that is read.
-
-        Returns:
-            "" for a file of lines of text, which has no columns.
+            labels: whether labels are read.
+            identifier: the column of ids that is read.
         """
         if self.kind == ".txt":
             return ""
@@ -170,5 +174,5 @@ Source = Path | DataFile
 
 
 def found(row: Collection[str], names: Collection[str], but: Collection[str] = ()) -> str | None:
-    """The first of these columns that a row has."""
+    """Returns the first of these columns that a row has, or None."""
     return next((name for name in names if name in row and name not in but), None)

@@ -1,15 +1,15 @@
-"""The user's own data, read and checked row by row.
+"""Reads and checks the user's data row by row.
 
-Rows of one of these shapes throughout a file, in any kind of file that data_file.py reads:
+All rows of a file have one of these shapes, in any kind of file that data_file.py reads:
 
-    {"text": ..., "label": ...}                      {"text": ..., "text_pair": ..., "label": ...}
-    {"messages": [{"role": ..., "content": ...}]}    {"instruction": ..., "input": ..., "output": ...}
+    {"text": ..., "label": ...}                             {"text": ..., "text_pair": ..., "label": ...}
+    {"messages": [{"role": ..., "content": ...}]}           {"instruction": ..., "input": ..., "output": ...}
     {"text": ...}
 
-with `sentence` or a column that the user names for `text`. TSV is read without quoting, as GLUE writes it. Files are
-read a row at a time, so they may be of any size. Messages name the file and the line, and never quote it: a traceback
-or a log must not hold private text. Label names stay on the client; the server sees their numbers. For a regression
-the labels are numbers, 2.5 or "2.5"; the server sees them standardised (label_scale.py).
+`sentence`, or a column that the user names, can stand for `text`. TSV is read without quoting, as GLUE writes it. Files
+are read a row at a time and may have any size. Messages name the file and the line and never quote it, because a
+traceback or a log must not contain private text. Label names stay on the client; the server sees their numbers. The
+labels of a regression are numbers, 2.5 or "2.5"; the server sees them standardised (label_scale.py).
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ FOREIGN = {
     ("prompt", "chosen"): "a prompt and preferred answers",
 }
 AS_MESSAGES = 'write {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
-ID = "id"  # a column by which a table's rows are named
+ID = "id"  # the column with the names of a table's rows
 WHAT: dict[Kind, str] = {"labelled": "texts with labels", "chat": "conversations", "text": "texts alone"}
 
 
 @dataclass(frozen=True)
 class Example:
-    """One row.
+    """One row: a text, perhaps with `pair` and `label`, or a conversation.
 
-    `line` counts from 1, for messages, and `noun` says of what (an entry of a JSON list, a row of Parquet). It has
-    either `text`, perhaps with `pair` and `label`, or `messages`, perhaps with `tools`. `mark` is its id in the table,
-    where that was read.
+    Attributes:
+        line: its number from 1, for messages.
+        noun: what the number counts: a line, an entry of a JSON list, a row of Parquet.
+        mark: the row's id in the table, if it was read.
     """
 
     line: int
@@ -62,7 +63,7 @@ class Example:
     mark: str = ""
 
     def place(self, source: Source) -> Place:
-        """How messages name it."""
+        """Returns the row's name for messages."""
         return Place(source.name, self.line, self.noun)
 
 
@@ -71,14 +72,14 @@ class Summary:
     """The content of a file.
 
     Attributes:
-        kind: What its rows are.
-        rows: How many.
-        pairs: Whether rows have a second text.
-        labels: The names that occur, in order (numbers by value).
-        scale: The scale of the scores of data for a regression; there are no labels then.
-        blank: How many blank lines were skipped.
-        empty: How many rows were left out for an empty field.
-        counts: In how many rows each label occurs.
+        kind: the shape of its rows.
+        rows: how many rows it has.
+        pairs: whether rows have a second text.
+        labels: the label names, in order (numbers by value).
+        scale: the scale of a regression's scores, which has no labels.
+        blank: how many blank lines were skipped.
+        empty: how many rows were left out because of an empty field.
+        counts: in how many rows each label occurs.
     """
 
     kind: Kind
@@ -100,18 +101,17 @@ class Summary:
 def read_examples(
     source: Source, scores: bool = False, blank: Progress = no_progress, empty: Progress = no_progress
 ) -> Iterator[Example]:
-    """Yield the rows of a file, checked.
+    """Yields the rows of a file, checked.
 
     Args:
-        source: The file.
-        scores: Whether labels are the numbers of a regression.
-        blank: Receives a 1 for each blank line that is skipped.
-        empty: Receives a 1 for each row that the file's `skip_empty` leaves out.
+        scores: whether labels are the numbers of a regression.
+        blank: receives a 1 for each blank line that is skipped.
+        empty: receives a 1 for each row that the file's `skip_empty` leaves out.
 
     Raises:
-        CodecError: A row is not of the file's shape; file and line are named.
-        EmptyText: There is no row.
-        UsageError: The file is of another kind.
+        CodecError: a row has another shape than the file. The message names the file and the line.
+        EmptyText: there is no row.
+        UsageError: files of this kind are not read.
     """
     file = DataFile.of(source)
     first: Example | None = None
@@ -137,8 +137,13 @@ def read_examples(
 def read_texts(
     source: Source, blank: Progress = no_progress, identifier: str | None = None, empty: Progress = no_progress
 ) -> Iterator[Example]:
-    """The texts alone, and second texts: labels are not looked at. identifier: the column of their ids; None: `id`,
-    where there is one. `empty` and errors as of `read_examples`."""
+    """Yields the texts and second texts of a file without looking at labels. Raises what `read_examples` raises.
+
+    Args:
+        blank: receives a 1 for each blank line that is skipped.
+        identifier: the column of the rows' ids. None: `id`, if there is one.
+        empty: receives a 1 for each row that the file's `skip_empty` leaves out.
+    """
     file = DataFile.of(source)
     rows, skipped = 0, None
     header = _survey(file, scores=False)[0]
@@ -158,7 +163,7 @@ def read_texts(
 
 
 def _skipped(file: DataFile, error: EmptyText) -> EmptyText:
-    """The error of a row that the file's `skip_empty` leaves out. Raises it where there is no such wish."""
+    """Returns the error of a row that `skip_empty` leaves out. Raises it if the file does not skip empty rows."""
     if not file.skip_empty:
         raise EmptyText(error.message, f"{error.hint}, or leave out all such rows with --skip-empty") from None
     return error
@@ -171,8 +176,10 @@ def _no_rows(file: DataFile, skipped: EmptyText | None) -> EmptyText:
 
 
 def _survey(file: DataFile, scores: bool) -> tuple[tuple[str, ...], LabelCells]:
-    """All columns that the rows have, and how the cells of labels are read. A row that cannot be read ends it: who
-    reads the rows reports it."""
+    """Returns all columns of the rows, and how the cells of labels are read.
+
+    It ends at a row that cannot be read, which whoever reads the rows reports.
+    """
     names: dict[str, None] = {}
 
     def cells() -> Iterator[Any]:
@@ -192,7 +199,11 @@ def _survey(file: DataFile, scores: bool) -> tuple[tuple[str, ...], LabelCells]:
 
 
 def summarise(source: Source, scores: bool = False) -> Summary:
-    """Read the whole file once, checking every row. scores: as for `read_examples`, whose errors it raises."""
+    """Reads and checks the whole file once. Raises what `read_examples` raises.
+
+    Args:
+        scores: whether labels are the numbers of a regression.
+    """
     if scores:
         return _scored(source)
     labels = Counter[str]()
@@ -209,16 +220,15 @@ def summarise(source: Source, scores: bool = False) -> Summary:
 
 
 def in_order(labels: Collection[str]) -> list[str]:
-    """Sort labels: whole numbers by value (without `int`, which refuses more than 4,300 digits), names by alphabet."""
+    """Returns labels in order: whole numbers by value, of any length, and names by alphabet."""
     numeric = all(name.isascii() and name.isdigit() for name in labels)
     return sorted(labels, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name) if numeric else name)
 
 
 def require_classes(source: Source, found: Summary) -> None:
-    """Raise CodecError for labels of which nothing can be learnt.
+    """Raises CodecError for labels from which nothing can be learnt.
 
-    They are the numbers of a regression, one label alone, or another label in each of the rows, as if numbers of rows
-    were taken for labels.
+    These are the numbers of a regression, a single label, or a different label in each row, such as row numbers.
     """
     require_no_fractions(source, found)
     count = len(found.labels)
@@ -233,10 +243,7 @@ def require_classes(source: Source, found: Summary) -> None:
 
 
 def require_no_fractions(source: Source, found: Summary) -> None:
-    """Raise CodecError if each label is a number and some have a fraction.
-
-    They are the numbers of a regression, which would become as many classes.
-    """
+    """Raises CodecError if all labels are numbers and some have a fraction, as those of a regression do."""
     if any(has_fraction(name) for name in found.labels) and all(is_number(name) for name in found.labels):
         raise CodecError(
             f"{_column_of_labels(source)} holds numbers with a fraction, {len(found.labels):,} different ones",
@@ -250,7 +257,7 @@ def _column_of_labels(source: Source) -> str:
 
 
 def unlabelled(source: Source, found: Summary) -> CodecError:
-    """The error for data without labels where labels are needed; it names the columns that there are."""
+    """Returns the error for data without the labels that are needed. It names the columns."""
     hint = 'give rows with a "text" and a "label"'
     if found.kind == "text" and DataFile.of(source).kind != ".txt":
         _, row = next(DataFile.of(source).rows())
@@ -276,8 +283,11 @@ def _scored(source: Source) -> Summary:
 
 
 def number_labels(names: Sequence[str], known: Mapping[str, int] | None) -> dict[str, int]:
-    """A number for each label. The known numbers stand when they cover all names, so that a second fine-tune, or one on
-    part of the data, numbers them alike."""
+    """Returns a number for each label.
+
+    Known numbers stay if they cover all names, so that a second fine-tune, or one on part of the data, numbers them
+    alike.
+    """
     if known and set(names) <= set(known):
         return dict(known)
     return {name: number for number, name in enumerate(names)}
@@ -285,7 +295,7 @@ def number_labels(names: Sequence[str], known: Mapping[str, int] | None) -> dict
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cells: LabelCells) -> Example:
-    """Read one row. header: the columns of the whole file; a row that lacks one has an empty cell there."""
+    """Reads one row. `header` has the columns of the whole file: a row without one has an empty cell there."""
     if (chat := _chat(file, place, row)) is not None:
         return chat
     _require_unweighted(file, place, row)
@@ -307,10 +317,9 @@ def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cell
 
 
 def _require_unweighted(file: DataFile, place: Place, row: Row) -> None:
-    """Raise CodecError for a field that says how a row is trained: each row counts alike.
+    """Raises CodecError for a field that weighs a row in training: all rows count alike.
 
-    Whoever named the columns of the texts and the labels has said what is read. A table's other columns are not read,
-    and may have any name.
+    If the user named the columns of texts and labels, or for other columns of a table, such fields are not read.
     """
     if file.text is not None and (file.label is not None or file.label_column(row) is None):
         return
@@ -323,7 +332,7 @@ def _require_unweighted(file: DataFile, place: Place, row: Row) -> None:
 
 
 def _text(file: DataFile, place: Place, row: Row, header: Sequence[str]) -> str:
-    """Return a row's text. Raises EmptyText if it lacks a column that others have, or has an empty cell there."""
+    """Returns a row's text. Raises EmptyText if it is empty, or if the row lacks a column that others have."""
     column = file.text_column(place, row, header)
     if column not in row and column in header:
         raise _lacking(file, place, row, column)
@@ -336,7 +345,7 @@ def _lacking(file: DataFile, place: Place, row: Row, column: str) -> EmptyText:
 
 
 def _mark(place: Place, row: Row, identifier: str | None) -> str:
-    """A row's id, on one line; "" where it has none."""
+    """Returns a row's id on one line, or "" if it has none."""
     if identifier is not None and identifier not in row:
         raise CodecError(f"{place} has no {identifier}", f"{columns_there(list(row), (identifier,))}; see --id-column")
     value = row.get(identifier or ID)
@@ -349,7 +358,7 @@ def _mark(place: Place, row: Row, identifier: str | None) -> str:
 
 
 def _chat(file: DataFile, place: Place, row: Row) -> Example | None:
-    """A conversation; None: the row is none. Raises CodecError, EmptyText."""
+    """Returns a conversation, or None if the row is none. Raises CodecError, EmptyText."""
     named = file.text is not None and isinstance(row.get(file.text), list)
     if named or (file.text in (None, CHATS[0]) and CHATS[0] in row):
         column = file.text if named and file.text is not None else CHATS[0]
@@ -376,7 +385,7 @@ def _in_openais_format(
 
 
 def _without_gaps(value: Any) -> Any:
-    """Return a value without fields that are null: in Parquet each object has the fields of all others."""
+    """Returns a value without fields that are null: in Parquet each object has the fields of all others."""
     if isinstance(value, Mapping):
         return {name: _without_gaps(one) for name, one in value.items() if one is not None}
     return [_without_gaps(one) for one in value] if isinstance(value, list) else value

@@ -1,10 +1,10 @@
-"""A cell of labels as the label's name: one rule for CSV, TSV, JSON Lines, JSON lists and Parquet.
+"""Reads a cell of labels as the label's name, by one rule for CSV, TSV, JSON Lines, JSON lists and Parquet.
 
-A column in which each cell is a whole number, or a text that is one, such as pandas writes a column of whole numbers
-with gaps, has their names: 3, 3.0 and "3.0" are "3", and "nan" or "None" is no name but a missing label; so it is in a
-column of numbers of which some have a fraction. These are the numbers of a regression (`dataset.require_classes`). In
-every other column a text is a name as it stands, and a number that is written as a float stays one: "3.0". A truth
-value, or the text of one, is "true" or "false" in any column: files of JSON, Parquet and CSV write it in three ways.
+If each cell of a column is a whole number or the text of one, as pandas writes whole numbers with gaps, the names are
+whole numbers: 3, 3.0 and "3.0" are "3", and "nan" or "None" is a missing label. In a column of numbers of which some
+have a fraction, "nan" is missing too; these are numbers of a regression (`dataset.require_classes`). In every other
+column a text is a name unchanged, and a float stays one: "3.0". A truth value, or the text of one, is "true" or "false"
+in any column, since JSON, Parquet and CSV write it in three ways.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from milkglass.client.label_scale import score_of
 from milkglass.errors import CodecError, EmptyText
 from milkglass.rows.place import Place, missing
 
-GAPS = frozenset({"nan", "none", "null", "na", "n/a", "<na>", "nat"})  # as text, where numbers are expected
-EXACT = 1 << 53  # above it a float names no whole number
+GAPS = frozenset({"nan", "none", "null", "na", "n/a", "<na>", "nat"})  # missing, in a column of numbers
+EXACT = 1 << 53  # above it a float stands for no single whole number
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -32,9 +32,9 @@ class LabelCells:
     """How the cells of one column of labels are read.
 
     Attributes:
-        numbers: whether each of them is a whole number, or missing.
-        fractions: whether each of them is a number, or missing, and some have a fraction.
-        scores: whether they are the numbers of a regression.
+        numbers: whether each cell is a whole number, or missing.
+        fractions: whether each cell is a number, or missing, and some have a fraction.
+        scores: whether the cells are the numbers of a regression.
     """
 
     numbers: bool = False
@@ -43,7 +43,7 @@ class LabelCells:
 
     @classmethod
     def of(cls, cells: Iterable[Any]) -> LabelCells:
-        """Choose how cells are read, by all cells of the column."""
+        """Decides how cells are read from all cells of the column."""
         some = fractions = False
         for cell in cells:
             if missing(cell) or _is_gap(cell):
@@ -56,8 +56,7 @@ class LabelCells:
         return cls(numbers=some and not fractions, fractions=fractions)
 
     def read(self, place: Place, column: str, cell: Any) -> str:
-        """The label's name, or for a regression its score as text. Raises EmptyText for a missing one, CodecError for
-        what can be no label."""
+        """Returns the label's name, or a regression's score as text. Raises EmptyText if it is missing, CodecError."""
         if missing(cell) or ((self.numbers or self.fractions or self.scores) and _is_gap(cell)):
             raise EmptyText(f"{place} has an empty {column}", "fill it")
         if self.scores:
@@ -78,7 +77,7 @@ class LabelCells:
 
 
 def _whole(cell: Any) -> int | None:
-    """The whole number that a float, or a text that is written as one, stands for."""
+    """Returns the whole number that a float, or its text, stands for, or None."""
     if isinstance(cell, str) and _FLOAT.fullmatch(cell.strip()):
         cell = float(cell)
     if isinstance(cell, Decimal) and cell.is_finite():
@@ -89,7 +88,7 @@ def _whole(cell: Any) -> int | None:
 
 
 def has_fraction(cell: Any) -> bool:
-    """Whether a cell, or a label's name, is a number that is not whole."""
+    """Returns whether a cell, or a label's name, is a number that is not whole."""
     if isinstance(cell, str):
         cell = float(cell) if _NUMBER.fullmatch(cell.strip()) else None
     if isinstance(cell, Decimal):

@@ -1,7 +1,7 @@
-"""Scrambled training rows in the layouts that other trainers read: JSON Lines, or a folder of Hugging Face's datasets.
+"""Writes scrambled training rows for other trainers, as JSON Lines or a folder of Hugging Face's datasets.
 
-Each row has `input_ids`, `attention_mask` and `labels` (and `token_type_ids` where the model has them): TRL, Axolotl,
-LLaMA-Factory and torchtune take such rows as they are, without a tokenizer of their own. Parquet has the same columns.
+Each row has `input_ids`, `attention_mask` and `labels`, and `token_type_ids` if the model has them. TRL, Axolotl,
+LLaMA-Factory and torchtune take such rows without a tokenizer. Parquet has the same columns.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ DATA = "data-00000-of-00001.arrow"
 
 
 def write_layout(rows: Path, layout: Layout, out: Path) -> None:
-    """Write the rows of a Parquet file of `write_parquet` to `out`: a file, or for "datasets" a folder, which
-    `datasets.load_from_disk` reads. Raises FileExistsError for a name that is taken by other things."""
+    """Writes the rows of a file of `write_parquet` in another layout. Raises FileExistsError if the name is taken.
+
+    Args:
+        out: a file, or for "datasets" a folder, which `datasets.load_from_disk` reads.
+    """
     with pq.ParquetFile(rows, memory_map=False) as file:
         if layout == "datasets":
             with files.new_dir(out) as folder:
@@ -35,7 +38,7 @@ def write_layout(rows: Path, layout: Layout, out: Path) -> None:
 
 
 def _dataset(file: pq.ParquetFile, folder: Path) -> None:
-    """Write what `Dataset.save_to_disk` writes."""
+    """Writes what `Dataset.save_to_disk` writes."""
     with (folder / DATA).open("wb") as sink, pa.ipc.new_stream(sink, file.schema_arrow) as writer:
         for batch in file.iter_batches(BATCH):
             writer.write_batch(batch)

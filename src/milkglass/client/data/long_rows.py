@@ -1,7 +1,4 @@
-"""Training rows that are longer than the model may read: cut, left out, or refused all at once.
-
-Out of scope: how long a row is (codec.py), and how rows are written (training_rows.py).
-"""
+"""Training rows that are longer than the model may read: they are cut, left out, or refused all at once."""
 
 from __future__ import annotations
 
@@ -16,13 +13,12 @@ from milkglass.rows.place import Place, listed
 
 
 def require_answers(unanswered: Mapping[Place, int], rows: int, source: Source, limit: int, most: int) -> None:
-    """Rows that are longer than the limit are cut; but a conversation whose answers all lie beyond it teaches nothing
-    when it is cut: such rows are refused, all at once. Raises TooLong where there are any.
+    """Raises TooLong if conversations have no answer within the limit: cut, they would teach nothing.
 
     Args:
-        unanswered: rows without an answer within the limit, and the tokens before their first answer.
-        rows: of the file.
-        limit: of tokens.
+        unanswered: these rows, and the tokens before their first answer.
+        rows: the number of rows of the file.
+        limit: the limit in tokens.
         most: tokens that the model can take.
     """
     if not unanswered:
@@ -42,10 +38,10 @@ class EncodedBatch:
     """Rows that were encoded together.
 
     Attributes:
-        table: None where no row is left.
-        cut: how many of its rows were cut.
-        unanswered: rows without an answer within the limit, which are not in the table: by place, the tokens before
-            their first answer.
+        table: the rows, or None if none is left.
+        cut: how many of the rows were cut.
+        unanswered: rows without an answer within the limit, which are not in the table: their places, and the tokens
+            before their first answer.
     """
 
     table: pa.Table | None
@@ -54,6 +50,6 @@ class EncodedBatch:
 
     @classmethod
     def of(cls, columns: Mapping[str, pa.Array], long: Sequence[int], unanswered: Mapping[int, int]) -> EncodedBatch:
-        """Make a batch. columns: of the rows that are left. long: places of the rows that were cut."""
+        """Makes a batch from the columns of the rows that are left. `long` has the places of rows that were cut."""
         table = pa.table(dict(columns))
         return cls(table if len(table) else None, len({*long} - {*unanswered}), unanswered)

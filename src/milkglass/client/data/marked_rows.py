@@ -1,12 +1,10 @@
-"""Training rows on their way out: the mark beside a Parquet file that was scrambled here, and what of it is sent.
+"""Marks scrambled training rows, and sends only marked ones.
 
-Whether ids are scrambled cannot be seen in a file. So `write_parquet` leaves a mark beside each of its files,
-NAME.milkglass.json, with the file's SHA-256 and the key's identifier (docs/formats.md). A file that is not the one of
-its mark stays here. What is sent is not the file but its numbers, as flat tensors (format `rows/1`): no other part of a
-Parquet file, where a note or a name could say anything, is kept.
-
-Out of scope: keys and text. The mark keeps accidents from happening; it is not a proof against the
-person who writes it.
+A file does not show whether its ids are scrambled. `write_parquet` therefore writes a mark beside each of its files,
+NAME.milkglass.json, with the file's SHA-256 and the key's identifier (docs/formats.md). A file that differs from its
+mark is not sent. What is sent is not the file but its numbers as flat tensors (format `rows/1`), without any other part
+of a Parquet file, where a note or a name could carry anything. The mark prevents accidents; it is not a proof against
+the person who writes it.
 """
 
 from __future__ import annotations
@@ -46,10 +44,10 @@ COLUMNS = {"input_ids": (List32,), "attention_mask": (List8,), "token_type_ids":
 @final
 @dataclass(frozen=True)
 class RowsMark:
-    """Which file was scrambled here, and with which key.
+    """Says which file was scrambled here, and with which key.
 
     Attributes:
-        sha256: of the whole file, in hex.
+        sha256: the SHA-256 of the whole file, in hex.
         key_id: the identifier of the key that scrambled it.
     """
 
@@ -58,7 +56,7 @@ class RowsMark:
 
     @classmethod
     def read(cls, path: Path) -> RowsMark:
-        """The mark of a Parquet file. Raises UsageError where there is none, or one that is not well-formed."""
+        """Reads the mark of a Parquet file. Raises UsageError if there is no valid one."""
         place = beside(path)
         if not place.is_file():
             raise UsageError(f"{path.name} has no {place.name} beside it, so nothing says that it is scrambled", HINT)
@@ -79,12 +77,12 @@ def beside(path: Path) -> Path:
 
 
 def mark(path: Path, key_id: str) -> None:
-    """Say of a file that was just written that it is scrambled, and with which key."""
+    """Writes the mark of a file that was just scrambled."""
     files.write_json(beside(path), {"format": FORMAT, "sha256": files.sha256(path), "key_id": key_id}, indent=None)
 
 
 def require_marked(path: Path) -> RowsMark:
-    """Raise UsageError for a file that is not the one of its mark, byte for byte."""
+    """Returns a file's mark. Raises UsageError if the file is not byte for byte the marked one."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}", HINT)
     result = RowsMark.read(path)
@@ -99,7 +97,7 @@ def require_marked(path: Path) -> RowsMark:
 
 @contextmanager
 def to_send(path: Path) -> Iterator[Path]:
-    """Give what may be sent of a marked file, as a file of `rows/1` in a folder that is removed in the end."""
+    """Yields what may be sent of a marked file, as a temporary file of `rows/1`. Raises UsageError."""
     require_marked(path)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:
         copy = Path(scratch) / "data.safetensors"
@@ -108,8 +106,8 @@ def to_send(path: Path) -> Iterator[Path]:
 
 
 def parquet_tensors(path: Path) -> Iterator[dict[str, NDArray[Any]]]:
-    """The rows of a file of `write_parquet` as parts of the tensors of `rows/1`, some thousand rows at a time. Raises
-    UsageError for other columns."""
+    """Yields the rows of a file of `write_parquet` as parts of the tensors of `rows/1`. Raises UsageError for other
+    columns."""
     with pq.ParquetFile(path, memory_map=False) as file:
         names = _checked_columns(path, file.schema_arrow)
         for batch in file.iter_batches(BATCH, columns=names):
@@ -125,12 +123,12 @@ def parquet_tensors(path: Path) -> Iterator[dict[str, NDArray[Any]]]:
 
 
 def write_tensors(out: Path, parts: Iterable[Mapping[str, NDArray[Any]]]) -> None:
-    """Write a training file of format `rows/1`. The same rows give the same bytes.
+    """Writes a training file of format `rows/1`. The same rows give the same bytes.
 
     Args:
-        out: the file; it appears under its name when it is complete.
-        parts: of each tensor of spec.ROWS_TENSORS, by name, the numbers of some rows; all have the same names. They are
-            not held in memory.
+        out: the file, which appears when it is complete.
+        parts: the tensors of spec.ROWS_TENSORS for some rows each, all with the same names. They are not held in
+            memory.
     """
     with ExitStack() as stack:
         gathered: dict[str, IO[bytes]] = {}
@@ -156,7 +154,7 @@ def write_tensors(out: Path, parts: Iterable[Mapping[str, NDArray[Any]]]) -> Non
 
 
 def _checked_columns(path: Path, found: pa.Schema) -> list[str]:
-    """The names of the columns. Raises UsageError for others than those of training rows, or of other types."""
+    """Returns the names of the columns. Raises UsageError for columns that are not those of training rows."""
     names: list[str] = found.names
     if len(set(names)) < len(names) or not {"input_ids", "labels"} <= set(names) <= set(COLUMNS):
         raise UsageError(f"{path.name} holds more than ids and labels, so it is not scrambled data", HINT)

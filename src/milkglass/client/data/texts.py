@@ -1,4 +1,4 @@
-"""The user's texts as token ids, and which of their tokens are names, numbers or rare: what a user asks about first."""
+"""The user's texts as token ids, with their names, numbers and rare words, which users ask about first."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from milkglass.sequences import Sequences
 
 Class = Literal["number", "name", "rare word", "other word", "common word or mark"]
 CLASSES: tuple[Class, ...] = ("number", "name", "rare word", "other word", "common word or mark")
-RARE = 3  # a content token that occurs at most so often in the audited text is rare
+RARE = 3  # the most occurrences in the audited text of a rare content token
 
-# A capitalised word that does not begin a sentence. It misses names at a sentence's start and takes in titles and,
-# in German, every noun: a rough measure, and so it is said where it is shown.
+# A capitalised word that does not begin a sentence. It misses names at a sentence's start and includes titles and,
+# in German, every noun: a rough measure, and reports say so.
 _NAME = re.compile(r"(?<=[^.!?:\"'\s][ \t])[A-Z][\w'-]*[a-z][\w'-]*")
 _NUMBER = re.compile(r"\S*\d\S*")
 
@@ -32,9 +32,11 @@ class PrivateTexts:
     """Texts, or examples of conversations, as they are sent.
 
     Attributes:
-        scrambled, original: The same tokens under both numberings.
-        names, numbers: (total,) Which tokens are part of one; see `unmarked` for conversations and pairs.
-        sources: (texts,) Which conversation each is of, where one makes several examples; None: each is of its own.
+        scrambled: the scrambled ids.
+        original: the public ids of the same tokens.
+        names: (total,) whether each token is part of a name; see `unmarked` for conversations and pairs.
+        numbers: (total,) whether each token is part of a number.
+        sources: (texts,) the conversation of each, if one makes several examples. None: each has its own.
     """
 
     scrambled: Sequences
@@ -52,20 +54,19 @@ class PrivateTexts:
         )  # fmt: skip
 
     def without(self, others: Sequences) -> PrivateTexts:
-        """The texts that are not, id for id, among the others, which are public ids."""
+        """Returns the texts that do not equal, id for id, one of the others, which are public ids."""
         known = {one.tobytes() for one in others}
         fresh = [i for i, one in enumerate(self.original) if one.tobytes() not in known]
         return self.chosen(np.array(fresh, np.int64))
 
 
 def examples_of(source: Source, most: int | None = None) -> list[Example]:
-    """Every row of a file; of a .txt, every line that is not blank. Raises CodecError, UsageError."""
+    """Returns every row of a file, or every line of a .txt that is not blank. Raises CodecError, UsageError."""
     return list(islice(read_examples(source), most))
 
 
 def read(codec: Codec, source: Source, most: int | None = None) -> PrivateTexts:
-    """Every row of a file, as it would be sent; cut to what the model can take. Raises CodecError, naming file and
-    line, UsageError."""
+    """Returns every row of a file as it would be sent, cut to the model's length. Raises CodecError, UsageError."""
     examples = examples_of(source, most)
     with naming(lambda place: str(examples[place].place(source))):
         return encoded(codec, examples)
@@ -89,21 +90,23 @@ def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
 
 
 def _sent(codec: Codec, original: Sequences) -> Sequences:
-    """Return ids as they would be sent: one of several is drawn here as the codec draws it."""
+    """Returns ids as they would be sent: one of several is drawn as the codec draws it."""
     return Sequences(codec.scrambled(original.ids).astype(np.int64), original.lengths)
 
 
 def unmarked(codec: Codec, scrambled: Sequences, original: Sequences | None = None) -> PrivateTexts:
-    """Texts of which only the tokens are known: pieces with a digit are numbers, and names are not told apart.
-    original: None where the ids themselves tell the tokens."""
+    """Returns texts of which only the tokens are known: pieces with a digit are numbers, and no token is a name.
+
+    Args:
+        original: the public ids. None: the scrambled ids give them.
+    """
     original = scrambled.mapped(codec.inverse) if original is None else original
     digits = np.array([any(char.isdigit() for char in piece) for piece in pieces(codec, len(codec.sigma))])
     return PrivateTexts(scrambled, original, np.zeros(len(original.ids), np.bool_), digits[original.ids])
 
 
 def pieces(codec: Codec, size: int) -> list[str]:
-    """(n,) what each token alone reads as, empty where there is none. Decoded: a byte-level tokenizer writes a space as
-    a letter."""
+    """Returns the decoded text of each token id below `size`, or "" if there is no such token."""
     result = [""] * size
     there = sorted(number for number in codec.tokenizer.get_vocab().values() if number < size)
     read = codec.tokenizer.batch_decode([[number] for number in there], clean_up_tokenization_spaces=False)
@@ -113,7 +116,7 @@ def pieces(codec: Codec, size: int) -> list[str]:
 
 
 def _marked(codec: Codec, texts: Sequence[str], scrambled: Sequences) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which tokens lie in a name and which in a number: (total,) each."""
+    """Returns (total,) whether each token lies in a name, and (total,) whether in a number."""
     batch = codec.tokenizer(
         list(texts),
         truncation=True,
@@ -136,8 +139,12 @@ def _marked(codec: Codec, texts: Sequence[str], scrambled: Sequences) -> tuple[N
 
 
 def classes(texts: PrivateTexts, content: NDArray[np.bool_], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(total,) the place in CLASSES of each token: a number before a name before a rare word. content: (n,) by public
-    id; counts: (n,) how often each occurs in the audited text."""
+    """Returns (total,) the place in CLASSES of each token. Number precedes name, and name precedes rare word.
+
+    Args:
+        content: (n,) whether each public id carries content.
+        counts: (n,) how often each id occurs in the audited text.
+    """
     ids = texts.original.ids
     which = np.where(content[ids], np.where(counts[ids] <= RARE, 2, 3), 4)
     which[texts.names] = 1

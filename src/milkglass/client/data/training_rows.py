@@ -1,7 +1,6 @@
-"""Training data as scrambled Parquet that a server can train on: ids and numbers, no text and no names.
+"""Writes training data as scrambled Parquet: ids and numbers, no text and no names.
 
-It is read once to check it, its labels are numbered, then it is written. Out of scope: files of text and their shapes
-(dataset.py), and where it is sent.
+The data are read once to check them, their labels are numbered, and then they are written.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ from milkglass.progress import Progress, no_progress
 from milkglass.rows.place import Place
 from milkglass.sequences import batched
 
-Numbers = Mapping[str, int] | Scale | None  # of labels, of scores, or none: rows without a label
+Numbers = Mapping[str, int] | Scale | None  # numbers of labels, a scale of scores, or None: rows without labels
 
 
 def checked(source: Source, task: str | None) -> Summary:
-    """Read the whole file, so that a broken line is reported before anything is written or sent.
+    """Reads the whole file, so that a broken line is reported before anything is written or sent.
 
     Raises:
         UsageError: there is no such file.
-        CodecError: a row that cannot be read, or data for another task.
+        CodecError: a row cannot be read, or the data are for another task.
     """
     result = summarise(source, scores=task == "regression")
     if task == "classification" and result.task != task:
@@ -64,16 +63,19 @@ def checked(source: Source, task: str | None) -> Summary:
 
 
 def require_generator(source: Source, train: Summary, kind: object) -> None:
-    """Raise CodecError for rows without labels if the model, of this kind, is an encoder."""
+    """Raises CodecError for rows without labels if the model's `kind` is "encoder"."""
     if train.task == "causal-lm" and kind == "encoder":
         error = unlabelled(source, train)
         raise CodecError(f"{error.message}, and the model is an encoder, which classifies", error.hint)
 
 
 def numbers_of(key: Key, train: Summary) -> Numbers:
-    """How the labels are sent. Label names and a scale that the key knows stay unchanged, so that a second
-    fine-tune reads like the first; a scale only where it suits the data. Raises UsageError for rows of which nothing
-    could be learnt under this key."""
+    """Returns the numbers of the labels, or the scale of the scores.
+
+    Label names that the key knows keep their numbers, so that a second fine-tune reads like the first, and so does a
+    known
+    scale if it suits the data. Raises UsageError for rows from which nothing could be learnt under this key.
+    """
     if train.task == "causal-lm" and key.shares:
         raise UsageError(
             "these rows are for a model that generates, and under this key an id names no token",
@@ -87,11 +89,12 @@ def numbers_of(key: Key, train: Summary) -> Numbers:
 
 
 def in_secret_order(names: Sequence[str], key: Key) -> tuple[str, ...]:
-    """The names in an order of their own for each key and each set of names: the same again for the same data, so that
-    an upload that was interrupted goes on.
+    """Returns the names in an order that the key decides. The same names give the same order, so that an upload can
+    resume.
 
     The server sees numbers. In alphabetical order, anyone who guesses the set of names would know which number is
-    which; drawn under the key, every order is as likely as any other. The server can count how often each occurs.
+    which.
+    Drawn under the key, all orders are equally likely. The server can count how often each occurs.
     """
     listed = sorted(names)
     info = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
@@ -100,7 +103,7 @@ def in_secret_order(names: Sequence[str], key: Key) -> tuple[str, ...]:
 
 
 def in_fresh_order(names: Sequence[str]) -> tuple[str, ...]:
-    """The names in an order drawn anew, for what keeps the numbers beside its own secret."""
+    """Returns the names in a random order, for halves that store the numbers beside their own secret."""
     return tuple(secrets.SystemRandom().sample(sorted(names), len(names)))
 
 
@@ -112,8 +115,8 @@ class WrittenParquet:
     """A file of training rows that was written.
 
     Attributes:
-        cut: Rows that were cut to the length limit.
-        left_out: Conversations that were left out because no answer is within it.
+        cut: how many rows were cut to the length limit.
+        left_out: conversations that were left out because no answer is within the limit.
     """
 
     rows: int
@@ -133,16 +136,21 @@ def write_parquet(
     skip_long: bool = False,
     which: NDArray[np.bool_] | None = None,
 ) -> WrittenParquet:
-    """Scramble `source` into `out`: input_ids, attention_mask, token_type_ids where the model has them, and labels:
-    their numbers, or given a Scale, for a regression, the scores (float32) as it sends them. which: (rows,) those that
-    are written; None: all.
+    """Writes `source` scrambled: input_ids, attention_mask, labels, and token_type_ids if the model has them.
 
-    Rows of more than `max_length` tokens are cut and counted. A conversation without an answer within them is refused,
-    with all others like it, or with `skip_long` left out and counted. `out` appears under its
-    name only when it is complete; then marked_rows.py marks it as scrambled, unless the codec does not scramble.
+    Longer rows are cut and counted. `out` appears when it is complete, and is marked as scrambled (marked_rows.py)
+    unless
+    the codec does not scramble.
 
-    Raises CodecError for a row that cannot be encoded, TooLong where conversations have no answer within the limit, or
-    no row is left.
+    Args:
+        labels: the numbers of the labels, or the scale by which scores are sent (float32).
+        max_length: the most tokens of a row.
+        skip_long: whether conversations without an answer within the limit are left out. Otherwise all are refused.
+        which: (rows,) whether each row is written. None: all are.
+
+    Raises:
+        CodecError: a row cannot be encoded.
+        TooLong: conversations have no answer within the limit, or no row is left.
     """
     limit = min(max_length, codec.limit)
     lengths, cut = list[NDArray[np.int32]](), 0

@@ -1,1 +1,1 @@
-"""A model scrambled with a key, verified, and checked before it is uploaded."""
+"""Scrambles a model with a key, verifies it, and checks it before it is uploaded."""

@@ -1,11 +1,10 @@
-"""A covariant scheme on a checkpoint: every tensor of a decoder, under coordinates that the key draws.
+"""Applies a covariant scheme to a checkpoint: every tensor of a decoder is written in coordinates that the key draws.
 
-Tensor by tensor: what is held beside one of them, and its products in fp64, are the family of key matrices, (d, d) in
-fp64, and the secrets of its layer. Gains of norms and kappa are folded into what reads after them and become ones, so
-a head that is tied to the table gets a tensor of its own. Noise is drawn in blocks of rows, so that any block can be
+Tensors are changed one at a time. Memory beyond one of them and its products in fp64: the family of key matrices, (d,
+d)
+in fp64, and the secrets of its layer. Gains of norms and kappa are folded into what reads after them and become ones,
+so a head that is tied to the table gets its own tensor. Noise is drawn in blocks of rows, so that any block can be
 written again.
-
-Out of scope: what is drawn (schemes/covariant/), which tensor is which (models/families/).
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from milkglass.schemes.covariant.layer_keys import LayerKeys, LayerShape
 from milkglass.schemes.covariant.stream_keys import StreamKeys
 from milkglass.schemes.scheme import Scheme
 
-NOISE_ROWS = 512  # that one block of noise is for; another number would be another noise
-DEVIATION_ROWS = 1024  # of a table that are in fp64 at a time
+NOISE_ROWS = 512  # rows of one block of noise; another number gives other noise
+DEVIATION_ROWS = 1024  # rows of a table that are in fp64 at a time
 
 
 def require_layers(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> None:
-    """Raises UnsupportedModel, with the reason, where a scheme cannot change the layers that it has to."""
+    """Raises UnsupportedModel, with the reason, if a scheme cannot change the layers that it must change."""
     if scheme.needs_heads and architecture.family.layers is None:
         raise UnsupportedModel(
             f"{scheme.name} is for decoders of the Llama family, and this model is of {architecture.family.name}",
@@ -51,7 +50,7 @@ def require_layers(base: Checkpoint, architecture: Architecture, scheme: Scheme)
 
 
 def new_width(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> int:
-    """Dimensions of the scrambled stream."""
+    """Returns the dimensions of the scrambled residual stream."""
     width = base.tensors[architecture.table].shape[1]
     return scheme.stream_width(width, int(base.config["num_attention_heads"])) if scheme.needs_heads else width
 
@@ -61,8 +60,8 @@ class NoisyRows:
     """Rows of another replacement with normal noise.
 
     Attributes:
-        size: standard deviation.
-        stream: whose sub-streams the blocks are drawn from.
+        size: the standard deviation.
+        stream: each block is drawn from a sub-stream of it.
     """
 
     source: RowBlocks
@@ -84,7 +83,7 @@ class NoisyRows:
 
 @dataclass(frozen=True)
 class CovariantKeys:
-    """What a key draws for one model.
+    """The matrices that a key draws for one model.
 
     Attributes:
         stream: the family of P and Q.
@@ -105,11 +104,11 @@ class CovariantKeys:
         return NoiseStream(self.key.stream(f"covariant/{purpose}"))
 
     def writing(self, name: str) -> torch.Tensor:
-        """P (d, D) of the tensor that writes."""
+        """Returns P (d, D) of the tensor that writes."""
         return self.stream.writing(self.draws(f"P/{name}"))
 
     def reading(self, name: str) -> torch.Tensor:
-        """Q (D, d) of the tensor that reads, times kappa."""
+        """Returns Q (D, d) of the tensor that reads, times kappa."""
         return self.stream.kappa * self.stream.reading(self.draws(f"Q/{name}"))
 
     def layer(self, number: int) -> LayerKeys:
@@ -118,10 +117,10 @@ class CovariantKeys:
 
 @dataclass(frozen=True)
 class _Changes:
-    """How each tensor becomes what is uploaded, from the tensor as it is.
+    """Computes the uploaded form of each tensor.
 
     Attributes:
-        layer: the secrets of a layer by its number. Tensors of a layer follow each other, so that few are kept.
+        layer: returns a layer's secrets. Tensors of a layer follow each other, so that few are in memory.
     """
 
     base: Checkpoint
@@ -134,7 +133,7 @@ class _Changes:
         return self.residual.unit + self.base.read(norm).double()
 
     def inside(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """Rows of what reads the stream, under the secrets of its layer; fp64."""
+        """Returns rows (fp64) of a tensor that reads the stream, under the secrets of its layer."""
         number, part = self.layout.places[name]
         return self.layer(number).rows(part, whole.double())
 
@@ -147,7 +146,7 @@ class _Changes:
         return (self.keys.writing(name).T @ self.layer(number).columns(part, whole.double())).to(whole.dtype)
 
     def bias(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """Of what writes to the stream; it may have its own P, as all do."""
+        """Returns a bias that is added to the stream. Like every writer it can have its own P."""
         return (whole.double() @ self.keys.writing(name)).to(whole.dtype)
 
     def inner_bias(self, name: str, whole: torch.Tensor) -> torch.Tensor:
@@ -162,8 +161,13 @@ def transformed(
     tables: Mapping[str, RowBlocks],
     head: str,
 ) -> tuple[dict[str, RowBlocks], dict[str, tuple[int, ...]]]:
-    """What the scrambled checkpoint has instead, and the new shapes. base: with a place for each of `tables`, those
-    indexed by token id as they are permuted, `head` among them. residual: of the checkpoint as it was."""
+    """Returns the replaced tensors of the scrambled checkpoint, and the new shapes.
+
+    Args:
+        base: has a place for each of `tables`.
+        residual: of the original checkpoint.
+        tables: the permuted tables that are indexed by token id, `head` among them.
+    """
     scheme, layout = scheme_of(key), architecture.layout(base)
     assert isinstance(scheme, Covariant)
     keys = CovariantKeys.of(scheme, key, layout, residual.width)
@@ -192,7 +196,7 @@ def transformed(
 
 
 def _deviation(base: Checkpoint, name: str, share: float) -> float:
-    """`share` standard deviations of a table's entries, in fp32 as ever; summed in fp64, in blocks."""
+    """Returns `share` standard deviations of a table's entries, rounded to fp32. The sums are in fp64, in blocks."""
     if not share:
         return 0.0
     table = base.mapped(name)

@@ -1,9 +1,11 @@
-"""ObfusLM+ on a checkpoint: every tensor that meets the residual stream, by the key's W* and sigma* (section 4.4).
+"""Applies ObfusLM+ to a checkpoint: W* and sigma* of the key change every tensor of the residual stream (section 4.4).
 
-Tensor by tensor: what is held is one matrix of a layer with its product, in fp32, beside two (d, d) matrices. While W*
-is drawn it is the mixed table as columns, in its own dtype: EmbedCluster compares each column with every other, and
-lying in rows they would be read from all pages of the table each time. Gains of norms are folded into what reads after
-them and become ones, so a head that is tied to the table gets a tensor of its own.
+Tensors are changed one at a time. Memory: one matrix of a layer with its product in fp32, and two (d, d) matrices.
+While
+W* is drawn, the mixed table is held as columns in its own dtype: EmbedCluster compares each column with every other,
+and
+from a table of rows each comparison would read all pages. Gains of norms are folded into what reads after them and
+become ones, so a head that is tied to the table gets its own tensor.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ COLUMNS = 4096  # rows of the table that are transposed at a time
 
 
 def with_head(base: Checkpoint, architecture: Architecture) -> tuple[Checkpoint, str]:
-    """The checkpoint with a place for an output head of its own, and the head's name. A tied one has none, and is its
-    table: the new one lies in the table's file, and has what the table has until its rows are replaced."""
+    """Returns the checkpoint with a place for its own output head, and the head's name.
+
+    A tied head has no place: the new one points to the table's file, with the table's rows until they are replaced.
+    """
     if architecture.heads:
         return base, architecture.heads[0]
     name = architecture.family.heads[0]
@@ -37,7 +41,7 @@ def with_head(base: Checkpoint, architecture: Architecture) -> tuple[Checkpoint,
 
 
 def turn_of(plus: Plus, key: Key, table: RowBlocks, count: int, width: int, stage: Stage = no_stage) -> Turn:
-    """W* and sigma* of this key, from the table (count, width) as ObfusLM mixed and permuted it."""
+    """Returns W* and sigma* of this key, computed from the mixed and permuted table (count, width)."""
     advance = stage("turn the table", count)
     columns = torch.empty(0)  # in the table's dtype, once that is known: fp32 would be twice as much
     for start in range(0, count, COLUMNS):
@@ -61,7 +65,7 @@ def turn_of(plus: Plus, key: Key, table: RowBlocks, count: int, width: int, stag
 
 @dataclass(frozen=True)
 class TransformedRows:
-    """Rows of another replacement, (n, d), times a matrix (d, D) in fp32; with a gain (d,) before that."""
+    """Rows of another replacement, (n, d), times a gain (d,) if there is one, times a matrix (d, D), in fp32."""
 
     source: RowBlocks
     matrix: torch.Tensor
@@ -72,14 +76,14 @@ class TransformedRows:
 
 
 def _times(rows: torch.Tensor, matrix: torch.Tensor, gain: torch.Tensor | None = None) -> torch.Tensor:
-    """fp32, back in the dtype of the rows."""
+    """Multiplies in fp32, and returns the dtype of the rows."""
     scaled = rows.float() if gain is None else rows.float() * gain
     return (scaled @ matrix).to(rows.dtype)
 
 
 @dataclass
 class OneHeld:
-    """The last tensor that was changed: whoever asks for another lets it go, though its last rows were never read."""
+    """Holds the last tensor that was changed. Asking for another drops it, even if it was not read to its end."""
 
     name: str = ""
     tensor: torch.Tensor | None = None
@@ -93,11 +97,11 @@ class OneHeld:
 
 @dataclass(frozen=True)
 class ReadOnce:
-    """A tensor that is read and changed when its first row is asked for, and let go after its last one.
+    """A tensor that is read and changed when its first row is needed, and dropped after its last.
 
     Attributes:
-        change: of the whole tensor.
-        held: what all tensors of one model share, so that one of them is in memory at a time.
+        change: changes the whole tensor.
+        held: shared by all tensors of a model, so that one of them is in memory at a time.
     """
 
     base: Checkpoint
@@ -115,7 +119,11 @@ class ReadOnce:
 def turned(
     base: Checkpoint, residual: Residual, turn: Turn, tables: Mapping[str, RowBlocks], head: str
 ) -> dict[str, RowBlocks]:
-    """What the scrambled checkpoint has instead. tables: what ObfusLM alone would have, the head among them."""
+    """Returns the replaced tensors of the scrambled checkpoint.
+
+    Args:
+        tables: the tables as ObfusLM alone makes them, `head` among them.
+    """
     held = OneHeld()
     gain = {name: residual.unit + base.read(name).float() for name in residual.norms}
     result: dict[str, RowBlocks] = {}

@@ -1,4 +1,4 @@
-"""What can be told before a model is scrambled: hours of reading should not end in a folder that cannot be written."""
+"""Checks before a model is scrambled, so that hours of work do not end in a folder that cannot be written."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ from milkglass.models.soundness import facts_of, lacks_head
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.schemes.scheme import Scheme
 
-SPARE = 16 << 20  # bytes that are left free: configs, the key
-HEAD = 256 << 20  # bytes that a task's head and configs may have
+SPARE = 16 << 20  # bytes that are left free for configs and the key
+HEAD = 256 << 20  # the most bytes of a task's head and configs
 
 
 def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
-    """Raises UnsupportedModel, ModelError, IdOutOfRange or UsageError where scrambling would, or encoding under the key
-    later."""
+    """Raises what scrambling, or encoding under the key, would raise later.
+
+    Raises:
+        UnsupportedModel: the scheme does not support the model.
+        ModelError: the model's files are not sound.
+        IdOutOfRange: a config names a token that does not exist.
+        UsageError: a parameter does not fit the model.
+    """
     architecture = of(base)
     require_sound(base)
     require_kind(architecture, scheme)
@@ -46,14 +52,13 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
 
 
 def require_sound(base: Checkpoint) -> None:
-    """Whatever a server would refuse of the scrambled model because of the original's own files. Raises ModelError,
-    naming the file and the entry to mend."""
+    """Raises ModelError, which names the file and the entry, if a server would refuse the model for its own files."""
     configs = mapped_configs(base, np.arange(of(base).vocab_size, dtype=np.int32), None)
     facts_of(Checkpoint(base.folder, configs.config, configs.generation, base.tensors))
 
 
 def assumed(base: Checkpoint) -> str | None:
-    """What is taken for granted of a model whose files leave it open."""
+    """Returns what is assumed about a model whose files leave it open, or None."""
     if not lacks_head(base):
         return None
     return (
@@ -63,7 +68,7 @@ def assumed(base: Checkpoint) -> str | None:
 
 
 def _require_padding(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> None:
-    """A decoder that classifies goes by the last id that is not padding, so that its config has to name the padding."""
+    """Requires a padding id of a decoder that classifies: its answer is read at the last id that is not padding."""
     padding = base.config.get("pad_token_id")
     if scheme.for_labels and architecture.kind == "decoder" and (padding is None or padding == -1):
         raise UnsupportedModel(
@@ -73,7 +78,7 @@ def _require_padding(base: Checkpoint, architecture: Architecture, scheme: Schem
 
 
 def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> None:
-    """Raises UsageError where the disk has less room than the folder takes beyond what an interrupted run wrote."""
+    """Raises UsageError if the disk lacks room for the folder. What an interrupted run wrote is subtracted."""
     begun = out.with_name(f".{out.name}.partial")
     there = sum(one.stat().st_size for one in begun.iterdir() if one.is_file()) if begun.is_dir() else 0
     needed = written(base, scheme, delta) - there
@@ -86,7 +91,7 @@ def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> No
 
 
 def written(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
-    """About how many bytes the scrambled tensors have."""
+    """Estimates the bytes of the scrambled tensors."""
     architecture = of(base)
     tables = sum(base.tensors[name].bytes for name in architecture.touched)
     kept = 0 if delta else sum(tensor.bytes for tensor in base.tensors.values()) - tables
@@ -96,13 +101,15 @@ def written(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
 
 
 def largest(base: Checkpoint, scheme: Scheme) -> int:
-    """More bytes than the scrambled model has after fine-tuning, which may store 16-bit weights in 32 bits."""
+    """Returns a limit on the bytes of the fine-tuned model, which may store 16-bit weights in 32 bits."""
     return 2 * written(base, scheme, delta=False) + HEAD
 
 
 def _require_tokenizer(folder: Path, size: int) -> None:
-    """That it loads, and that its tokens have rows. Special tokens may lie beyond the table, as one of Gemma 3's does:
-    no text has them."""
+    """Requires a tokenizer that loads and whose tokens have rows.
+
+    Special tokens may lie beyond the table, as one of Gemma 3's does: no text has them.
+    """
     tokenizer_digest(folder)
     tokenizer = load_tokenizer(folder)
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}

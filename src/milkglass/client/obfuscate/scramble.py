@@ -1,21 +1,20 @@
-"""Scramble a model with a key: permute the vocabulary, mix the embeddings, write an ordinary checkpoint.
+"""Scrambles a model with a key: permutes the vocabulary, mixes the embeddings, and writes an ordinary checkpoint.
 
-ObfusLM, section 4.2: with sigma the key's permutation and W the mixture, row sigma(i) of the new table is row i of
-W E; an untied head and its bias are mixed with the same W and permuted alike.
+ObfusLM, section 4.2: with sigma the key's permutation and W the mixture, row sigma(i) of the new table is row i of W E.
+An untied head and its bias are mixed with the same W and permuted alike.
 
-**Memory.** Tables stay in their files, whose pages the system reads and forgets as it needs to, and everything is
-written in blocks of rows. What is held beside blocks of rows and of their cosines (docs/performance.md measures a table
-of Llama 3's size):
+**Memory.** Tables stay in their files, whose pages the system reads and drops, and all is written in blocks of rows.
+Memory beyond blocks of rows and of their cosines (docs/performance.md measures a table of Llama 3's size):
 
     obfuslm             clusters: k weights a token; while small ones are merged, their means
-    obfuslm+            that; the mixed table in its own dtype, since its columns are clustered (plus.py); then (d, d)
-                        matrices and one matrix of a layer at a time
+    obfuslm+            as obfuslm; the mixed table in its own dtype, since its columns are clustered (plus.py); then
+                        (d, d) matrices and one matrix of a layer at a time
     sentinel            nothing
     coarse              nothing; to find the map, one table of vectors in fp32 (token_vectors.py)
     permuted and alike  (d, d) matrices in fp64, one matrix of a layer at a time
 
-**A killed run** finds the same clusters again, since they lie in no file (they are secret), and writes a file on from
-the last 64 MB that were on the disk.
+**After a kill** a run computes the same clusters again, which are secret and stored in no file, and continues each file
+from the last 64 MB that were on the disk.
 """
 
 from __future__ import annotations
@@ -54,7 +53,8 @@ class _Scrambled:
     """A tensor after mixing and permuting: row p is row sigma^-1(p), a slot, of W X.
 
     Attributes:
-        base: where X lies, by its name.
+        base: the checkpoint with X.
+        name: the name of X.
         mixture: W.
         inverse: (n',) sigma^-1.
     """
@@ -73,7 +73,7 @@ class _Scrambled:
 
 
 def mix(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) -> RowMap:
-    """What the key's scheme makes of the table's rows."""
+    """Returns the mixture of the table's rows by the key's scheme."""
     require_finite(table)
     order, special = visited(key), reserved_ids(base, len(table))
     advance = stage("cluster", len(order))
@@ -83,7 +83,7 @@ def mix(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) -> RowMap
 
 
 def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
-    """The base's configs with ids re-mapped and names left out; config.json also says which key it was."""
+    """Returns the base's configs with mapped ids, without names, and with the key's identifier in config.json."""
     first, choices = key.first, AliasChoices.of(key)
     result = mapped_configs(base, first, None if choices is None else choices.counts)
     tied = {"tie_word_embeddings": False} if scheme_of(key).needs_whole_layers else _tied(base)
@@ -92,14 +92,14 @@ def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
 
 
 def _tied(base: Checkpoint) -> dict[str, bool]:
-    """A decoder's head that its config announces and its weights lack is its table: Transformers would draw one."""
+    """Ties a decoder's head that its config announces and its weights lack: Transformers would draw one at random."""
     from milkglass.models.soundness import lacks_head
 
     return {"tie_word_embeddings": True} if lacks_head(base) else {}
 
 
 def _widened(base: Checkpoint, key: Key) -> dict[str, int]:
-    """Sizes of a stream with more dimensions, of which a head's no longer follows."""
+    """Returns the sizes of a wider residual stream, from which a head's size no longer follows."""
     scheme, architecture = scheme_of(key), of(base)
     if not scheme.needs_heads:
         return {}
@@ -110,9 +110,15 @@ def _widened(base: Checkpoint, key: Key) -> dict[str, int]:
 
 
 def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[np.int64] | None) -> Configs:
-    """first (n,): the new id of each token. counts (n,): how many new ones each has; None: one.
+    """Returns the configs with mapped ids.
 
-    Raises UnsupportedModel, CorruptCheckpoint or IdOutOfRange for an entry that cannot be re-mapped."""
+    Args:
+        first: (n,) the new id of each token.
+        counts: (n,) how many new ids each token has. None: one.
+
+    Raises:
+        UnsupportedModel: an entry cannot be mapped; also CorruptCheckpoint and IdOutOfRange.
+    """
     check_ids(base.config, len(first), negative=True)
     check_ids(base.generation_config or {}, len(first), GENERATION, negative=True)
 
@@ -137,8 +143,13 @@ def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[n
 
 @dataclass(frozen=True)
 class Replacement:
-    """base: with a place for each tensor that the scrambled checkpoint has, of its size. rows: of those that differ.
-    condition: of W*, where the dimensions are mixed."""
+    """The tensors of the scrambled checkpoint.
+
+    Attributes:
+        base: has a place of the right size for each tensor.
+        rows: the tensors that differ from the base.
+        condition: the condition number of W*, if the dimensions are mixed.
+    """
 
     base: Checkpoint
     rows: Mapping[str, RowBlocks]
@@ -154,8 +165,7 @@ def replacements(
     mixture: RowMap | None = None,
     turn: Turn | None = None,
 ) -> Replacement:
-    """What the scrambled checkpoint has instead of the base's tensors; `mixture` and `turn` override the key's own (for
-    tests)."""
+    """Returns the tensors of the scrambled checkpoint. `mixture` and `turn` replace the key's own in tests."""
     scheme = scheme_of(key)
     plus = scheme.plus
     require_layers(base, architecture, scheme)  # refused before the work begins
@@ -184,10 +194,14 @@ def scramble(
     mixture: RowMap | None = None,
     turn: Turn | None = None,
 ) -> Promise:
-    """Write the scrambled model to `out`: the whole folder, or with `delta` only what changed.
+    """Writes the scrambled model to `out`, and continues where a killed run of the same key stopped.
 
-    The key must be of this model: the caller asks `key.require_model(base.digest())` first. Goes on where a killed run
-    of the same key stopped.
+    Args:
+        key: must be of this model: call `key.require_model(base.digest())` first.
+        out: must not exist.
+        delta: whether only the changed tensors are written.
+        mixture: replaces the key's own in tests.
+        turn: replaces the key's own in tests.
     """
     architecture = of(base)
     if len(key.first) != architecture.vocab_size:

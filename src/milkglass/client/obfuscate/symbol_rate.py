@@ -1,13 +1,13 @@
-"""What a coarse vocabulary lets through: the rate of a map, and which of its limits do not hold.
+"""The rate of a coarse vocabulary: how much of the text its ids reveal, and which limits of the map do not hold.
 
-    at most    log2 m' bits a token, m' ids in all, whatever the reader knows
-    in data    - sum over ids of p log2 p, p the id's share of the running tokens; special tokens do not count
+    at most     log2 m' bits a token, m' ids in all, whatever the reader knows
+    in data     - sum over ids of p log2 p, p the id's share of the running tokens; special tokens do not count
 
-and what naming the likeliest token of each sent id reads, which is the weakest attack and needs no context. Where m of
-the ids are exchanged by randomised response, of which each sent one has N bits of chance (noise/responses.py),
+It also measures the weakest attack, which needs no context: naming the likeliest token of each sent id. Where m of the
+ids are exchanged by randomised response, of which each sent one has N bits of chance (noise/responses.py),
 
-    at most    log2 (m' - m + 2^(log2 m - N)), the capacity of both kinds of ids together (Shannon 1948)
-    in data    the same sum with p of what is sent, less N times the share of the exchanged ids
+    at most     log2 (m' - m + 2^(log2 m - N)), the capacity of both kinds of ids together (Shannon 1948)
+    in data     the same sum with p of what is sent, less N times the share of the exchanged ids
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ class SymbolRate:
     """The rate of one map on one text.
 
     Attributes:
-        ids: m', how many there are.
-        most_bits: a token, at most.
-        bits: a token of the text, by the ids' own shares.
-        running, content: share of these tokens that naming the likeliest token of each sent id reads; where ids are
-            sent as they are, that is the commonest token of the id.
-        symbols: ids to which the limits apply.
-        alone: the other ids: one for each special token and function word.
-        alone_running: share of the running tokens that have such an id.
-        unmet: symbols that break a limit, those of a single token too.
-        unmet_running: share of the running tokens that have such a symbol.
-        epsilon: of the exchange of ids; 0: they are sent as they are.
-        kept: chance that an id of several tokens is sent as it is.
+        ids: m', the number of ids.
+        most_bits: the most bits a token.
+        bits: bits a token of the text, by the ids' own shares.
+        running: the share of running tokens that naming the likeliest token of each sent id reads. If ids are sent
+            unchanged, that is the commonest token of the id.
+        content: the same share of content tokens.
+        symbols: the number of ids to which the limits apply.
+        alone: the number of other ids: one for each special token and function word.
+        alone_running: the share of running tokens that have such an id.
+        unmet: the number of symbols that break a limit, including those of a single token.
+        unmet_running: the share of running tokens that have such a symbol.
+        epsilon: of the exchange of ids; 0: they are sent unchanged.
+        kept: the chance that an id of several tokens is sent unchanged.
     """
 
     ids: int
@@ -63,9 +64,15 @@ def rate_of(
     content: NDArray[np.bool_],
     exempt: NDArray[np.int64],
 ) -> SymbolRate:
-    """scheme: with its map. counts: (n,) by which tokens are common. sent: (n,) occurrences in the client's texts, 0
-    for special tokens. content: (n,) which tokens carry content. exempt: ids of tokens to which the limits do not
-    apply (`Coarse.exempt`). Shares of nothing are 0."""
+    """Returns the rate of a map. Shares of nothing are 0.
+
+    Args:
+        scheme: the scheme with its map.
+        counts: (n,) how common each token is.
+        sent: (n,) occurrences in the client's texts, 0 for special tokens.
+        content: (n,) whether each token carries content.
+        exempt: ids of tokens to which the limits do not apply (`Coarse.exempt`).
+    """
     numbers, size = scheme.token_symbols, int(scheme.token_symbols.max()) + 1
     mass, alone = mass_of(counts), np.isin(np.arange(size), numbers[exempt])
     bits, share = bits_and_shares(numbers, mass, size)
@@ -95,8 +102,14 @@ def read_by_name(
     numbers: NDArray[np.int64], mass: NDArray[np.float64], commonest: NDArray[np.bool_],
     responses: RandomisedResponse | None,
 ) -> NDArray[np.float64]:  # fmt: skip
-    """(n,) of each token the share of its occurrences that are read by naming the likeliest token of each sent id.
-    Arguments as in `rate_of`; commonest: (n,) the most massive token of each symbol."""
+    """Returns (n,) for each token the share of its occurrences that naming the likeliest token of each sent id reads.
+
+    Args:
+        numbers: (n,) the symbol of each token.
+        mass: (n,) the share of each token by its count.
+        commonest: (n,) whether each token is the most common one of its symbol.
+        responses: the exchange of ids. None: they are sent unchanged.
+    """
     result = commonest.astype(np.float64)
     if responses is None or len(responses.values) < 2:
         return result
@@ -110,14 +123,14 @@ def read_by_name(
 
 
 def responses_in(scheme: Coarse) -> RandomisedResponse | None:
-    """The exchange of a scheme's symbols by their numbers."""
+    """Returns the exchange of a scheme's symbols by their numbers, or None."""
     if scheme.epsilon is None:
         return None
     return RandomisedResponse(shared_symbols(scheme.token_symbols), scheme.epsilon)
 
 
 def most_bits(size: int, responses: RandomisedResponse | None) -> float:
-    """Bits a token at most, whatever is sent. size: m'."""
+    """Returns the most bits a token of m' = `size` ids, whatever is sent."""
     if responses is None:
         return float(np.log2(size))
     m = len(responses.values)
@@ -125,7 +138,7 @@ def most_bits(size: int, responses: RandomisedResponse | None) -> float:
 
 
 def bits_in(occurrences: NDArray[np.number], responses: RandomisedResponse | None) -> float:
-    """Bits a token of a text, by the shares of its ids. occurrences: (m',) of each id; of none at all: 0."""
+    """Returns bits a token of a text, by the occurrences (m',) of its ids; 0 for an empty text."""
     sent = occurrences if responses is None else responses.sent(occurrences)
     used = sent[sent > 0] / max(1, sent.sum())
     chance = 0.0 if responses is None else responses.noise_bits * _share(occurrences, responses.values)
@@ -133,6 +146,6 @@ def bits_in(occurrences: NDArray[np.number], responses: RandomisedResponse | Non
 
 
 def _share(amounts: NDArray[np.number], which: NDArray[np.number] | NDArray[np.bool_]) -> float:
-    """Of all amounts. which: a mask, indices, or how much of each counts."""
+    """Returns a share of all amounts. `which` is a mask, indices, or how much of each counts."""
     whole, counted = float(amounts.sum()), amounts * which if which.dtype.kind == "f" else amounts[which]
     return float(counted.sum()) / whole if whole else 0.0

@@ -1,8 +1,6 @@
-"""Find the map of a coarse vocabulary for a new key, from the client's own rows and, where there is some, public text.
+"""Finds the map of a coarse vocabulary for a new key, from the client's own rows and, optionally, public text.
 
-The map is found under the key's own streams, then kept in the key; the rows are read here and nothing of them is kept.
-
-Out of scope: how a map is found (schemes/symbols/), what it lets through (symbol_rate.py).
+The map is found under the key's own streams, and kept in the key. Nothing of the rows is kept.
 """
 
 from __future__ import annotations
@@ -41,12 +39,12 @@ THOUSANDTHS = 1000
 
 @dataclass(frozen=True, eq=False)
 class CountedTexts:
-    """What is counted of the client's rows and of public text.
+    """Counts of the client's rows and of public text.
 
     Attributes:
-        task: the client's rows with their labels; None: rows without labels.
+        task: the client's rows with their labels. None: rows without labels.
         own: (n,) occurrences in the client's rows.
-        public: (n,) occurrences in public text; None: there is none.
+        public: (n,) occurrences in public text, or None.
         special: ids of special tokens.
     """
 
@@ -57,14 +55,16 @@ class CountedTexts:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """By which tokens are common."""
+        """Returns (n,) the occurrences that decide which tokens are common."""
         return self.own if self.public is None else self.public
 
 
 def counted(base: Checkpoint, data: Source, public: Source | None, regression: bool = False) -> CountedTexts:
-    """Read the client's rows, and public text of any kind.
+    """Reads the client's rows, and public text of any kind.
 
-    Raises CodecError, EmptyText or UsageError for rows that cannot be read, or that are for generation.
+    Raises:
+        CodecError: rows cannot be read; also EmptyText.
+        UsageError: the rows are for generation, or have no ordinary token.
     """
     summary = checked(data, "regression" if regression else None)
     if summary.kind == "chat":
@@ -86,7 +86,7 @@ def counted(base: Checkpoint, data: Source, public: Source | None, regression: b
 
 
 def _ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Source) -> NDArray[np.int64]:
-    """(n,) without special tokens. Raises UsageError where nothing is left."""
+    """Returns (n,) the counts without special tokens. Raises UsageError if nothing is left."""
     counts[special] = 0
     if not counts.any():
         raise UsageError(f"{file.name} holds no token that is not special", "give some thousand words")
@@ -96,7 +96,11 @@ def _ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Sourc
 def counted_corpus(
     base: Checkpoint, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None
 ) -> CountedTexts:
-    """The same for texts in memory, cut to what the model can take. labels: numbers of classes, or scores (floats)."""
+    """Counts texts in memory, cut to the model's length.
+
+    Args:
+        labels: numbers of classes, or scores (floats).
+    """
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
     ids = Sequences.of(codec.plain.encode(texts, pairs, truncate=True).ids)
     numbers, scores = np.array(labels, np.float64), any(isinstance(one, float) for one in labels)
@@ -120,10 +124,14 @@ def coarse_key(
     base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts, root: bytes | None = None,
     stage: Stage = no_stage,
 ) -> Key:  # fmt: skip
-    """A new key with a map that was found under its own streams. root: as for `new_key`.
+    """Makes a key with a map that was found under its own streams.
 
-    The rows that `finetune` would hold out of the same file choose no symbol by their labels: otherwise the accuracy on
-    them would be far above that on new texts.
+    The labels of rows that `finetune` would hold out of the same file are not used: otherwise the accuracy on them
+    would be
+    far above the accuracy on new texts.
+
+    Args:
+        root: see `new_key`.
     """
     root = secrets.token_bytes(32) if root is None else root
     texts = replace(texts, task=_trained_with(texts.task, root, digest))
@@ -135,7 +143,7 @@ def coarse_key(
 
 
 def _trained_with(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts | None:
-    """Without the rows that `finetune` holds out where it is asked to."""
+    """Returns the rows without those that `finetune` would hold out."""
     if task is None:
         return None
     kept = np.flatnonzero(~held_out_rows(root, digest, len(task.labels)))
@@ -145,7 +153,11 @@ def _trained_with(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts
 def mapped(
     base: Checkpoint, scheme: Scheme, texts: CountedTexts, draws: Callable[[str], Draws], stage: Stage = no_stage
 ) -> Scheme:
-    """The scheme with a map. draws: a stream of the key for each label."""
+    """Returns the scheme with a map.
+
+    Args:
+        draws: returns a stream of the key for each label.
+    """
     weights = np.ones(len(texts.own)) if texts.public is None else mass_of(texts.public)
     evidence = Evidence(
         counts=texts.counts,

@@ -1,7 +1,7 @@
 """A vector of each token by the public model: by the whole encoder, or by its row of the input table.
 
-The result is one table in fp32: what finds symbols compares whole vectors. Those by the encoder need the model as well;
-they are kept in Milkglass's cache, a file a block of tokens: a command that was interrupted goes on.
+The result is one table in fp32, because finding symbols compares whole vectors. Vectors by the encoder are kept in
+Milkglass's cache, a file for each block of tokens, so that an interrupted command goes on.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from milkglass.progress import Progress, Stage, no_stage
 from milkglass.schemes.symbols.finder import Floats, Vectors
 
 BATCH = 512  # tokens at a time
-BLOCK = 8 * BATCH  # tokens of a file in the cache; a smaller vocabulary takes no time, and is not kept
+BLOCK = 8 * BATCH  # tokens of a file in the cache; a smaller vocabulary is fast, and not kept
 
 
 def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> Floats:
-    """(n, d), fp32. Public: nothing of the client's data is read."""
+    """Returns (n, d) in fp32. They are public: no data of the client are read."""
     table = of(base).table
     if kind == "table":
         return base.mapped(table).to(torch.float32, copy=True).numpy()
@@ -62,7 +62,7 @@ def _kept(name: str, ids: torch.Tensor, encoded: Callable[[torch.Tensor], Floats
 
 
 def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The ids that the tokenizer puts before and after a text of one token or more."""
+    """Returns the ids that the tokenizer puts before and after a text."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
     start = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
@@ -70,7 +70,7 @@ def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def _encoded(model: Any, ids: torch.Tensor, before: Sequence[int], after: Sequence[int], progress: Progress) -> Floats:
-    """Each token alone between what the tokenizer adds, mean of the last states over all of these places."""
+    """Returns for each token, alone in a text, the mean of the last states over all places, special ones too."""
     around = partial(torch.tensor, dtype=torch.long)
     parts = []
     for some in ids.split(BATCH):

@@ -1,6 +1,6 @@
-"""What may leave this machine of a model's folder: every file and every name is looked at before anything is sent.
+"""Checks what may leave this machine of a model's folder: every file and every name, before anything is sent.
 
-Out of scope: whether the tables are in fact scrambled. `milkglass verify` can tell, with the key.
+It does not check whether the tables are scrambled. `milkglass verify` does, with the key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from milkglass.models.safetensors_header import has_notes, read_header
 INDEX, DELTA_CONFIG = "model.safetensors.index.json", "delta.json"
 DELTA_WEIGHTS, DELTA_FORMAT = "delta.safetensors", "milkglass-delta/1"
 CONFIGS = ("config.json", "generation_config.json")
-COUNTED = ("total_size", "total_parameters")  # in an index: bytes, and what transformers writes beside them
+COUNTED = ("total_size", "total_parameters")  # the sizes that transformers writes in an index
 TENSOR, SHARD = re.compile(r"[A-Za-z0-9_.-]{1,256}"), re.compile(r"[A-Za-z0-9_.-]{1,128}\.safetensors")
 NUMBERED = re.compile(r"LABEL_[0-9]{1,5}")
 ORIGINS = "upload a folder that `milkglass obfuscate` or `--fetch` wrote, never the original"
@@ -33,11 +33,11 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 @final
 @dataclass(frozen=True)
 class Outgoing:
-    """All that leaves of one folder.
+    """All that is sent of one folder.
 
     Attributes:
-        folder: the scrambled model's, or the delta's.
-        weights: the files that are sent, by the names under which they are sent; an unusual name stays here.
+        folder: the folder of the scrambled model, or of the delta.
+        weights: the files by the names under which they are sent. Unusual names are replaced.
     """
 
     folder: Path
@@ -45,7 +45,7 @@ class Outgoing:
 
     @classmethod
     def of(cls, folder: Path) -> Outgoing:
-        """Raises UsageError for a folder that may not leave, ModelError for one that no server would take."""
+        """Checks a folder. Raises UsageError if it may not leave, ModelError if no server would take it."""
         files = require_scrambled(folder)
         require_sound(folder)
         if (folder / INDEX).is_file() and not all(USUAL_SHARD.fullmatch(file.name) for file in files):
@@ -53,7 +53,7 @@ class Outgoing:
         return cls(folder, {file.name: file for file in files})
 
     def documents(self) -> dict[str, dict[str, Any] | None]:
-        """config, generation_config, index and delta, as they are sent."""
+        """Returns config, generation_config, index and delta as they are sent."""
         index = json_file(self.folder / INDEX) if not (self.folder / DELTA_CONFIG).is_file() else None
         if index is not None:
             sent = {file.name: name for name, file in self.weights.items()}
@@ -67,11 +67,15 @@ class Outgoing:
 
 
 def require_scrambled(folder: Path) -> list[Path]:
-    """The weight files of a folder that may leave this machine, by name. Raises UsageError for one that may not, and
-    CorruptCheckpoint for weights that are not sound safetensors.
+    """Returns the weight files of a folder that may leave this machine, by name.
 
-    It sees a tokenizer, the names that scrambling removes, files that do not belong to the model, and notes and names
-    in the weights' headers; whether the tables are in fact scrambled, only `milkglass verify` can tell, with the key.
+    It finds tokenizers, names that scrambling removes, files that do not belong to the model, and notes and names in
+    the
+    headers of weights.
+
+    Raises:
+        UsageError: the folder may not leave.
+        CorruptCheckpoint: the weights are not sound safetensors.
     """
     if not (folder / "config.json").is_file():
         raise ModelNotFound(f"{folder} has no config.json", "give the folder that `milkglass obfuscate` wrote")
@@ -103,7 +107,7 @@ def require_scrambled(folder: Path) -> list[Path]:
 
 
 def require_sound(folder: Path) -> None:
-    """What a server asks of a model, before it is sent. Raises ModelError."""
+    """Checks a model as a server does, before it is sent. Raises ModelError."""
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.soundness import facts_of, require_sound_tables
 
@@ -116,13 +120,14 @@ def require_sound(folder: Path) -> None:
 
 
 def others_in(folder: Path) -> list[str]:
-    """What lies in a folder that may leave, and stays here: neither weights nor a config of the model."""
+    """Returns the names in a folder that are not sent: neither weights nor a config of the model."""
     sent = {*CONFIGS, INDEX, DELTA_CONFIG, MARKER, *_places(folder)}
     return sorted(one.name for one in folder.iterdir() if one.name not in sent)
 
 
 def _places(folder: Path) -> dict[str, set[str] | None]:
-    """The files of weights that the folder's own JSON names, and the tensors of each; None: it names no tensors."""
+    """Returns the weight files that the folder's JSON names, and the tensors of each, or None if it names no
+    tensors."""
     if (folder / DELTA_CONFIG).is_file():
         return {DELTA_WEIGHTS: None}
     index = json_file(folder / INDEX)
@@ -137,7 +142,7 @@ def _places(folder: Path) -> dict[str, set[str] | None]:
 
 
 def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
-    """That the header of one file holds tensors of the model, and nothing else. No tensor is read."""
+    """Requires a file whose header has tensors of the model and nothing else. No tensor is read."""
     result = read_header(file)
     hint = "nothing was sent; make the folder again with `milkglass obfuscate`"
     if has_notes(file):
@@ -172,7 +177,7 @@ def _config_telling(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _index_telling(index: Mapping[str, Any]) -> Iterator[str]:
-    """An index says where tensors lie, and how large they are together."""
+    """Yields unexpected entries of an index, which says only where tensors are and how large they are together."""
     yield from (name for name in index if name not in ("metadata", "weight_map"))
     sizes, places = index.get("metadata") or {}, index.get("weight_map")
     if not isinstance(sizes, Mapping) or not isinstance(places, Mapping):
@@ -209,7 +214,7 @@ def is_plain(name: str) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """An id that can stand in a URL's path."""
+    """Returns an id that can be part of a URL's path. Raises UsageError for another one."""
     if not is_plain(name):
         raise UsageError("an id has other characters than A-Z a-z 0-9 . _ -", "give it as the server printed it")
     return name

@@ -1,4 +1,4 @@
-"""Check a scrambled model: everything is computed again from the original and the key, and compared file by file."""
+"""Verifies a scrambled model: computes all of it again from the original and the key, and compares each file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from milkglass.models.safetensors_header import TensorRef, has_notes, read_heade
 from milkglass.models.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, index_of
 from milkglass.progress import Progress, Stage, no_stage
 
-COMPARED = 128  # rows, in fp32 with all that comparing them takes
+COMPARED = 128  # rows that are compared at a time, in fp32
 ROUNDING = {"F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}  # sums in another order may round to the next number
 
 
@@ -31,9 +31,9 @@ class Check:
 
 
 def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_stage) -> list[Check]:
-    """Recompute everything from base and key and compare `out` (a folder or a delta) with it, file by file.
+    """Compares `out`, a folder or a delta, with what base and key give, file by file.
 
-    What is not expected is a failure: it could be what must not leave.
+    Anything unexpected is a failure: it could be something that must not leave.
     """
     delta = (out / DELTA_CONFIG).is_file()
     created = read_header(out / DELTA_WEIGHTS) if delta else Checkpoint.open(out).tensors

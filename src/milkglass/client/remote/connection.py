@@ -1,11 +1,10 @@
-"""A connection to one server over HTTP: what is sent to a Milkglass server leaves this machine here.
+"""A connection to one server over HTTP. All that is sent to a Milkglass server leaves this machine here.
 
-This file decides who receives the token, which calls are tried again, and what an error answer becomes. It sends the
-scrambled ids of session.py, through remote.py, and the frames of split/client.py, and reads neither. A server is not
-trusted: strict_json.py reads all of its JSON, every exchange has a deadline, and redirects are not followed.
+This file decides who receives the token, which calls are tried again, and what an error answer becomes. It sends
+scrambled ids (remote.py) and frames (split/client.py), and reads neither. The server is not trusted: strict_json.py
+reads all of its JSON, every exchange has a deadline, and redirects are not followed.
 
-Out of scope: the vectors of split/decoder/client.py, a proxy's ids for another engine (engines/upstream.py), Flower,
-and what is fetched from a hub. These have connections of their own.
+Other connections are made by split/decoder/client.py, engines/upstream.py, Flower, and downloads from a hub.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
 from milkglass.progress import Log, no_log
 from milkglass.system import is_loopback
 
-BUSY = frozenset({429, 503})  # the server asks for patience, and did nothing
-LOST = frozenset({502, 504})  # a proxy has no answer; what was asked may have been done
+BUSY = frozenset({429, 503})  # the server asks to try later, and did nothing
+LOST = frozenset({502, 504})  # a proxy has no answer; the server may have carried out the call
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 MAX_ANSWER = 64 << 20  # bytes of one JSON answer
 MAX_ERROR = 64 << 10  # bytes read of an error's body
-ANSWER_TIME = 30.0  # an answer may take this many seconds, beyond the silence that is allowed before it begins
-SLOWEST = 16 << 10  # a request's body may be sent as slowly as this, in bytes a second
+ANSWER_TIME = 30.0  # seconds that an answer may take after it began
+SLOWEST = 16 << 10  # bytes a second: the slowest that a request's body may be sent
 MAX_SHOWN = 200  # characters of an address in a message
 EXAMPLE = "https://gpu.example:8420"
-CONNECT = 10.0  # a connection may take this many seconds to be made
-FIRST_CONNECT = 3.0  # the same, to a server that never answered yet
-FIRST_SILENCE = 20.0  # a first answer may be awaited for this many seconds: the first question is quick to answer
-FIRST_ATTEMPTS = 3  # a server that never answered gets this many tries: it is likelier down than restarting
-TOLD = 1.0  # a wait of more seconds than this is reported
+CONNECT = 10.0  # seconds for making a connection
+FIRST_CONNECT = 3.0  # seconds for making a connection to a server that never answered
+FIRST_SILENCE = 20.0  # seconds to wait for a server's first answer, which is quick
+FIRST_ATTEMPTS = 3  # tries of a server that never answered: it is more likely down than restarting
+TOLD = 1.0  # seconds from which a wait is reported
 TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
 
 
@@ -49,11 +48,11 @@ class RetryPolicy:
     """How often, and after which time, a call is tried again.
 
     Attributes:
-        attempts: Tries of one call.
-        first: Seconds before the second try; each wait is twice the one before.
-        longest: Seconds at most between two tries.
-        pause: Sleeps for a number of seconds (for tests).
-        progress: Receives the reason of a long wait.
+        attempts: tries of one call.
+        first: seconds before the second try. Each wait is twice the one before.
+        longest: the most seconds between two tries.
+        pause: sleeps for a number of seconds (for tests).
+        progress: receives the reason of a long wait.
     """
 
     attempts: int = 7
@@ -75,8 +74,9 @@ class RetryPolicy:
 class Connection:
     """A connection to one server. Every call raises Unreachable, Unauthorized or RemoteError.
 
-    `timeout` is in seconds of silence. An exchange as a whole may take ANSWER_TIME more, and a request's body as long
-    as it takes at SLOWEST bytes a second.
+    `timeout` is in seconds of silence. A whole exchange may take ANSWER_TIME more, and a request's body as long as it
+    takes
+    at SLOWEST bytes a second.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Connection:
         return self._sockets.given_up.is_set()
 
     def give_up(self) -> None:
-        """End the exchange of another thread, and send nothing more. That thread gets a RemoteError."""
+        """Ends the exchange of another thread, which gets a RemoteError, and sends nothing more."""
         self._sockets.give_up()
 
     def json(
@@ -117,17 +117,18 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        """Ask, and return the JSON object that the server answers.
+        """Sends a request, and returns the JSON object that the server answers.
 
         Args:
             method: GET, POST, PUT or DELETE.
-            path: Below the server's address.
-            body: Sent as JSON.
-            again: Whether the call may be repeated though it may have been carried out. None: a GET may. A call that
+            path: below the server's address.
+            body: sent as JSON.
+            again: whether the call may be repeated though the server may have carried it out. None: a GET may. A call
+                that
                 never reached the server is always tried again.
-            content: Bytes to send in place of a body.
-            headers: Further headers.
-            timeout: Seconds of silence before the answer begins.
+            content: bytes to send in place of a body.
+            headers: further headers.
+            timeout: seconds of silence before the answer begins.
         """
         again = method == "GET" if again is None else again
         arguments = {name: one for name, one in (("json", body), ("content", content)) if one is not None}
@@ -156,10 +157,10 @@ class Connection:
     def stream(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> Iterator[ServerEvents]:
-        """Ask once for an answer whose body is read as it comes.
+        """Sends a request once, for an answer whose body is read as it arrives.
 
         Raises:
-            Unreachable: The answer did not begin in time, or reading it failed or took longer than the reader allows.
+            Unreachable: the answer did not begin in time, or reading it failed or took longer than the reader allows.
         """
         arguments: dict[str, Any] = {} if body is None else {"json": body}
         try:
@@ -176,7 +177,8 @@ class Connection:
 
     @contextmanager
     def _within(self, seconds: float, kind: type[RemoteError]) -> Iterator[Watch]:
-        """Raise `kind` if the exchange was cut, whatever became of it: half an answer may look like a whole one."""
+        """Raises `kind` if the exchange was cut, even if it seems to have succeeded: half an answer can look
+        complete."""
         with watched(self._sockets, seconds) as watch:
             try:
                 yield watch
@@ -208,7 +210,7 @@ class Connection:
             yield answer
 
     def _is_down(self, error: Exception, attempt: int) -> bool:
-        """Whether to give up: soon if the server never answered, so that a wrong address is no slow command."""
+        """Returns whether to give up: soon if the server never answered, so that a wrong address fails fast."""
         if self._answered:
             return False
         if isinstance(error, httpx2.ConnectTimeout | httpx2.ReadTimeout):
@@ -230,10 +232,10 @@ def _overdue(watch: Watch, kind: type[RemoteError]) -> RemoteError:
 
 
 def client_options(url: str, token: str | None, allow_http: bool, authority: Path | None) -> dict[str, Any]:
-    """Return the options of an httpx2 client for a server.
+    """Returns the options of an httpx2 client for a server.
 
     Raises:
-        UsageError: The token would cross a network in the clear, it cannot be a token, or the file is no certificate.
+        UsageError: the token would cross a network unencrypted, is invalid, or the file is no certificate.
     """
     local = check_url(url, allow_http)
     require_token(token)
@@ -247,12 +249,12 @@ def client_options(url: str, token: str | None, allow_http: bool, authority: Pat
 
 
 def say_no_agent(headers: MutableMapping[str, str]) -> None:
-    """Delete the client's header that tells a server which library, of which version, asks it."""
+    """Deletes the header that tells a server which library, of which version, sends the request."""
     del headers["User-Agent"]
 
 
 def require_token(token: str | None) -> None:
-    """Raise UsageError for a token that cannot stand in a header."""
+    """Raises UsageError for a token that cannot be part of a header."""
     if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
         raise UsageError(
             "the token has a space or a line end in it, or is not plain ASCII",
@@ -261,13 +263,13 @@ def require_token(token: str | None) -> None:
 
 
 def require_plain(answer: httpx2.Response) -> None:
-    """Raise RemoteError for a compressed answer."""
+    """Raises RemoteError for a compressed answer."""
     if answer.headers.get("Content-Encoding", "identity") != "identity":
         raise RemoteError("the answer is compressed, which was not asked for", "is there a proxy before the server?")
 
 
 def _read(answer: httpx2.Response, limit: int) -> bytes:
-    """Read the body; of one longer than `limit` bytes a little more than these."""
+    """Returns the body, or a little more than `limit` bytes of a longer one."""
     body = bytearray()
     for chunk in answer.iter_raw():
         body += chunk
@@ -277,7 +279,7 @@ def _read(answer: httpx2.Response, limit: int) -> bytes:
 
 
 def error_from(answer: httpx2.Response) -> RemoteError:
-    """Read an error answer's body, and return its message and hint as one of our errors, with the HTTP status."""
+    """Returns the message and hint of an error answer as one of our errors, with the HTTP status."""
     info = strict_json.error_in(_read(answer, MAX_ERROR))
     given = (info.get(name) for name in ("message", "hint"))
     message, hint = (one if isinstance(one, str) else "" for one in given)
@@ -302,7 +304,7 @@ def _object(answer: httpx2.Response) -> dict[str, Any]:
 
 
 def check_url(url: str, allow_http: bool) -> bool:
-    """Return whether the host is this machine. Raises UsageError for a URL that would carry the token in the clear."""
+    """Returns whether the host is this machine. Raises UsageError for a URL that would send the token unencrypted."""
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, TypeError):
@@ -322,7 +324,7 @@ def check_url(url: str, allow_http: bool) -> bool:
 
 
 def tls_context(authority: Path | None) -> Any:
-    """Return what verifies a server: its own certificate, or True for the system's authorities. Raises UsageError."""
+    """Returns what verifies a server: its own certificate, or True for the system's authorities. Raises UsageError."""
     if authority is None:
         return True
     if not authority.is_file():

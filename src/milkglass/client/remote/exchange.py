@@ -1,8 +1,8 @@
-"""One exchange with a server: a watch over it, and server-sent events, read as they come.
+"""Deadlines of exchanges with a server, and server-sent events as they arrive.
 
-When the time of an exchange is up, the connection is cut, whatever it is waiting for. httpx2's timeouts are of silence:
-a server that sends a byte now and then never meets them. So a thread looks at the clock and shuts the socket down,
-which ends every read and write on it, of headers as well as of a body.
+When the time of an exchange is up, its connection is cut. httpx2's timeouts are of silence: a server that sends a byte
+now and then never meets them. A thread therefore watches the clock and shuts the socket down, which ends every read and
+write on it, of headers and of a body.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Sockets:
                 socket.socket.shutdown(one, socket.SHUT_RDWR)
 
     def give_up(self) -> None:
-        """Shut them and any that is opened from now on. May be called while another thread uses them."""
+        """Shuts all sockets, and any that is opened from now on. Another thread may be using them."""
         self.given_up.set()
         self.shut()
 
@@ -55,7 +55,7 @@ class Watch:
     """A deadline that can be moved while a thread waits for it.
 
     Attributes:
-        seconds: how long the part of the exchange that is under way may take.
+        seconds: how long the current part of the exchange may take.
         expired: whether the connection was cut.
     """
 
@@ -66,13 +66,13 @@ class Watch:
         self.extend(seconds)
 
     def extend(self, seconds: float) -> None:
-        """Allow so many seconds from now on."""
+        """Allows this many seconds from now on."""
         with self._changed:
             self.seconds, self._due = seconds, time.monotonic() + seconds
             self._changed.notify()
 
     def pause(self) -> None:
-        """No time passes until `extend`."""
+        """Stops the clock until `extend`."""
         with self._changed:
             self._due = None
 
@@ -94,7 +94,7 @@ class Watch:
 
 @contextmanager
 def watched(sockets: Sockets, seconds: float) -> Iterator[Watch]:
-    """Cut the connections of `sockets` after so many seconds, unless the block ends or extends the time before."""
+    """Cuts the connections of `sockets` after `seconds`, unless the block ends or extends the time before."""
     watch = Watch(sockets, seconds)
     threading.Thread(target=watch.run, name="milkglass-deadline", daemon=True).start()
     try:
@@ -104,7 +104,7 @@ def watched(sockets: Sockets, seconds: float) -> Iterator[Watch]:
 
 
 MAX_EVENT = 4 << 20  # bytes of an event
-MAX_COMMENTS = 256 << 10  # bytes of what is no data: before an event, or in an engine's whole answer
+MAX_COMMENTS = 256 << 10  # bytes that are no data, before an event or in an engine's whole answer
 EVENT_ID = re.compile(r"[A-Za-z0-9_.-]{0,128}")
 
 
@@ -114,7 +114,7 @@ class ServerEvents:
     """An answer that is being read.
 
     Attributes:
-        answer: its status and headers have arrived.
+        answer: the response, whose status and headers have arrived.
         watch: cuts the connection when its time is up.
         silence: seconds that an event may take, by default.
     """
@@ -125,11 +125,18 @@ class ServerEvents:
 
 
 def server_events(stream: ServerEvents, quiet: float | None = None) -> Iterator[tuple[str | None, str, str]]:
-    """(id, event, data) of each server-sent event.
+    """Yields (id, event, data) of each server-sent event.
 
-    quiet: seconds without an event after which the connection is cut; comments do not count as events, and the time
-    that the caller takes for an event is not counted. Raises RemoteError for more than MAX_EVENT bytes that end no
-    event, MAX_COMMENTS of comments before one, and an id that cannot go back to the server in a header."""
+    Args:
+        quiet: seconds without an event after which the connection is cut. Comments are no events. The caller's time for
+            an
+            event does not count.
+
+    Raises:
+        RemoteError: an event is longer than MAX_EVENT, comments before one are longer than MAX_COMMENTS, or an id
+            cannot
+            be sent back in a header.
+    """
     quiet = stream.silence if quiet is None else quiet
     number: str | None = None
     kind, data, size, comments = "message", list[str](), 0, 0

@@ -1,7 +1,7 @@
-"""A model's folder, from a server to this disk: what may come, how much of it, and where it is put together.
+"""Downloads a model's folder from a server, which could offer any file of any size.
 
-A server may promise any file of any size. So names are those of a checkpoint, and sizes are compared with what the
-model can have and with the room on the disk before the first byte is written.
+Before the first byte is written, names are checked to be those of a checkpoint, and sizes to fit the model and the room
+on the disk.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class OfferedFile:
     """A file that the server offers.
 
     Attributes:
-        name: plain, of a file that a checkpoint consists of.
-        bytes: its size, as the server says.
-        sha256: in hex; None where the server does not say it.
+        name: a plain name of a file of a checkpoint.
+        bytes: the size, as the server says.
+        sha256: in hex. None: the server does not say it.
     """
 
     name: str
@@ -51,7 +51,7 @@ class OfferedFile:
 
 
 def promised(entry: Mapping[str, Any]) -> OfferedFile:
-    """Return the file that a server offers. Raises RemoteError for what no checkpoint has."""
+    """Returns the file that a server offers. Raises RemoteError for a file that no checkpoint has."""
     name, size, digest = entry.get("name"), entry.get("bytes"), entry.get("sha256")
     if (
         not is_text(name)
@@ -68,7 +68,7 @@ def promised(entry: Mapping[str, Any]) -> OfferedFile:
 
 
 def promised_model(answer: Mapping[str, Any]) -> list[OfferedFile]:
-    """The files of one model, each once, by name."""
+    """Returns the files of one model, each once, by name. Raises RemoteError."""
     files = sorted((promised(entry) for entry in rows(answer)), key=lambda file: file.name)
     names = {file.name for file in files}
     if len(names) < len(files) or len(files) > MAX_FILES:
@@ -79,7 +79,11 @@ def promised_model(answer: Mapping[str, Any]) -> list[OfferedFile]:
 
 
 def require_plausible(files: list[OfferedFile], largest: int | None) -> None:
-    """Raise RemoteError for files larger than the model can be. largest: in bytes; None if it is not known."""
+    """Raises RemoteError for files that are larger than the model can be.
+
+    Args:
+        largest: the most bytes of the model. None: it is not known.
+    """
     total = sum(file.bytes for file in files)
     if largest is not None and total > largest:
         raise RemoteError(
@@ -89,7 +93,7 @@ def require_plausible(files: list[OfferedFile], largest: int | None) -> None:
 
 
 def require_room(files: list[OfferedFile], staging: Path) -> None:
-    """Raise UsageError if the disk has less room than is still to come."""
+    """Raises UsageError if the disk has too little room for the rest."""
     there = sum(path.stat().st_size for path in staging.iterdir()) if staging.is_dir() else 0
     needed = sum(file.bytes for file in files) - there
     free = shutil.disk_usage(staging.parent).free
@@ -103,7 +107,7 @@ def require_room(files: list[OfferedFile], staging: Path) -> None:
 def fetch(
     connection: Connection, route: str, model: str, out: Path, progress: Stage, largest: int | None = None
 ) -> Path:
-    """Download the files that `route` lists to `out`; see Remote.fetch_model."""
+    """Downloads the files that `route` lists to `out`; see Remote.fetch_model."""
     from milkglass.models.checkpoint import Checkpoint
 
     if out.exists():

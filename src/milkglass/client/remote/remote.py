@@ -1,7 +1,7 @@
-"""A Milkglass server, as the client sees it: models, files, fine-tuning jobs, classification, generation.
+"""A Milkglass server as the client sees it: models, files, fine-tuning jobs, classification, generation.
 
-Everything that goes through here is scrambled already, or is a setting. Out of scope: keys, text,
-tokenizers. It refuses to send a model folder in which it sees a tokenizer or the names that scrambling removes.
+All that is sent here is scrambled already, or is a setting. A model folder in which a tokenizer, or names that
+scrambling removes, are found is not sent.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from milkglass.progress import Stage, no_stage
 Ids = Sequence[int] | NDArray[Any]
 
 MODELS, JOBS = "/v1/models", "/v1/fine_tuning/jobs"
-NO_MODEL = "there is no such model"  # how our server's words for it end
-ASSEMBLY = 1800.0  # seconds that a server may take to put a delta and its base together
+NO_MODEL = "there is no such model"  # the end of our server's message
+ASSEMBLY = 1800.0  # seconds that a server may take to join a delta and its base
 FINISHED = ("succeeded", "failed", "cancelled")
 JOB_QUIET = 24 * 3600.0  # seconds without an event of a job: it may wait for others
-MAX_MESSAGES = 10_000  # events of one job that are words and no step
+MAX_MESSAGES = 10_000  # events of one job that are messages and no steps
 EMPTY_EVENTS = 1000  # events of a completion without a token, in all
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the server draws tokens. A session takes what is None from the model's own generation_config.json.
+    """How the server draws tokens. A session takes None from the model's own generation_config.json.
 
     Attributes:
-        max_tokens: Of the answer.
+        max_tokens: the most tokens of the answer.
         temperature: 0 takes the likeliest token, and so does None if the model names no other.
-        top_p: The fewest tokens whose chances reach this are drawn from.
-        top_k: So many of the likeliest are drawn from.
-        seed: Of the draws.
-        stop_token_ids: Scrambled ids that end the answer.
-        min_p: Tokens whose chance is below this share of the likeliest's are left out.
-        repetition_penalty: Divides the positive logits of tokens that occurred, and multiplies the negative.
+        top_p: draws from the fewest tokens whose probabilities reach this.
+        top_k: draws from this many of the likeliest tokens.
+        seed: the seed of the draws.
+        stop_token_ids: scrambled ids that end the answer.
+        min_p: leaves out tokens whose probability is below this share of the likeliest token's.
+        repetition_penalty: divides the positive logits of tokens that occurred, and multiplies the negative.
     """
 
     max_tokens: int = 128
@@ -64,7 +64,7 @@ class Sampling:
     repetition_penalty: float | None = None
 
     def completed(self, values: Mapping[str, float]) -> Sampling:
-        """Return the sampling with these values, by name, for what is None."""
+        """Returns the sampling with these values, by name, in place of None."""
         missing: dict[str, Any] = {name: value for name, value in values.items() if getattr(self, name) is None}
         return replace(self, **missing)
 
@@ -77,7 +77,7 @@ class Sampling:
 
 
 class Remote(AbstractContextManager["Remote"]):
-    """A Milkglass server. Every call raises RemoteError or one of its kinds; UsageError for what must not be sent."""
+    """A Milkglass server. Every call raises RemoteError, and UsageError for what must not be sent."""
 
     def __init__(
         self,
@@ -88,15 +88,15 @@ class Remote(AbstractContextManager["Remote"]):
         timeout: float = 120.0,
         retry: RetryPolicy | None = None,
     ) -> None:
-        """Remember a server; nothing is asked yet.
+        """Prepares a client. Nothing is sent yet.
 
         Args:
-            url: The server's address.
-            token: The server's.
-            allow_http: Whether the token may cross a network in the clear.
-            authority: A PEM file with the server's certificate, if the server signed its own.
-            timeout: Seconds of silence that are allowed.
-            retry: How often a call is tried again.
+            url: the server's address.
+            token: the server's.
+            allow_http: whether the token may cross a network unencrypted.
+            authority: a PEM file with the server's certificate, if it is self-signed.
+            timeout: seconds of silence that are allowed.
+            retry: how often a call is tried again.
         """
         self.connection = Connection(url, token, allow_http, authority, timeout, retry)
 
@@ -105,13 +105,12 @@ class Remote(AbstractContextManager["Remote"]):
 
     # --- files and models ---------------------------------------------------------------------------------------------
     def upload(self, path: Path, progress: Stage = no_stage) -> str:
-        """Send training rows that `write_parquet` wrote, or what is missing of them, and return the file's id.
+        """Sends training rows that `write_parquet` wrote, or the missing rest of them, and returns the file's id.
 
-        The numbers are sent, as flat tensors, and nothing else. The file's own name, which may say what it is about,
-        stays here.
+        Only the numbers are sent, as flat tensors. The file's own name, which may say what it is about, stays here.
 
         Raises:
-            UsageError: The file has not the mark of `write_parquet`.
+            UsageError: the file does not have the mark of `write_parquet`.
         """
         from milkglass.client.data.marked_rows import to_send
 
@@ -119,12 +118,11 @@ class Remote(AbstractContextManager["Remote"]):
             return self._send(copy, "fine-tune", "data.safetensors", path.name, progress)
 
     def upload_model(self, folder: Path, name: str | None = None, progress: Stage = no_stage) -> str:
-        """Send a scrambled folder, or a delta folder, and register it. All of it is checked before a byte leaves.
+        """Sends a scrambled folder or a delta, and registers it. All of it is checked before a byte leaves.
 
         Args:
-            folder: The folder.
-            name: The model's id on the server. None: a random one, because the folder's own name stays here.
-            progress: Receives bytes.
+            name: the model's id on the server. None: a random one, because the folder's own name stays here.
+            progress: receives bytes.
 
         Returns:
             The model's id on the server.
@@ -151,7 +149,7 @@ class Remote(AbstractContextManager["Remote"]):
         return created
 
     def _require_base(self, digest: str) -> None:
-        """Raise RemoteError if the server has not the model that a delta is of. An older server does not say."""
+        """Raises RemoteError if the server does not have the base model of a delta. Older servers do not say."""
         try:
             self.connection.json("GET", f"/v1/base-models/{digest}", timeout=ASSEMBLY)
         except RemoteError as error:
@@ -159,9 +157,9 @@ class Remote(AbstractContextManager["Remote"]):
                 raise
 
     def _require_free(self, name: str, key_id: object) -> None:
-        """Raise UsageError if another key made the server's model of this name.
+        """Raises UsageError if another key made the server's model of this name.
 
-        One of the same key may be this very model, whose answer was lost: the server tells.
+        A model of the same key may be this very model, whose answer was lost: the server decides.
         """
         try:
             its = self.model(name).get("key_id")
@@ -176,7 +174,7 @@ class Remote(AbstractContextManager["Remote"]):
             )
 
     def _send(self, path: Path, purpose: str, name: str, shown: str, progress: Stage) -> str:
-        """Send a file, and return its id. name: under which it is sent. shown: its name in progress bars."""
+        """Sends a file as `name`, and returns its id. Progress bars show it as `shown`."""
         size = path.stat().st_size
         digest = file_sha256(path, progress(f"check {shown}", size))
         return send(self.connection, path, digest, purpose, name, progress(f"upload {shown}", size))
@@ -185,7 +183,7 @@ class Remote(AbstractContextManager["Remote"]):
         return responses.MODEL.rows(self.connection.json("GET", "/v1/models"))
 
     def model(self, model: str) -> dict[str, Any]:
-        """Return what the server says of a model. Raises RemoteError with the status 404 for an unknown name."""
+        """Returns the server's description of a model. Raises RemoteError with status 404 for an unknown name."""
         try:
             return responses.MODEL.read(self.connection.json("GET", f"/v1/models/{plain_name(model)}"))
         except RemoteError as error:
@@ -194,7 +192,8 @@ class Remote(AbstractContextManager["Remote"]):
             raise
 
     def require(self, route: str, name: str) -> None:
-        """Raise RemoteError for what is not there. A record that the server cannot read is there: it may be deleted."""
+        """Raises RemoteError for an object that does not exist. One that the server cannot read exists, and can be
+        deleted."""
         try:
             self.connection.json("GET", f"{route}/{plain_name(name)}")
         except RemoteError as error:
@@ -202,34 +201,40 @@ class Remote(AbstractContextManager["Remote"]):
                 raise
 
     def delete(self, route: str, name: str) -> None:
-        """Delete something. Raises RemoteError with the status 404 or 409 for what is not there, or still needed."""
+        """Deletes an object. Raises RemoteError with status 404 if it does not exist, 409 if it is still needed."""
         self.connection.json("DELETE", f"{route}/{plain_name(name)}")
 
     def delete_model(self, model: str) -> None:
         self.delete(MODELS, model)
 
     def delete_job(self, job: str) -> None:
-        """Delete a job that is over. The model that it made stays."""
+        """Deletes a job that has ended. Its model stays."""
         self.delete(JOBS, job)
 
     def files(self) -> list[dict[str, Any]]:
-        """Complete uploads: weights and training data."""
+        """Returns complete uploads: weights and training data."""
         return responses.FILE.rows(self.connection.json("GET", "/v1/files"))
 
     def uploads(self) -> list[dict[str, Any]]:
-        """Return the uploads that were never completed."""
+        """Returns the uploads that were never completed."""
         return responses.UPLOAD.rows(self.connection.json("GET", "/v1/uploads"))
 
     def delete_upload(self, upload: str) -> None:
-        """A file, or an upload that was never completed."""
+        """Deletes a file, or an upload that was never completed."""
         self.delete("/v1/files" if upload.startswith("file-") else "/v1/uploads", upload)
 
     def fetch_model(self, model: str, out: Path, progress: Stage = no_stage, largest: int | None = None) -> Path:
-        """Download a model's folder to `out`, which must not exist; goes on where a killed run of the same model
-        stopped. It is marked as scrambled, for the server has nothing else, and may be uploaded again.
+        """Downloads a model's folder, and goes on where a killed run of the same model stopped.
 
-        largest: bytes that the model can have at most; more is refused. Raises UsageError where the disk has too little
-        room, before anything is written."""
+        The folder is marked as scrambled, since the server has nothing else, and can be uploaded again.
+
+        Args:
+            out: the new folder.
+            largest: the most bytes that the model can have. None: it is not known.
+
+        Raises:
+            UsageError: `out` exists, or the disk has too little room. Nothing was written.
+        """
         return fetch(self.connection, f"/v1/models/{plain_name(model)}/files", model, out, progress, largest)
 
     # --- fine-tuning --------------------------------------------------------------------------------------------------
@@ -258,7 +263,7 @@ class Remote(AbstractContextManager["Remote"]):
         return responses.job(self.connection.json("GET", f"/v1/fine_tuning/jobs/{plain_name(job)}"))
 
     def jobs(self) -> list[dict[str, Any]]:
-        """The newest first."""
+        """Returns the jobs, the newest first."""
         return [responses.job(one) for one in responses.rows(self.connection.json("GET", "/v1/fine_tuning/jobs"))]
 
     def cancel(self, job: str) -> dict[str, Any]:
@@ -266,19 +271,21 @@ class Remote(AbstractContextManager["Remote"]):
         return responses.job(self.connection.json("POST", route, again=True))
 
     def resume(self, job: str) -> dict[str, Any]:
-        """Queue a job again that a full disk ended. Raises RemoteError with the status 409 for one that has nothing to
-        go on from, 507 while there is too little room."""
+        """Queues a job again that a full disk ended.
+
+        Raises:
+            RemoteError: status 409 if there is nothing to go on from, 507 while there is too little room.
+        """
         return responses.job(self.connection.json("POST", f"/v1/fine_tuning/jobs/{plain_name(job)}/resume"))
 
     def follow(self, job: str, silence: float = 600.0) -> Iterator[dict[str, Any]]:
-        """Yield the job's events until it ends, past ones first. No event comes twice.
+        """Yields the job's events until it ends, past ones first. No event comes twice.
 
         Args:
-            job: The job's id.
-            silence: Seconds for which a server that restarts is waited for.
+            silence: seconds to wait for a server that restarts.
 
         Raises:
-            Unreachable: No event came for JOB_QUIET seconds.
+            Unreachable: no event came for JOB_QUIET seconds.
         """
         last: str | None = None
         messages = 0
@@ -305,7 +312,7 @@ class Remote(AbstractContextManager["Remote"]):
             attempt += 1
 
     def _events(self, job: str, last: str | None) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
-        """One connection's worth of (id, kind, event)."""
+        """Yields (id, kind, event) of one connection."""
         route = f"/v1/fine_tuning/jobs/{plain_name(job)}/events?stream=true"
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last is not None else {})}
         with self.connection.stream("GET", route, headers=headers) as stream:
@@ -313,7 +320,7 @@ class Remote(AbstractContextManager["Remote"]):
                 yield number, kind, {} if kind == "done" else responses.event(data)
 
     def result(self, job: str) -> dict[str, Any]:
-        """Return the finished job, with `fine_tuned_model`. Raises JobFailed if it did not succeed."""
+        """Returns the finished job, with `fine_tuned_model`. Raises JobFailed if it did not succeed."""
         state = self.job(job)
         if state.get("status") != "succeeded":
             reason = (state["error"] or {}).get("message")
@@ -327,7 +334,7 @@ class Remote(AbstractContextManager["Remote"]):
     def classify(
         self, model: str, batch: Sequence[Ids], token_type_ids: Sequence[Ids] | None = None
     ) -> list[Prediction]:
-        """Classify lists of scrambled ids, and return one answer for each, in order."""
+        """Classifies lists of scrambled ids, and returns one answer for each, in order."""
         body: dict[str, Any] = {"model": plain_name(model), "input": [_list(ids) for ids in batch]}
         if token_type_ids is not None:
             body["token_type_ids"] = [_list(ids) for ids in token_type_ids]
@@ -335,10 +342,10 @@ class Remote(AbstractContextManager["Remote"]):
         return [classified(row) for row in in_order(result, len(batch))]
 
     def generate(self, model: str, ids: Ids, sampling: Sampling | None = None) -> Iterator[list[int]]:
-        """Yield scrambled ids as they are made, `sampling.max_tokens` at most; then the connection is closed.
+        """Yields scrambled ids as they arrive, at most `sampling.max_tokens`, and then closes the connection.
 
         Raises:
-            Unreachable: The answer broke off. It cannot be continued.
+            Unreachable: the answer broke off. It cannot be continued.
         """
         sampling = sampling or Sampling()
         body = {
@@ -364,7 +371,7 @@ class Remote(AbstractContextManager["Remote"]):
         raise Unreachable("the answer broke off before its end", "try again")
 
     def complete(self, model: str, batch: Sequence[Ids], sampling: Sampling | None = None) -> list[list[int]]:
-        """Return whole continuations of several prompts, in order."""
+        """Returns complete answers to several prompts, in order."""
         sampling = sampling or Sampling()
         body = {
             "model": plain_name(model),

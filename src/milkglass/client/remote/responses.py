@@ -1,12 +1,10 @@
-"""A server's answers, checked before they are used: a server is not trusted.
+"""Checks the answers of a server, which is not trusted, before they are used.
 
-Records of models, files, uploads, jobs and events are read by one RecordShape each, so that every later use meets the
-types that it expects. Strings and numbers themselves are made safe by strict_json.py. Each function raises RemoteError
-for what cannot be.
+A RecordShape reads records of models, files, uploads, jobs and events, so that their fields have the expected types.
+strict_json.py makes strings and numbers themselves safe. Each function raises RemoteError.
 
-Whether a server's model was made with a key is asked before any id leaves: with another key the ids would go out under
-a permutation that the model doesn't have, so that the answers would be nonsense, and the server would get text in ids
-that it should see with another model only. A server that lies about it gains nothing.
+Before any id leaves, `require_key` checks that the server's model was made with the key. With another key the answers
+would be nonsense, and the server would get text in ids that belong to another model. A server that lies gains nothing.
 """
 
 from __future__ import annotations
@@ -39,22 +37,20 @@ def is_count(value: Any) -> TypeGuard[int]:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """strict_json.py lets only finite ones through."""
+    """Returns whether a value is a number. strict_json.py lets only finite ones through."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @final
 @dataclass(frozen=True)
 class RecordShape:
-    """The fields of a record of the server's, and their types.
-
-    A field may be missing or null. Other fields are left as they are.
+    """The fields of a record of the server, and their types. A field may be missing or null; others are not checked.
 
     Attributes:
-        noun: What messages call the record.
-        texts: The names of fields that are strings.
-        wholes: The names of fields that are whole numbers from 0 on.
-        numbers: The names of fields that are finite numbers.
+        noun: the record's name in messages.
+        texts: the names of fields that are strings.
+        wholes: the names of fields that are whole numbers from 0 on.
+        numbers: the names of fields that are finite numbers.
     """
 
     noun: str
@@ -98,7 +94,7 @@ _EVENT = RecordShape("an event", ("message",))
 
 
 def job(record: Any) -> dict[str, Any]:
-    """`progress` and `metrics` are objects, and `error` null or {"message": text}; the rest as in RecordShape."""
+    """Reads a job. `progress` and `metrics` become objects, and `error` becomes null or {"message": text}."""
     result = _JOB.read(record)
     error = result.get("error")
     message = error.get("message") if isinstance(error, dict) else error
@@ -113,7 +109,7 @@ def job(record: Any) -> dict[str, Any]:
 
 
 def event(data: str) -> dict[str, Any]:
-    """{"message": text, "data": {...}, ...} of one event of a job."""
+    """Reads one event of a job: {"message": text, "data": {...}, ...}."""
     result = _EVENT.read(document(data, "an event of the job"))
     return {**result, "message": result.get("message") or "", "data": _PROGRESS.read(result.get("data") or {})}
 
@@ -126,7 +122,7 @@ def rows(answer: Mapping[str, Any], name: str = "data") -> list[dict[str, Any]]:
 
 
 def response_id(answer: Mapping[str, Any], name: str = "id") -> str:
-    """An id of the server's, which can stand in an address."""
+    """Returns an id of the server that can be part of an address."""
     value = answer.get(name)
     if not isinstance(value, str) or not is_plain(value):
         raise RemoteError(f"the answer has no proper {name}", HINT)
@@ -141,7 +137,7 @@ def response_number(answer: Mapping[str, Any], name: str) -> int:
 
 
 def in_order(found: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Sort answers by their `index`, which must be 0 to count - 1, each once."""
+    """Returns answers sorted by their `index`, which must be 0 to count - 1, each once."""
     by_index = {row["index"]: row for row in found if is_whole(row.get("index"))}
     if len(found) != count or set(by_index) != set(range(count)):
         raise RemoteError(f"the server's {len(found)} answers do not fit the {count} questions", "try again")
@@ -155,9 +151,9 @@ class Prediction:
     """A model's answer to one text.
 
     Attributes:
-        label: The number of the likeliest class.
-        probabilities: The probability of each class, in order.
-        score: A regression's, as it was trained (client/label_scale.py reads it). There are no probabilities then.
+        label: the number of the likeliest class.
+        probabilities: the probability of each class, in order.
+        score: a regression's score, as it was trained (client/label_scale.py reads it), without probabilities.
     """
 
     label: int
@@ -182,7 +178,7 @@ def classified(row: Mapping[str, Any]) -> Prediction:
 
 
 def delta(data: str) -> list[int]:
-    """The token ids of one event of a completion."""
+    """Returns the token ids of one event of a completion."""
     value = document(data, "an event of the answer")
     error = value.get("error")
     if isinstance(error, dict):
@@ -202,20 +198,20 @@ def token_ids(choice: Mapping[str, Any]) -> list[int]:
 
 # --- the key ----------------------------------------------------------------------------------------------------------
 def fits(info: Mapping[str, Any], key: Key) -> bool | None:
-    """Whether the model that a server tells of is the key's; None: its config has no identifier of a key."""
+    """Returns whether a server's model was made with the key. None: its config has no key identifier."""
     identifier = info.get("key_id")
     return None if identifier is None else identifier == key.identifier
 
 
 def require_key(info: Mapping[str, Any], key: Key, model: str) -> str | None:
-    """Refuse a model that was not made with a key.
+    """Refuses a model that was not made with a key.
 
     Returns:
-        A warning that says what could not be checked; None if all was.
+        A warning that says what could not be checked, or None.
 
     Raises:
-        KeyForOtherModel: Another key made the model.
-        RemoteError: The description cannot be true.
+        KeyForOtherModel: another key made the model.
+        RemoteError: the description is invalid.
     """
     known = fits(info, key)
     if known:

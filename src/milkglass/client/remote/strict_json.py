@@ -1,8 +1,7 @@
-"""JSON that a server sent, read strictly. All that a server answers in words or numbers comes through here.
+"""Reads all JSON of a server strictly, so that no command must clean anything again.
 
-What leaves this module cannot steer a terminal, and every number of it can be computed with: strings are one printable
-line each, numbers are finite and fit 64 bits, and neither depth nor the number of containers is for the server to
-choose. So no command has to clean anything again.
+The result cannot steer a terminal, and all of its numbers can be computed with: strings are one printable line each,
+numbers are finite and fit 64 bits, and depth and number of containers are limited.
 """
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ HINT = "is this a milkglass server?"
 
 
 def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
-    """The JSON object in `raw`. NaN and infinities, which JSON does not have, are read as null.
+    """Returns the JSON object in `raw`. NaN and infinities, which JSON does not have, become null.
 
-    Raises RemoteError for anything else than an object, and for one that is beyond the limits above."""
+    Raises:
+        RemoteError: it is no object, or exceeds the limits above.
+    """
     try:
         text = raw.decode("utf-8") if isinstance(raw, bytes) else raw
         containers = text.count("{") + text.count("[")
@@ -43,7 +44,7 @@ def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
 
 
 def error_in(body: bytes) -> dict[str, Any]:
-    """The `error` of an error's body; {} where it has none that is an object: it may be a proxy's page."""
+    """Returns the `error` of an error's body, or {} if it has no such object, as a proxy's page."""
     try:
         error = document(body).get("error")
     except RemoteError:
@@ -52,7 +53,7 @@ def error_in(body: bytes) -> dict[str, Any]:
 
 
 class _OutOfRange(Exception):
-    """Not a ValueError, which the JSON reader's own mistakes are."""
+    """A number is out of range. It is not a ValueError, which the JSON reader raises for its own errors."""
 
 
 def _whole(digits: str) -> int:
@@ -84,7 +85,7 @@ def _cleaned(value: Any, depth: int, noun: str) -> Any:
     return value
 
 
-MARK = "\ufffd"  # stands where a character was taken out
+MARK = "\ufffd"  # replaces a removed character
 # Left-to-right and right-to-left marks, embeddings, overrides and isolates: they reorder what a reader sees.
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 # No width, and no use in running text. U+200C and U+200D stay: scripts of India and emoji need them.
@@ -93,20 +94,21 @@ _UNSAFE = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff{_BI
 
 
 def one_line(text: str, longest: int) -> str:
-    """At most `longest` characters, all of them printable in the sense of str.isprintable."""
+    """Returns at most `longest` characters, all printable in the sense of str.isprintable."""
     short = text[:longest]
     return short if short.isprintable() else "".join(c if c.isprintable() else MARK for c in short)
 
 
 def running_text(text: str) -> str:
-    """Clean a text of several lines. Tabs, line feeds and the joiners of scripts and emoji stay."""
+    """Cleans a text of several lines. Tabs, line feeds and the joiners of scripts and emoji stay."""
     return _UNSAFE.sub(MARK, text)
 
 
 def escaped(document: str) -> str:
-    """A JSON document in which each character that is not printable is written as an escape: the same document.
+    """Returns an equal JSON document in which all characters that are not printable are escaped.
 
-    The document must be one line, as json.dumps writes it without `indent`."""
+    The document must be one line, as json.dumps writes it without `indent`.
+    """
     if document.isprintable():
         return document
     return "".join(c if c.isprintable() else _escape(c) for c in document)

@@ -1,9 +1,7 @@
-"""Files to a server and back in pieces that go on where they stopped, whichever side was killed.
+"""Sends and receives files in pieces that resume after a kill of either side.
 
-An upload's number on the server is noted in the cache folder under a digest of address and content, so that a client
-that was killed finds it again. The note holds nothing but that number.
-
-Out of scope: what the files mean. `send` sends whatever it is given; see remote.py for what may go.
+The upload's id is stored in the cache folder under a digest of address and content, and nothing else of it, so that a
+client that was killed finds the upload again.
 """
 
 from __future__ import annotations
@@ -21,10 +19,10 @@ from milkglass.errors import RemoteError, Unreachable
 from milkglass.models.resolve import cache_folder
 from milkglass.progress import Progress, no_progress
 
-CHUNK = 8 << 20  # bytes, unless the server asks for less, and
-LEAST_CHUNK = 512  # bytes: a server that asks for less wants millions of requests
+CHUNK = 8 << 20  # bytes, unless the server asks for less
+LEAST_CHUNK = 512  # bytes; less would take millions of requests
 GONE = (404, 409, 410)
-STEADY, STEADILY = 64 << 10, 120.0  # bytes of a download that have to come within so many seconds
+STEADY, STEADILY = 64 << 10, 120.0  # the bytes of a download that must arrive within so many seconds
 
 
 def file_sha256(path: Path, progress: Progress = no_progress) -> str:
@@ -39,9 +37,11 @@ def file_sha256(path: Path, progress: Progress = no_progress) -> str:
 def send(
     connection: Connection, path: Path, digest: str, purpose: str, name: str, progress: Progress = no_progress
 ) -> str:
-    """Upload one file, or what is missing of it; one that the server has already is not sent again. Returns its id.
+    """Uploads a file or its missing rest, unless the server has it already. Returns its id.
 
-    digest: the file's SHA-256."""
+    Args:
+        digest: the file's SHA-256.
+    """
     size = path.stat().st_size
     note = _note(connection.url, digest, purpose)
     if (known := _file_there(connection, digest, purpose)) is not None:
@@ -72,7 +72,7 @@ def send(
 
 
 def _complete(connection: Connection, route: str, digest: str, purpose: str) -> str:
-    """Close the upload. When the first answer was lost, the second finds the server busy with it, or done."""
+    """Closes the upload. If the first answer was lost, the second try finds the server busy with it, or done."""
     for attempt in range(connection.retry.attempts):
         try:
             return response_id(connection.json("POST", f"{route}/complete", again=True))
@@ -88,7 +88,7 @@ def _complete(connection: Connection, route: str, digest: str, purpose: str) -> 
 
 
 def _file_there(connection: Connection, digest: str, purpose: str) -> str | None:
-    """The server's id of a file with this content, if it has one."""
+    """Returns the server's id of a file with this content, or None."""
     for file in FILE.rows(connection.json("GET", "/v1/files")):
         if file.get("sha256") == digest and file.get("purpose") == purpose:
             return response_id(file)
@@ -98,7 +98,7 @@ def _file_there(connection: Connection, digest: str, purpose: str) -> str | None
 def _send_chunks(
     connection: Connection, path: Path, size: int, route: str, received: int, step: int, progress: Progress
 ) -> None:
-    """The rest of the file. A chunk may arrive though its answer is lost: the server then names the right place."""
+    """Sends the rest of the file. If a chunk arrives and its answer is lost, the server says where to go on."""
     with path.open("rb") as file:
         stuck = 0
         while received < size:
@@ -129,8 +129,12 @@ def _send_chunks(
 
 
 def receive(connection: Connection, route: str, target: Path, size: int, progress: Progress = no_progress) -> None:
-    """Download to `target`, going on from what is there. Never writes more than `size` bytes; raises RemoteError when
-    more are sent, and Unreachable when they come slower than STEADY bytes in STEADILY seconds."""
+    """Downloads to `target`, going on from what is there, and never writes more than `size` bytes.
+
+    Raises:
+        RemoteError: the server sends more.
+        Unreachable: it sends less than STEADY bytes in STEADILY seconds.
+    """
     for attempt in range(connection.retry.attempts):
         have = target.stat().st_size if target.exists() else 0
         if have > size:
@@ -153,7 +157,7 @@ def receive(connection: Connection, route: str, target: Path, size: int, progres
 
 
 def require_sum(target: Path, sha256: str, progress: Progress = no_progress) -> None:
-    """Throw away a file that arrived otherwise than promised, and raise RemoteError."""
+    """Raises RemoteError for a file with another checksum, and deletes it."""
     if file_sha256(target, progress) != sha256:
         target.unlink()
         raise RemoteError(f"{target.name} arrived damaged: its checksum is wrong", "try again")
@@ -187,7 +191,7 @@ def _note(url: str, digest: str, purpose: str) -> Path:
 
 
 def _unfinished(connection: Connection, note: Path) -> dict[str, Any] | None:
-    """The upload that the note speaks of, if the server still has it."""
+    """Returns the upload in the note, if the server still has it."""
     try:
         known = json.loads(note.read_text("utf-8"))["id"]
     except (OSError, ValueError, KeyError, TypeError):  # no note, or one cut off by a crash: begin again
