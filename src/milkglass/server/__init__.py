@@ -1,1 +1,1 @@
-"""The server: scrambled ids in, scrambled ids out. It never holds a key, a tokenizer or plain text."""
+"""The server: it receives and returns scrambled ids. It never has a key, a tokenizer or plain text."""

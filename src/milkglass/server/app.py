@@ -1,7 +1,4 @@
-"""The server: ids in, ids out. It never holds a key, a tokenizer or plain text.
-
-`create_app` makes the web application; `serve` runs it until it is asked to stop.
-"""
+"""The web application of the server. `create_app` makes it, and `serve` runs it until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from milkglass.server.settings import DataDir, ServerSettings
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
-    """Opens nothing but the token yet: the home is taken when the application starts, and given back when it ends."""
+    """Makes the application. It opens only the token: starting locks the home, and stopping unlocks it."""
     home = DataDir(settings.home, settings.spare_disk, settings.quota)
     home.claim()
     token = home.token(settings.token)
@@ -60,8 +57,15 @@ def body_rule(settings: ServerSettings, scope: Scope) -> BodyRule:
 
 
 def serve(settings: ServerSettings, on_ready: Callable[[], None] = lambda: None) -> None:
-    """Run until SIGINT or SIGTERM. on_ready: called when connections are accepted, and never where nothing is served.
-    Raises UsageError when the address cannot be had, Conflict when the home cannot."""
+    """Serves until SIGINT or SIGTERM.
+
+    Args:
+        on_ready: called once connections are accepted, and never if nothing is served.
+
+    Raises:
+        UsageError: the address cannot be used.
+        Conflict: another server uses the home.
+    """
     prepare()
     DataDir(settings.home, settings.spare_disk).lock().close()  # say so before anything else, not in a traceback
     app = create_app(settings)

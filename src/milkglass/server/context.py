@@ -1,4 +1,4 @@
-"""What the routes share: one object, made once, closed once."""
+"""The state that all routes share. It is made once and closed once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from milkglass.server.storage.store import Store
 from milkglass.server.storage.uploads import Uploads
 
 T = TypeVar("T")
-SLOW = 8  # requests that read whole files or models at a time; the others of their kind wait without a thread
+SLOW = 8  # requests that read whole files or models at a time; others wait without a thread
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Context:
     _slow: CapacityLimiter = field(default_factory=partial(CapacityLimiter, SLOW))
 
     async def slowly(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run `work` in a thread, so that quick requests always find one."""
+        """Runs `work` in one of a few threads, so that quick requests always find a free one."""
         return await to_thread.run_sync(work, *arguments, limiter=self._slow)
 
 
 def build(settings: ServerSettings, home: DataDir) -> Context:
-    """Open the home, tidy what a kill left, start the job thread. The caller holds the home's lock."""
+    """Opens the home, cleans up after a kill, and starts the job thread. The caller holds the home's lock."""
     home.prepare()
     store = Store(home.root / "state.sqlite")
     uploads = Uploads(home, store, settings.max_upload, settings.upload_patience, settings.max_uploads)
@@ -60,7 +60,7 @@ def build(settings: ServerSettings, home: DataDir) -> Context:
 
 
 def close(context: Context) -> None:
-    """Let the worker checkpoint, then close the rest. May take the grace time."""
+    """Lets the worker save a checkpoint, then closes the rest. This may take the grace time."""
     context.stopping.set()
     context.jobs.stop()
     context.loader.close()

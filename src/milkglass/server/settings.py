@@ -1,5 +1,4 @@
-"""A server's settings (folders, the token and TLS, every limit), and the folder that holds everything it keeps, which
-one server at a time has.
+"""The server's settings, and the home folder with all that it keeps, which one server uses at a time.
 
 token           the bearer token, mode 0600
 server.lock     held by the running server
@@ -45,18 +44,18 @@ class Limits:
 
     Attributes:
         total: connections at a time.
-        per_address: of these from one address.
+        per_address: connections at a time from one address.
         reserved: connections from this machine beyond `total`, so that a health check is answered.
-        backlog: connections that the kernel keeps waiting; one more is tried again after 1, 3, 7 s.
+        backlog: connections that the kernel keeps waiting; a further one is tried again after 1, 3, 7 s.
         handshake: time for the TLS handshake.
         head: time from the start of a connection, or from the last answer, to the end of a request's headers.
         window: time in which a body, or an answer that waits to be read, must progress.
         body_rate: least rate of a request's body over a window.
-        body_grace: time that a body which is kept in memory may take, whatever its length.
-        body_pace: rate that adds to this time: a longer body may take longer.
+        body_grace: time for a body of any length that is kept in memory.
+        body_pace: rate that adds to `body_grace`: a longer body may take longer.
         send_rate: least rate at which a waiting answer is read, over a window.
         linger: time for the rest of a body whose request was answered already.
-        tick: time between two looks at the deadlines.
+        tick: time between two checks of the deadlines.
     """
 
     total: int = 512
@@ -81,11 +80,11 @@ class Limits:
             )
 
     def body_time(self, size: int) -> float:
-        """Seconds in which a body of `size` bytes must have arrived."""
+        """Returns the seconds in which a body of `size` bytes must have arrived."""
         return self.body_grace + size / self.body_pace
 
     def within(self, open_files: int) -> Limits:
-        """These limits with no more connections than `open_files` allow: each may need a file besides its socket."""
+        """Returns limits with no more connections than `open_files` allow, at two files for each."""
         total = min(self.total, max(1, (open_files - OTHER_FILES) // 2 - self.reserved))
         per_address = min(self.per_address, max(1, total // 2))
         return replace(self, total=total, per_address=per_address)
@@ -97,7 +96,7 @@ WORKER = (sys.executable, "-P", "-m", "milkglass.server.training")  # -P: nothin
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Sizes are in bytes, times in seconds."""
+    """All settings of a server. Sizes are in bytes, times in seconds."""
 
     home: Path
     host: str = "127.0.0.1"
@@ -116,7 +115,7 @@ class ServerSettings:
     chunk_bytes: int = 8 * MIB  # what clients are asked to send at a time
     max_upload: int = 512 * 1024 * MIB  # one file
     max_uploads: int = 256  # that are not complete
-    upload_patience: float = 86_400.0  # after so long without a chunk, an upload is abandoned and thrown away
+    upload_patience: float = 86_400.0  # time without a chunk after which an upload is deleted
     spare_disk: int = 64 * MIB  # never filled by an upload
     quota: int | None = None  # bytes that the home may take; None: what its disk has
 
@@ -131,9 +130,9 @@ class ServerSettings:
 
     training_threads: int | None = None  # of a job; None: torch's choice
     worker: tuple[str, ...] = field(default=WORKER, repr=False)
-    max_crashes: int = 3  # a job whose worker dies this often without a word has failed
-    cancel_grace: float = 60.0  # then a worker that doesn't stop is killed
-    shutdown_grace: float = 60.0  # then a worker that doesn't checkpoint is killed, and resumes from an older one
+    max_crashes: int = 3  # a job has failed whose worker dies this often without a status
+    cancel_grace: float = 60.0  # time after which a worker that does not stop is killed
+    shutdown_grace: float = 60.0  # time to save a checkpoint; a worker that is killed resumes from an older one
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", self.home.absolute())  # workers run in folders of their own
@@ -169,7 +168,7 @@ def disk_full() -> DiskFull:
 
 
 def known_error(error: BaseException) -> MilkglassError | None:
-    """Turn an error of the system into one that the caller understands; None: it is a fault of ours."""
+    """Returns an error of the system as one for the caller, or None if it is a fault of the server."""
     if isinstance(error, MilkglassError):
         return error
     if isinstance(error, OSError) and error.errno in FULL_DISK:
@@ -180,18 +179,18 @@ def known_error(error: BaseException) -> MilkglassError | None:
 
 
 def nearly_full(folder: Path) -> bool:
-    """Whether the folder's disk has so little room that a write which just failed there failed for that."""
+    """Returns whether the folder's disk has so little room that this explains a failed write."""
     return shutil.disk_usage(folder).free < NEARLY_FULL
 
 
 def free_bytes(home: Path, quota: int | None) -> int:
-    """Bytes that may still be written in a home, by its disk and by its quota."""
+    """Returns how many bytes may still be written in a home, by its disk and by its quota."""
     free = shutil.disk_usage(home).free
     return free if quota is None else max(0, min(free, quota - taken(home)))
 
 
 def taken(*paths: Path) -> int:
-    """Bytes on the disk of files, and of all files in folders, each once however many names it has."""
+    """Returns the bytes on the disk of files and of all files in folders, each hard-linked file once."""
     seen: dict[tuple[int, int], int] = {}
     inside = (Path(place, name) for path in paths for place, _, names in os.walk(path) for name in names)
     for path in (*paths, *inside):
@@ -205,7 +204,12 @@ def taken(*paths: Path) -> int:
 
 
 class DataDir:
-    """spare: bytes of the disk that are left alone. quota: bytes that all of it may take; None: what the disk has."""
+    """The home folder.
+
+    Args:
+        spare: bytes of the disk that are never filled.
+        quota: the most bytes of the whole home. None: what the disk has.
+    """
 
     def __init__(self, root: Path, spare: int, quota: int | None = None) -> None:
         self.root, self.spare, self.quota = root, spare, quota
@@ -213,14 +217,14 @@ class DataDir:
         self.jobs, self.work = root / "jobs", root / "work"
 
     def prepare(self) -> None:
-        """Make the folders; throw away what a killed server was building."""
+        """Makes the folders, and removes what a killed server was building."""
         self.claim()
         shutil.rmtree(self.work, ignore_errors=True)
         for folder in (self.uploads, self.files, self.models, self.jobs, self.work):
             folder.mkdir(exist_ok=True)
 
     def claim(self) -> None:
-        """Make the home, and close it to others. Raises UsageError for an open folder of something else."""
+        """Makes the home, and closes it to other users. Raises UsageError for an open folder of something else."""
         files.private_dir(self.root)
         if not self.root.stat().st_mode & OTHERS_MODE:
             return
@@ -235,19 +239,19 @@ class DataDir:
             raise UsageError(f"{self.root} is open to others and not ours to close", "name another folder") from None
 
     def require_space(self, size: int) -> None:
-        """Refuse what would not fit. Raises DiskFull when `size` bytes more would not leave the spare ones."""
+        """Raises DiskFull if `size` further bytes would not leave the spare ones."""
         if self.free < size:
             raise disk_full()
 
     @property
     def free(self) -> int:
-        """Bytes that may be written besides the spare ones."""
+        """Returns how many bytes may be written besides the spare ones."""
         return max(0, free_bytes(self.root, self.quota) - self.spare)
 
     def lock(self) -> IO[bytes]:
-        """Hold the home until the returned file is closed, or this process dies. Raises Conflict.
+        """Locks the home until the returned file is closed or this process dies. Raises Conflict.
 
-        The lock is not inherited by workers: a server that was killed leaves its home free, its worker running.
+        Workers do not inherit the lock: a killed server leaves its home unlocked while its worker runs.
         """
         self.claim()
         file = (self.root / "server.lock").open("wb")
@@ -261,8 +265,10 @@ class DataDir:
         return file
 
     def token(self, given: str | None) -> str:
-        """The given token, else the stored one, else a new one that is stored for its owner's eyes only. Errors as of
-        `claim`, which is done first where none is given."""
+        """Returns the given token, or the stored one, or a new one that is stored with mode 0600.
+
+        Without a given token it calls `claim` first, and raises what that raises.
+        """
         if given is not None:
             return given
         self.claim()

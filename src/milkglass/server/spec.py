@@ -1,4 +1,4 @@
-"""What a fine-tuning job receives and returns: the contract between the server, its workers and the client.
+"""The contract between the server, its workers and the client: what a fine-tuning job receives and returns.
 
 A job is a folder that the server makes and a worker process fills:
 
@@ -42,7 +42,7 @@ ROWS_METADATA = {"format": "rows/1"}
 LABEL_TENSORS = ("labels", "scores", "token_labels")  # a class or a number for each row, an id for each token
 ROWS_TENSORS = {"lengths": "I32", "input_ids": "I32", "labels": "I32", "scores": "F32", "token_labels": "I32",
                 "token_type_ids": "I8"}  # dtypes, in the order of writing  # fmt: skip
-ATTACHED = "attached"  # behind the folder in a worker's command, for one that must not outlive who started it
+ATTACHED = "attached"  # argument of a worker that must not outlive the process that started it
 INTERRUPTED = 143  # the exit code of a worker that SIGTERM stopped
 IGNORED = -100  # the label that takes no part in the loss
 # ObfusLM, appendix C.3 and Table 8; what it does not say is transformers' default.
@@ -50,13 +50,16 @@ GENERATION = {"learning_rate": 1e-4, "batch_size": 8, "adam_beta2": 0.95}
 
 
 class Hyperparameters(BaseModel):
-    """What is trained, and how fast, is by default ObfusLM's appendix C.3: encoders in full; decoders with LoRA of rank
-    256 and alpha 16 on every linear layer, the first two layers and the last one in full.
-    Three defaults are ours: 3 epochs (the paper trains 10), fp32 (it trains Llama-3 in bf16), and that the tables of
-    embeddings are trained under LoRA (it does not say so; `train_tables=False` is the literal reading).
+    """The hyperparameters of a training. The defaults are ObfusLM's appendix C.3.
+
+    Encoders are trained in full; decoders with LoRA of rank 256 and alpha 16 on every linear layer, the first two
+    layers
+    and the last one in full. Three defaults are ours: 3 epochs (the paper trains 10), fp32 (it trains Llama-3 in bf16),
+    and
+    that embedding tables are trained under LoRA (it does not say so; `train_tables=False` is the literal reading).
 
     Regression is what Hugging Face's Trainer does for a model of one label: problem_type "regression", the mean squared
-    error of one number a row, which is judged by Pearson's correlation as GLUE judges STS-B.
+    error of one number a row, judged by Pearson's correlation as GLUE judges STS-B.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -111,13 +114,19 @@ class Hyperparameters(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_later(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A setting that came later is left out where it is off, so that a training has the document it always had."""
+        """Leaves out later settings that are off, so that an older training keeps its document."""
         result: dict[str, Any] = fields(self)
         return {name: value for name, value in result.items() if name not in LATER or value is not None}
 
     def fitted(self, layers: int | None) -> Hyperparameters:
-        """The same for a model of so many layers: under LoRA, `full_first` and `full_last` that nobody has set are
-        lowered where they would leave no layer to adapt. None: it is not known. Raises UsageError where they were set.
+        """Returns the hyperparameters for a model of so many layers.
+
+        Under LoRA, defaults of `full_first` and `full_last` are lowered if they would leave no layer to adapt. Raises
+        UsageError
+        if they were set to such values.
+
+        Args:
+            layers: None: the number is not known.
         """
         over = 0 if layers is None else self.full_first + self.full_last - (layers - 1)
         if over <= 0 or self.chosen_method != "lora":
@@ -140,7 +149,7 @@ class Hyperparameters(BaseModel):
 
 
 class JobSpec(BaseModel):
-    """Paths are the server's own, absolute. What else an earlier version wrote there is ignored."""
+    """The job of a worker. Paths are the server's own and absolute. Unknown fields of earlier versions are ignored."""
 
     model: str
     train: str
@@ -151,10 +160,11 @@ class JobSpec(BaseModel):
 
 
 class Event(BaseModel):
-    """`metrics` events carry data: step, total_steps, loss, learning_rate, epoch, eta_seconds; or eval_loss, and
-    accuracy with confusion (counts: a row a class, a column what it was taken for), or pearson.
+    """One event of a job. Nothing in it comes from the training data itself.
 
-    Nothing in an event comes from the training data itself.
+    `metrics` events have data: step, total_steps, loss, learning_rate, epoch, eta_seconds; or eval_loss, and accuracy
+    with
+    confusion (counts: a row for each class, a column for what it was taken for), or pearson.
     """
 
     time: float  # seconds since 1970
@@ -178,7 +188,7 @@ LORA = ("lora_rank", "lora_alpha", "full_first", "full_last", "train_tables")
 
 
 def require_used(chosen: Hyperparameters, called: Callable[[str], str] = str) -> None:
-    """Raises UsageError for a setting of LoRA that was given where all weights are trained."""
+    """Raises UsageError for a setting of LoRA that was given though all weights are trained."""
     given = [name for name in LORA if name in chosen.model_fields_set]
     if given and chosen.chosen_method != "lora":
         raise UsageError(
@@ -188,8 +198,13 @@ def require_used(chosen: Hyperparameters, called: Callable[[str], str] = str) ->
 
 
 def hyperparameters_of(requested: Mapping[str, Any], called: Callable[[str], str] = str) -> dict[str, Any]:
-    """The requested ones that are not None, checked as the server will check them: a negative rate is
-    refused before an hour of uploading. called: a hyperparameter's name in messages. Raises UsageError."""
+    """Returns the hyperparameters that are not None, checked as the server checks them. Raises UsageError.
+
+    This refuses a negative rate, for example, before an hour of uploading.
+
+    Args:
+        called: returns a hyperparameter's name in messages.
+    """
     given = {name: value for name, value in requested.items() if value is not None}
     try:
         chosen = Hyperparameters(**given)
@@ -207,7 +222,7 @@ def hyperparameters_of(requested: Mapping[str, Any], called: Callable[[str], str
 
 
 def needed(fault: Mapping[str, Any]) -> str:
-    """Returns what is needed in place of a refused value, in words. fault: one of pydantic's errors."""
+    """Returns what is needed in place of a refused value, from one of pydantic's errors."""
     kind, context = str(fault["type"]), fault.get("ctx", {})
     bounds = {"ge": "at least {} is needed", "gt": "more than {} is needed", "le": "at most {} is allowed",
               "lt": "less than {} is needed"}  # fmt: skip

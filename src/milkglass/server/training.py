@@ -1,12 +1,13 @@
-"""The training: `python -m milkglass.server.training JOB_FOLDER` fine-tunes one model and stops.
+"""The training process: `python -m milkglass.server.training JOB_FOLDER` fine-tunes one model and ends.
 
-spec.py says what is in the folder. On SIGTERM it saves a checkpoint and exits with 143, without a status; run again on
-the same folder, after that or after a kill, it goes on from its newest complete checkpoint. It knows ids and weights
-only: no key, no tokenizer, no text. With "attached" behind the folder it is interrupted when the process that started
-it ends.
+spec.py describes the folder. On SIGTERM it saves a checkpoint and exits with 143, without a status. Run again on the
+same folder, after that or after a kill, it resumes from the newest complete checkpoint. It sees ids and weights only:
+no
+key, no tokenizer, no text. With the further argument "attached" it is interrupted when the process that started it
+ends.
 
-Trainer's own optimiser state is a torch file in the job's folder; it is read back with `weights_only`, and no such file
-is ever accepted from outside.
+The Trainer's optimiser state is a torch file in the job's folder. It is read with `weights_only`, and no such file is
+accepted from outside.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ from milkglass.system import memory
 
 
 def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
-    """The model, its weights in fp32. A new classifier head is drawn from the seed, and a pooler where the model has
-    none: sentence encoders are published without it. Nothing else is ever made up.
+    """Returns the model with weights in fp32.
+
+    A new classifier head is drawn from the seed, and so is a pooler if the model has none, as sentence encoders are
+    published. No other tensor is invented.
     """
     config = AutoConfig.from_pretrained(folder)
     kind = AutoModelForCausalLM
@@ -115,7 +118,7 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArg
 
 
 def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
-    """Run the job to its end. None: interrupted, to be resumed."""
+    """Runs the job to its end. None: it was interrupted, to be resumed."""
     chosen = spec.hyperparameters
     set_seed(chosen.seed)
     shape = shape_of(Path(spec.model))
@@ -159,7 +162,7 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
 
 
 def shape_of(model: Path) -> Shape:
-    """Read the sizes of a model folder. Raises BadUpload where it cannot be read."""
+    """Returns the sizes of a model folder. Raises BadUpload if it cannot be read."""
     try:
         return Shape.of(Checkpoint.open(model))
     except ModelError as error:  # its own message names a folder of the server
@@ -167,8 +170,8 @@ def shape_of(model: Path) -> Shape:
 
 
 def reserved(job: Path, spec: JobSpec, shape: Shape) -> Reserve:
-    """Room for the next save, which is set aside before anything is learnt. Raises DiskFull or MemoryShort for a job
-    that this machine cannot hold."""
+    """Reserves room for the next save, before anything is learnt. Raises DiskFull or MemoryShort for a job that does
+    not fit."""
     chosen = spec.hyperparameters.fitted(len(shape.layers))
     gpu = torch.cuda.is_available()
 
@@ -185,7 +188,7 @@ def reserved(job: Path, spec: JobSpec, shape: Shape) -> Reserve:
 
 
 def final_metrics(trainer: CheckpointTrainer) -> dict[str, float]:
-    """The metrics of the epoch whose weights are kept, the last or the best; measured now where there are none."""
+    """Returns the metrics of the epoch whose weights are kept, the last or the best; measured now if there are none."""
     state = trainer.state
     kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
     then = [info for info in state.log_history if info.get("step") == kept and "eval_loss" in info]
@@ -193,7 +196,7 @@ def final_metrics(trainer: CheckpointTrainer) -> dict[str, float]:
 
 
 def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
-    """Save the model in the dtype and with the generation config that it came with."""
+    """Saves the model in the dtype and with the generation config of the original."""
     partial = job / "result.partial"
     shutil.rmtree(partial, ignore_errors=True)
     model.to(Checkpoint.open(base).dtype).save_pretrained(partial)
@@ -204,10 +207,11 @@ def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
 
 
 def is_full(error: BaseException, job: Path) -> bool:
-    """Whether something failed because the disk is full.
+    """Returns whether something failed because the disk is full. Call it before anything is removed from the disk.
 
-    A full disk has many names: OSError, safetensors' own error, and torch's, which says only that writing failed. So
-    this must look at the disk before anything is removed from it.
+    A full disk has many errors: OSError, safetensors' own, and torch's, which says only that writing failed. So this
+    looks
+    at the disk.
     """
     cause = error.__cause__ if isinstance(error, SaveFailed) and error.__cause__ else error
     known = isinstance(cause, DiskFull) or (isinstance(cause, OSError) and cause.errno in FULL_DISK)
@@ -215,7 +219,7 @@ def is_full(error: BaseException, job: Path) -> bool:
 
 
 def failure(error: BaseException, job: Path) -> Status:
-    """The status of a job that failed. One that could not be saved goes on from its checkpoint, where it has one."""
+    """Returns the status of a failed job. One that could not be saved can resume from its checkpoint, if it has one."""
     full, said = is_full(error, job), explain(error, job)
     kept = resumed_from(job) if full or isinstance(error, SaveFailed) else None
     if kept is None:
@@ -231,7 +235,7 @@ def failure(error: BaseException, job: Path) -> Status:
 
 
 def explain(error: BaseException, job: Path) -> str:
-    """Put an error into words for the client: our own messages whole, of others the kind; the log has the traceback."""
+    """Returns an error in words for the client: our own messages in full, of others only the kind."""
     if isinstance(error, SaveFailed) and is_full(error, job):
         return NO_ROOM
     if isinstance(error, MilkglassError):
@@ -244,11 +248,11 @@ def explain(error: BaseException, job: Path) -> str:
 
 
 def main(job: Path, attached: bool = False) -> int:
-    """Run this job; returns the exit code.
+    """Runs a job, and returns the exit code.
 
     Args:
-        job: its folder.
-        attached: it is interrupted, as by SIGTERM, when the process that started it ends.
+        job: the job's folder.
+        attached: whether the end of the process that started this one interrupts it, like SIGTERM.
     """
     reporter = Reporter(job)
     signal.signal(signal.SIGTERM, reporter.interrupt)
@@ -273,7 +277,7 @@ def main(job: Path, attached: bool = False) -> int:
 
 
 def _interrupted_with_parent(reporter: Reporter) -> None:
-    """The standard input of this process closes when the one that started it ends."""
+    """Interrupts the training when standard input closes, as it does when the parent process ends."""
 
     def watch() -> None:
         while os.read(0, 1):

@@ -126,8 +126,7 @@ def others_in(folder: Path) -> list[str]:
 
 
 def _places(folder: Path) -> dict[str, set[str] | None]:
-    """Returns the weight files that the folder's JSON names, and the tensors of each, or None if it names no
-    tensors."""
+    """Returns the weight files that the folder's JSON names, and each one's tensors, or None if it names none."""
     if (folder / DELTA_CONFIG).is_file():
         return {DELTA_WEIGHTS: None}
     index = json_file(folder / INDEX)

@@ -177,8 +177,7 @@ class Connection:
 
     @contextmanager
     def _within(self, seconds: float, kind: type[RemoteError]) -> Iterator[Watch]:
-        """Raises `kind` if the exchange was cut, even if it seems to have succeeded: half an answer can look
-        complete."""
+        """Raises `kind` if the exchange was cut, even if it seems to have succeeded: half an answer can look whole."""
         with watched(self._sockets, seconds) as watch:
             try:
                 yield watch

@@ -1,4 +1,1 @@
-"""Connections below HTTP: how many, how long each may take, and what the log may hold.
-
-The numbers are in server/settings.py, `Limits`.
-"""
+"""Connections below HTTP: limits of their number and time, and of the log (`Limits` in server/settings.py)."""

@@ -1,7 +1,6 @@
-"""Accepts connections, no more than the limits allow, and closes those whose time is up.
+"""Accepts connections up to the limits, and closes those whose time is up.
 
-A place is made for a newcomer by closing the oldest connection on which nothing is being done, so that many idle
-connections lock no one out.
+A new connection takes the place of the oldest idle one, so that idle connections lock no one out.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class ClientConnection:
     Attributes:
         address: the peer's.
         protocol: None during the TLS handshake.
-        task: what makes the protocol.
+        task: makes the protocol.
     """
 
     def __init__(self, address: str) -> None:
@@ -56,8 +55,10 @@ class ClientConnection:
 
 @final
 class Acceptor:
-    """Runs from `start` to `close`. `make` gives the protocol of a new connection, which calls the function given to it
-    when the connection is gone."""
+    """Accepts connections from `start` to `close`.
+
+    `make` returns the protocol of a new connection. The protocol calls `make`'s argument when the connection is gone.
+    """
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Acceptor:
             task.add_done_callback(_report)
 
     def close(self) -> None:
-        """Accept no more connections. Those whose handshake is done stay."""
+        """Stops accepting connections. Those whose handshake is done stay."""
         for task in self._tasks:
             task.cancel()
         self._listener.close()
@@ -125,7 +126,7 @@ class Acceptor:
         return len(self) < self._limits.total + extra or self._close_oldest(None)
 
     def _close_oldest(self, address: str | None) -> bool:
-        """Close the oldest idle connection of an address; None: of the address with the most connections."""
+        """Closes the oldest idle connection of an address. None: of the address with the most connections."""
         for peer in [name for name, _ in self._of.most_common()] if address is None else [address]:
             if (gone := self._oldest(peer)) is not None:
                 self._forget(gone)
@@ -134,8 +135,10 @@ class Acceptor:
         return False
 
     def _oldest(self, address: str) -> ClientConnection | None:
-        """An address's oldest idle connection; one that was answered before only where there is no other. In a flood it
-        is among the first, so that a newcomer costs no look at all of them."""
+        """Returns an address's oldest idle connection, one that was never answered if there is such a one.
+
+        In a flood that one is among the first, so that a new connection does not cost a search of all.
+        """
         answered = None
         for client in self._connections:
             if client.address == address and client.idle:
@@ -152,7 +155,7 @@ class Acceptor:
             del self._of[client.address]
 
     async def _connect(self, connection: socket.socket, client: ClientConnection) -> None:
-        """The TLS handshake, if there is one, then the client's protocol."""
+        """Does the TLS handshake, if there is one, then starts the client's protocol."""
         protocol = self._make(lambda: self._forget(client))
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -183,7 +186,7 @@ class Acceptor:
                     log.info("a connection was closed: %s", late)
 
     def _check(self, client: ClientConnection, now: float) -> str | None:
-        """One connection's fault must not end the watch over all others."""
+        """Checks one connection. An error in it does not end the watch over the others."""
         try:
             return client.protocol.check(now) if client.protocol is not None else None
         except Exception as error:  # noqa: BLE001
@@ -194,7 +197,7 @@ class Acceptor:
 
 
 def _report(task: asyncio.Task[None]) -> None:
-    """A task that should not have ended: no one waits for it, so its error would be seen nowhere."""
+    """Logs the error of a task that should not have ended, and for which no one waits."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         log.critical("connections are no longer looked after: %s", place_of(error))

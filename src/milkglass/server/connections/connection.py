@@ -1,4 +1,4 @@
-"""One HTTP connection with deadlines: for a request's headers, for its body's progress, for an answer that is not read.
+"""One HTTP connection with deadlines for a request's headers, for its body's progress, and for reading the answer.
 
 uvicorn's own protocol has a deadline between two requests and none within one.
 """
@@ -31,7 +31,7 @@ class Phase(enum.Enum):
 
 @final
 class ServerConnection(H11Protocol):
-    """`check` is called about once a second. `on_lost` is called once, when the connection is gone.
+    """One HTTP connection. `check` is called about once a second, and calls `on_lost` once when the connection is gone.
 
     Attributes:
         answered: whether a request was answered on it.
@@ -58,7 +58,7 @@ class ServerConnection(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether closing it would lose no work: no request is being received whole or answered."""
+        """Returns whether closing the connection would lose no work: no request is in progress."""
         return self._current() in (Phase.HEAD, Phase.LINGER)
 
     def data_received(self, data: bytes) -> None:
@@ -79,8 +79,12 @@ class ServerConnection(H11Protocol):
         self._on_lost()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the transport over to another protocol, which must say when the connection is gone, and answer no pings
-        while the peer reads nothing, or the answers fill the memory."""
+        """Hands the transport over to another protocol.
+
+        That protocol must report when the connection is gone, and must not answer pings while the peer reads nothing,
+        since the
+        answers would fill the memory.
+        """
         self._upgraded = self.answered = True
         super().handle_websocket_upgrade(event)
         successor: Any = self.transport.get_protocol()
@@ -99,7 +103,7 @@ class ServerConnection(H11Protocol):
         successor.connection_lost, successor.handle_ping = connection_lost, handle_ping
 
     def send_400_response(self, msg: str) -> None:
-        """Bytes that are not HTTP. Where an answer has begun, or has no body (HEAD), nothing can be said any more."""
+        """Answers bytes that are not HTTP. If an answer has begun, or has no body (HEAD), it closes the connection."""
         cycle = self.cycle
         running = cycle is not None and not cycle.response_complete
         if running:
@@ -115,7 +119,7 @@ class ServerConnection(H11Protocol):
         self.transport.abort()
 
     def check(self, now: float) -> str | None:
-        """Close the connection when a deadline has passed. Returns which, in words."""
+        """Closes the connection if a deadline has passed, and returns which one in words."""
         late = self._late(now)
         if late:
             self.transport.abort()
@@ -149,7 +153,7 @@ class ServerConnection(H11Protocol):
         return Phase.CLOSING if answered else Phase.WORK
 
     def _is_stalled(self, now: float) -> bool:
-        """Whether the body came too slowly. Time in which the server itself does not read does not count."""
+        """Returns whether the body arrives too slowly. Time in which the server does not read is not counted."""
         if self.flow.read_paused or self.cycle.waiting_for_100_continue:
             self._since, self._mark = now, self._received
             return False
@@ -160,8 +164,10 @@ class ServerConnection(H11Protocol):
         return late
 
     def _is_unread(self, now: float) -> bool:
-        """Whether bytes that were sent wait, here or in the kernel, and the peer reads too few of them. Not asked
-        while the application may add more."""
+        """Returns whether sent bytes wait, here or in the kernel, and the peer reads too few of them.
+
+        It is not asked while the application may add more.
+        """
         waiting = self.transport.get_write_buffer_size()
         more = self.cycle is not None and not self.cycle.response_complete and not self.transport.is_closing()
         if not waiting or (more and not self.flow.write_paused):
@@ -177,7 +183,7 @@ class ServerConnection(H11Protocol):
         return late
 
     def _in_kernel(self) -> int:
-        """Bytes that the peer has not acknowledged."""
+        """Returns the number of bytes that the peer has not acknowledged."""
         file = self.transport.get_extra_info("socket")
         if file is None or file.fileno() < 0:
             return 0

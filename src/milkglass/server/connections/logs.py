@@ -1,8 +1,7 @@
-"""What the server's log may hold, and how fast it may grow.
+"""Limits what the server's log may contain and how fast it may grow.
 
-Anyone who reaches the port can cause a log line, so lines of one kind are limited in number: the log cannot fill a disk
-quickly. An exception is logged by its kind and place; its message may quote a request. Rotation is left to
-what collects stderr.
+Anyone who reaches the port can cause a log line. Lines of one kind are therefore limited in number, so that the log
+cannot fill a disk quickly. An exception is logged by its kind and place: its message may quote a request.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
-BURST = 500  # lines of one kind that are logged at once,
-RATE = 10.0  # and how many more each second
+BURST = 500  # lines of one kind that are logged at once
+RATE = 10.0  # further lines of one kind each second
 KINDS = 1000  # kinds that are counted separately; all others count as one
 LONGEST = 2000  # characters of a line
 
 
 def place_of(error: BaseException) -> str:
-    """The kind of an error and where it was raised. Never its message: that may quote ids."""
+    """Returns the kind of an error and where it was raised, without its message, which may quote ids."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "?"
     return f"{type(error).__name__} at {where}"
@@ -39,8 +38,10 @@ class _Bucket:
 
 @final
 class Throttle(logging.Filter):
-    """Belongs on a handler, which sees the records of every logger. Two lines are of one kind when their logger, level
-    and message without its values are the same."""
+    """Limits log lines of one kind: those with equal logger, level and message template.
+
+    It belongs on a handler, which receives the records of every logger.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -85,8 +86,7 @@ def _shorten(record: logging.LogRecord, dropped: int) -> None:
 
 
 def configure(level: int = logging.INFO) -> None:
-    """Log to stderr, for a server of any kind. Does nothing where logging is configured already. level: the least that
-    is logged."""
+    """Logs to stderr, for a server of any kind. Does nothing if logging is configured already."""
     if logging.getLogger().handlers:
         return
     handler = logging.StreamHandler(sys.stderr)

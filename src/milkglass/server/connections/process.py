@@ -1,5 +1,7 @@
-"""A web server as a process: it listens, keeps to its limits of connections, and logs. Every command that listens uses
-it: `serve`, `split serve`, `proxy` and `ui`."""
+"""A web server as a process: it listens, limits its connections, and logs.
+
+`serve`, `split serve`, `proxy` and `ui` use it.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,13 @@ FAILED = 3  # exit code where the application does not start
 
 
 class Listening(Protocol):
-    """Where a server listens, and how.
+    """Where and how a server listens.
 
     Attributes:
-        host: the address.
-        port: 0: any free one.
-        tls_certificate: as PEM; None: plain HTTP.
-        tls_key: the certificate's.
-        connections: their limits, as far as this process may open files.
+        port: 0 for any free one.
+        tls_certificate: a PEM file. None: plain HTTP.
+        tls_key: the certificate's key.
+        connections: the limits, which are lowered if this process may open fewer files.
     """
 
     @property
@@ -56,12 +57,13 @@ class Listening(Protocol):
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn's server, with connections of our own. `on_ready` is called when connections are accepted, `on_stop`
-    as soon as it is asked to stop.
+    """uvicorn's server with our own connections.
+
+    `on_ready` is called once connections are accepted, `on_stop` as soon as the server is asked to stop.
 
     Attributes:
-        limits: of connections.
-        largest_message: bytes of a WebSocket's message; 0: no WebSockets.
+        limits: the limits of connections.
+        largest_message: the most bytes of a WebSocket message. 0: no WebSockets.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class WebServer(uvicorn.Server):
         self.limits, self._on_stop, self._on_ready = limits, on_stop, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """`sockets`: one that listens already."""
+        """Starts the application and accepts connections of the one listening socket in `sockets`."""
         assert sockets is not None and len(sockets) == 1
         await self.lifespan.startup()
         if self.lifespan.should_exit:
@@ -106,7 +108,7 @@ class WebServer(uvicorn.Server):
         return ServerConnection(self.config, self.server_state, self.lifespan.state, self.limits, on_lost)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; where a second Ctrl-C cuts it short, requests are ended and the application is closed, too."""
+        """Shuts down as uvicorn does. After a second Ctrl-C it also ends requests and closes the application."""
         await super().shutdown(sockets)
         if self.force_exit:
             for task in self.server_state.tasks:
@@ -121,7 +123,7 @@ class WebServer(uvicorn.Server):
 
 
 def raise_open_files() -> int:
-    """Raise this process's limit of open files as far as the system lets it. Returns the limit."""
+    """Raises this process's limit of open files as far as the system allows, and returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     expected = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft == resource.RLIM_INFINITY or soft >= expected:
@@ -131,8 +133,11 @@ def raise_open_files() -> int:
 
 
 def prepare() -> None:
-    """Prepare this process for a server of any kind: no passphrase, nothing fetched, a log on stderr. Raises
-    UsageError."""
+    """Prepares this process for a server of any kind: no passphrase, no downloads, a log on stderr.
+
+    Raises:
+        UsageError: the environment has a passphrase.
+    """
     if os.environ.get(PASSPHRASE):  # taking it out would not help: the kernel shows what a process was started with
         raise UsageError(
             f"{PASSPHRASE} is set, and the server must not hold a passphrase",
@@ -151,8 +156,11 @@ def run(
     largest_message: int = 0,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. command: who says on stdout where it listens, when it does. Raises UsageError when
-    the address cannot be had."""
+    """Serves until SIGINT or SIGTERM. Raises UsageError if the address cannot be used.
+
+    Args:
+        command: the name that is printed with the address once the server listens.
+    """
     limits = allowed(settings)
     listener = listen(settings, limits)
     if not is_loopback(settings.host) and settings.tls_certificate is None:
@@ -173,7 +181,7 @@ def run(
 
 
 def allowed(settings: Listening) -> Limits:
-    """The limits of connections, as far as this process may open files; how many it may is raised first."""
+    """Raises the limit of open files, and returns the limits of connections that it allows."""
     limits = settings.connections.within(raise_open_files())
     if limits.total < settings.connections.total:
         log.warning("the limit of open files (ulimit -n) allows %d connections at a time", limits.total)
@@ -181,7 +189,7 @@ def allowed(settings: Listening) -> Limits:
 
 
 def listen(settings: Listening, limits: Limits) -> socket.socket:
-    """The only place where this package binds an address. Raises UsageError."""
+    """Binds an address; no other code of this package does. Raises UsageError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=limits.backlog)
@@ -193,6 +201,6 @@ def listen(settings: Listening, limits: Limits) -> socket.socket:
 
 
 def url_of(listener: socket.socket, settings: Listening) -> str:
-    """The address at which the server listens."""
+    """Returns the address at which the server listens."""
     host, port = listener.getsockname()[:2]
     return f"{'https' if settings.tls_certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

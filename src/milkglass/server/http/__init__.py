@@ -1,1 +1,1 @@
-"""The HTTP API: routes, request bodies, authorization, one shape for every error."""
+"""The HTTP API: routes, request bodies, authorization, and one format of all errors."""

@@ -1,6 +1,6 @@
-"""Request checks: bearer token, body limit, access log, and no exception leaves with what was in a request.
+"""Checks each request: bearer token, body limit, access log. No error quotes a request.
 
-Plain ASGI, outside of the web framework, so that nothing of a refused request is ever read.
+It is plain ASGI outside of the web framework, so that nothing of a refused request is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Rule = Callable[[Scope], BodyRule]
 
 
 class Guard:
-    """`held` bytes of bodies may be in memory at a time, of all requests together."""
+    """Admits requests. All requests together may have `held` bytes of bodies in memory."""
 
     def __init__(self, app: ASGIApp, token: str, rule: Rule, held: int, limits: Limits) -> None:
         self._app, self._rule, self._limits = app, rule, limits

@@ -1,6 +1,6 @@
-"""Request bodies in memory: how many bytes all of them may have, how long each may take to arrive, who makes room.
+"""Limits request bodies in memory: their bytes in all, and the time each may take to arrive.
 
-A body that is still arriving holds memory only until a faster one needs it.
+A body that is still arriving keeps its memory until a faster one needs it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class BodyRule:
     """The rule for a request's body.
 
     Attributes:
-        limit: bytes that it may have.
-        held: whether the application keeps it in memory.
+        limit: the most bytes.
+        held: whether the application keeps the body in memory.
     """
 
     limit: int
@@ -41,11 +41,11 @@ def too_large(limit: int) -> TooLarge:
 
 @final
 class BodyMemory:
-    """Bytes of request bodies in memory. One event loop counts.
+    """The bytes of request bodies in memory, counted by one event loop.
 
     Attributes:
-        limit: bytes of all requests together.
-        used: bytes of the requests that are not answered yet.
+        limit: the most bytes of all requests together.
+        used: the bytes of requests that are not answered yet.
     """
 
     def __init__(self, limit: int) -> None:
@@ -53,8 +53,11 @@ class BodyMemory:
         self._arriving: set[CountedBody] = set()
 
     def take(self, body: CountedBody, size: int, whole: bool) -> None:
-        """Charge `size` bytes to `body`. `whole`: they are its last. Raises Busy when there is no room, and none can
-        be made."""
+        """Charges bytes to a body. Raises Busy if there is no room and none can be made.
+
+        Args:
+            whole: whether these are the body's last bytes.
+        """
         if whole:
             self._arriving.discard(body)
         elif body not in self._arriving:
@@ -64,14 +67,16 @@ class BodyMemory:
         body.held += size
 
     def release(self, body: CountedBody) -> None:
-        """Forget all that was charged to `body`."""
+        """Frees all that was charged to a body."""
         self.used -= body.held
         body.held = 0
         self._arriving.discard(body)
 
     def _make_room(self, body: CountedBody, size: int, whole: bool) -> None:
-        """Evict the slowest of the bodies that are still arriving more slowly than `body`. A body that is whole counts
-        as faster than all of these. Evicts none where that would not be enough."""
+        """Evicts the slowest bodies that arrive more slowly than `body`. A complete body counts as the fastest.
+
+        It evicts none if that would not be enough.
+        """
         lacking = self.used + size - self.limit
         if lacking <= 0:
             return
@@ -91,14 +96,14 @@ class BodyMemory:
 
 @final
 class CountedBody:
-    """A `receive` that counts what really arrives: a length may be absent or a lie.
+    """A `receive` that counts what really arrives: a stated length may be missing or wrong.
 
     Attributes:
-        held: bytes charged to it.
+        held: the bytes that are charged to it.
     """
 
     def __init__(self, receive: Receive, rule: BodyRule, memory: BodyMemory, limits: Limits, claimed: int) -> None:
-        """`claimed`: the length that the request's headers state, 0 for none."""
+        """Wraps `receive`. `claimed` is the length in the request's headers, or 0."""
         self._receive, self._rule, self._memory, self._limits = receive, rule, memory, limits
         self._claimed, self._began = claimed, time.monotonic()
         self._seen = self.held = 0
@@ -107,7 +112,7 @@ class CountedBody:
         self._waiting: asyncio.Timeout | None = None
 
     async def __call__(self) -> Message:
-        """Receive the next piece. Raises Refused: too large, too slow, or no memory for it."""
+        """Receives the next piece. Raises Refused if it is too large, too slow, or finds no memory."""
         if self._whole or not self._rule.held:
             return self._count(await self._receive())
         loop = asyncio.get_running_loop()
@@ -140,7 +145,7 @@ class CountedBody:
         return message
 
     def pace(self, now: float) -> float:
-        """Bytes a second, of late."""
+        """Returns the recent speed in bytes a second."""
         self._fade(now)
         age = max(now - self._began, YOUNGEST)
         return self._recent / (RECENT * -math.expm1(-age / RECENT))
@@ -150,7 +155,7 @@ class CountedBody:
         self._counted = now
 
     def evict(self) -> None:
-        """Give its memory back, and let its request be refused."""
+        """Frees its memory, so that its request is refused."""
         self._evicted = True
         self.release()
         if self._waiting is not None and not self._waiting.expired():

@@ -1,6 +1,6 @@
-"""One shape for every error, OpenAI's: `{"error": {"message", "type", "code", "hint"}}`.
+"""One format of all errors, OpenAI's: `{"error": {"message", "type", "code", "hint"}}`.
 
-No answer repeats the request. A validation library's own messages quote what was sent; these name the place and the
+No answer repeats the request. The messages of a validation library quote what was sent; these name the place and the
 rule instead.
 """
 
@@ -51,7 +51,7 @@ class Refusal(BaseModel):
 
 
 class Refused(HTTPException):
-    """Raised where the web framework lets nothing but its own exceptions through."""
+    """A MilkglassError as an exception that the web framework lets through."""
 
     def __init__(self, error: MilkglassError) -> None:
         super().__init__(error.status)
@@ -70,7 +70,7 @@ def respond(error: MilkglassError) -> JSONResponse:
 
 
 def error_body(error: MilkglassError) -> dict[str, Any]:
-    """The code is the kind's name: wrong_base_model of WrongBaseModel."""
+    """Returns the body of an error. The code is the kind's name, such as wrong_base_model for WrongBaseModel."""
     code = "".join("_" + c.lower() if c.isupper() else c for c in type(error).__name__).lstrip("_")
     return body(error.status, error.message, code, error.hint, **error.extra)
 
@@ -82,8 +82,11 @@ def internal() -> JSONResponse:
 def validation_message(
     error: RequestValidationError | ValidationError, named: Callable[[Mapping[str, Any]], str] = lambda fault: ""
 ) -> str:
-    """Say what is wrong, and where. named: returns what is said of a refused value before the rule that it breaks; here
-    none is repeated."""
+    """Returns what is wrong, and where.
+
+    Args:
+        named: returns what to say about a refused value before its rule. By default no value is repeated.
+    """
     errors = error.errors()
     faults = [f"{_place(fault)}: {named(fault)}{_rule(fault)}" for fault in errors[:SHOWN]]
     more = len(errors) - SHOWN
@@ -91,7 +94,7 @@ def validation_message(
 
 
 def _place(fault: Mapping[str, Any]) -> str:
-    """The place of a fault in the body. A key that the caller made up may itself be private: it is left out."""
+    """Returns the place of a fault in the body, without keys that the caller made up, which may be private."""
     parts = list(fault["loc"])
     if fault["type"] == "extra_forbidden":
         parts.pop()
@@ -108,7 +111,7 @@ def _rule(fault: Mapping[str, Any]) -> str:
 
 
 def web_app(title: str, lifespan: Any = None) -> FastAPI:
-    """An application whose every error has this one shape, and which says that it is there. lifespan: as FastAPI's."""
+    """Returns an application whose errors all have this format, and which answers /health."""
     refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": Refusal}, "5XX": {"model": Refusal}}
     app = FastAPI(title=title, lifespan=lifespan, responses=refusals, docs_url=None, redoc_url=None)
 

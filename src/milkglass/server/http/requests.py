@@ -1,7 +1,7 @@
-"""What may be asked of a model: the bodies of /v1/completions and /classify, ids only.
+"""The bodies of /v1/completions and /classify, which have ids only.
 
-Whatever needs a tokenizer (text, stop strings, biases by word, log-probabilities with names) is the client's work:
-here it gets a 400 that says so, and is never done by halves.
+Whatever needs a tokenizer (text, stop strings, biases by word, log-probabilities with names) is the client's work. Such
+a request gets a 400 that says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Id = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 # A list ends at its first error: naming a million of them would hold up everybody else
 Ids = Annotated[list[Id], Field(fail_fast=True, max_length=2**20)]
 Rows = Annotated[list[Ids], Field(fail_fast=True, max_length=2**16)]
-# vLLM's and OpenAI's fields that only someone with a tokenizer can honour; None and false are taken as "not asked for"
+# vLLM's and OpenAI's fields that need a tokenizer. None and false mean that they are not requested
 CLIENTS_WORK = (
     "stop", "suffix", "echo", "prompt_logprobs", "bad_words", "response_format",
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "prompt_embeds",
@@ -69,7 +69,7 @@ class Completion(RequestBody):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
-        """Take out what is not asked for, and name what cannot be had."""
+        """Removes fields that request nothing, and names those that cannot be honoured."""
         if not isinstance(value, dict):
             return value
         kept = {name: one for name, one in value.items() if one is not None}
@@ -86,7 +86,7 @@ class Completion(RequestBody):
         return as_rows(self.prompt)
 
     def sampling(self, ends: frozenset[int], place: int) -> SamplingParams:
-        """`ends` are the model's own end ids; prompt number `place` gets a seed of its own."""
+        """Returns the sampling of prompt number `place`, which gets its own seed. `ends` are the model's end ids."""
         stop = frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else ends)
         seed = None if self.seed is None else (self.seed + place) % 2**63
         return SamplingParams(
@@ -108,14 +108,14 @@ class Embedding(RequestBody):
 
 
 def as_rows(value: Ids | Rows) -> list[Ids]:
-    """`[]` is one empty row, which is refused later with the right words."""
+    """Returns one or several prompts as a list. `[]` becomes one empty row, which is refused later."""
     if value and isinstance(value[0], list):
         return value  # type: ignore[return-value]
     return [value]  # type: ignore[list-item]
 
 
 def require_rows(rows: Sequence[Ids], model: ModelRecord, settings: ServerSettings, extra: int = 0) -> None:
-    """Check prompts against the model; `extra` tokens are to be added to each. No message names an id."""
+    """Checks prompts against the model and `extra` further tokens each. No message names an id."""
     if len(rows) > settings.max_inputs:
         raise TooLarge(f"{len(rows)} inputs are more than the {settings.max_inputs} of one request", "send several")
     for place, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""/v1/uploads (chunked, resumable) and /v1/files (OpenAI's shape)."""
+"""/v1/uploads (in chunks, resumable) and /v1/files (OpenAI's format)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def _body(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """A request's body, for OpenAPI."""
+    """Returns a request's body for OpenAPI."""
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema}}}}
 
 
@@ -66,7 +66,7 @@ def start_upload(body: NewUpload, shared: Shared) -> dict[str, Any]:
 
 @router.get("/v1/uploads")
 def list_uploads(shared: Shared) -> dict[str, Any]:
-    """List the uploads that are not complete: each takes room until it is completed or deleted."""
+    """List the uploads that are not complete. Each takes room until it is completed or deleted."""
     data = [upload_json(upload, shared.settings.chunk_bytes) for upload in shared.store.uploads.all()]
     return {"object": "list", "data": data}
 
@@ -93,8 +93,10 @@ async def write_chunk(
 
 
 def _length(request: Request) -> int:
-    """Bytes of the body as the headers state them. Raises LengthRequired where they do not: a transfer coding outdoes a
-    Content-Length."""
+    """Returns the length of the body in the headers. Raises LengthRequired if they lack it.
+
+    A Transfer-Encoding takes precedence over a Content-Length.
+    """
     stated = request.headers.get("content-length", "")
     if "transfer-encoding" in request.headers or not (stated.isascii() and stated.isdigit()):
         raise LengthRequired("a chunk of an upload needs a stated length", "send Content-Length, no Transfer-Encoding")

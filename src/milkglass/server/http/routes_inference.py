@@ -1,4 +1,4 @@
-"""/v1/completions (OpenAI's shape, ids in and out) and /classify (vLLM's)."""
+"""/v1/completions (OpenAI's format, ids in and out) and /classify (vLLM's)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PromptRun:
     """One request's prompts on their way through an engine, seen from the event loop.
 
     Attributes:
-        on_over: called once in the event loop, when the engine has ended every prompt, whether or not anyone reads.
+        on_over: called once, in the event loop, when the engine has ended every prompt, even if no one reads.
     """
 
     body: Completion
@@ -88,7 +88,7 @@ class PromptRun:
             self.on_over()
 
     async def tokens(self) -> AsyncIterator[_Token]:
-        """Yield tokens until every prompt has ended. Raises what the engine gave in place of one."""
+        """Yields tokens until every prompt has ended. Raises the engine's error."""
         left = len(self.sequences)
         while left:
             item = await self._queue.get()
@@ -101,7 +101,7 @@ class PromptRun:
             yield item
 
     def cancel(self) -> None:
-        """Free the rows that are still running."""
+        """Frees the rows that are still running."""
         for sequence in self.sequences:
             sequence.cancelled = True
 
@@ -117,7 +117,7 @@ class PromptRun:
 def _choice(
     place: int, ids: list[int], reason: str | None, chances: Iterable[list[tuple[int, float]]]
 ) -> dict[str, Any]:
-    """The id that stopped it is the last of `token_ids`, as in vLLM, and `stop_reason` names it."""
+    """Returns a choice. As in vLLM, the id that stopped it is the last of `token_ids`, and `stop_reason` names it."""
     stop = ids[-1] if reason == "stop" else None
     return {
         "index": place, "text": "", "token_ids": ids, "logprobs": _logprobs(chances), "finish_reason": reason,
@@ -126,7 +126,7 @@ def _choice(
 
 
 def _logprobs(chances: Iterable[list[tuple[int, float]]]) -> dict[str, Any] | None:
-    """OpenAI's shape for chats, with ids in the place of texts."""
+    """Returns log-probabilities in OpenAI's format for chats, with ids in place of texts."""
     content = []
     for taken, *likeliest in chances:
         top = [{"token_id": one, "logprob": value} for one, value in likeliest]
@@ -195,7 +195,7 @@ async def embeddings(body: Embedding, request: Request, shared: Shared) -> Respo
 
 
 async def _in_rows(body: Classification | Embedding, task: Task, request: Request, shared: Shared) -> Response:
-    """One answer a row."""
+    """Answers each row."""
     model = await run_in_threadpool(shared.store.models.get, body.model)
     inputs = as_rows(body.input)
     require_rows(inputs, model, shared.settings)
@@ -228,7 +228,7 @@ async def _in_rows(body: Classification | Embedding, task: Task, request: Reques
 def _from_thread(
     loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[float]], put: Callable[[Any], None]
 ) -> Callable[[Any], None]:
-    """`put` for another thread: it does nothing where the future is over, or the loop is closed."""
+    """Returns `put` for another thread. It does nothing if the future is done or the loop is closed."""
 
     def call(value: Any) -> None:
         if not loop.is_closed():
@@ -238,7 +238,7 @@ def _from_thread(
 
 
 def _classified(answers: list[list[float]], scores: bool) -> list[dict[str, Any]]:
-    """One object a row, in vLLM's shape; of a regression with a `score` in place of label and `probs`."""
+    """Returns one object for each row in vLLM's format; a regression has `score` in place of `label` and `probs`."""
     data: list[dict[str, Any]] = []
     for place, chances in enumerate(answers):
         if scores:

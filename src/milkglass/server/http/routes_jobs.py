@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs, in OpenAI's shape."""
+"""/v1/fine_tuning/jobs, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ class NewJob(RequestBody):
 
 
 def job_json(job: JobRecord, shared: Context) -> dict[str, Any]:
-    """OpenAI's fields, and ours: `resumable`, `cancelling`, `metrics`, and in `progress` what is known of `step`,
-    `total_steps` and `loss`."""
+    """Returns OpenAI's fields, and ours: `resumable`, `cancelling`, `metrics` and `progress`.
+
+    `progress` has `step`, `total_steps` and `loss`, as far as they are known.
+    """
     error = {"code": "job_failed", "message": job.error, "param": None} if job.error else None
     return {
         "id": job.id,
@@ -91,15 +93,14 @@ def resume_job(key: PathName, shared: Shared) -> dict[str, Any]:
 
 @router.delete("/v1/fine_tuning/jobs/{key}")
 def delete_job(key: PathName, shared: Shared) -> dict[str, Any]:
-    """Only when it is over. The model that it made stays."""
+    """Delete a job that has ended. Its model stays."""
     shared.jobs.remove(key)
     return {"id": key, "object": "fine_tuning.job", "deleted": True}
 
 
 @router.get("/v1/fine_tuning/jobs/{key}/checkpoints")
 def list_checkpoints(key: PathName, shared: Shared) -> dict[str, Any]:
-    """List the checkpoints of a job that is not over or can be resumed. `metrics` are those reported at that very
-    step."""
+    """List the checkpoints of a job that has not ended or can be resumed. `metrics` are those of the same step."""
     job = shared.store.jobs.get(key)
     info = [entry.event.data for entry in events.read(shared.jobs.folder(key)) if entry.event.type == "metrics"]
     data: list[dict[str, Any]] = [
@@ -126,9 +127,9 @@ async def job_events(
     after: EventId = "0",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """A list; or, asked with `stream` or `Accept: text/event-stream`, server-sent events that end with `done`.
+    """Return a list, or with `stream` or `Accept: text/event-stream` server-sent events that end with `done`.
 
-    `after` and `Last-Event-ID` are the id of the last event that was seen, with or without its `ftevent-`.
+    `after` and `Last-Event-ID` are the id of the last event that was seen, with or without `ftevent-`.
     """
     await run_in_threadpool(shared.store.jobs.get, key)
     if last_event_id:
@@ -143,7 +144,7 @@ async def job_events(
 
 
 async def _tail(shared: Context, key: str, after: int) -> AsyncGenerator[str, None]:
-    """Past events, then new ones. When the server stops the stream ends without `done`: the client comes back."""
+    """Yields past events, then new ones. If the server stops, the stream ends without `done`, and clients reconnect."""
     folder, quiet = shared.jobs.folder(key), time.monotonic()
     while not shared.stopping.is_set():
         job = await run_in_threadpool(shared.store.jobs.get, key)  # before the events: none is missed at the end

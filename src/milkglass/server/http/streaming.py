@@ -1,4 +1,4 @@
-"""Server-sent events, and answers whose asker may go away."""
+"""Server-sent events, and answers to clients that may leave."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ def event(data: Any, kind: str | None = None, key: str | None = None) -> str:
 
 
 class EventStream(StreamingResponse):
-    """`on_close` runs once, however it ends: also when the client left before the first event. `events` is closed then:
-    one whose reader left between two events would otherwise keep what it uses until the garbage collector finds it."""
+    """A response of server-sent events.
+
+    When it ends, even before the first event, it closes `events` and calls `on_close` once. Otherwise events whose
+    reader
+    left would keep what they use until the garbage collector finds them.
+    """
 
     def __init__(self, events: AsyncGenerator[str, None], on_close: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -42,7 +46,7 @@ class EventStream(StreamingResponse):
 
 
 async def first(work: Awaitable[T], gone: Awaitable[Any]) -> T | None:
-    """Await `work` and return its result; None when `gone` came first, and then `work` is cancelled."""
+    """Returns the result of `work`; if `gone` comes first, cancels `work` and returns None."""
     tasks: tuple[asyncio.Future[Any], ...] = (asyncio.ensure_future(work), asyncio.ensure_future(gone))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -54,6 +58,6 @@ async def first(work: Awaitable[T], gone: Awaitable[Any]) -> T | None:
 
 
 async def disconnect(request: Request) -> None:
-    """Returns when the client left. Only once the whole body has been read."""
+    """Returns when the client has left. To be called once the whole body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""JSON as it arrives at the door: no NaN, no infinities, no bottomless nesting, no lone surrogates."""
+"""Reads requests' JSON strictly: no NaN, no infinities, no lone surrogates, limited nesting."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MAX_FIELDS = 64
 
 
 def few_fields(value: Any) -> Any:
-    """Stop before a million unknown fields become a million errors."""
+    """Refuses an object with very many fields, before each unknown field becomes an error."""
     if isinstance(value, dict) and len(value) > MAX_FIELDS:
         raise PydanticCustomError("too_many_fields", f"has more than {MAX_FIELDS} fields")
     return value
 
 
 class RequestBody(BaseModel):
-    """A request body: unknown fields are refused, since ignoring one would be a silent fallback."""
+    """A request body. Unknown fields are refused, because ignoring one would be a silent fallback."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 

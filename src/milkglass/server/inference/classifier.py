@@ -1,4 +1,4 @@
-"""Classification and embedding in micro-batches: what waits together is padded and run together."""
+"""Classifies and embeds in micro-batches: waiting rows are padded and run together."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ TOKENS = 8192  # padded tokens of one pass, unless one row alone is longer
 
 @dataclass(eq=False)
 class ClassifierRow:
-    """`on_done` gets the probabilities of all classes, of a regression its one number, or a vector, in the engine's
-    thread."""
+    """One row of ids to classify or embed.
+
+    Attributes:
+        on_done: receives, in the engine's thread, the probabilities of all classes, a regression's number, or a vector.
+    """
 
     ids: list[int]
     token_types: list[int] | None
@@ -47,7 +50,7 @@ class Classifier(Engine[ClassifierRow]):
         self._rows: list[ClassifierRow] = []
 
     def step(self) -> None:
-        """Run what is waiting, up to one batch."""
+        """Runs up to one batch of waiting rows."""
         waiting = [row for row in self.take(self._max_batch) if not row.cancelled]
         count = that_fit([len(row.ids) for row in waiting], TOKENS)
         self.put_back(waiting[count:])
@@ -77,7 +80,7 @@ class Classifier(Engine[ClassifierRow]):
         return result
 
     def _answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """(b, c)."""
+        """Returns (b, c)."""
         logits = self._model(**batch).logits.float()
         return logits if self.scores else logits.softmax(-1)
 
@@ -87,10 +90,10 @@ class Classifier(Engine[ClassifierRow]):
 
 
 class Embedder(Classifier):
-    """Vectors of length 1: the mean of the last hidden states over a row's tokens, as sentence encoders are trained."""
+    """Returns vectors of length 1: the mean of a row's last hidden states, as sentence encoders are trained."""
 
     def _answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """(b, d)."""
+        """Returns (b, d)."""
         mask = batch["attention_mask"][..., None]
         states = self._model(**batch).last_hidden_state.float()
         return normalize((states * mask).sum(1) / mask.sum(1), dim=-1)

@@ -1,4 +1,4 @@
-"""A thread that owns one model: work is handed in, done in batches, handed back. Knows nothing of the web."""
+"""A thread that owns one model: work is handed in, done in batches, and handed back. It is independent of the web."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ W = TypeVar("W", bound=WorkItem)
 
 
 class ModelFailed(ServerError):
-    """The model itself failed: out of memory, or numbers that are not finite."""
+    """The model failed: it ran out of memory, or returned numbers that are not finite."""
 
     status = 500
 
 
 class Engine(abc.ABC, Generic[W]):
-    """Subclasses write `step`, `active` and `drop`. Everything but `submit` and `close` runs in the thread."""
+    """The base of all engines. Subclasses write `step`, `active` and `drop`.
+
+    All methods but `submit` and `close` run in the thread.
+    """
 
     def __init__(self, name: str, max_waiting: int) -> None:
         self._max_waiting = max_waiting
@@ -40,21 +43,21 @@ class Engine(abc.ABC, Generic[W]):
 
     @abc.abstractmethod
     def step(self) -> None:
-        """Take what is waiting and do the next piece of work."""
+        """Takes waiting work and does the next piece of work."""
 
     @abc.abstractmethod
     def active(self) -> bool:
-        """Whether there is work that was begun."""
+        """Returns whether there is unfinished work."""
 
     @abc.abstractmethod
     def drop(self) -> list[W]:
-        """Forget the work that was begun, and return it."""
+        """Removes and returns the unfinished work."""
 
     def start(self) -> None:
         self._thread.start()
 
     def submit(self, work: list[W]) -> None:
-        """Hand in work, all of it or none. Raises Busy."""
+        """Hands in work, all of it or none. Raises Busy."""
         with self._changed:
             if self._closed or len(self._waiting) + len(work) > self._max_waiting:
                 raise Busy(f"more than {self._max_waiting} rows are waiting for this model", "try again in a moment")
@@ -62,7 +65,7 @@ class Engine(abc.ABC, Generic[W]):
             self._changed.notify()
 
     def close(self) -> None:
-        """Work that is not done fails."""
+        """Stops the thread. Unfinished work fails."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -99,13 +102,13 @@ class Engine(abc.ABC, Generic[W]):
             return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
 
     def put_back(self, work: list[W]) -> None:
-        """To the front, in order."""
+        """Puts work back to the front, in order."""
         with self._changed:
             self._waiting.extendleft(reversed(work))
 
 
 def that_fit(lengths: Sequence[int], limit: int) -> int:
-    """How many of the first rows fit, padded, in one pass of `limit` tokens; one always does."""
+    """Returns how many of the first rows fit, padded, in one pass of `limit` tokens; at least one."""
     longest = 0
     for count, length in enumerate(lengths):
         longest = max(longest, length)
@@ -119,7 +122,7 @@ def not_finite() -> ModelFailed:
 
 
 def explain(error: Exception) -> MilkglassError:
-    """Turn a failure into an error for the caller. Its place goes to the log, its message nowhere: it may quote ids."""
+    """Turns a failure into an error for the caller. Only its place is logged: its message may quote ids."""
     import torch
 
     log.error("model: %s", place_of(error))

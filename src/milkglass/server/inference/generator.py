@@ -1,5 +1,7 @@
-"""Continuous batching: sequences, a scheduler that decides which of them run, and the thread that moves each on by one
-token. Requests join between two tokens and leave when they are done, whatever the others do."""
+"""Continuous batching: sequences, their scheduler, and the thread that moves each on by one token.
+
+Requests join between two tokens, and leave when they are done, independently of others.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,19 @@ MAX_PREFILL = 8192  # padded prompt tokens that are read in one pass, unless one
 
 @dataclass(eq=False)
 class Sequence:
-    """Callbacks are called in the engine's thread.
+    """One prompt and its answer. Callbacks are called in the engine's thread.
 
     Attributes:
         prompt: scrambled ids, or vectors in place of them.
         sampling: how ids are drawn.
-        on_token: receives an id and a reason, which ends the sequence: "stop" (the id is one of the stop ids) or
-            "length"; None while it goes on.
-        on_error: ends the sequence, too.
+        on_token: receives an id and why the sequence ends with it: "stop" (it is a stop id) or "length"; None: it goes
+            on.
+        on_error: receives an error that ends the sequence.
         cancelled: frees its row before the next token.
         made: how many ids were drawn.
         answer: the ids that were drawn.
-        chances: of the newest id and of the likeliest at its place, where they were asked for; set before `on_token`.
-        rng: of this sequence alone: the batch that it is in changes no draw.
+        chances: log-probabilities of the newest id and of the likeliest, if requested; set before `on_token`.
+        rng: the sequence's own generator, so that the batch changes no draw.
     """
 
     prompt: Prompt
@@ -54,7 +56,7 @@ class Sequence:
         self.on_error(error)
 
     def sample(self, logits: torch.Tensor) -> int | None:
-        """Draw the next id from logits (n,) and report it. None: this was the last one."""
+        """Draws the next id from logits (n,) and reports it. None: this was the last one."""
         if not torch.isfinite(logits).any() or torch.isnan(logits).any():
             self.fail(not_finite())
             return None
@@ -83,17 +85,19 @@ OnLeave: TypeAlias = Callable[[Sequence, RunningRows, int], None]
 
 
 class Scheduler:
-    """The running sequences, and for each the id that the model has not read yet. It knows no runner's memory and
-    draws no id itself.
+    """The running sequences, with the id of each that the model has not read yet.
+
+    It knows no runner's memory and draws no id itself.
 
     Attributes:
         running: the sequences, in the order of the runner's rows.
         newest: the last id of each.
-        rows: the runner's side of them; None while nothing runs.
+        rows: the runner's rows. None while nothing runs.
     """
 
     def __init__(self, max_batch: int, on_leave: OnLeave | None = None) -> None:
-        """on_leave: called with each sequence that leaves and its row, before the row is gone."""
+        """Makes an empty scheduler. `on_leave` is called with each sequence that leaves and its row, before the row is
+        gone."""
         self._max_batch, self._on_leave = max_batch, on_leave
         self.running: list[Sequence] = []
         self.newest: list[int] = []
@@ -101,25 +105,25 @@ class Scheduler:
 
     @property
     def free(self) -> int:
-        """How many more sequences may run."""
+        """Returns how many more sequences may run."""
         return self._max_batch - len(self.running)
 
     @staticmethod
     def fitting(waiting: Iterable[Sequence]) -> int:
-        """How many of the first sequences that wait are read together in the next pass."""
+        """Returns how many of the first waiting sequences are read together in the next pass."""
         return that_fit([len(sequence.prompt) for sequence in waiting], MAX_PREFILL)
 
     def drop_cancelled(self) -> None:
         self._end([not sequence.cancelled for sequence in self.running])
 
     def accept(self, logits: torch.Tensor) -> None:
-        """Give every running sequence its next id; those that end leave. logits: (rows, n)."""
+        """Draws the next id of every running sequence from logits (rows, n). Those that end leave."""
         ids = [sequence.sample(row) for sequence, row in zip(self.running, logits, strict=True)]
         self.newest = [-1 if token is None else token for token in ids]
         self._end([token is not None for token in ids])
 
     def join(self, other: Scheduler) -> None:
-        """Take over what another one runs."""
+        """Takes over all that another scheduler runs."""
         if self.rows is None:
             self.rows = other.rows
         elif other.rows is not None:
@@ -128,15 +132,17 @@ class Scheduler:
         self.newest += other.newest
 
     def begun(self, sequences: Collection[Sequence], rows: RunningRows, logits: torch.Tensor) -> Scheduler:
-        """A scheduler of newly read sequences alone, each with its first id: until they `join`, nothing that fails
-        harms those that run."""
+        """Returns a scheduler of newly read sequences with their first ids.
+
+        Until they `join`, a failure among them does not affect those that run.
+        """
         fresh = Scheduler(self._max_batch, self._on_leave)
         fresh.running, fresh.rows = [*sequences], rows
         fresh.accept(logits)
         return fresh
 
     def split(self, places: list[int]) -> Scheduler:
-        """Take some sequences out, with their rows, into a scheduler of their own."""
+        """Moves some sequences, with their rows, to a new scheduler."""
         assert self.rows is not None
         other = Scheduler(self._max_batch)
         other.running, other.newest = [self.running[i] for i in places], [self.newest[i] for i in places]
@@ -145,12 +151,12 @@ class Scheduler:
         return other
 
     def clear(self) -> list[Sequence]:
-        """Forget everything. Returns the sequences that ran."""
+        """Removes and returns all sequences."""
         running, self.running, self.newest, self.rows = self.running, [], [], None
         return running
 
     def _end(self, stays: list[bool]) -> None:
-        """The others have ended: `on_leave` hears of each while its row is there."""
+        """Removes the sequences that do not stay, and calls `on_leave` for each while its row exists."""
         if self._on_leave is not None and self.rows is not None:
             for place in [place for place, one in enumerate(stays) if not one]:
                 self._on_leave(self.running[place], self.rows, place)
@@ -169,8 +175,7 @@ class Scheduler:
 
 
 def admit(newcomers: Collection[Sequence], runner: ModelRunner, scheduler: Scheduler) -> None:
-    """Read their prompts, and let them join. Those that the model cannot read fail alone: the running rows know nothing
-    of them yet."""
+    """Reads the prompts of new sequences, and lets them join. If that fails, only they fail."""
     try:
         fresh = scheduler.begun(newcomers, *runner.read([sequence.prompt for sequence in newcomers]))
     except Exception as error:  # noqa: BLE001  (whatever it was)
@@ -191,7 +196,7 @@ class Generator(Engine[Sequence]):
         self._reading: list[Sequence] = []
 
     def step(self) -> None:
-        """Cancelled sequences leave, waiting ones join, else one more token for every row."""
+        """Drops cancelled sequences and admits waiting ones. Without any, draws one more token for every row."""
         scheduler = self._scheduler
         scheduler.drop_cancelled()
         self._reading = self._newcomers()
@@ -210,7 +215,7 @@ class Generator(Engine[Sequence]):
         return sequences
 
     def _newcomers(self) -> list[Sequence]:
-        """Take waiting sequences: as many as there are free rows for and as fit in one pass."""
+        """Takes as many waiting sequences as there are free rows for and as fit in one pass."""
         waiting = [sequence for sequence in self.take(self._scheduler.free) if not sequence.cancelled]
         count = self._scheduler.fitting(waiting)
         self.put_back(waiting[count:])
@@ -218,7 +223,7 @@ class Generator(Engine[Sequence]):
 
 
 def _remember(runner: CachingRunner, sequence: Sequence, rows: RunningRows, place: int) -> None:
-    """A sequence ends, with this row of `rows`."""
+    """Caches the row of a sequence that ends."""
     if isinstance(sequence.prompt, torch.Tensor):
         return
     try:

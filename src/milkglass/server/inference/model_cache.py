@@ -1,4 +1,4 @@
-"""Models in memory: loaded when first asked for, kept while used, the longest unused one put out for the next."""
+"""Models in memory: they are loaded when first requested, and the longest unused one makes room for the next."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ log = logging.getLogger("milkglass.server")
 Task = Literal["classify", "embed", "generate"]
 
 
-Key = tuple[str, float, Task]  # with the time of the model's making: a name may be given again
+Key = tuple[str, float, Task]  # with the time when the model was created, since a name can be reused
 
 
 @dataclass(eq=False)
 class Entry:
-    """A model that is loaded, or being loaded: then `engine` is not done."""
+    """A model that is loaded, or is being loaded; then `engine` is not done."""
 
     model: ModelRecord
     task: Task
@@ -43,14 +43,16 @@ class Entry:
         return (self.model.id, self.model.created_at, self.task)
 
     def close(self) -> None:
-        """End the engine and let its weights go, though others may still hold this entry."""
+        """Ends the engine and frees its weights, even if others still hold this entry."""
         engine, self.engine = self.engine.result(), Future()
         engine.close()
 
 
 class ModelCache:
-    """`acquire` and `release` come in pairs; a model that is in use is never put out. Each load has a thread of its
-    own: anyone who waits for a model waits without one."""
+    """The models in memory. `acquire` and `release` come in pairs, and a model in use is never removed.
+
+    Each load has its own thread, so that waiting for a model takes none.
+    """
 
     def __init__(self, settings: ServerSettings, folder: Callable[[str], Path]) -> None:
         self._settings, self._folder = settings, folder
@@ -59,8 +61,10 @@ class ModelCache:
         self._entries: OrderedDict[Key, Entry] = OrderedDict()  # the longest unused first
 
     def acquire(self, model: ModelRecord, task: Task) -> Entry:
-        """An entry whose `engine` comes, or fails with ModelError or NotFound. Raises Busy when every loaded model is
-        in use. Never waits."""
+        """Returns an entry at once, whose `engine` is a future. Raises Busy if every loaded model is in use.
+
+        The future can fail with ModelError or NotFound.
+        """
         if task == "generate" and model.kind != "decoder":
             raise UnsupportedModel(
                 "this model is an encoder: it cannot generate", "use `milkglass classify`, or /classify"
@@ -91,7 +95,7 @@ class ModelCache:
             entry.users -= 1
 
     def forget(self, model_id: str) -> None:
-        """Put a model out for good. Raises Conflict while it is in use."""
+        """Removes a model for good. Raises Conflict while it is in use."""
         with self._lock:
             gone = [entry for entry in self._entries.values() if entry.model.id == model_id]
             if any(entry.users or not entry.engine.done() for entry in gone):
@@ -110,7 +114,7 @@ class ModelCache:
             entry.close()
 
     def _load(self, entry: Entry, put_out: Entry | None) -> None:
-        """Load the model, in a thread of its own, and settle the entry's future."""
+        """Loads the model, in its own thread, and completes the entry's future."""
         try:
             if put_out:
                 put_out.close()  # its weights go before the new ones come
@@ -130,7 +134,7 @@ class ModelCache:
 
 
 def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings) -> Engine[Any]:
-    """Read the weights. Raises CorruptCheckpoint or UnsupportedModel; a missing tensor is never made up."""
+    """Loads the weights. Raises CorruptCheckpoint, or UnsupportedModel if a tensor is missing."""
     import torch
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
     from transformers.utils.logging import disable_progress_bar, set_verbosity_error

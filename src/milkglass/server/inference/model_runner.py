@@ -1,10 +1,10 @@
-"""What runs a model for the generator, and the one that runs a transformers model.
+"""Runs a model for the generator: the interface of a runner, and one for transformers models.
 
-A runner knows rows of ids and logits, and nothing of prompts' owners, sampling or the web; another engine can take its
-place. Rows are padded on the left, so that every row's newest token is in the last column; masks and positions are
-explicit, and a row's logits are those that it would get alone.
+A runner knows rows of ids and logits, and nothing of sampling, users or the web, so that another engine can replace it.
+Rows are padded on the left, so that every row's newest token is in the last column. Masks and positions are explicit: a
+row's logits are those that it would get alone.
 
-A token is an id, or the vector that the embedding layer gives for it: a client that holds this layer sends vectors.
+A token is an id, or its vector from the embedding layer, if a client has this layer.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ Token: TypeAlias = "int | torch.Tensor"  # an id, or a vector (d,)
 
 
 class RunningRows(Protocol):
-    """Rows that a model has read, in order, with what it remembers of them."""
+    """Rows that a model has read, in order, with their key-value cache."""
 
     def advance(self, newest: Sequence[Token]) -> torch.Tensor:
-        """Read one more token of each row. Returns logits (rows, n) of the next."""
+        """Reads one more token of each row. Returns logits (rows, n) of the next."""
 
     def keep(self, places: list[int]) -> None:
-        """Leave these rows, in this order; a row may be named twice. At least one stays."""
+        """Keeps these rows, at least one, in this order. A row may be named twice."""
 
     def take(self, places: list[int]) -> RunningRows:
-        """Some of the rows as a group of their own. They stay in this one, too."""
+        """Returns copies of some of the rows as a new group."""
 
     def join(self, other: RunningRows) -> None:
-        """Append the rows of another group, which the same runner read."""
+        """Appends the rows of another group of the same runner."""
 
 
 class ModelRunner(Protocol):
-    """Reads prompts. A prompt that cannot be read raises and leaves all other rows unharmed."""
+    """Reads prompts. A prompt that cannot be read raises, and does not affect other rows."""
 
     def read(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
-        """Read whole prompts. Returns a group of rows, and logits (rows, n) of the first id of each answer."""
+        """Reads whole prompts. Returns a group of rows, and logits (rows, n) of the first id of each answer."""
 
 
 class TransformersRunner:
@@ -63,8 +63,7 @@ class TransformersRunner:
 
 
 def inputs(prompts: Sequence[Prompt], model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The inputs that the model is called with: ids (b, t) or vectors (b, t, d), padded on the left. All are of one
-    kind."""
+    """Returns the model's inputs, padded on the left: ids (b, t) or vectors (b, t, d). All prompts are of one kind."""
     width = max(map(len, prompts))
     if isinstance(prompts[0], torch.Tensor):
         vectors = [pad(torch.as_tensor(prompt), (0, 0, width - len(prompt), 0)) for prompt in prompts]
@@ -76,7 +75,7 @@ def inputs(prompts: Sequence[Prompt], model: PreTrainedModel) -> dict[str, torch
 
 
 class CachedRows:
-    """Keys and values (b, heads, t, d) of each layer, and a mask (b, t) that is 0 where a row is padded."""
+    """Keys and values (b, heads, t, d) of each layer, and a mask (b, t) that is 0 at padding."""
 
     def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: torch.Tensor) -> None:
         self._model, self.cache, self.mask = model, cache, mask
@@ -103,7 +102,7 @@ class CachedRows:
         return rows
 
     def keep(self, places: list[int]) -> None:
-        """Columns that are padding in all rows that stay are dropped."""
+        """Keeps these rows, and drops columns that are padding in all of them."""
         index = torch.tensor(places, device=self.mask.device)
         self.mask = self.mask[index]
         left = int(self.mask.argmax(-1).min())

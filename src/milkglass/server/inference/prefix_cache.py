@@ -1,9 +1,8 @@
-"""What finished conversations left in a model's memory: the next turn begins with the ids of the turns before.
+"""Keeps keys and values of finished conversations, whose ids the next turn begins with.
 
-Keys and values of a finished row are kept with its ids. A new prompt takes those of its longest common prefix with a
-kept row, and reads the rest alone. Only equal ids are ever matched, and of one model; the longest unused row goes first
-where the bytes run out. Rows of `CachedRows` hold every position, also where a model attends to a window, so that they
-can be cut anywhere.
+A new prompt reuses those of its longest common prefix with a cached row, and reads only the rest. Only equal ids of one
+model match. When memory runs out, the longest unused row is dropped. Rows of `CachedRows` keep every position, even if
+a model attends to a window, so that they can be cut anywhere.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class CachedPrefix:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Returns the bytes of the row."""
         return sum(tensor.numel() * tensor.element_size() for pair in self.layers for tensor in pair)
 
 
@@ -45,7 +44,7 @@ class PrefixCache:
     """The keys and values of finished rows by their ids, the longest unused first.
 
     Attributes:
-        size: bytes of all rows; `limit` at most.
+        size: bytes of all rows, within the limit.
     """
 
     def __init__(self, limit: int) -> None:
@@ -56,11 +55,11 @@ class PrefixCache:
         return len(self._rows)
 
     def takes(self, row: CachedPrefix) -> bool:
-        """Whether it fits into all the room: nothing larger is copied."""
+        """Returns whether a row fits into the whole cache. A larger one is not copied."""
         return row.size <= self._limit
 
     def add(self, ids: tuple[int, ...], row: CachedPrefix) -> None:
-        """A row that begins with others takes their place; one that is larger than all the room is not kept."""
+        """Adds a row, and drops rows that are its beginnings. A row larger than the cache is not kept."""
         if not self.takes(row):
             return
         for prefix in [known for known in self._rows if known == ids[: len(known)]]:
@@ -71,7 +70,7 @@ class PrefixCache:
             self._drop(next(iter(self._rows)))
 
     def longest(self, prompt: Sequence[int]) -> tuple[CachedPrefix, int] | None:
-        """The row with the longest common prefix, and its length: the prompt's last id is always read."""
+        """Returns the row with the longest common prefix, and the prefix's length without the prompt's last id."""
         best, length = None, MIN_PREFIX_IDS - 1
         for ids in self._rows:
             common = min(common_prefix(ids, prompt), len(prompt) - 1)
@@ -87,15 +86,17 @@ class PrefixCache:
 
 
 class CachingRunner:
-    """Runs a transformers model, and remembers rows that end. limit: bytes of what is remembered."""
+    """Runs a transformers model, and caches at most `limit` bytes of rows that end."""
 
     def __init__(self, model: PreTrainedModel, limit: int) -> None:
         self._model, self._runner = model, TransformersRunner(model)
         self.kept = PrefixCache(limit)
 
     def read(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
-        """Prompts without a kept prefix are read together, the others one by one: their rests are short, and padding
-        between a prefix and its rest would shift windows."""
+        """Reads prompts without a cached prefix together, and the others one by one.
+
+        The rests of the others are short, and padding between a prefix and its rest would shift windows.
+        """
         prefixes = [None if isinstance(prompt, torch.Tensor) else self.kept.longest(prompt) for prompt in prompts]
         fresh = [place for place, prefix in enumerate(prefixes) if prefix is None]
         groups = [self._runner.read([prompts[place] for place in fresh])] if fresh else []
@@ -113,7 +114,7 @@ class CachingRunner:
         return rows, torch.cat([logits for _, logits in groups])[back]
 
     def _go_on(self, row: CachedPrefix, length: int, prompt: Prompt) -> tuple[CachedRows, torch.Tensor]:
-        """Read what follows the first `length` ids."""
+        """Reads what follows the first `length` ids."""
         from transformers import DynamicCache
 
         cache, device = DynamicCache(), self._model.device
@@ -125,7 +126,7 @@ class CachingRunner:
         return rows, rows.forward({"input_ids": rest}, positions)
 
     def remember(self, rows: RunningRows, place: int, ids: Sequence[int]) -> None:
-        """A row ends. ids: of its prompt and its answer, of which the last was not always read."""
+        """Caches a row that ends. `ids` are its prompt and answer, whose last id may not have been read."""
         assert isinstance(rows, CachedRows)
         length = int(rows.mask[place].sum())
         if length < MIN_PREFIX_IDS:

@@ -1,4 +1,4 @@
-"""How the next id is drawn from a row of logits. One request, one generator: a batch never changes a draw."""
+"""Draws the next id from a row of logits. Each request has its own generator, so that a batch changes no draw."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from dataclasses import dataclass, field
 
 import torch
 
-MIN_LOGPROB = -9999.0  # a logarithm of chance 0, which JSON cannot say
-COLD = 1e-6  # below it a draw is the most likely id, and fp32 can only spoil it
+MIN_LOGPROB = -9999.0  # stands for the logarithm of 0, which JSON does not have
+COLD = 1e-6  # below it the likeliest id is taken, without rounding in fp32
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The values here change nothing of what the model says.
+    """How ids are drawn. The defaults leave the model's distribution unchanged.
 
     Attributes:
-        temperature: 0, or nearly 0, takes the most likely id.
-        top_p: the fewest ids whose chances reach this are drawn from.
-        top_k: so many ids are drawn from; 0: all.
+        temperature: 0, or nearly 0, takes the likeliest id.
+        top_p: draws from the fewest ids whose probabilities reach this.
+        top_k: draws from this many ids; 0: all.
         seed: None: a fresh one.
-        max_tokens: of the answer.
-        stop: ids that end it, the model's own included.
-        min_p: ids whose chance is below this share of the likeliest's are left out.
-        presence: subtracted from the logit of each id that the answer has.
-        frequency: the same for each time that it has it.
-        repetition: divides positive logits of ids that prompt or answer has, multiplies negative ones.
-        bias: added to logits, by id.
-        logprobs: how many of the likeliest ids are reported with each that is drawn; None: none is, not even that one.
+        max_tokens: the most ids of the answer.
+        stop: ids that end the answer, including the model's own.
+        min_p: leaves out ids whose probability is below this share of the likeliest's.
+        presence: is subtracted from the logit of each id in the answer.
+        frequency: is subtracted from the logit of an id for each time that it is in the answer.
+        repetition: divides positive logits of ids in prompt or answer, and multiplies negative ones.
+        bias: is added to logits, by id.
+        logprobs: how many of the likeliest ids are reported with each drawn id. None: not even the drawn one is.
     """
 
     temperature: float = 1.0
@@ -47,18 +47,18 @@ class SamplingParams:
 
     @property
     def adjusts(self) -> bool:
-        """Whether logits are changed before an id is drawn."""
+        """Returns whether logits are changed before an id is drawn."""
         return bool(self.presence or self.frequency or self.bias) or self.repetition != 1
 
 
 def generator(sampling: SamplingParams) -> torch.Generator:
-    """On the CPU, whatever the model runs on: the same seed draws the same everywhere."""
+    """Returns a generator on the CPU, so that a seed draws the same ids on every device."""
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     return torch.Generator().manual_seed(seed)
 
 
 def draw(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -> int:
-    """The next id from logits (v,)."""
+    """Returns the next id from logits (v,)."""
     if sampling.temperature < COLD:
         return int(logits.argmax())
     scaled = logits.float().cpu()
@@ -75,10 +75,12 @@ def draw(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -
 def adjusted(
     logits: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], answer: Sequence[int]
 ) -> torch.Tensor:
-    """Logits (v,) with penalties and biases: repetition first, as vLLM and transformers do, then OpenAI's, then biases.
+    """Returns logits (v,) with penalties and biases, in the order of vLLM and transformers: repetition, OpenAI's,
+    biases.
 
     Args:
-        prompt, answer: ids so far.
+        prompt: ids so far.
+        answer: ids so far.
     """
     result = logits.float().clone()
     if sampling.repetition != 1 and (seen := sorted({*prompt, *answer})):
@@ -93,7 +95,7 @@ def adjusted(
 
 
 def chances(logits: torch.Tensor, taken: int, count: int) -> list[tuple[int, float]]:
-    """(id, log-probability) of the id that was taken, then of the `count` likeliest, by the model's own logits (v,)."""
+    """Returns (id, log-probability) of the drawn id, then of the `count` likeliest, by the model's own logits (v,)."""
     logprobs = logits.float().log_softmax(-1)
     top = logprobs.topk(min(count, len(logprobs)))
     likeliest = zip(top.indices.tolist(), top.values.tolist(), strict=True)
@@ -102,7 +104,7 @@ def chances(logits: torch.Tensor, taken: int, count: int) -> list[tuple[int, flo
 
 
 def _keep_nucleus(scaled: torch.Tensor, top_p: float) -> None:
-    """Leave the fewest ids whose probabilities reach `top_p`, at least one. In place."""
+    """Keeps, in place, the fewest ids whose probabilities reach `top_p`, at least one."""
     ordered, places = scaled.sort(descending=True)
     chances = ordered.softmax(-1)
     before = chances.cumsum(-1) - chances

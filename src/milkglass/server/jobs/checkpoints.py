@@ -1,12 +1,13 @@
-"""A training's checkpoints: what is trained and nothing else, saved into room that was set aside for it.
+"""Checkpoints of a training: only what is trained is saved, into room that was reserved for it.
 
     checkpoint-N/   trained.safetensors, the optimiser's and the schedule's state, the trainer's; `complete` marks one
                     that was written to its end, `trained` one whose optimiser the disk had no room for
-    reserve         as large as the next file that must be written: it is removed before a save and made again after it
+    reserve         as large as the next file that must be written; it is removed before a save and made again after it
 
-What is frozen is in the model that the job began with. The newest complete checkpoint is kept, and the best one where
-epochs are compared; kept.py says which one a job goes on from. Where the reserve cannot be made again, training stops,
-while all that was learnt is on the disk.
+Frozen weights are in the model that the job began with. The newest complete checkpoint is kept, and the best one if
+epochs are compared; kept.py says which one a job resumes from. If the reserve cannot be made again, training stops
+while
+all that was learnt is on the disk.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ TRAINED = "trained.safetensors"
 
 
 class Reserve:
-    """Room on the job's disk."""
+    """Reserved room on the job's disk."""
 
     def __init__(self, job: Path, size: int) -> None:
         self._path, self._size = job / RESERVE, size
 
     def take(self) -> None:
-        """Set the room aside. Raises DiskFull where the disk has not so much."""
+        """Reserves the room. Raises DiskFull if the disk has too little."""
         try:
             with self._path.open("ab") as file:
                 os.posix_fallocate(file.fileno(), 0, self._size)
@@ -61,7 +62,7 @@ def drop_reserve(job: Path) -> None:
 
 
 def trained(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors that training changes, by name; tied weights once."""
+    """Returns the tensors that training changes, by name; tied weights once."""
     learnt = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     saved = model.state_dict().keys()
     learnt |= {name: tensor for name, tensor in model.named_buffers() if name in saved}
@@ -70,7 +71,7 @@ def trained(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def restore(model: nn.Module, path: Path) -> None:
-    """Put back what `trained` gave. Raises KeyError for a model that is trained in other parts."""
+    """Loads what `trained` returned. Raises KeyError for a model that is trained in other parts."""
     held, into = load_file(path), {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name in trained(model):
         into[name].copy_(held[name])
@@ -78,7 +79,7 @@ def restore(model: nn.Module, path: Path) -> None:
 
 @contextmanager
 def saving(what: str) -> Iterator[None]:
-    """Whatever keeps something from being written is SaveFailed: torch and the system have many names for it."""
+    """Raises SaveFailed for any error while something is written: torch and the system have many kinds."""
     try:
         yield
     except Exception as error:
@@ -87,7 +88,7 @@ def saving(what: str) -> Iterator[None]:
 
 
 class CheckpointTrainer(Trainer):
-    """A trainer that saves what is trained. A save that fails ends the training."""
+    """A trainer that saves only what is trained. A save that fails ends the training."""
 
     def __init__(self, reserve: Reserve, **given: Any) -> None:
         self._reserve = reserve
@@ -101,7 +102,7 @@ class CheckpointTrainer(Trainer):
             save_file(trained(self.model), folder / TRAINED, metadata={"format": "pt"})
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save in the room that was set aside. Raises SaveFailed."""
+        """Saves in the reserved room. Raises SaveFailed."""
         self._reserve.release()
         with saving("a checkpoint"):
             super()._save_checkpoint(model, trial)
@@ -110,7 +111,7 @@ class CheckpointTrainer(Trainer):
                 raise self._failure
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Save both; where the optimiser cannot be written, the weights are kept without it."""
+        """Saves both. If the optimiser cannot be written, the weights are kept without it."""
         try:
             super()._save_optimizer_and_scheduler(output_dir)
         except Exception as error:  # noqa: BLE001  (torch and the system have many names for a disk that is full)
@@ -145,14 +146,13 @@ class CheckpointTrainer(Trainer):
 
 # --- in the job's folder ----------------------------------------------------------------------------------------------
 def newest_checkpoint(job: Path) -> Path | None:
-    """The checkpoint that a job goes on from. Whatever a kill left half-written is removed."""
+    """Returns the checkpoint that a job resumes from, and removes what a kill left half-written."""
     drop_unfinished(job)
     return resumed_from(job)
 
 
 def drop_unfinished(job: Path) -> None:
-    """Remove what nothing reads: checkpoints and a result that were not written to their end, and weights without the
-    optimiser's state beside a complete checkpoint."""
+    """Removes incomplete checkpoints and results, and weights without an optimiser beside a complete checkpoint."""
     kept = resumed_from(job)
     short = kept is not None and not (kept / COMPLETE).is_file()
     needed = [checkpoint for checkpoint in marked(job) if short or (checkpoint / COMPLETE).is_file()]
@@ -162,7 +162,7 @@ def drop_unfinished(job: Path) -> None:
 
 
 def complete(job: Path, step: int, best: str | None) -> None:
-    """Mark the checkpoint of this step as written to its end, and remove older ones but the best."""
+    """Marks the checkpoint of this step as complete, and removes older ones but the best."""
     newest = job / "checkpoints" / f"checkpoint-{step}"
     (newest / COMPLETE).touch()
     for folder in checkpoints(job):

@@ -1,5 +1,4 @@
-"""Whether training data can belong to a model, from what was found out when the file arrived
-(server/storage/training_rows.py)."""
+"""Checks whether training rows fit a model, by the facts of the uploaded file (server/storage/training_rows.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 
 
 def require_fit(model: ModelRecord, rows: TrainingFileInfo, chosen: Hyperparameters) -> None:
-    """Refuse rows that cannot train this model. Raises UsageError, IdOutOfRange or TooLong; no message names an id."""
+    """Raises UsageError, IdOutOfRange or TooLong for rows that cannot train this model. No message names an id."""
     causal = chosen.task == "causal-lm"
     if causal and model.kind != "decoder":
         raise UsageError("this model is an encoder: it cannot be trained for causal-lm", "use task `classification`")
@@ -46,7 +45,7 @@ def require_fit(model: ModelRecord, rows: TrainingFileInfo, chosen: Hyperparamet
 
 
 def _require_labels(model: ModelRecord, rows: TrainingFileInfo, chosen: Hyperparameters) -> None:
-    """Whole numbers: classes, or ids."""
+    """Checks labels that are whole numbers: classes or ids."""
     causal = chosen.task == "causal-lm"
     if rows.max_label is None or rows.min_label is None:
         raise UsageError("every label is -100: there is nothing to learn", "give the answers their ids as labels")

@@ -18,10 +18,10 @@ LABEL_OF = {"classification": "labels", "regression": "scores", "causal-lm": "to
 
 
 class TrainingDataset(Dataset[dict[str, Any]]):
-    """The rows of a file, each cut to `max_length` tokens. Its numbers stay in the file until they are used."""
+    """The rows of a file, each cut to `max_length` tokens. Numbers are read from the file when they are used."""
 
     def __init__(self, path: Path, task: Task, max_length: int) -> None:
-        """Raises BadUpload for a file of another format, or with labels for another task."""
+        """Opens a file. Raises BadUpload for another format, or for labels of another task."""
         rows = TrainingRows.open(path)
         if rows.label != LABEL_OF[task]:
             raise BadUpload(
@@ -48,7 +48,7 @@ class TrainingDataset(Dataset[dict[str, Any]]):
 
 
 class Collate:
-    """Pad a batch on the right: ids with `pad`, labels with -100, the rest with 0. Labels of a regression stay fp32."""
+    """Pads a batch on the right: ids with `pad`, labels with -100, the rest with 0. Scores stay fp32."""
 
     def __init__(self, pad: int) -> None:
         self.pad = pad

@@ -1,5 +1,4 @@
-"""events.jsonl: what a worker reports, read from any place on, and how an event is written. An event's id is the byte
-where the next one begins."""
+"""Reads and writes events.jsonl, a worker's reports. The id of an event is the byte after its line."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class WorkerEvents:
 
 
 def read(job: Path, after: int = 0) -> list[WorkerEvents]:
-    """The events after that id. A line that a killed worker left unfinished is not an event."""
+    """Returns the events after an id, without a line that a killed worker left unfinished."""
     path = job / FILE
     if not path.is_file() or after >= path.stat().st_size:
         return []
@@ -56,7 +55,7 @@ def read(job: Path, after: int = 0) -> list[WorkerEvents]:
 
 
 def progress(job: Path) -> dict[str, float]:
-    """The newest `step`, `total_steps` and `loss` that the worker told; looks at the file's end only."""
+    """Returns the newest `step`, `total_steps` and `loss`, from the end of the file only."""
     path, result = job / FILE, dict[str, float]()
     if not path.is_file():
         return result
@@ -80,7 +79,7 @@ def _parse(line: bytes) -> Event | None:
 
 
 def emit(job: Path, message: str, level: str = "info", data: Mapping[str, Any] | None = None) -> None:
-    """An event, of metrics where it has data. One write in append mode: server and worker never mix their lines."""
+    """Writes an event, of metrics if it has data. Each is one write in append mode, so that writers never mix lines."""
     kind = "metrics" if data else "message"
     event = Event(time=time.time(), level=level, type=kind, message=message, data=dict(data or {}))  # type: ignore[arg-type]
     with (job / FILE).open("ab", buffering=0) as file:
@@ -88,7 +87,7 @@ def emit(job: Path, message: str, level: str = "info", data: Mapping[str, Any] |
 
 
 def mend(job: Path) -> None:
-    """End the line that a worker was killed in, before the next one is started."""
+    """Ends an unfinished line of a killed worker, before the next one is started."""
     path = job / FILE
     if not path.is_file() or not path.stat().st_size:
         return

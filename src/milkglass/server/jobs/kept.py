@@ -1,8 +1,9 @@
-"""Which of a job's checkpoints it can go on from, read without torch: the server and the worker ask the same.
+"""Decides which checkpoint a job resumes from, without torch, so that server and worker use the same rule.
 
-The newest complete checkpoint is taken, even where a newer one has the weights without the optimiser's state: from a
-complete one training ends at the weights of an uninterrupted run, from the other it does not. One without the
-optimiser's state is taken only where there is no complete one.
+It is the newest complete checkpoint, even if a newer one has the weights without the optimiser's state: only from a
+complete one does training end at the weights of an uninterrupted run. One without the optimiser's state is used if
+there
+is no complete one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
 
 def checkpoints(job: Path) -> list[Path]:
-    """All checkpoints of a job, the newest last."""
+    """Returns all checkpoints of a job, the newest last."""
     return sorted((folder for folder in (job / "checkpoints").glob("*") if _NAME.fullmatch(folder.name)), key=step_of)
 
 
@@ -25,7 +26,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def marked(job: Path) -> list[Path]:
-    """The checkpoints that were written to their end or have the weights alone, the newest last."""
+    """Returns the checkpoints that are complete or have the weights alone, the newest last."""
     return [
         checkpoint
         for checkpoint in checkpoints(job)
@@ -34,13 +35,13 @@ def marked(job: Path) -> list[Path]:
 
 
 def resumed_from(job: Path) -> Path | None:
-    """The newest complete checkpoint; where there is none, the newest that has the weights alone."""
+    """Returns the newest complete checkpoint, or else the newest that has the weights alone, or None."""
     return max(
         marked(job), key=lambda checkpoint: ((checkpoint / COMPLETE).is_file(), step_of(checkpoint)), default=None
     )
 
 
 def step_kept(job: Path) -> int:
-    """The step that a job goes on from; 0: its beginning."""
+    """Returns the step that a job resumes from; 0: its beginning."""
     newest = resumed_from(job)
     return 0 if newest is None else step_of(newest)

@@ -1,8 +1,8 @@
-"""ObfusLM's way to tune a decoder (appendix C.3): LoRA in the middle layers, the outer layers in full; and, which is
-ours, the tables of embeddings in full, since their rows are what a scheme has mixed.
+"""ObfusLM's way to tune a decoder (appendix C.3): LoRA in the middle layers, the outer layers in full.
 
-The adapters are injected into the model rather than wrapped around it, so that a checkpoint holds everything that is
-trained, and are merged at the end: serving engines refuse adapters that come with fully trained layers.
+Our addition: embedding tables are trained in full, since the scheme has mixed their rows. Adapters are injected into
+the model rather than wrapped around it, so that a checkpoint has all that is trained. They are merged at the end,
+because serving engines refuse adapters with fully trained layers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from milkglass.server.spec import Hyperparameters
 
 
 def blocks(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """The transformer layers: the longest list of modules in the model, and its name."""
+    """Returns the name and the list of the transformer layers: the longest list of modules in the model."""
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         raise UsageError("this model has no list of layers to adapt", 'use method "full"')
@@ -29,7 +29,7 @@ def blocks(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 
 
 def prepare(model: PreTrainedModel, chosen: Hyperparameters) -> None:
-    """Freeze the model, inject adapters, and thaw what is trained in full."""
+    """Freezes the model, injects adapters, and unfreezes what is trained in full."""
     name, layers = blocks(model)
     chosen = chosen.fitted(len(layers))
     first, last = chosen.full_first, len(layers) - chosen.full_last
@@ -55,7 +55,7 @@ def _in_full(model: PreTrainedModel, layers: nn.ModuleList, first: int, last: in
 
 @torch.no_grad()
 def merge(model: PreTrainedModel) -> None:
-    """Add each adapter to its matrix and take the adapter away."""
+    """Adds each adapter to its matrix and removes it."""
     adapted = [(name, module) for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
     for name, module in adapted:
         module.merge()

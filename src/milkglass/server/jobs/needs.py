@@ -1,14 +1,14 @@
-"""What a fine-tune takes of disk and memory, told before it starts, and which settings would take less.
+"""Estimates the disk and memory of a fine-tune before it starts, and suggests smaller settings.
 
 T numbers are trained of the N that the model has in training, adapters included, each in fp32:
 
     a checkpoint    4 T bytes of weights, and 8 T of Adam's two moments
-    the disk        the newest checkpoint, and the best one where epochs are compared; beside them room for the next
-                    checkpoint or for the result, whichever is larger
+    the disk        the newest checkpoint, and the best one if epochs are compared; room for the next checkpoint or
+                    for the result, whichever is larger
     the memory      4 N of weights, 4 T of gradients, 8 T of moments; of a step's activations only what must be kept,
                     for rows of the mean length
 
-Memory is counted low, so that what is refused could not have run; what passes may still need more.
+Memory is a lower bound: what is refused could not have run, and what passes may need more.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from milkglass.server.spec import Hyperparameters
 
 NUMBER, MOMENTS = 4, 8  # bytes of a number in fp32, and of Adam's moments of one
 SMALL = 1 << 20  # bytes of a checkpoint's other files
-BLOCK = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # of a layer's tensor: the list, its place, its name in the layer
-# Changes of settings, each besides those before it, that take less; the first ones cost least of what is learnt.
+BLOCK = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # a layer's tensor: the list, the layer's place, the name in the layer
+# Cumulative changes of settings that need less. The first ones cost the least accuracy.
 SMALLER: tuple[dict[str, Any], ...] = (
     {"batch_size": 8}, {"batch_size": 1}, {"early_stopping": None}, {"method": "lora"}, {"train_tables": False},
     {"lora_rank": 64}, {"full_first": 0, "full_last": 0}, {"lora_rank": 16}, {"max_length": 256},
@@ -36,13 +36,13 @@ SMALLER: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Needs:
-    """What a fine-tune takes, in bytes.
+    """The needs of a fine-tune in bytes.
 
     Attributes:
-        checkpoint: One of them.
-        result: The fine-tuned model.
-        kept: Checkpoints that are kept while another one is written.
-        memory: At least.
+        checkpoint: of one checkpoint.
+        result: of the fine-tuned model.
+        kept: how many checkpoints are kept while another one is written.
+        memory: a lower bound.
     """
 
     checkpoint: int
@@ -52,7 +52,7 @@ class Needs:
 
     @property
     def reserve(self) -> int:
-        """Bytes that are set aside for the next file that must be written."""
+        """Returns the bytes that are reserved for the next file."""
         return max(self.checkpoint, self.result)
 
     @property
@@ -62,17 +62,17 @@ class Needs:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model that decide what a fine-tune takes.
+    """The sizes of a model that decide what a fine-tune needs.
 
     Attributes:
-        layers: The numbers and the sizes (in, out) of the matrices of each.
-        table: Numbers of the input table.
-        heads: Numbers of what a language model has beside it: a head that is no table, and biases.
-        total: Numbers of all tensors.
-        stored: Bytes of all tensors as they are stored.
-        width: Of the stream.
-        vocabulary: Rows of a table.
-        generates: Whether it has a head over the vocabulary.
+        layers: for each layer its number of weights, and the sizes (in, out) of its matrices.
+        table: the weights of the input table.
+        heads: the weights of a language model's own head and biases.
+        total: the weights of all tensors.
+        stored: bytes of all tensors as they are stored.
+        width: the dimensions of the residual stream.
+        vocabulary: the rows of a table.
+        generates: whether there is a head over the vocabulary.
     """
 
     layers: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
@@ -118,11 +118,11 @@ def _numbers(ref: TensorRef) -> int:
 
 
 def needs_of(shape: Shape, chosen: Hyperparameters, mean_length: float = 0.0) -> Needs:
-    """Count what a fine-tune takes.
+    """Returns the needs of a fine-tune.
 
     Args:
-        chosen: As `fitted` returned it.
-        mean_length: Tokens of a row; 0: not known.
+        chosen: as `fitted` returned it.
+        mean_length: tokens of a row; 0: not known.
     """
     writes = chosen.task == "causal-lm"
     pooler = 0 if shape.generates else shape.width
@@ -148,8 +148,10 @@ def needs_of(shape: Shape, chosen: Hyperparameters, mean_length: float = 0.0) ->
 
 
 def _activations(shape: Shape, chosen: Hyperparameters) -> float:
-    """Bytes of a token that must be kept from the forward pass for the backward one: what each matrix reads, and of a
-    language model its logits and their gradient."""
+    """Returns the bytes of a token that the forward pass keeps for the backward pass.
+
+    These are the inputs of each matrix, and for a language model its logits and their gradient.
+    """
     number = 2 if chosen.dtype == "bfloat16" else NUMBER
     read = sum(min(sizes) for _, matrices in shape.layers for sizes in matrices)
     logits = 2 * NUMBER * shape.vocabulary if shape.generates and chosen.task == "causal-lm" else 0
@@ -161,8 +163,7 @@ Estimate = Callable[[Hyperparameters], Needs]
 
 
 def require_disk(estimate: Estimate, chosen: Hyperparameters, free: int) -> None:
-    """Refuse a fine-tune for which the disk is too small. Raises DiskFull, with both numbers and settings that would
-    fit."""
+    """Raises DiskFull, with both numbers and settings that would fit, if the disk is too small."""
     needs = estimate(chosen)
     if needs.disk <= free:
         return
@@ -175,7 +176,7 @@ def require_disk(estimate: Estimate, chosen: Hyperparameters, free: int) -> None
 
 
 def require_memory(estimate: Estimate, chosen: Hyperparameters, free: int | None) -> None:
-    """free: None: not known. Raises MemoryShort, with both numbers and settings that would fit."""
+    """Raises MemoryShort, with both numbers and settings that would fit. `free` is None if it is not known."""
     needs = estimate(chosen)
     if free is None or needs.memory <= free:
         return
@@ -195,7 +196,7 @@ def _hint(estimate: Estimate, chosen: Hyperparameters, taken: Callable[[Needs], 
 
 
 def _smaller(taken: Callable[[Hyperparameters], int], chosen: Hyperparameters) -> Iterator[tuple[dict[str, Any], int]]:
-    """Settings that take less, more and more of them, without those that change nothing; and what they take."""
+    """Yields more and more settings that need less, and what they need, without those that change nothing."""
     changes: dict[str, Any] = {}
     current = taken(chosen)
     for step in SMALLER:

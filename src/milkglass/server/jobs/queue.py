@@ -1,7 +1,7 @@
-"""Fine-tuning jobs: checked, queued, run one at a time, and never lost.
+"""The queue of fine-tuning jobs, which are run one at a time and never lost.
 
-One thread takes the oldest unfinished job and stays with it until it is over. A job's truth is its record and its
-folder; the thread keeps nothing else, so a server that starts again does exactly what it did before.
+One thread takes the oldest unfinished job and stays with it until it ends. A job's state is in its record and its
+folder only, so a server that restarts continues where it was.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from milkglass.server.storage.uploads import OLD_SUFFIX, Uploads
 from milkglass.system import memory
 
 log = logging.getLogger("milkglass.server")
-RETRY = 5.0  # seconds until a job that the disk had no room for is looked at again
+RETRY = 5.0  # seconds until a job is tried again for which the disk had no room
 WATCH = 0.2  # seconds between looks at a running job
 TEMPORARY = ("checkpoints", "result.partial", RESERVE)  # what a job writes only to go on from
 
 
 class Jobs:
-    """The queue: jobs are checked, kept, started one at a time, watched, and ended."""
+    """The queue: it checks, stores, starts, watches and ends jobs."""
 
     def __init__(
         self, settings: ServerSettings, home: DataDir, store: Store, registry: Registry, uploads: Uploads
@@ -54,7 +54,7 @@ class Jobs:
     def create(
         self, model: str, training: str, validation: str | None, suffix: str | None, chosen: Hyperparameters
     ) -> JobRecord:
-        """Queue a job. Raises NotFound, UsageError or IdOutOfRange when the data cannot belong to the model."""
+        """Queues a job. Raises NotFound, UsageError or IdOutOfRange if the data do not fit the model."""
         if chosen.early_stopping is not None and validation is None:
             raise UsageError(
                 "early_stopping needs rows to compare epochs by", "give a validation_file, or leave it out"
@@ -102,10 +102,14 @@ class Jobs:
             require_fit(base, file.rows, chosen)
 
     def _require_room(self, model: str, training: str, chosen: Hyperparameters, own: Path | None = None) -> None:
-        """own: the folder of a job that goes on. Raises DiskFull or MemoryShort for what this machine could not hold.
+        """Raises DiskFull or MemoryShort for a job that this machine cannot run.
 
-        Jobs run one at a time: what an unfinished one has written to go on from is free again before this one starts.
-        The worker asks again, when the job starts.
+        Jobs run one at a time: temporary files of unfinished ones are free again before this one starts. The worker
+        checks
+        again when the job starts.
+
+        Args:
+            own: the folder of a job that resumes.
         """
         shape, rows = Shape.of(Checkpoint.open(self._registry.folder(model))), self._store.files.get(training).rows
         mean = rows.tokens / max(1, rows.rows) if rows else 0.0
@@ -120,9 +124,13 @@ class Jobs:
         require_memory(estimate, chosen, gpu or memory(available=False))
 
     def resume(self, key: str) -> JobRecord:
-        """Queue a job that a full disk ended again; it goes on from the checkpoint that kept.py names.
+        """Queues a job again that a full disk ended. It resumes from the checkpoint that kept.py names.
 
-        Raises NotFound, Conflict, and DiskFull while there is too little room."""
+        Raises:
+            NotFound: there is no such job.
+            Conflict: it has nothing to resume from.
+            DiskFull: there is too little room.
+        """
         job = self._store.jobs.get(key)
         if not job.resumable:
             why = f"it {job.state}" if job.over else f"it is {job.state}"
@@ -143,7 +151,7 @@ class Jobs:
         return job
 
     def cancel(self, key: str) -> JobRecord:
-        """End a job for good. Raises NotFound, or Conflict when it is over."""
+        """Ends a job for good. Raises NotFound, or Conflict if it has ended."""
 
         def change(job: JobRecord) -> None:
             if job.over:
@@ -160,8 +168,7 @@ class Jobs:
         return job
 
     def remove(self, key: str) -> None:
-        """Forget a job and everything in its folder; the model that it made stays. Raises NotFound, or Conflict while
-        it is not over."""
+        """Deletes a job and its folder. Its model stays. Raises NotFound, or Conflict while the job runs."""
         try:
             job = self._store.jobs.get(key)
         except Unreadable:
@@ -172,7 +179,7 @@ class Jobs:
         shutil.rmtree(self.folder(key), ignore_errors=True)  # what stays behind goes at the next start
 
     def checkpoints(self, key: str) -> list[tuple[int, float]]:
-        """Step and time of each that a job can go on from, the newest first."""
+        """Returns step and time of each checkpoint that a job can resume from, the newest first."""
         return [(step_of(checkpoint), checkpoint.stat().st_mtime) for checkpoint in reversed(marked(self.folder(key)))]
 
     def folder(self, key: str) -> Path:
@@ -183,7 +190,7 @@ class Jobs:
         self._thread.start()
 
     def _sweep(self) -> None:
-        """Throw away, at the start, what a kill kept from being thrown away."""
+        """Removes, at the start, what a killed server left behind."""
         known = self._store.jobs.ids()
         for folder in self._home.jobs.iterdir():
             if folder.name not in known:
@@ -193,13 +200,13 @@ class Jobs:
                 self._drop_checkpoints(job.id, job.resumable)
 
     def _drop_checkpoints(self, key: str, resumable: bool) -> None:
-        """They serve only to resume, and take up to three times a model's size."""
+        """Removes checkpoints, which are only for resuming and take up to three times a model's size."""
         (self.folder(key) / RESERVE).unlink(missing_ok=True)
         for name in ("result.partial", *(() if resumable else ("checkpoints",))):
             shutil.rmtree(self.folder(key) / name, ignore_errors=True)  # tried again at the next start
 
     def stop(self) -> None:
-        """Let the running worker save a checkpoint; its job goes on when the server is started again."""
+        """Lets the running worker save a checkpoint. Its job continues when the server is started again."""
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -224,7 +231,7 @@ class Jobs:
                     self._give_up(job.id, error)
 
     def _give_up(self, key: str, error: Exception) -> None:
-        """Fail the job; when not even that can be written (a full disk), wait and try the whole job again."""
+        """Fails a job. If even that cannot be written (a full disk), waits and tries the whole job again."""
         meaning = known_error(error)
         status = Status(state="failed", error=meaning.message if meaning else "the server made a mistake")
         try:
@@ -238,7 +245,7 @@ class Jobs:
         return min(unfinished, key=lambda job: job.state != "running", default=None)  # stable: the oldest of a state
 
     def _drive(self, job: JobRecord) -> None:
-        """One life of a job's worker: start or find it, watch it, settle what it left."""
+        """Starts or finds a job's worker, watches it, and handles what it left."""
         folder = self.folder(job.id)
         worker = Worker(folder, self._settings.worker)
         if not worker.alive() and not (folder / "status.json").exists():
@@ -315,7 +322,11 @@ class Jobs:
             self._finish(key, Status(state="failed", error=error))
 
     def _finish(self, key: str, status: Status, reported: bool = False) -> None:
-        """Settle a job. reported: whether the worker told how it ended, so that only an error is repeated."""
+        """Ends a job.
+
+        Args:
+            reported: whether the worker reported its end, so that only an error is reported again.
+        """
         job = self._store.jobs.get(key)
         if job.over:
             return
@@ -358,7 +369,7 @@ def _end(job: JobRecord, state: str) -> None:
 
 
 def _ended_by_disk(newest: int) -> dict[str, Any]:
-    """newest: the step that it goes on from; 0: there is no checkpoint."""
+    """Returns fields of a status. `newest` is the step to resume from; 0: there is no checkpoint."""
     if not newest:
         return {"error": NO_ROOM}
     kept = f"the server's disk is full; what was trained up to step {newest} is kept there"
@@ -366,14 +377,14 @@ def _ended_by_disk(newest: int) -> dict[str, Any]:
 
 
 def gpu_memory() -> int | None:
-    """Bytes of the first GPU's memory; None: there is none."""
+    """Returns the bytes of the first GPU's memory, or None."""
     import torch
 
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
 def _count_crash(job: JobRecord, newest: int) -> None:
-    """A worker that got on since the last crash, to a newer checkpoint, may crash as often as a fresh one."""
+    """Counts a crash. After a newer checkpoint than at the last crash, the count starts again."""
     if newest > job.checkpoint:
         job.checkpoint, job.crashes = newest, 0
     job.crashes += 1

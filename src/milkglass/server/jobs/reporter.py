@@ -1,8 +1,8 @@
-"""What a training reports, and how it is stopped between two steps.
+"""Reports of a training, and how it is stopped between two steps.
 
-What a trained model's answers to held-out rows are worth is in these numbers. Classification: accuracy, and how often
-each class was taken for each, for up to MAX_COUNTED_CLASSES classes. Regression: Pearson's correlation. Language models
-have the loss alone. The worker knows classes by number; what they are called it never learns.
+Reported on held-out rows are, for classification, accuracy and the confusion counts of up to MAX_COUNTED_CLASSES
+classes; for regression, Pearson's correlation; for language models, the loss alone. The worker knows classes by number
+and never learns their names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BEST = {"classification": "accuracy", "regression": "pearson", "causal-lm": "los
 
 
 def classified(prediction: EvalPrediction) -> dict[str, Any]:
-    """accuracy, and confusion: a row for each class with how often its texts were taken for each."""
+    """Returns accuracy, and confusion: a row for each class with how often its texts were taken for each class."""
     logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids, np.int64)
     guess, classes = logits.argmax(-1), logits.shape[-1]
     result: dict[str, Any] = {"accuracy": float((guess == labels).mean())}
@@ -36,8 +36,7 @@ def classified(prediction: EvalPrediction) -> dict[str, Any]:
 
 
 def pearson(prediction: EvalPrediction) -> dict[str, float]:
-    """Pearson's correlation of the model's numbers with the rows' own; nan, which is not reported, where one is
-    constant."""
+    """Returns Pearson's correlation of predictions and labels; nan, which is not reported, if one is constant."""
     answers = np.asarray(prediction.predictions, np.float64).reshape(-1)
     expected = np.asarray(prediction.label_ids, np.float64).reshape(-1)
     answers, expected = answers - answers.mean(), expected - expected.mean()
@@ -52,24 +51,23 @@ MEASURES: Mapping[str, Callable[[EvalPrediction], dict[str, Any]]] = {
 
 
 def numbers_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    """The figures of the trainer's metrics that a status keeps. A loss that is not finite (training diverged, or there
-    was nothing to learn from) is left out."""
+    """Returns the figures of the trainer's metrics that a status keeps, without those that are not finite."""
     return {NAMES[n]: float(value) for n, value in (metrics or {}).items() if n in NAMES and math.isfinite(value)}
 
 
 def event_data(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The figures that an event carries: those of a status, and the counts of classes."""
+    """Returns the figures of an event: those of a status, and the confusion counts."""
     counts = (metrics or {}).get("eval_confusion")
     return {**numbers_of(metrics), **({} if counts is None else {"confusion": counts})}
 
 
 class Reporter(TrainerCallback):
-    """Reports what happens (events.jsonl), and stops the trainer on SIGTERM or when the job is cancelled.
+    """Writes events (events.jsonl), and stops the trainer on SIGTERM or when the job is cancelled.
 
     Attributes:
-        reserve: room for the next save, once the training has set it aside.
-        interrupted: by SIGTERM, when `look` was last called.
-        cancelled: the job, likewise.
+        reserve: the room for the next save, once it was reserved.
+        interrupted: whether SIGTERM had come when `look` was last called.
+        cancelled: whether the job was cancelled when `look` was last called.
     """
 
     def __init__(self, job: Path) -> None:
@@ -86,7 +84,7 @@ class Reporter(TrainerCallback):
         self._signalled = True
 
     def look(self) -> None:
-        """See whether the training is to stop: until the next call nothing changes."""
+        """Updates `interrupted` and `cancelled`, which do not change until the next call."""
         self.interrupted, self.cancelled = self._signalled, (self.job / "cancel").exists()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -1,7 +1,7 @@
-"""A job's process: started in a group of its own, found again by a server that was restarted, never started twice.
+"""A job's process: it runs in its own process group, is found again by a restarted server, and never starts twice.
 
-The worker inherits a lock on `worker.lock`. The kernel drops it when the worker dies, however it dies, so whether a
-worker lives is a question to the lock and never a guess from a process id.
+The worker inherits a lock on `worker.lock`, which the kernel releases when the worker dies in any way. The lock says
+whether a worker lives; a process id would be a guess.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 
 POLL_SECONDS = 0.1  # seconds between looks at a worker that is not our child
 MAX_LOG = 1 << 20  # bytes of worker.log that are kept from one start to the next
-_SHELL = 'echo $$ > worker.pid && exec "$@"'  # the worker's own hand writes its id: no gap in which it is unknown
+_SHELL = 'echo $$ > worker.pid && exec "$@"'  # the worker itself writes its id, so that the id is always known
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, without what was meant for other parts of Milkglass (a passphrase, a
-    token), and offline."""
+    """Returns this process's environment without variables of other parts of Milkglass (a passphrase, a token), and
+    offline."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MILKGLASS_")}
     # Threads that wait by spinning cost a training step up to five times its time where others use the cores, too.
     return {"OMP_WAIT_POLICY": "PASSIVE", **kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def _keep_end(path: Path, size: int) -> None:
-    """Cut a file, which nobody writes to any more, to its last `size` bytes."""
+    """Cuts a file, which no one writes to, to its last `size` bytes."""
     if path.stat().st_size > size:
         with path.open("r+b") as file:
             file.seek(-size, os.SEEK_END)
@@ -39,14 +39,14 @@ def _keep_end(path: Path, size: int) -> None:
 
 
 class Worker:
-    """The process of one job, which may have been started by another server."""
+    """The process of one job, which another server may have started."""
 
     def __init__(self, folder: Path, command: tuple[str, ...]) -> None:
         self._folder, self._command = folder, command
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> bool:
-        """Start it. Returns False when it is running already."""
+        """Starts the process. Returns False if it is running already."""
         with (self._folder / "worker.lock").open("ab") as lock, (self._folder / "worker.log").open("ab") as log:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,11 +80,11 @@ class Worker:
 
     @property
     def exit_code(self) -> int | None:
-        """How the process ended; None while it runs, or when another server started it."""
+        """Returns the exit code, or None while it runs or if another server started it."""
         return None if self._child is None else self._child.returncode
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it has ended. Returns whether it has."""
+        """Waits until the process has ended. Returns whether it has."""
         end = time.monotonic() + seconds
         while self.alive():
             left = end - time.monotonic()
@@ -94,7 +94,7 @@ class Worker:
         return True
 
     def signal(self, which: signal.Signals) -> None:
-        """SIGTERM goes to the worker alone, which saves a checkpoint; SIGKILL to its whole group."""
+        """Sends SIGTERM to the worker alone, which saves a checkpoint, or SIGKILL to its whole group."""
         pid = self._pid()
         if pid is None or not self.alive():
             return
@@ -103,7 +103,7 @@ class Worker:
             send(pid, which)
 
     def stop(self, grace: float) -> None:
-        """Ask it to checkpoint; after `grace` seconds make it stop."""
+        """Asks the process to save a checkpoint, and kills it after `grace` seconds."""
         self.signal(signal.SIGTERM)
         if not self.wait(grace):
             self.signal(signal.SIGKILL)

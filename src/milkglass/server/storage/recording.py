@@ -1,10 +1,8 @@
-"""`serve --record FOLDER`: keep what the server sees, as a transcript for an audit. Off unless it is asked for.
+"""`serve --record FOLDER`: keeps what the server sees, as a transcript for an audit. It is off by default.
 
-A transcript a model and all that was fine-tuned from it, under FOLDER/MODEL: its weights as uploaded and as tuned, the
-ids it was trained on, the ids it was sent and what it answered. Nothing more than the server holds or is sent anyway,
-but kept, which without --record inference requests are not.
-
-Out of scope: whose data it is. Tell them before you record.
+There is one transcript for a model and all that was fine-tuned from it, under FOLDER/MODEL: the weights as uploaded and
+as tuned, the ids that it was trained on, was sent and answered. The server receives all of this anyway, but does not
+keep inference requests without --record. Tell the people whose data it is before you record.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ Rows = Sequence[Sequence[int]]
 
 
 class Recording:
-    """Writes down what the routes and the job thread see. A failure to record is logged and stops no request."""
+    """Records what the routes and the job thread see. A failure to record is logged and stops no request."""
 
     def __init__(self, folder: Path | None, store: Store) -> None:
         self._folder, self._store = folder, store
@@ -38,11 +36,11 @@ class Recording:
         self._lock = threading.Lock()
 
     def model(self, model: ModelRecord, folder: Path) -> None:
-        """A model was published: uploaded, or the result of a job."""
+        """Records a model that was published: uploaded, or the result of a job."""
         self._note(model, lambda recorder: recorder.weights(folder, tuned=model.job is not None))
 
     def trained(self, model: ModelRecord, train: Path) -> None:
-        """A job on this model was begun, with this file."""
+        """Records the training file of a job on this model."""
 
         def keep(recorder: Recorder) -> None:
             rows = TrainingRows.open(train)
@@ -55,7 +53,7 @@ class Recording:
         self._note(model, lambda recorder: recorder.tokens(Sequences.of(rows), "infer"))
 
     def answered(self, model: ModelRecord, prompts: Rows, answers: Rows) -> None:
-        """Each answer with its prompt."""
+        """Records each answer with its prompt."""
 
         def keep(recorder: Recorder) -> None:
             sent = Sequences.of(prompts)
@@ -73,7 +71,7 @@ class Recording:
             log.error("could not record (%s)", type(error).__name__)
 
     def _recorder(self, model: ModelRecord) -> Recorder:
-        """The recorder of the uploaded model that this one was tuned from, in one step or several."""
+        """Returns the recorder of the uploaded model that this one was tuned from, in one step or several."""
         from milkglass.threat.transcript_file import Recorder  # with all of the threat model behind it, for few servers
 
         assert self._folder is not None

@@ -1,7 +1,6 @@
-"""The server's models: ordinary Hugging Face folders under home/models, each made whole before it has its name.
+"""The server's models: ordinary Hugging Face folders under home/models, each complete before it has its name.
 
-Weights are safetensors; a config that names code of its own, or a model type that Transformers would have to be taught,
-is refused.
+Weights are safetensors. A config that names its own code, or a model type that Transformers does not know, is refused.
 """
 
 from __future__ import annotations
@@ -33,9 +32,10 @@ class BaseModels:
         self._folders, self._store = folders, store
 
     def find(self, digest: str, changed: dict[str, TensorRef]) -> Checkpoint:
-        """The base model with this digest. Raises WrongBaseModel.
+        """Returns the base model with this digest. Raises WrongBaseModel.
 
-        `changed` are the delta's tensors: a model that lacks one is not worth hashing.
+        Args:
+            changed: the delta's tensors. A model that lacks one is not hashed.
         """
         for folder in self._candidates():
             try:
@@ -59,7 +59,7 @@ class BaseModels:
 
 
 def stamp(base: Checkpoint) -> str:
-    """Changes whenever a weights file does: path, size and time of change of each."""
+    """Returns path, size and time of change of each weights file, which change whenever a file does."""
     return json.dumps([(str(file), (state := file.stat()).st_size, state.st_mtime_ns) for file in base.files])
 
 
@@ -74,7 +74,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Registration:
-    """A request for a model: `files` maps a weights file's name in the folder to an uploaded file's id."""
+    """A request for a model. `files` maps a weights file's name in the folder to an uploaded file's id."""
 
     id: str
     config: Mapping[str, Any]
@@ -97,9 +97,10 @@ class Registry:
         return self._home.models / model_id
 
     def add(self, asked: Registration) -> ModelRecord:
-        """Make the model's folder, or answer the model that the same call made before: its answer may have been lost.
+        """Makes the model's folder, or returns the model of an earlier equal call, whose answer may have been lost.
 
-        Raises Conflict, ModelError, BadUpload or DiskFull; then nothing is left of it.
+        Raises:
+            Conflict: the name is taken; also ModelError, BadUpload and DiskFull. Nothing is left of the new model.
         """
         with self._locks.hold(asked.id):
             done = self._store.models.find(asked.id)
@@ -119,7 +120,7 @@ class Registry:
                 shutil.rmtree(work, ignore_errors=True)
 
     def _is(self, model: ModelRecord, asked: Registration) -> bool:
-        """Whether a model has the weights and configs that are asked for; the key's identifier stands in a config."""
+        """Returns whether a model has the requested weights and configs, which include the key's identifier."""
         known, folder = self._sources(asked), self.folder(model.id)
         return (
             (model.delta == _delta(asked, known) if asked.delta else model.sha256 == known)
@@ -128,7 +129,7 @@ class Registry:
         )
 
     def _sources(self, asked: Registration) -> dict[str, str]:
-        """The SHA-256 of each weights file that is to make the model. Raises NotFound or BadUpload."""
+        """Returns the SHA-256 of each weights file of the model. Raises NotFound or BadUpload."""
         digests = {}
         for name, key in asked.files.items():
             if PICKLES.search(name) or not name.endswith(".safetensors"):
@@ -160,7 +161,7 @@ class Registry:
         return work
 
     def _build_delta(self, asked: Registration, work: Path) -> Path:
-        """The delta and its base together, in a folder inside of `work`."""
+        """Joins the delta and its base, in a folder inside of `work`."""
         assert asked.delta
         delta, target = work / "delta", work / "whole"
         delta.mkdir(parents=True)
@@ -182,7 +183,7 @@ class Registry:
             write_json(folder / "generation_config.json", asked.generation_config)
 
     def adopt(self, model_id: str, folder: Path, job: str, parent: str) -> ModelRecord:
-        """A job's result becomes a model. Done twice, the same: a kill in between loses nothing."""
+        """Makes a job's result a model. It can be called again after a kill."""
         with self._locks.hold(model_id):
             done = self._store.models.find(model_id)
             if done:
@@ -192,7 +193,7 @@ class Registry:
             return self._publish(model_id, folder, {}, job, parent)
 
     def require_base(self, digest: str) -> None:
-        """Refuse a digest that no base model has: a delta of it could not be put together. Raises NotFound."""
+        """Raises NotFound for a digest that no base model has."""
         try:
             self._bases.find(digest, {})
         except WrongBaseModel as error:
@@ -230,7 +231,7 @@ class Registry:
         return added
 
     def remove(self, model_id: str) -> None:
-        """Delete a model. Raises NotFound, or Conflict while a job or a request needs it."""
+        """Deletes a model. Raises NotFound, or Conflict while a job or a request needs it."""
         with self._locks.hold(model_id):
             self._store.models.require(model_id)
             self._require_no_job(model_id)
@@ -247,7 +248,7 @@ class Registry:
                 raise Conflict(f"the job {job.id} still needs this model", "cancel the job first, or delete it")
 
     def size(self, model_id: str) -> int:
-        """Bytes of the model's files; 0 for one that is being deleted."""
+        """Returns the bytes of the model's files; 0 while it is being deleted."""
         try:
             return sum(path.stat().st_size for path in self.folder(model_id).iterdir())
         except FileNotFoundError:
@@ -258,15 +259,14 @@ class Registry:
         yield from sorted(path for path in self.folder(model_id).iterdir() if path.is_file())
 
     def file(self, model_id: str, name: str) -> Path:
-        """One file of a model's folder. Raises NotFound."""
+        """Returns one file of a model's folder. Raises NotFound."""
         for path in self.files(model_id):
             if path.name == name:
                 return path
         raise NotFound("this model has no such file", "list its files")
 
     def sweep(self) -> None:
-        """Remove, at the start, folders that the store does not know: they were never finished, or a job's result that
-        moved."""
+        """Removes, at the start, folders that the store does not know: unfinished ones, or moved results of jobs."""
         known = self._store.models.ids()
         known |= {job.fine_tuned_model for job in self._store.jobs.all() if job.fine_tuned_model}
         for folder in self._home.models.iterdir():

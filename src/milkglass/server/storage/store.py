@@ -1,4 +1,4 @@
-"""What the server remembers: four SQLite tables of JSON records. Safe across threads, for one process (settings.py)."""
+"""The server's state: four SQLite tables of JSON records. It is safe across threads, for one process (settings.py)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def new_id(prefix: str) -> str:
 
 
 class Unreadable(ServerError):
-    """A record that does not say what it must: written by another version, or damaged."""
+    """A record was written by another version, or is damaged."""
 
     status = 500
 
 
 class Record(BaseModel):
-    """Checked when it is changed, too: what could not be read again is never written."""
+    """A record. It is validated on each change too, so that nothing unreadable is written."""
 
     model_config = ConfigDict(allow_inf_nan=False, validate_assignment=True)
 
@@ -41,7 +41,7 @@ class Record(BaseModel):
 
 
 class Upload(Record):
-    """`received` counts bytes that were checked and are on the disk for good."""
+    """An unfinished upload. `received` counts bytes that were checked and are on the disk."""
 
     filename: str
     bytes: int
@@ -51,8 +51,10 @@ class Upload(Record):
 
 
 class TrainingFileInfo(BaseModel):
-    """The facts of a training file that a model must fit. `*_label` are None when every label is -100, and for real
-    numbers."""
+    """The facts of a training file that a model must fit.
+
+    `min_label` and `max_label` are None if every label is -100, and for real numbers.
+    """
 
     rows: int
     tokens: int
@@ -75,7 +77,7 @@ class File(Record):
 
 
 class ModelRecord(Record):
-    """`sha256` is of each weights file, by name."""
+    """A model. `sha256` has the digest of each weights file, by name."""
 
     kind: Literal["encoder", "decoder"]
     vocab_size: int
@@ -102,7 +104,7 @@ class JobRecord(Record):
     finished_at: float | None = None
     cancel_at: float | None = None  # when its cancellation was asked for
     crashes: int = 0  # since the newest checkpoint
-    checkpoint: int = 0  # the step of the newest one at the last crash
+    checkpoint: int = 0  # the step of the newest checkpoint at the last crash
     error: str | None = None
     fine_tuned_model: str | None = None
     trained_tokens: int = 0
@@ -114,7 +116,7 @@ class JobRecord(Record):
 
     @property
     def needs_files(self) -> bool:
-        """Whether its model and its data must stay."""
+        """Returns whether the job's model and data must stay."""
         return not self.over or self.resumable
 
 
@@ -122,13 +124,13 @@ R = TypeVar("R", bound=Record)
 
 
 class RecordTable(Generic[R]):
-    """Records of one kind, oldest first."""
+    """Records of one kind, the oldest first."""
 
     def __init__(self, store: Store, name: str, kind: type[R], noun: str) -> None:
         self._store, self._name, self._kind, self._noun = store, name, kind, noun
 
     def add(self, record: R) -> R:
-        """Add a record. Raises Conflict when the id is taken."""
+        """Adds a record. Raises Conflict if the id is taken."""
         try:
             self._store.execute(
                 f"INSERT INTO {self._name} (id, body) VALUES (?, ?)", record.id, record.model_dump_json()
@@ -150,14 +152,14 @@ class RecordTable(Generic[R]):
             raise Unreadable(f"the record of this {self._noun} cannot be read", "delete it, and make it anew") from None
 
     def get(self, key: str) -> R:
-        """The record of this id. Raises NotFound or Unreadable."""
+        """Returns the record of an id. Raises NotFound or Unreadable."""
         result = self.find(key)
         if result is None:
             raise self._absent()
         return result
 
     def require(self, key: str) -> None:
-        """Raises NotFound where there is no record of this id; one that cannot be read counts as there."""
+        """Raises NotFound if there is no record of an id. One that cannot be read exists."""
         if not self._store.execute(f"SELECT 1 FROM {self._name} WHERE id = ?", key):
             raise self._absent()
 
@@ -166,7 +168,7 @@ class RecordTable(Generic[R]):
         return NotFound(f"there is no such {self._noun}", f"`milkglass {command} --server URL` lists what there is")
 
     def all(self) -> list[R]:
-        """All records but those that cannot be read: one of them must not hide the others."""
+        """Returns all records, without those that cannot be read, which are logged."""
         result = []
         for number, body in self._store.execute(f"SELECT seq, body FROM {self._name} ORDER BY seq"):
             try:
@@ -176,11 +178,11 @@ class RecordTable(Generic[R]):
         return result
 
     def ids(self) -> set[str]:
-        """The ids of all records, also of those that cannot be read."""
+        """Returns the ids of all records, including those that cannot be read."""
         return {row[0] for row in self._store.execute(f"SELECT id FROM {self._name}")}
 
     def update(self, key: str, change: Callable[[R], None]) -> R:
-        """Read, change, write, with no other thread in between. Raises NotFound."""
+        """Reads, changes and writes a record, with no other thread in between. Raises NotFound."""
         with self._store.lock:
             record = self.get(key)
             change(record)
@@ -188,14 +190,14 @@ class RecordTable(Generic[R]):
             return record
 
     def remove(self, key: str) -> None:
-        """Remove a record, also one that cannot be read. Raises NotFound."""
+        """Removes a record, even one that cannot be read. Raises NotFound."""
         with self._store.lock:
             self.require(key)
             self._store.execute(f"DELETE FROM {self._name} WHERE id = ?", key)
 
 
 class Store:
-    """One connection, one lock: requests are few and small, and a writer never meets another."""
+    """The database, with one connection and one lock: requests are few and small, and writers never meet."""
 
     def __init__(self, path: Path) -> None:
         self.lock = threading.RLock()
@@ -218,7 +220,7 @@ class Store:
             return self._connection.execute(statement, values).fetchall()
 
     def digest(self, stamp: str, compute: Callable[[], str]) -> str:
-        """The digest remembered for `stamp`, which names a file's every change; else computed now."""
+        """Returns the digest that is stored for `stamp`, which changes with the files, or computes it."""
         rows = self.execute("SELECT digest FROM digests WHERE stamp = ?", stamp)
         if rows:
             return str(rows[0][0])

@@ -1,7 +1,7 @@
 """Training rows as they are uploaded: flat tensors in a safetensors file, format `rows/1` (docs/formats.md).
 
-Every claim of the header is checked when the file is opened, so a reader meets numbers of known types and counts and
-nothing else. The check reads a few MiB at a time and a worker maps the tensors: no file is read into memory whole.
+Every claim of the header is checked when the file is opened, so that readers meet only numbers of known types and
+counts. The check reads a few MiB at a time, and a worker maps the tensors: no file is read into memory whole.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from milkglass.server.spec import IGNORED, LABEL_TENSORS, ROWS_METADATA, ROWS_TE
 from milkglass.server.storage.store import TrainingFileInfo
 
 MAX_HEADER = 4096  # bytes; five tensors need about 400
-MAX_ROW_IDS = 65_536  # of a row, which a worker cuts to spec.MAX_LENGTH or less
-MAX_IDS = 2**28  # of a file
+MAX_ROW_IDS = 65_536  # ids of a row, which a worker cuts to spec.MAX_LENGTH or less
+MAX_IDS = 2**28  # ids of a file
 CHECKED_AT_ONCE = 1 << 20  # numbers
 HINT = "write the file with this version of Milkglass; docs/formats.md describes rows/1"
 
@@ -34,8 +34,8 @@ class TrainingRows:
     """The tensors of a training file, not read yet.
 
     Attributes:
-        tensors: by name, as spec.ROWS_TENSORS lists them.
-        label: the name of the one that holds labels, of spec.LABEL_TENSORS.
+        tensors: by name, as in spec.ROWS_TENSORS.
+        label: the name of the tensor of labels, one of spec.LABEL_TENSORS.
     """
 
     tensors: dict[str, TensorRef]
@@ -43,7 +43,7 @@ class TrainingRows:
 
     @classmethod
     def open(cls, path: Path) -> TrainingRows:
-        """Read the header. Raises BadUpload for any other file than `rows/1`, and for tensors whose shapes differ."""
+        """Reads the header. Raises BadUpload for any other file than `rows/1`, and for tensors whose shapes differ."""
         tensors = _tensors(path)
         labels = [name for name in LABEL_TENSORS if name in tensors]
         if unknown := len(tensors.keys() - ROWS_TENSORS.keys()):
@@ -64,12 +64,12 @@ class TrainingRows:
         return cls(tensors, labels[0])
 
     def mapped(self, name: str) -> NDArray[Any]:
-        """A whole tensor, as pages of the file that the system reads when they are used."""
+        """Returns a whole tensor, mapped to memory."""
         ref = self.tensors[name]
         return np.asarray(np.memmap(ref.file, _dtype(ref), "r", ref.start, ref.shape))
 
     def parts(self, name: str) -> Iterator[NDArray[Any]]:
-        """A whole tensor in parts of CHECKED_AT_ONCE numbers, each read into memory."""
+        """Yields a whole tensor in parts of CHECKED_AT_ONCE numbers, each read into memory."""
         ref = self.tensors[name]
         with ref.file.open("rb") as file:
             file.seek(ref.start)
@@ -82,11 +82,7 @@ class TrainingRows:
 
 
 def check(path: Path) -> TrainingFileInfo:
-    """Read a training file from end to end and say what it holds. Raises BadUpload. No message names an id or a label.
-
-    Returns:
-        What jobs/compatibility.py compares with a model.
-    """
+    """Reads a whole training file, and returns its facts. Raises BadUpload. No message names an id or a label."""
     rows = TrainingRows.open(path)
     ids = rows.tensors["input_ids"].shape[0]
     shortest, longest, total = math.inf, 0, 0
@@ -130,7 +126,7 @@ def check(path: Path) -> TrainingFileInfo:
 
 
 def _tensors(path: Path) -> dict[str, TensorRef]:
-    """The tensors of a file by name. Raises BadUpload for a header that is damaged or says other things."""
+    """Returns the tensors of a file by name. Raises BadUpload for a damaged or unexpected header."""
     with path.open("rb") as file:
         head = file.read(8)
     if head[:4] == b"PAR1":
@@ -154,7 +150,7 @@ def old_rows() -> BadUpload:
 
 
 def _extremes(rows: TrainingRows, name: str) -> tuple[int, int]:
-    """The least and the largest number of a tensor that is not empty."""
+    """Returns the least and the largest number of a tensor that is not empty."""
     extremes = [(int(part.min()), int(part.max())) for part in rows.parts(name)]
     return min(low for low, _ in extremes), max(high for _, high in extremes)
 

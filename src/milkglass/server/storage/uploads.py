@@ -1,7 +1,7 @@
-"""Files that arrive: in chunks that can be resumed, or in one form. Checked before they count as files.
+"""Receives files, in chunks that can resume or in one form, and checks them before they count as files.
 
-`received` moves only when a chunk's checksum held and its bytes are on the disk, so that a kill or a power cut costs at
-most the chunk that was under way.
+`received` grows only when a chunk's checksum is right and its bytes are on the disk, so that a kill or a power cut
+costs at most the current chunk.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ OLD_SUFFIX = ".parquet"  # of training rows that earlier versions took
 
 @final
 class IncomingChunk:
-    """A chunk of an upload while it arrives, in a nameless file. Its methods raise OSError when the disk is full.
+    """A chunk of an upload while it arrives, in a nameless file. Its methods raise OSError if the disk is full.
 
     Attributes:
-        size: bytes that have come.
+        size: bytes that have arrived.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -46,8 +46,7 @@ class IncomingChunk:
         self.size = 0
 
     async def take(self, source: AsyncIterator[bytes], limit: int) -> None:
-        """Everything that `source` gives. Raises BadUpload as soon as that is more than `limit` bytes; those beyond are
-        never written."""
+        """Writes all of `source`. Raises BadUpload before any byte beyond `limit` is written."""
         waiting = bytearray()
         async for piece in source:
             if self.size + len(waiting) + len(piece) > limit:
@@ -68,7 +67,7 @@ class IncomingChunk:
         return self._digest.hexdigest()
 
     def pieces(self) -> Iterator[bytes]:
-        """The bytes from the beginning, piece by piece."""
+        """Yields the bytes from the beginning, in pieces."""
         self._file.seek(0)
         while piece := self._file.read(PIECE):
             yield piece
@@ -81,7 +80,7 @@ def incoming_chunk(folder: Path) -> Iterator[IncomingChunk]:
 
 
 class WrongOffset(Conflict):
-    """Carries the right one, so that a client resumes without asking again."""
+    """A chunk begins at the wrong byte. The error has the right one, so that a client resumes without asking again."""
 
     def __init__(self, received: int) -> None:
         message = f"this upload has {received} bytes so far"
@@ -89,7 +88,7 @@ class WrongOffset(Conflict):
 
 
 class Locks:
-    """One lock a name, for as long as someone uses it."""
+    """One lock for each name, while it is in use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,7 +96,7 @@ class Locks:
 
     @contextmanager
     def hold(self, name: str) -> Iterator[None]:
-        """Hold a lock. Raises Conflict when another request has it."""
+        """Holds a lock. Raises Conflict if another request has it."""
         with self._lock:
             if name in self._held:
                 raise Conflict("another request is working on this", "wait for it, then ask again")
@@ -110,7 +109,13 @@ class Locks:
 
 
 class Uploads:
-    """`most`: uploads that may be unfinished at a time. `max_upload`: bytes of one file."""
+    """The uploads and files of one home.
+
+    Args:
+        max_upload: the most bytes of one file.
+        patience: seconds without a chunk after which an upload is deleted.
+        most: the most unfinished uploads at a time.
+    """
 
     def __init__(self, home: DataDir, store: Store, max_upload: int, patience: float, most: int = 256) -> None:
         self._home, self._store, self._max, self._patience = home, store, max_upload, patience
@@ -132,8 +137,7 @@ class Uploads:
         return upload
 
     def _require_room(self, size: int) -> None:
-        """Refuse `size` bytes that do not fit beside all that was announced and has not come. Raises Conflict or
-        DiskFull."""
+        """Raises Conflict or DiskFull for `size` bytes that do not fit beside all announced ones."""
         unfinished = self._store.uploads.all()
         if len(unfinished) >= self._most:
             raise Conflict(
@@ -143,8 +147,11 @@ class Uploads:
         self._home.require_space(size + sum(upload.bytes - upload.received for upload in unfinished))
 
     def expect(self, key: str, offset: int, size: int) -> int:
-        """Asked before a chunk's bytes are read, of which `size` were announced. Returns the bytes that the upload
-        still lacks. Raises NotFound, WrongOffset, BadUpload, DiskFull."""
+        """Checks a chunk of announced `size` before its bytes are read, and returns the bytes that the upload lacks.
+
+        Raises:
+            BadUpload: the chunk is too long; also NotFound, WrongOffset and DiskFull.
+        """
         upload = self._store.uploads.get(key)
         if offset != upload.received:
             raise WrongOffset(upload.received)
@@ -154,7 +161,7 @@ class Uploads:
         return upload.bytes - offset
 
     def write(self, key: str, offset: int, chunk: IncomingChunk, sha256: str) -> Upload:
-        """Add a chunk. Raises WrongOffset, BadUpload (checksum, too many bytes) or DiskFull; then nothing changed."""
+        """Adds a chunk. Raises WrongOffset, BadUpload (checksum, length) or DiskFull, and then changes nothing."""
         with self._locks.hold(key):
             self.expect(key, offset, chunk.size)
             if chunk.sha256 != sha256:
@@ -168,9 +175,11 @@ class Uploads:
             self._forget(key)
 
     def complete(self, key: str) -> File:
-        """Check the whole and make it a file; asked again, the same file: the first answer may have been lost.
+        """Checks the whole upload and makes it a file. Called again, it returns the same file.
 
-        Raises Conflict when bytes are missing, BadUpload (which throws a damaged upload away).
+        Raises:
+            Conflict: bytes are missing.
+            BadUpload: the file is damaged, and was deleted.
         """
         with self._locks.hold(key):
             done = self._store.files.find(_file_id(key))
@@ -194,7 +203,7 @@ class Uploads:
             return file
 
     def _drop_abandoned(self) -> None:
-        """Uploads that nothing was added to for a long time: their clients are not coming back."""
+        """Deletes uploads that have not grown for a long time."""
         for key in self._store.uploads.ids():
             try:
                 if time.time() - self._part(key).stat().st_mtime > self._patience:
@@ -208,7 +217,7 @@ class Uploads:
         self._part(key).unlink(missing_ok=True)
 
     def take(self, source: BinaryIO, size: int, filename: str, purpose: Purpose) -> File:
-        """A file that came whole, in one form."""
+        """Adds a file that arrived in one form."""
         require_suffix(filename, purpose)
         self._home.require_space(size)
         part = self._home.work / new_id("form")
@@ -241,7 +250,7 @@ class Uploads:
         return self._home.files / file_id
 
     def remove_file(self, key: str) -> None:
-        """Models made of it keep their own link. Raises NotFound, or Conflict when a job still needs it."""
+        """Deletes a file. Models made of it keep their own link. Raises NotFound, or Conflict if a job needs it."""
         with self._store.references:
             for job in self._store.jobs.all():
                 if job.needs_files and key in (job.training_file, job.validation_file):
@@ -250,7 +259,7 @@ class Uploads:
         self.path(key).unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Make disk and store agree again, at the start, where a kill came between them."""
+        """Makes disk and store agree again, at the start, after a kill between their changes."""
         for key in self._store.uploads.ids():
             if not self._part(key).is_file():
                 self._store.uploads.remove(key)
@@ -268,7 +277,7 @@ class Uploads:
 
 
 def require_suffix(filename: str, purpose: Purpose) -> None:
-    """Refuse the name of something else than safetensors. Raises BadUpload."""
+    """Raises BadUpload for the name of something else than safetensors."""
     if purpose == "fine-tune" and filename.endswith(OLD_SUFFIX):
         raise training_rows.old_rows()
     if not filename.endswith(".safetensors"):
@@ -279,7 +288,7 @@ def require_suffix(filename: str, purpose: Purpose) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """Refuse what is not weights in safetensors, or says more than weights. Raises BadUpload."""
+    """Raises BadUpload for a file that is not safetensors, or has more than weights."""
     try:
         tensors, notes = read_all(path)
     except CorruptCheckpoint as error:  # its own message names the file on our disk
@@ -295,12 +304,12 @@ def check_weights(path: Path) -> None:
 
 
 def _file_id(upload_id: str) -> str:
-    """An upload becomes one file, whose name follows from its own."""
+    """Returns the id of the file that an upload becomes."""
     return "file-" + upload_id.removeprefix("upload-")
 
 
 def _append(path: Path, offset: int, pieces: Iterable[bytes]) -> None:
-    """Unbuffered, so that a full disk is met here and not when the file is closed."""
+    """Writes pieces at an offset, unbuffered, so that a full disk raises here and not on closing."""
     with path.open("r+b", buffering=0) as file:
         _cut(file, offset)  # what an interrupted write left behind `received`
         file.seek(offset)
