@@ -1,1 +1,1 @@
-"""The audit: attack a user's own model, key and text, and report what was recovered."""
+"""The audit: attacks a user's own model, key and text, and reports what was recovered."""

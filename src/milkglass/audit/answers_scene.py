@@ -1,7 +1,7 @@
-"""A scene with a server that writes its answers itself: chats of two turns, whose second repeats the first's answer.
+"""A scene with a server that writes its answers itself, in chats of two turns: the second repeats the first answer.
 
-The server is active, which no other scene's is. It plays against the product's own codec, so that what is measured is
-what a proxy or a session sends. The letters' ids are given to it: their commonest tokens are deciphered first.
+Only here is the server active. It plays against the product's own codec, so that what is measured is what a proxy or a
+session sends. The letters' ids are given to it, since their frequent tokens are deciphered first.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ FIRST, NEXT = "hello", "go on"  # what the user says
 
 
 def scene_of_answers(codec: Codec, texts: Sequence[str], keeps: bool = True) -> Scene:
-    """The scene of these answers, each the first of a chat of its own.
+    """Returns the scene of these answers, each the first of its own chat.
 
     Args:
-        texts: what the server has the user read, spelled letter by letter.
-        keeps: whether answers come back in the ids in which they were written, as the product does, or as text.
+        texts: what the server makes the user read, spelled letter by letter.
+        keeps: whether answers come back in the ids in which they were written, as in the product; else as text.
     """
     asked = [{"role": "user", "content": FIRST}]
     prompt = codec.encode_chat(asked)
@@ -47,6 +47,6 @@ def scene_of_answers(codec: Codec, texts: Sequence[str], keeps: bool = True) -> 
 
 
 def spelled(codec: Codec, text: str) -> list[int]:
-    """Scrambled ids of a text, letter by letter."""
+    """Returns the scrambled ids of a text, letter by letter."""
     letters = codec.tokenizer(list(text), add_special_tokens=False)["input_ids"]
     return codec.sigma[[one for letter in letters for one in letter]].tolist()

@@ -1,4 +1,4 @@
-"""An audit from a scene to its files: attacks, the key's budget, the report in words, the charts."""
+"""Runs an audit from a scene to its files: attacks, the key's budget, the report and the charts."""
 
 from __future__ import annotations
 
@@ -89,9 +89,11 @@ def key_budget(
     budget: Budget,
     seed: int,
 ) -> tuple[BudgetPoint, ...]:
-    """By the strongest attack that every audit runs, since it is run again for each point, and only where more text
-    makes a difference to it. The last attacker, who has the most, is measured first. A curve ends before the point at
-    which the budget is spent or the attack fails, and an attacker may have none.
+    """Returns how much the strongest attack reads of growing parts of the text.
+
+    It takes the strongest attack that every audit runs, since it runs again for each point. There are no points if more
+    text makes no difference to it. The last attacker, who has the most, is measured first. A curve ends at the point
+    where the budget is spent or the attack fails, and an attacker may have no point.
     """
     if not scene.has_key_budget:
         return ()
@@ -115,7 +117,7 @@ def key_budget(
 
 
 def examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int) -> tuple[ReadExample, ...]:
-    """Texts drawn at random, as the strongest attack reads them."""
+    """Returns random texts as the strongest attack reads them."""
     if best is None:
         return ()
     sent, crossed = scene.truth.tokens, () if scene.of_states else [*scene.truth.sent]
@@ -134,7 +136,7 @@ def examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int)
 
 
 def joined_pieces(read: Callable[[Ids], str], guessed: list[int], sent: list[int]) -> tuple[TokenReading, ...]:
-    """Pieces of words are joined as the tokenizer joins them: by what a token adds to the one before it."""
+    """Returns the tokens as read, joined as the tokenizer joins them: by what each adds to the one before it."""
     result, before = list[TokenReading](), -1
     for one, other in zip(guessed, sent, strict=True):
         text, joined = ("?", False) if one < 0 else added(read, before, one)
@@ -144,7 +146,7 @@ def joined_pieces(read: Callable[[Ids], str], guessed: list[int], sent: list[int
 
 
 def write(result: Audit, out: Path) -> Path:
-    """audit.html, audit.json and the charts. They hold private text."""
+    """Writes audit.html, audit.json and the charts. They contain private text."""
     files.private_dir(out)
     for name, svg in drawn(result).items():
         if svg:

@@ -1,14 +1,14 @@
-"""Public text without private text: what an attacker may have who does not have the private texts.
+"""Removes private text from public text, for attackers who do not have the private texts.
 
-One rule for every audit and every recipe. Data sets overlap: a phrase of one is part of a sentence of another, cut and
+Every audit and recipe uses this rule. Data sets overlap: a phrase of one is part of a sentence of another, cut and
 spaced by other rules ("isn't", "is n't", "isn ' t"). So texts are compared by their letters and digits alone, in lower
-case, without accents and without blanks. A public text is left out where it contains a private text, is contained in
-one, or is equal to one. A text of fewer than `WORDS` words is part of nearly every long text and reveals nothing there:
-it counts only where it is equal to a whole text.
+case, without accents and blanks. A public text is left out if it contains a private text, is contained in one, or is
+equal to one. A text of fewer than `WORDS` words is part of nearly every long text, so it counts only if it equals a
+whole text.
 
 Blanks are ignored because tokenizers and data sets set them differently: with blanks, "is n't" of SST-2 and "isn't" of
-the sentence that it was taken from would be two texts. Without blanks, three short words may match across the borders
-of other words. Such a public text is left out too, which errs on the safe side.
+its source would be two texts. Without blanks, three short words may match across the borders of other words. Such a
+public text is left out too, which errs on the safe side.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _END = "\n"  # between texts; no normalised text contains it
 
 
 def decontaminate(public: Sequence[str], private: Sequence[str]) -> Ids:
-    """(p,) the numbers of the public texts that remain, in order."""
+    """Returns (p,) the numbers of the public texts that remain, in order."""
     texts, secrets = [normalised(one) for one in public], [normalised(one) for one in private]
     equal = set(secrets)
     left_out = {number for number, one in enumerate(texts) if one in equal}
@@ -42,7 +42,7 @@ def decontaminate(public: Sequence[str], private: Sequence[str]) -> Ids:
 
 
 def without_private(public: Sequences, private: Sequences, tokenizer: Any) -> Sequences:
-    """The same for texts that are there as public ids: they are compared as the tokenizer reads them."""
+    """Returns the public texts that remain, for texts in public ids. They are compared as the tokenizer reads them."""
     return public.chosen(decontaminate(read_texts(public, tokenizer), read_texts(private, tokenizer)))
 
 
@@ -51,8 +51,9 @@ def read_texts(ids: Sequences, tokenizer: Any) -> list[str]:
 
 
 def as_read(texts: Sequence[str], tokenizer: Any) -> list[str]:
-    """Texts as the tokenizer reads them, to be compared with what `read_texts` gave: a word that it does not know is in
-    neither."""
+    """Returns texts as the tokenizer reads them, to be compared with `read_texts`: both lack words that it does not
+    know.
+    """
     if not texts:
         return []
     ids = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -60,7 +61,7 @@ def as_read(texts: Sequence[str], tokenizer: Any) -> list[str]:
 
 
 def normalised(text: str) -> str:
-    """Its letters and digits: "Café, isn't" becomes "cafeisnt"."""
+    """Returns the letters and digits of a text: "Café, isn't" becomes "cafeisnt"."""
     return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text).lower()))
 
 
@@ -69,10 +70,10 @@ def _is_long(text: str) -> bool:
 
 
 def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Each part that occurs in a whole, with the whole's number; a pair may come twice.
+    """Yields each part that occurs in a whole, with the whole's number. A pair may come twice.
 
     Time is linear in the letters of both. The first 2^j letters of each part, more than half of it, are compared by a
-    hash with every window of 2^j letters of the wholes, and only where these are equal the part itself.
+    hash with every window of 2^j letters of the wholes. Only if these are equal the part itself is compared.
     """
     by_size: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for part in {*parts} - {""}:
@@ -94,7 +95,7 @@ def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[
 
 
 def _hashes(text: str) -> Iterator[NDArray[np.uint64]]:
-    """For 1, 2, 4, ... letters the polynomial hash, modulo 2^64, of each window of so many."""
+    """Yields for 1, 2, 4, ... letters the polynomial hash, modulo 2^64, of each window of that length."""
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.uint64)
     size, base = 1, np.array([0x9E3779B97F4A7C15], np.uint64)
     while size <= len(text):

@@ -1,9 +1,7 @@
-"""The scene of any defence that was split into two halves: what its client sends for the private texts, what rests on
-its server, and what attackers know of it.
+"""The scene of any defence with two halves: what its client sends, what rests on its server, what attackers know.
 
-Obfuscated tables have the scene of an audit of a key (key_scene.py). Sanitized words are other words in other places;
-of hidden states there is one for each token. A client half of any other class has the scene that its own `send`,
-`origin` and `rehearsal` give.
+Obfuscated tables have the scene of an audit of a key (key_scene.py). Sanitized words are other words in other places.
+Hidden states are one for each token. Any other client half is described by its `send`, `origin` and `rehearsal`.
 """
 
 from __future__ import annotations
@@ -42,8 +40,15 @@ Rehearsal = Callable[[Sequences, int], tuple[Sequences, Ids]]
 def scene_of(
     base: Checkpoint, client: Client, server: Server, private: Sequence[str], public: Mapping[str, Sequence[str]]
 ) -> Scene:
-    """private: the texts that are sent. public: those of each attacker, by name, from which what contains a private
-    text or is part of one is left out; an attacker without any is left out too. One attacker more has no text."""
+    """Returns the scene of a defence. One attacker has no text.
+
+    Args:
+        base: the public model.
+        client, server: the two halves.
+        private: the texts that are sent.
+        public: the texts of each further attacker, by name. Texts that contain a private text or are part of one are
+            left out, and so is an attacker with no text left.
+    """
     others = {who: [texts[i] for i in decontaminate(texts, private)] for who, texts in public.items()}
     others = {who: texts for who, texts in others.items() if texts}
     if isinstance(client, TableClient) and client.document["name"] != "plain":
@@ -76,7 +81,7 @@ def _of_words(
     private: Sequence[str],
     public: Mapping[str, Sequence[str]],
 ) -> Scene:
-    """The scene of a defence that sends words: ids are public ones. `Truth.origin` gives each piece's word."""
+    """Returns the scene of a defence that sends words, in public ids. `Truth.origin` gives each piece's word."""
     sent, original, origin = crossed(client, private)
     public_ids = {who: crossed(client, texts)[1] for who, texts in public.items()}
     truth = replace(truth_of(client.codec, sent, original, public_ids.values()), origin=origin)
@@ -111,7 +116,7 @@ def _of_states(
 def _of_any(
     base: Checkpoint, client: Client, server: Server, private: Sequence[str], public: Mapping[str, Sequence[str]]
 ) -> Scene:
-    """The scene of a client half that is known by its interface alone."""
+    """Returns the scene of a client half that is known by its interface alone."""
     codec = public_codec(base)
 
     def public_ids(texts: Sequence[str]) -> Sequences:
@@ -130,7 +135,7 @@ def _of_any(
 
 
 def _origin(client: Client, texts: Sequence[str], original: Sequences, sent: Sequences) -> Ids | None:
-    """Raises UsageError where `Client.origin` gives something else than a place for each token."""
+    """Returns `Client.origin`. Raises UsageError if it is not one place for each token."""
     origin = client.origin(texts, original, sent)
     if origin is None:
         if [*map(len, sent)] != [*map(len, original)]:
@@ -155,7 +160,7 @@ def _origin(client: Client, texts: Sequence[str], original: Sequences, sent: Seq
 
 def _rehearsal_of_any(client: Client, texts: Sequence[str]) -> Rehearsal:
     def rehearse(corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
-        """Raises ValueError for other text than the attacker's own, whose words are known."""
+        """Raises ValueError for text other than the attacker's own, since only its words are known."""
         own = client.rehearsal(seed)
         if own is None or len(corpus) != len(texts):
             raise ValueError("only the attacker's own text can be rehearsed")
@@ -174,8 +179,16 @@ def public_scene(
     others: Iterable[Adversary],
     **about: Any,
 ) -> Scene:
-    """A scene in public ids: the public model is the one that is attacked. others: each attacker with text. about: see
-    `Scene`."""
+    """Returns a scene in public ids, in which the public model itself is attacked.
+
+    Args:
+        base: the public model.
+        codec: its tokenizer, without a key.
+        seen: what the server observes.
+        truth: grades the guesses.
+        others: the attackers with text.
+        about: further fields of `Scene`.
+    """
     size, public = len(codec.sigma), Model.open(base.folder)
 
     def simulate(seed: int) -> tuple[Model, Ids]:
@@ -191,7 +204,7 @@ def public_scene(
 def crossed(
     client: TableClient | SanitizingClient, texts: Sequence[str]
 ) -> tuple[Sequences, Sequences, NDArray[np.int64] | None]:
-    """What is sent for these texts, what they are, both in public ids, and where each of their tokens was sent."""
+    """Returns what is sent for these texts, what they are, both in public ids, and where each token was sent."""
     if not isinstance(client, SanitizedTextClient):
         ids = Sequences.of(client.codec.encode(texts, truncate=True).ids)
         if not isinstance(client, SanitizingClient):
@@ -204,7 +217,7 @@ def crossed(
 
 
 def _rehearsal(client: SanitizingClient, texts: Sequence[str]) -> Rehearsal:
-    """The same mechanism on the attacker's own texts, with draws of the attacker's own."""
+    """Returns the same mechanism on the attacker's own texts, with the attacker's own draws."""
 
     def rehearse(corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
         own = replace(client, secret=hashlib.sha256(f"milkglass attacker {seed}".encode()).digest())
@@ -218,8 +231,10 @@ def _rehearsal(client: SanitizingClient, texts: Sequence[str]) -> Rehearsal:
 
 
 def _pieces(codec: Codec, parts: Sequence[Sequence[str]]) -> tuple[Sequences, Ids]:
-    """The ids of texts that are given in parts, and (total, 3) of each token: its text, its part, its place there.
-    Special tokens are parts of their own, before the first and after the last."""
+    """Returns the ids of texts that are given in parts, and (total, 3) each token's text, part and place in the part.
+
+    Special tokens are parts of their own, before the first part and after the last.
+    """
     batch = codec.tokenizer(
         ["".join(one) for one in parts],
         truncation=True,
@@ -244,6 +259,6 @@ def _pieces(codec: Codec, parts: Sequence[Sequence[str]]) -> tuple[Sequences, Id
 
 
 def _places(own: Ids, other: Ids) -> Ids:
-    """For each row of `own` the place of the same row in `other`, or NO_BELIEF."""
+    """Returns for each row of `own` the place of the same row in `other`, or NO_BELIEF."""
     at = {row: place for place, row in enumerate(map(tuple, other.tolist()))}
     return np.array([at.get(row, NO_BELIEF) for row in map(tuple, own.tolist())], np.int64)

@@ -1,4 +1,4 @@
-"""The scene of shared gradients, of a recipe and of a recorded federated run alike."""
+"""The scene of shared gradients, for recipes and for recorded federated runs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ SERVER, INVERSION = "server", "exact inversion"
 def gradient_scene(
     gradients: tuple[Gradients, ...], knowledge: Knowledge, truth: Truth, shadows: Sequences | None
 ) -> Scene:
-    """Attacks on gradients are the server's. Attacks on shadows are run by an attacker who has all shadows, the most
-    that any inversion of the gradients could read.
+    """Returns a scene in which the server attacks gradients, and a second attacker reads shadows.
+
+    The second attacker has all shadows, the most that any inversion of the gradients could read.
 
     Args:
-        gradients: what one client shared, a step each.
-        shadows: what went into them, where that is not the client's texts.
+        gradients: what one client shared, one for each step.
+        knowledge: the server's.
+        truth: grades the guesses.
+        shadows: what went into the gradients. None: the client's texts themselves.
     """
     size = len(truth.ordinary)
     first = Adversary(SERVER, "sees the gradients and has the model", knowledge)
@@ -36,11 +39,14 @@ def gradient_scene(
 
 
 def truth_of(original: Sequences, sent: Sequences, tokenizer: Any, size: int, batches: Ids) -> Truth:
-    """Args:
-    original: ids of the texts that are meant.
-    sent: those that went into the gradients, of the same lengths: their shadows, or the texts themselves.
-    size: of the vocabulary.
-    batches: how many texts were behind each of the gradients.
+    """Returns the truth of texts behind gradients.
+
+    Args:
+        original: ids of the texts.
+        sent: the ids that went into the gradients, of the same lengths: their shadows, or the texts themselves.
+        tokenizer: of the public model.
+        size: of the vocabulary.
+        batches: how many texts were behind each of the gradients.
     """
     ordinary = np.ones(size, np.bool_)
     ordinary[[one for one in tokenizer.all_special_ids if one < size]] = False
@@ -54,6 +60,6 @@ def truth_of(original: Sequences, sent: Sequences, tokenizer: Any, size: int, ba
 
 
 def measured(guess: Guess, truth: Truth, seed: int) -> dict[str, Interval]:
-    """Those of MEASURES that this guess has. An attack that reads places has no "token recall"."""
+    """Returns those of MEASURES that this guess has. An attack that reads places has no "token recall"."""
     recovered = score(guess, truth, np.random.default_rng(seed))
     return {name: recovered[name] for name in MEASURES if name in recovered.measures}

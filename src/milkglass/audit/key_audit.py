@@ -1,9 +1,9 @@
-"""The audit of a key, from its files to its report: what `milkglass audit` runs, for programs.
+"""The audit of a key, from its files to its report. `milkglass audit` runs it, and programs can call it:
 
     result = milkglass.audit_key("clinic.mgkey", passphrase, "train.jsonl", "audit")
     print(result.verdict, result.best.value("tokens top-1"))
 
-Nothing is sent anywhere, so that no server is needed. A stopped audit goes on where it was, given the same again.
+Nothing is sent anywhere, and no server is needed. A stopped audit resumes when it is called with the same arguments.
 """
 
 from __future__ import annotations
@@ -56,26 +56,28 @@ def audit_key(
     attacks: Mapping[str, Attack] | None = None,
     stage: Stage = no_stage,
 ) -> Audit:
-    """Attack your own model, key and text, and write what is recovered into `out`, a folder with private text.
+    """Attacks your own model, key and text, and writes what is recovered into `out`, a folder with private text.
 
     Args:
         key: the key file that `milkglass obfuscate` wrote. The audit's figures are noted beside it.
+        passphrase: of the key.
         text: your texts: a file, or a `DataFile` that names its columns. A random half is attacked; the other half is
             what an attacker has of the same kind.
+        out: a folder. It must not hold another audit.
         public: text of another kind that an attacker may have.
         known: texts you send that an attacker has word for word.
         server_transcript: what a server recorded (`milkglass serve --record`).
-        budget: processor time that attacks may take, such as "90s" or "15m". The result's `unfinished` names attacks
-            that it cut off; a call with a larger budget goes on with them.
-        rows: read only so many texts.
+        budget: processor time for the attacks, such as "90s" or "15m". The result's `unfinished` names attacks that it
+            cut off; a call with a larger budget resumes them.
+        rows: how many texts are read. None: all.
         seed: decides which half is private, and every random draw.
         model: the original model, if it moved since the key was made.
-        attacks: by the names that their results have; None: all of the catalogue.
-        stage: receives how far the work is.
+        attacks: by the names that their results have. None: all of the catalogue.
+        stage: receives the progress.
 
     Raises:
-        KeyFileError, ModelError, CodecError: what cannot be opened or read.
-        UsageError: too little text, or a folder that holds another audit.
+        KeyFileError, ModelError, CodecError: a file cannot be opened or read.
+        UsageError: there is too little text, or `out` holds another audit.
     """
     folder = Path(out)
     require_audit(folder, budget)
@@ -112,7 +114,7 @@ def audit_key(
 def identity(
     unlocked: UnlockedKey, texts: Mapping[str, Path | None], transcript: Path | None, rows: int | None, seed: int
 ) -> dict[str, Any]:
-    """What a stopped audit must find unchanged to go on."""
+    """Returns what must be unchanged for a stopped audit to resume."""
     return {
         "key": unlocked.key.identifier,
         **{name: None if path is None else files.sha256(path) for name, path in texts.items()},
@@ -129,7 +131,15 @@ def begun(
     stage: Stage,
     attacks: Mapping[str, Attack] = ATTACKS,
 ) -> tuple[Scene, ResumeStore]:
-    """Returns the scene, and what a stopped audit of it left. about: what decides the result."""
+    """Returns the scene, and the store of results of an earlier audit that was stopped.
+
+    Args:
+        staged: builds the scene.
+        about: everything that decides the result, besides the attacks.
+        out: the audit's folder.
+        stage: receives the progress.
+        attacks: by name.
+    """
     whole = {**about, "attacks": [signature(one) for one in attacks.values()]}
     fewer = {**about, "attacks": [signature(one) for name, one in attacks.items() if name not in ADDED]}
     scene = staged(stage)
@@ -145,7 +155,7 @@ def played(
     progress: Callable[[AttackResult], None],
     attacks: Mapping[str, Attack] = ATTACKS,
 ) -> tuple[Audit, Path]:
-    """Run the attacks and write the report. Returns the report and its page."""
+    """Runs the attacks and writes the report. Returns the report and its page."""
     result = audit(scene, attacks, work, budget, seed, progress=progress)
     page = write(result, out)
     if not result.unfinished:
@@ -164,8 +174,10 @@ def limited_threads() -> Iterator[None]:
 
 
 def remember(key: Path, result: Audit) -> None:
-    """The audit's figures beside the key. How much text gives how much away is joined to what is known of it only where
-    it was measured for every attacker."""
+    """Notes the audit's figures beside the key.
+
+    The key's budget is updated only if it was measured for every attacker.
+    """
     best, nan = result.best, float("nan")
     figures = (nan, nan) if best is None else (best.value("tokens top-1"), best.value("content top-1"))
     record = usage.audit_record(result.texts, *figures, finished=not result.unfinished)

@@ -1,8 +1,7 @@
-"""The key's budget: how much is recovered, the more text is sent under one key.
+"""The key's budget: how much is recovered as more text is sent under one key.
 
-The strongest attack is run again on the first 1,000, 3,000, 10,000 ... tokens of the private text, by each attacker
-with text of their own. All runs start from the same candidates: the clusters are worked out from the table alone.
-audit.py runs it, by run.py as every attack; here are the sizes, the shares and what follows from them.
+The strongest attack runs again on the first 1,000, 3,000, 10,000 ... tokens of the private text, for each attacker with
+text. All runs start from the same candidates, since the clusters follow from the table alone. audit.py runs the attack.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ FIRST_TOKENS = 1000
 
 
 def sizes(total: int) -> list[int]:
-    """1,000, 3,000, 10,000, ... and `total`."""
+    """Returns 1,000, 3,000, 10,000, ... and `total`."""
     steps = (round(FIRST_TOKENS * 10 ** (i / 2) / FIRST_TOKENS) * FIRST_TOKENS for i in range(20))
     return [*(one for one in steps if one < 0.8 * total), total]
 
 
 def beginning(scene: Scene, tokens: int) -> tuple[Scene, int]:
-    """The scene with only the first texts, of at least `tokens` tokens together where there are so many."""
+    """Returns the scene with its first texts, of at least `tokens` tokens if there are as many, and their number."""
     sent = scene.truth.sent
     texts = int(np.searchsorted(np.cumsum(sent.lengths), tokens) + 1)
     first = np.arange(min(texts, len(sent)))
@@ -42,7 +41,7 @@ def beginning(scene: Scene, tokens: int) -> tuple[Scene, int]:
 
 
 def shares(scene: Scene, reading: Ids) -> tuple[float, float]:
-    """Shares of the running and of the content tokens that are read rightly; nan where the scene has no such token."""
+    """Returns the shares of running and of content tokens that are read correctly, nan if there are no such tokens."""
     sent = scene.truth.tokens
     counted = scene.truth.ordinary[sent.ids]
     right = reading == sent.ids
@@ -54,9 +53,11 @@ def shares(scene: Scene, reading: Ids) -> tuple[float, float]:
 
 
 def spent(points: Sequence[BudgetPoint]) -> dict[str, dict[str, int]]:
-    """For each attacker after how many tokens each share of the content tokens is read: between two points by a line
-    over the logarithm of the tokens; where the first point is above it already, at that point. Shares that were never
-    reached are left out."""
+    """Returns for each attacker after how many tokens each share of the content tokens is read.
+
+    Between two points it interpolates linearly over the logarithm of the tokens. If the first point exceeds a share,
+    that point is taken. Shares that were never reached are left out.
+    """
     result: dict[str, dict[str, int]] = {}
     for name in dict.fromkeys(point.adversary for point in points):
         own = sorted((p for p in points if p.adversary == name and p.content == p.content), key=lambda p: p.tokens)
@@ -66,6 +67,7 @@ def spent(points: Sequence[BudgetPoint]) -> dict[str, dict[str, int]]:
 
 
 def crossing(points: Sequence[BudgetPoint], share: float) -> int | None:
+    """Returns the number of tokens at which this share is reached. None: it is not."""
     for before, after in zip([None, *points], points, strict=False):
         if after.content >= share:
             if before is None:

@@ -1,6 +1,6 @@
-"""The scene of an audit of a key: the user's model as it is uploaded, and the user's text as it is sent.
+"""The scene of an audit of a key: the user's model as uploaded, and the user's text as sent.
 
-The scrambled model is made in memory, exactly as `obfuscate` writes it, or read from a server's transcript.
+The scrambled model is made in memory, exactly as `obfuscate` writes it, or is read from a server's transcript.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from milkglass.threat.truth import Truth, content_tokens
 
 @dataclass(frozen=True)
 class AuditFiles:
-    """What the texts of an audit are read from.
+    """The sources of an audit's texts.
 
     Attributes:
         text: the user's texts. A random half is private, the other half is an attacker's text of the same kind.
         public: text of another kind that an attacker has.
         known: texts that are sent too and that one attacker has word for word.
-        rows: how many texts of the file are read; None: all.
-        seed: which half is private.
+        rows: how many texts of the file are read. None: all.
+        seed: decides which half is private.
     """
 
     text: Source
@@ -69,9 +69,9 @@ class AttackerText:
     """The text of one attacker.
 
     Attributes:
-        public: text from which what contains a private text or is part of one is left out, in public ids.
-        leaked: numbers of private texts that the attacker has besides, without knowing which of the sent ones they are.
-        known: texts that the attacker has besides and whose scrambled ids are known, too.
+        public: text in public ids, from which private texts are removed (decontaminate.py).
+        leaked: numbers of private texts that the attacker also has, without knowing which of the sent texts they are.
+        known: texts that the attacker also has with their scrambled ids.
     """
 
     public: Sequences
@@ -80,18 +80,18 @@ class AttackerText:
 
     @property
     def counted(self) -> Sequences:
-        """What says how common a token is."""
+        """Returns the text by which the frequency of a token is counted."""
         return self.public if self.known is None else Sequences.of((*self.public, *self.known.original))
 
     @property
     def pairs(self) -> Ids | None:
-        """(p, 2) the scrambled and the public ids of what is known in both forms."""
+        """Returns (p, 2) the scrambled and the public ids of `known`."""
         if self.known is None:
             return None
         return np.unique(np.stack([self.known.scrambled.ids, self.known.original.ids], axis=1), axis=0)
 
     def besides(self, private: Sequences) -> Sequences:
-        """The public text without private text, and then what this attacker has of it all the same."""
+        """Returns the public text, followed by the private text that this attacker has anyway."""
         leaked = () if self.leaked is None else private.chosen(self.leaked)
         known = () if self.known is None else self.known.original
         return Sequences.of((*self.public, *leaked, *known))
@@ -99,7 +99,7 @@ class AttackerText:
 
 # --- the model as it is uploaded --------------------------------------------------------------------------------------
 def uploaded(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, Promise]:
-    """The scrambled model, as `milkglass obfuscate` would write it for this key."""
+    """Returns the scrambled model as `milkglass obfuscate` writes it for this key, and what the scheme promises."""
     result = replacements(base, of(base), key, stage)
     changed = {name: rows.rows(0, result.base.tensors[name].shape[0]) for name, rows in result.rows.items()}
     config = scrambled_configs(base, key).config
@@ -111,9 +111,15 @@ def uploaded(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model
 def build(
     key: Key, codec: Codec, folder: Path, files: AuditFiles, stage: Stage = no_stage, seen: Transcript | None = None
 ) -> Scene:
-    """seen: a server's transcript, in place of the model and the ids that this key makes.
+    """Returns the scene of a key's audit from its files.
 
-    Raises UsageError where there is too little text for an audit, KeyForOtherModel, CodecError.
+    Args:
+        seen: a server's transcript, in place of the model and the ids that this key makes.
+
+    Raises:
+        UsageError: there is too little text for an audit.
+        KeyForOtherModel: the key is for another model, or the transcript for another key.
+        CodecError: a text cannot be read.
     """
     base = Checkpoint.open(folder)
     key.require_model(base.digest(stage("check the model", sum(ref.bytes for ref in base.tensors.values()))))
@@ -146,8 +152,13 @@ def build(
 
 
 def _unread(seen: Transcript, held: Sequences, codec: Codec, text: Source) -> Transcript:
-    """The transcript without the texts that an attacker has word for word, in original ids in `held`: anyone with the
-    very text needs no attack, and to take them from the attacker instead might leave none."""
+    """Returns the transcript without the texts that an attacker has word for word.
+
+    Whoever has a text needs no attack on it. Removing it from the attacker's text instead might leave none.
+
+    Args:
+        held: those texts in original ids.
+    """
     known = {one.tobytes() for one in held}
     sent = seen.tokens
     original = sent.mapped(codec.inverse)
@@ -177,7 +188,10 @@ def _unread(seen: Transcript, held: Sequences, codec: Codec, text: Source) -> Tr
 
 
 def _halves(whole: PrivateTexts, seed: int) -> tuple[PrivateTexts, Sequences]:
-    """All examples of one conversation are in one half: the later ones hold the earlier ones."""
+    """Returns the private half, and the other in public ids.
+
+    All examples of one conversation are in one half, since later ones contain earlier ones.
+    """
     sources = np.arange(len(whole.original)) if whole.sources is None else whole.sources
     conversations = np.unique(sources)
     order = np.random.default_rng(seed).permutation(len(conversations))
@@ -190,7 +204,11 @@ def assemble(
     key: Key, codec: Codec, base: Checkpoint, private: PrivateTexts, attackers: Mapping[str, AttackerText],
     stage: Stage = no_stage, seen: Transcript | None = None,
 ) -> Scene:  # fmt: skip
-    """attackers: the text of each, by name; one more, the first, has the public model alone."""
+    """Returns the scene of a key from texts. The first attacker has the public model alone.
+
+    Args:
+        attackers: the text of each further attacker, by name.
+    """
     model, promise = uploaded(base, key, stage)
     scheme = scheme_of(key)
     transcript = _transcript(model, private, len(key.sigma), seen, key)
@@ -217,7 +235,11 @@ def assemble(
 
 
 def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterable[Sequences]) -> Truth:
-    """public: text by which, with the original, tokens are common or carry content: each counts alike, however long."""
+    """Returns the truth of an audit.
+
+    Args:
+        public: texts by which, with the original, tokens are common or carry content. Each counts alike, however long.
+    """
     size = len(codec.sigma)
     counts = np.sum([one.counts(size) / max(1, len(one.ids)) for one in (original, *public)], axis=0)
     content = content_tokens(counts, pieces(codec, size))
@@ -247,7 +269,7 @@ def _transcript(model: Model, private: PrivateTexts, size: int, seen: Transcript
 
 
 def _simulate(base: Checkpoint, ref: str, scheme: Scheme, digest: str) -> Callable[[int], tuple[Model, Ids]]:
-    """The same scheme under keys of the attacker's own (Kerckhoffs). Nothing here has seen the user's key."""
+    """Returns the scheme under keys of the attacker's own (Kerckhoffs). It never sees the user's key."""
 
     def simulate(seed: int) -> tuple[Model, Ids]:
         root = hashlib.sha256(f"milkglass attacker {seed}".encode()).digest()

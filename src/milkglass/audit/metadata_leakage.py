@@ -1,8 +1,8 @@
-"""What anyone who sees the ids knows without any attack, whatever scheme hides the embeddings.
+"""What anyone who sees the ids knows without an attack, whatever scheme hides the embeddings.
 
 Lengths, repeated texts, the pattern in which ids repeat inside a text, and the size of what is sent: a substitution
-keeps all of them. None of it needs the public model or any text. What the histogram of ids reveals is an attack's
-result (attacks/token_ids/tfa.py). When texts are sent and how long an answer takes is not measured.
+keeps all of them. No public model or text is needed. The histogram of ids is the subject of an attack
+(attacks/token_ids/tfa.py). The timing of texts and answers is not measured.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class MetadataLeakage:
         length_bits: entropy of the texts' lengths.
         repeated: share of the texts that occur earlier, id for id.
         long: how many distinct texts have 16 tokens or more.
-        recognised: the share of those whose pattern of repeated ids no other text of the file has, so that anyone with
+        recognised: the share of these whose pattern of repeated ids no other text of the file has, so that anyone with
             a copy of the text recognises it.
-        sized: median error, as a share of the length, of reading a text's length off the bytes of its request's body;
-            TLS hides a body, not its size.
+        sized: median relative error of reading a text's length off the bytes of its request's body; TLS hides a body,
+            not its size.
     """
 
     length_bits: float
@@ -39,7 +39,7 @@ class MetadataLeakage:
 
 
 def metadata_leakage(sent: Sequences) -> MetadataLeakage:
-    """nan where there is nothing to measure."""
+    """Returns the leakage of these texts, with nan where there is nothing to measure."""
     texts = list(sent)
     distinct = list({one.tobytes(): one for one in texts}.values())
     long = [one for one in distinct if len(one) >= MIN_PATTERN_TOKENS]
@@ -54,13 +54,13 @@ def metadata_leakage(sent: Sequences) -> MetadataLeakage:
 
 
 def pattern(text: Ids) -> bytes:
-    """Each id replaced by the place where it first occurs, which a substitution cannot change."""
+    """Returns the text with each id replaced by its first place, which a substitution does not change."""
     _, first, where = np.unique(text, return_index=True, return_inverse=True)
     return np.asarray(first[where], np.int64).tobytes()
 
 
 def entropy(values: Ids) -> float:
-    """Bits."""
+    """Returns the entropy in bits; nan if there are no values."""
     if not len(values):
         return float("nan")
     _, counts = np.unique(values, return_counts=True)
@@ -69,7 +69,7 @@ def entropy(values: Ids) -> float:
 
 
 def _sized(texts: list[Ids]) -> float:
-    """Of a request in JSON, as `classify` and `generate` send it: ids in decimal digits, a comma between."""
+    """Returns the error for a request in JSON as `classify` and `generate` send it: decimal ids between commas."""
     full = [one for one in texts if len(one)]
     if not full:
         return float("nan")

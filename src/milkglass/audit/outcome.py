@@ -1,4 +1,4 @@
-"""One attack by one adversary: what came of it. Never blank: a score, "does not apply: reason" or "failed: reason"."""
+"""The outcome of one attack by one adversary: a score, "does not apply: reason" or "failed: reason"."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ State = Literal["done", "does not apply", "failed", "not run"]
 
 @dataclass(frozen=True)
 class AttackResult:
-    """One attack by one adversary.
+    """The result of one attack by one adversary.
 
     Attributes:
         attack: its name.
         title: its title.
         adversary: the attacker's name.
-        reason: why, for every state but "done".
+        reason: for every state but "done".
         seconds: by the clock of its budget.
         measures: figures of metrics/recovery.py by name.
-        by_class: for each class of token (client/data/texts.py) the share that is recovered.
+        by_class: the share that is recovered of each class of token (client/data/texts.py).
         of_outputs: whether it reads what was generated, and not what was sent.
         costly: whether only a longer budget begins it.
-        joint: whether it works out the clusters or starts from them: these read most.
-        cut: whether the budget ended it early; the figures are what it had by then, without intervals.
-        in_group: of solvers, the share of the ordinary vocabulary whose token is among its candidates.
+        joint: whether it works out the clusters or starts from them. Such attacks read most.
+        cut: whether the budget ended it early. The figures are then partial, without intervals.
+        in_group: for solvers, the share of the ordinary vocabulary whose token is among its candidates.
     """
 
     attack: str
@@ -65,30 +65,30 @@ class AttackResult:
 
     @property
     def what(self) -> str:
-        """The attack's title, and what it reads where that is not what was sent."""
+        """Returns the attack's title, and that it reads answers if it does."""
         return f"{self.title}, of the answers" if self.of_outputs else self.title
 
     def ended(self, cut: bool) -> AttackResult:
-        """cut: see there. How far a search got is no sample: an interval around it would say what nobody knows."""
+        """Returns the result with `cut` set. A partial result has no intervals, since it is no random sample."""
         parts = (without_intervals(one, cut) for one in (self.measures, self.by_class))
         return replace(self, cut=cut, measures=next(parts), by_class=next(parts))
 
     def value(self, measure: str) -> float:
-        """nan where there is no such figure."""
+        """Returns a figure, or nan if there is none."""
         return self.measures[measure].value if measure in self.measures else float("nan")
 
     def among(self, measures: Iterable[str]) -> dict[str, Interval]:
-        """Of these measures those that it has."""
+        """Returns those of these measures that the result has."""
         return {name: self.measures[name] for name in measures if name in self.measures}
 
 
 def without_intervals(measures: Mapping[str, Interval], cut: bool) -> Mapping[str, Interval]:
-    """The same figures; of an attack that was cut, alone."""
+    """Returns the figures, without their intervals if the attack was cut."""
     return {name: one.alone for name, one in measures.items()} if cut else measures
 
 
 def finite(value: Any) -> Any:
-    """nan, which JSON does not have, becomes null, however deep."""
+    """Replaces nan, which JSON lacks, by None at any depth."""
     if isinstance(value, dict):
         return {name: finite(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -106,8 +106,8 @@ class FinishedAttack:
     """One attack by one adversary, as it ended.
 
     Attributes:
-        guess: None where there is none, and where the result was on disk.
-        reading: (total,) the public id read for each token sent, where the attack reads places of what was sent.
+        guess: None if there is none, or if the result was read from disk.
+        reading: (total,) the public id read for each sent token, if the attack reads places of what was sent.
     """
 
     result: AttackResult
@@ -117,10 +117,11 @@ class FinishedAttack:
 
 @dataclass(frozen=True, eq=False)
 class AuditRun:
-    """All that was played.
+    """All attacks that were run.
 
     Attributes:
-        candidates: what the solvers that need no text worked out.
+        played: their results.
+        candidates: what the solvers that need no text found.
     """
 
     played: tuple[FinishedAttack, ...]
@@ -132,15 +133,19 @@ class AuditRun:
 
     @property
     def readings(self) -> dict[tuple[str, str], Ids]:
-        """By adversary and attack."""
+        """Returns the readings by adversary and attack."""
         return {
             (one.result.adversary, one.result.attack): one.reading for one in self.played if one.reading is not None
         }
 
 
 def strongest(cells: tuple[AttackResult, ...], measure: str | None = None) -> AttackResult | None:
-    """The one that got most of what was sent back, by this measure; without one by running and content tokens alike,
-    so that neither figure of a verdict is far below another attack's. None: none was done."""
+    """Returns the attack that recovered most of what was sent. None: none was done.
+
+    Args:
+        measure: by which they are compared. None: the sum of running and content tokens, so that neither figure of a
+            verdict is far below another attack's.
+    """
     names = ("tokens top-1", "content top-1") if measure is None else (measure, "tokens top-1")
     done = [cell for cell in cells if not cell.of_outputs and not math.isnan(cell.value(names[0]))]
 
@@ -153,7 +158,7 @@ def strongest(cells: tuple[AttackResult, ...], measure: str | None = None) -> At
 
 # --- figures that only some attacks have ------------------------------------------------------------------------------
 def in_group(learnt: Sequence[Candidates], truth: Truth) -> float | None:
-    """The share of ordinary ids whose public id is in a group that a solver worked out; None: it was no solver."""
+    """Returns the share of ordinary ids whose public id is in a group that a solver found. None: it was no solver."""
     if not learnt:
         return None
     hit = np.zeros(len(truth.inverse), np.bool_)
@@ -163,7 +168,7 @@ def in_group(learnt: Sequence[Candidates], truth: Truth) -> float | None:
 
 
 def by_class(texts: PrivateTexts, truth: Truth, reading: Ids, rng: np.random.Generator) -> dict[str, Interval]:
-    """The share of each class of tokens that was read rightly; classes that do not occur are left out."""
+    """Returns the share of each class of tokens that was read correctly. Classes that do not occur are left out."""
     sent = truth.tokens
     counted: NDArray[np.bool_] = truth.ordinary[sent.ids]
     which = classes(texts, truth.content, sent.counts(len(truth.content)))

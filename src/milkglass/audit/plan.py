@@ -1,8 +1,7 @@
 """The order of an audit's attacks, and how long they will take.
 
-What reads most comes first: what undoes a scheme itself, the chain of solvers that need no text, what starts from their
-candidates, then attacks that read more with more time, and at last those that papers compare with. A budget that is too
-short costs the weakest.
+The order is: attacks that undo a scheme itself, the chain of solvers that need no text, attacks that start from their
+candidates, attacks that read more with more time, and the baselines of papers. So a short budget omits the weakest.
 """
 
 from __future__ import annotations
@@ -34,8 +33,9 @@ class AttackTurn:
     """One attack of a run.
 
     Attributes:
-        name: that its results have.
-        min_seconds: see `Attack`; 0 where it does not count.
+        name: the name of its results.
+        attack: the attack.
+        min_seconds: see `Attack`; 0 if it does not count.
     """
 
     name: str
@@ -44,7 +44,7 @@ class AttackTurn:
 
     @property
     def early(self) -> bool:
-        """Solvers without text: they are the chain."""
+        """Returns whether this is a solver without text. These are the chain."""
         return isinstance(self.attack, Solver) and "corpus" not in self.attack.assumes and not self.attack.of_outputs
 
     @property
@@ -53,24 +53,23 @@ class AttackTurn:
 
     @property
     def waits(self) -> bool:
-        """For the chain: these are cheap and read most, so a budget that the chain used up must not be their end."""
+        """Returns whether it must run even if the chain used up the budget: such attacks are cheap and read most."""
         return self.takes_candidates and not self.min_seconds and not self.early
 
     @property
     def least(self) -> float:
-        """Seconds that must be left when its turn comes."""
+        """Returns the seconds that must be left when its turn comes."""
         return self.min_seconds * (SPARE if self.attack.baseline else 1)
 
     def share(self, left: float) -> float:
-        """Seconds that it gets of those that are left: a part where it would use all there is, and where others wait
-        for it."""
+        """Returns its part of the `left` seconds: not all of them if others wait for it or it would use everything."""
         left = max(GRACE if self.waits else 1.0, left)
         if self.attack.undoes:  # what it reads leaves nothing for others
             return left
         return CHAIN * left if self.early else max(left / 2, self.min_seconds) if self.min_seconds else left
 
     def late(self, left: float) -> str:
-        """Why there is no time for it, "" where there is."""
+        """Returns why there is no time for it, or ""."""
         if left <= 0 and not self.waits:
             return "the budget was spent before its turn"
         if self.least and left < self.least:
@@ -79,7 +78,7 @@ class AttackTurn:
 
     @property
     def rank(self) -> int:
-        """Below 0: before the chain. 0: first after it."""
+        """Returns its place in the order. Negative ranks are before the chain; 0 is the first after it."""
         if self.attack.undoes:
             return -1
         if self.attack.baseline:
@@ -89,7 +88,7 @@ class AttackTurn:
         return 2 if "candidates" in self.attack.assumes else 3
 
     def result_by(self, adversary: Adversary) -> AttackResult:
-        """Before it was run."""
+        """Returns the result before the attack runs."""
         return AttackResult(
             self.name,
             self.attack.title,
@@ -109,19 +108,19 @@ def turns_of(attacks: Mapping[str, Attack], use_minimum: bool = True) -> list[At
 
 
 def pairs(scene: Scene, turns: Sequence[AttackTurn]) -> list[Pair]:
-    """Who runs what beside the chain, in this order: of attackers the last one, who has most, comes first."""
+    """Returns who runs what besides the chain, in order. The last attacker, who has most, comes first."""
     late = [(turn, scene.players(turn.attack)) for turn in turns if not turn.early]
     pairs = [(who, turn) for who in reversed(scene.adversaries) for turn, players in late if who in players]
     return sorted(pairs, key=lambda pair: pair[1].rank)
 
 
 def parted(played: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
-    """Those before the chain, and those after it."""
+    """Returns the pairs before the chain and those after it."""
     return [one for one in played if one[1].rank < 0], [one for one in played if one[1].rank >= 0]
 
 
 def planned(scene: Scene, attacks: Mapping[str, Attack]) -> int:
-    """How many results there will be."""
+    """Returns how many results there will be."""
     turns = turns_of(attacks)
     return sum(one.early for one in turns) + len(pairs(scene, turns))
 
@@ -129,15 +128,14 @@ def planned(scene: Scene, attacks: Mapping[str, Attack]) -> int:
 # --- how long ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TimeEstimate:
-    """What an audit will take here.
+    """The estimated time of an audit on this machine.
 
     Attributes:
-        seconds: of processor time, of the attacks that say what they take and of the key's budget.
-        attacks: how many those are.
-        open_ended: titles of the others: they use up to half of what is left of the budget.
-        late: titles of attacks that read much and for which too little time is left.
-        enough: seconds of a budget in which these end or are begun as well, as far as can be said; nan where there are
-            none, or where none was found.
+        seconds: processor time of the attacks that declare their cost, and of the key's budget.
+        attacks: the number of these attacks.
+        open_ended: titles of the others, which use up to half of what is left of the budget.
+        late: titles of strong attacks for which too little time is left.
+        enough: seconds of a budget in which these end or at least begin. nan: there are none, or no budget was found.
     """
 
     seconds: float
@@ -152,7 +150,7 @@ class _Step:
     """One attack by one attacker, which applies.
 
     Attributes:
-        seconds: that it takes here; None: it uses what it gets.
+        seconds: the time it takes here. None: it uses what it gets.
     """
 
     who: Adversary
@@ -161,7 +159,11 @@ class _Step:
 
 
 def estimated(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> TimeEstimate:
-    """From the number of tokens, the size of the tables, and a short measurement of this machine. budget: seconds."""
+    """Returns an estimate from the number of tokens, the size of the tables, and a short measurement of this machine.
+
+    Args:
+        budget: in seconds.
+    """
     steps, sent = _steps(scene, attacks), len(scene.truth.tokens.ids)
     begun, late = _scheduled(steps, budget)
     ended = [one for one in begun if one.seconds is not None]
@@ -193,8 +195,10 @@ def _steps(scene: Scene, attacks: Mapping[str, Attack]) -> list[_Step]:
 
 
 def _scheduled(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list[_Step]]:
-    """Which attacks are begun, and of those that others do not surpass which are not, or are cut short: as run.py
-    shares a budget, where each takes as long as is said and the open-ended ones all they get."""
+    """Returns the attacks that are begun, and those that are not begun or are cut short, without baselines.
+
+    It shares the budget as run.py does. Each attack takes its estimated time, and open-ended ones all they get.
+    """
     left, begun, late = budget, list[_Step](), list[_Step]()
     for one in steps:
         share = one.turn.share(left)
@@ -209,13 +213,13 @@ def _scheduled(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list
 
 
 def _enough(steps: Sequence[_Step], budget: float) -> float:
-    """The first of twice the budget, four times, ... in which nothing is late; nan: none was found."""
+    """Returns the first of twice the budget, four times, ... in which nothing is late; nan if none was found."""
     tried = (budget * 2**times for times in range(1, DOUBLINGS + 1))
     return next((one for one in tried if not _scheduled(steps, one)[1]), math.nan)
 
 
 def _applies(scene: Scene, who: Adversary, turn: AttackTurn) -> bool:
-    """As far as can be said before the chain: candidates are assumed to be found."""
+    """Returns whether the attack applies, as far as known before the chain: candidates are assumed to be found."""
     knowledge = who.knowledge
     if knowledge.candidates is None:
         knowledge = replace(knowledge, candidates=Candidates((), ()))
@@ -226,8 +230,10 @@ def _applies(scene: Scene, who: Adversary, turn: AttackTurn) -> bool:
 
 
 def speed() -> float:
-    """How much longer a comparison of rows takes here than where attacks were timed; measured in some tenths of a
-    second."""
+    """Returns how many times longer a comparison of rows takes here than on the machine where attacks were timed.
+
+    The measurement takes some tenths of a second.
+    """
     drawn = torch.Generator().manual_seed(0)
     rows, others = torch.randn(ROWS, WIDTH, generator=drawn), torch.randn(WIDTH, AGAINST, generator=drawn)
     best = float("inf")

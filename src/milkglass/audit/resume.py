@@ -1,6 +1,6 @@
-"""What an audit has done so far, on disk, so that a stopped one goes on. It is removed when the audit ends.
+"""The results of an audit so far, on disk, so that a stopped audit resumes. They are removed when the audit ends.
 
-It holds guesses at the user's text and is as private as the text.
+They contain guesses at the user's text and are as private as the text.
 """
 
 from __future__ import annotations
@@ -31,11 +31,15 @@ class ResumeStore:
 
     @classmethod
     def open(cls, folder: Path, about: Mapping[str, Any], *before: Mapping[str, Any]) -> ResumeStore:
-        """Raises UsageError where the folder is of another audit.
+        """Opens the store in this folder, or makes it.
 
         Args:
+            folder: the store's.
             about: everything that decides the results.
-            before: the same as earlier versions had it, whose results still hold.
+            before: `about` as earlier versions wrote it; their results still hold.
+
+        Raises:
+            UsageError: the folder belongs to another audit.
         """
         digest, *earlier = (
             hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest() for one in (about, *before)
@@ -53,7 +57,7 @@ class ResumeStore:
         return cls(folder)
 
     def cell(self, name: str) -> tuple[AttackResult, Ids | None] | None:
-        """A result whose attack came to its end, with its reading (total,); None: it is tried again."""
+        """Returns a result whose attack ended, with its reading (total,). None: the attack must run again."""
         path = self.folder / f"{name}.json"
         if not path.is_file():
             return None
@@ -64,7 +68,7 @@ class ResumeStore:
         return result, load_file(reading)["reading"] if reading.is_file() else None
 
     def finished(self) -> int:
-        """How many attacks came to their end."""
+        """Returns how many attacks ended."""
         return sum(self.cell(one.stem) is not None for one in self.folder.glob("*.json") if one.name != "about.json")
 
     def keep(self, name: str, result: AttackResult, reading: Ids | None) -> None:
@@ -86,7 +90,9 @@ class ResumeStore:
 
 
 def packed(candidates: Candidates) -> dict[str, np.ndarray[Any, Any]]:
-    """Flat arrays: sizes (g, 3) of rows, members and whether there are weights, and everything one after the other."""
+    """Returns the candidates as flat arrays: sizes (g, 3) of rows, members and whether there are weights, and the
+    values.
+    """
     groups = candidates.groups
 
     def flat(parts: list[Any], dtype: Any) -> np.ndarray[Any, Any]:

@@ -1,10 +1,9 @@
-"""The one game: every attack by every adversary who can run it, one by one, within a budget, going on after a stop.
+"""Runs every attack by every adversary who can run it, one after the other, within a budget.
 
-What is observed does not matter here: ids and tables, hidden states, and gradients are attacked by the same code.
-What undoes a scheme itself runs first. Solvers that need no text follow, each with the candidates of the one before;
-what they worked out is handed to every attack that uses candidates. Then plan.py says who comes next. One attack runs
-at a time: a budget counts the processor's seconds of the whole process. Each finished result is on disk before the next
-attack begins.
+Attacks on ids and tables, on hidden states and on gradients all run here. Attacks that undo a scheme itself run first.
+Solvers that need no text follow, each with the candidates of the one before, and their result is given to every attack
+that uses candidates. Then plan.py decides the order. One attack runs at a time, since a budget counts the processor
+seconds of the whole process. Each result is on disk before the next attack begins, so a stopped run can resume.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ PLACED = 0.01  # of the ids; candidates that place fewer are the guesses of a so
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run treats its attacks; the defaults are those of an audit.
+    """How a run treats its attacks. The defaults are those of an audit.
 
     Attributes:
-        use_minimum: whether an attack's `min_seconds` counts; a recipe decides itself how long an attack may take.
-        own_budget: the budget of the next attack, where each has one of its own: then all draw alike from the seed.
-            None: shares of the whole, and each draws from the seed and its name.
+        use_minimum: whether an attack's `min_seconds` counts; recipes set their own times.
+        own_budget: returns the next attack's own budget; all attacks then draw from the same seed. None: attacks share
+            the whole budget, and each draws from the seed and its name.
     """
 
     use_minimum: bool = True
@@ -58,10 +57,16 @@ def run(
     progress: Report = lambda result: None,
     rules: RunOptions = RunOptions(),
 ) -> AuditRun:
-    """Args:
-    attacks: by the name that their results have, in the order in which candidates are handed on.
-    store: where results are kept; None: nowhere.
-    progress: receives each result as it is there.
+    """Runs the attacks of a scene.
+
+    Args:
+        scene: what is attacked.
+        attacks: by the name of their results, in the order in which candidates are passed on.
+        store: where results are kept. None: nowhere.
+        budget: of the whole run.
+        seed: of every random draw.
+        progress: receives each result at once.
+        rules: see `RunOptions`.
     """
     turns = turns_of(attacks, rules.use_minimum)
     runner = _Runner(scene, store, budget, seed, progress, rules)
@@ -80,10 +85,12 @@ Attempt = Callable[[Transcript, Knowledge, Budget, np.random.Generator], Guess]
 
 @dataclass(frozen=True, eq=False)
 class _Chain:
-    """What the solvers came to.
+    """The result of the solvers.
 
     Attributes:
-        renewed: whether one of them was played now, so that what was kept from others' candidates is no longer true.
+        played: the result of each solver.
+        candidates: what they found.
+        renewed: whether one of them ran now, so that stored results from earlier candidates are outdated.
     """
 
     played: list[FinishedAttack]
@@ -101,7 +108,7 @@ class _Runner:
     rules: RunOptions
 
     def chain(self, turns: Sequence[AttackTurn]) -> _Chain:
-        """Where an attack can undo a part of the scheme, the solvers start from what it leaves."""
+        """Runs the solvers. If an attack can undo a part of the scheme, they start from what it leaves."""
         solvers = [one for one in turns if one.early]
         undoers = [one.attack for one in turns if isinstance(one.attack, Preprocessor)] if solvers else []
         who = self.scene.adversaries[0]
@@ -125,7 +132,11 @@ class _Runner:
     def _solve(
         self, turn: AttackTurn, who: Adversary, candidates: Candidates | None, transcript: Transcript, renewed: bool
     ) -> tuple[FinishedAttack, Candidates | None, bool]:
-        """The result, what was learnt, and whether it was played now. renewed: whether one before it was."""
+        """Returns the result, the candidates, and whether the solver ran now.
+
+        Args:
+            renewed: whether a solver before it ran now.
+        """
         solver, learnt = turn.attack, list[Candidates]()
         assert isinstance(solver, Solver)
         stale = self.store is None or (renewed and turn.takes_candidates)
@@ -149,7 +160,7 @@ class _Runner:
         return (None if stale else self._kept(turn, who)) or self._played(turn, who, knowledge, turn.attack)
 
     def _kept(self, turn: AttackTurn, who: Adversary) -> FinishedAttack | None:
-        """What was played before a stop."""
+        """Returns the stored result of an earlier run, or None."""
         kept = None if self.store is None else self.store.cell(_file_name(turn, who))
         if kept is None:
             return None
@@ -201,7 +212,7 @@ class _Runner:
         return FinishedAttack(result.ended(cut), guess, reading)
 
     def _budget(self, turn: AttackTurn) -> Budget:
-        """Its share of what is left."""
+        """Returns the attack's share of what is left."""
         if self.rules.own_budget is not None:
             return self.rules.own_budget()
         seconds = turn.share(self.budget.left())

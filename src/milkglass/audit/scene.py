@@ -1,7 +1,7 @@
-"""What is attacked: all that an untrusted machine sees, what is true about it, and who attacks with which knowledge.
+"""What is attacked: what an untrusted machine sees, the truth about it, and each attacker's knowledge.
 
-`Scene.of` makes every scene, and decides there alone what each attacker holds. What it is given comes from a key
-(key_scene.py), from two halves (defence_scene.py) or from gradients (gradient_scene.py). run.py plays all of them.
+`Scene.of` makes every scene and alone decides what each attacker has. Its input comes from a key (key_scene.py), from
+two halves (defence_scene.py) or from gradients (gradient_scene.py). run.py runs the attacks.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ OF_TEXT = ("corpus", "pairs", "observe", "rehearse", "noise")  # fields of Knowl
 
 @dataclass(frozen=True)
 class Adversary:
-    """Who attacks.
+    """An attacker.
 
     Attributes:
         name: a word for tables.
         words: what they have, as the end of a sentence: "has the public model and no text".
         knowledge: what they know besides what they see.
-        transcript: what they see, where that is not the scene's transcript.
+        transcript: what they see. None: the scene's transcript.
     """
 
     name: str
@@ -52,20 +52,24 @@ class Adversary:
 
     @classmethod
     def with_text(cls, name: str, knowledge: Knowledge, half: str = "the client's trained half") -> Adversary:
-        """half: what an attacker with `observe` can run, in words."""
+        """Returns an attacker with text.
+
+        Args:
+            half: what an attacker with `observe` can run, in words.
+        """
         runs = f", and can run {half} on it" if knowledge.observe is not None else ""
         return cls(name, f"has {WORDS.get(name, name)}{runs}", knowledge)
 
 
 @dataclass(frozen=True)
 class Scene:
-    """All that a run of attacks needs, and what its report says of the defence.
+    """All that a run of attacks needs, and what its report says about the defence.
 
     Attributes:
         transcript: what the untrusted machine sees.
-        truth: by which guesses are graded.
-        adversaries: the first one has no text, where there are several.
-        texts: the private texts, where classes of tokens are reported.
+        truth: grades the guesses.
+        adversaries: if there are several, the first one has no text.
+        texts: the private texts, if classes of tokens are reported.
         promise: what a scheme promises; `NO_PROMISE` for any other defence.
         scheme: the defence and its parameters.
         model: the public model's name.
@@ -85,14 +89,14 @@ class Scene:
     def of(
         cls, transcript: Transcript, truth: Truth, first: Adversary, others: Iterable[Adversary] = (), **about: Any
     ) -> Scene:
-        """Every attacker holds what the first one holds, and of its own knowledge the fields of `OF_TEXT`.
+        """Returns a scene in which every attacker has the first one's knowledge, and its own fields of `OF_TEXT`.
 
         Args:
-            first: has no text, where there are others.
+            first: has no text, if there are others.
             about: further attributes.
 
         Raises:
-            ValueError: another attacker is given what the first one would hold, too.
+            ValueError: another attacker has its own value of a field that is not in `OF_TEXT`.
         """
         everybody = [first]
         for one in others:
@@ -105,39 +109,46 @@ class Scene:
 
     @property
     def of_states(self) -> bool:
-        """Whether hidden states are sent and no ids are: there is no cipher, no key and perhaps no table."""
+        """Returns whether hidden states are sent and no ids. Then there is no cipher, no key and perhaps no table."""
         return Activations in self.transcript.kinds and Tokens not in self.transcript.kinds
 
     @property
     def has_key_budget(self) -> bool:
-        """Whether more text under one key is read better. States and symbols by a known map are read text by text."""
+        """Returns whether more text under one key is read better.
+
+        States and symbols of a known map are read text by text.
+        """
         return not self.of_states and self.symbols is None
 
     @property
     def symbols(self) -> Ids | None:
-        """(n,) the id of each public token, where many tokens have one by a map that is known; None: no such map."""
+        """Returns (n,) the id of each public token, if a known map gives many tokens one id.
+
+        None: there is no such map.
+        """
         return self.adversaries[0].knowledge.symbols
 
     def seen_by(self, adversary: Adversary) -> Transcript:
         return adversary.transcript or self.transcript
 
     def players(self, attack: Attack) -> list[Adversary]:
-        """Who can run an attack, by what they see; everybody where nobody can, so that the reason is reported.
+        """Returns the attackers who can run an attack, by what they see; all if none can, so that the reason is
+        reported.
 
-        An attack that reads no text is run once, by the first of them. One that reads text is run by everybody with
-        text, and by the first only where there is nobody else.
+        The first of them runs an attack that reads no text. Everyone with text runs one that reads text, and the first
+        attacker only if there is nobody else.
         """
         able = [one for one in self.adversaries if attack.sees <= self.seen_by(one).kinds] or [*self.adversaries]
         reads = "corpus" in attack.assumes | attack.uses
         return able[1:] if reads and len(able) > 1 else able[:1]
 
     def truth_about(self, outputs: bool) -> Truth:
-        """Of what was sent, or of what was generated."""
+        """Returns the truth about what was sent, or about what was generated."""
         return replace(self.truth, sent=self.transcript.outputs, original=None) if outputs else self.truth
 
 
 def require_enough(texts: Sized, name: str) -> None:
-    """Raises UsageError where there are too few private texts. name: of their file."""
+    """Raises UsageError if there are too few private texts. `name` is that of their file."""
     if len(texts) < MIN_PRIVATE_TEXTS:
         raise UsageError(
             f"{name} holds {len(texts)} of the {MIN_PRIVATE_TEXTS} texts that an audit needs",
@@ -146,7 +157,7 @@ def require_enough(texts: Sized, name: str) -> None:
 
 
 def require_texts(scene: Scene, names: Iterable[str]) -> None:
-    """Raises UsageError where an attacker of these has too little text left."""
+    """Raises UsageError if one of these attackers has too little text left."""
     corpora = {one.name: one.knowledge.corpus for one in scene.adversaries}
     for name in names:
         left = len(corpora.get(name) or ())

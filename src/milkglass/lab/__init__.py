@@ -1,13 +1,12 @@
-"""The surface for research: attack a defence of your own, or defend against an attack of your own.
+"""The public interface for research: attack your own defence, or defend against your own attack.
 
     from milkglass import lab
-
     class Reversed(lab.Client): ...                       what crosses, and where each token is in it
     result = lab.audit_defence(base, client, server, private, {"same kind of text": public})
     result = lab.audit_key(key, passphrase, "rows.jsonl", attacks={"mine": LogitLens()})
 
-The classes are those that Milkglass itself is made of. A package makes its methods known to commands and recipes by
-entry points (milkglass/catalogue.py); `milkglass conformance PACKAGE` checks them.
+Milkglass itself is built of these classes. A package offers its methods to commands and recipes by entry points
+(milkglass/catalogue.py); `milkglass conformance PACKAGE` checks them.
 """
 
 from milkglass.audit.key_audit import audit_key

@@ -1,7 +1,7 @@
-"""What every method must keep, whoever writes it: checks that run on the entry points of an installed package.
+"""Checks that every method must pass, run on the entry points of an installed package.
 
-Each check is a function of one entry, a tiny model (tiny.py) and an empty folder; a failed assertion says what is
-wrong. The project's own tests go further: they know the methods that they test.
+Each check is a function of one entry and an empty folder, and uses a tiny model (tiny.py). A failed assertion says what
+is wrong. The project's own tests check more, since they know the methods that they test.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CheckResult:
         entry: the method's name.
         group: the entry point's group without "milkglass.".
         check: what is checked, in words.
-        failure: what is wrong; None: the check passed.
+        failure: what is wrong. None: the check passed.
     """
 
     entry: str
@@ -73,11 +73,11 @@ class CheckResult:
 
 
 def checked(package: str) -> Iterator[CheckResult]:
-    """Check every entry point of an installed package.
+    """Checks every entry point of an installed package.
 
     Raises:
         UsageError: there is no such package, or it has no entry point of Milkglass.
-        PluginError: an entry point that cannot be loaded.
+        PluginError: an entry point cannot be loaded.
     """
     try:
         points = [one for one in distribution(package).entry_points if one.group.startswith("milkglass.")]
@@ -336,7 +336,7 @@ def _encoder(folder: Path) -> Checkpoint:
 
 
 def _model_for(scheme: Scheme, folder: Path) -> Checkpoint:
-    """A decoder where layers are rewritten, which schemes can do for the Llama family alone."""
+    """Returns a decoder for schemes that rewrite layers, which only works for the Llama family; else an encoder."""
     if scheme.needs_whole_layers:
         return Checkpoint.open(tiny.save("llama", "decoder", folder / "base"))
     return _encoder(folder)

@@ -36,27 +36,27 @@ def audit_defence(
     out: Path | str | None = None,
     stage: Stage = no_stage,
 ) -> Audit:
-    """Attack a defence: what its client sends for the private texts, and what rests on its server.
+    """Attacks a defence: what its client sends for the private texts, and what rests on its server.
 
     Args:
         base: the public model, or its name, such as "demo:minilm".
-        client: sends the private texts once. Where a token is not sent in its own place, `Client.origin` says where.
-        server: its `rest` is what an attacker who reads the server's disk has.
+        client: sends the private texts once. If a token is not sent in its own place, `Client.origin` says where.
+        server: its `rest` is what an attacker has who reads the server's disk.
         private: the texts that are sent, 20 or more.
-        public: text of the attacker's, of the same kind; or for each attacker, by name, its text. What contains a
-            private text or is part of one is left out.
-        attacks: by the names that their results have; None: all of the catalogue.
-        budget: processor time that attacks may take, such as "90s" or "15m".
+        public: an attacker's text of the same kind, or the text of each attacker, by name. Texts that contain a private
+            text or are part of one are left out.
+        attacks: by the names that their results have. None: all of the catalogue.
+        budget: processor time for the attacks, such as "90s" or "15m".
         seed: of every random draw.
-        out: a new folder for the report, which holds private text; None: no report is written.
-        stage: receives how far the work is.
+        out: a new folder for the report, which contains private text. None: no report is written.
+        stage: receives the progress.
 
     Returns:
         The verdict, and the result of each attack by each attacker.
 
     Raises:
-        UsageError: too little text, or a client that does not say where it sends a token.
-        ModelError: a model that cannot be opened.
+        UsageError: there is too little text, or the client does not say where it sends a token.
+        ModelError: a model cannot be opened.
     """
     limit, chosen = Budget.parse(budget), ATTACKS if attacks is None else attacks
     require_enough(private, "the list of private texts")

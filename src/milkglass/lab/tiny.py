@@ -19,11 +19,12 @@ SHAPE = {
 
 
 def save(model_type: str, kind: str, folder: Path) -> Path:
-    """Write a tiny random model of a type that transformers knows, and a byte-level tokenizer.
+    """Writes a tiny random model of a type that transformers knows, and a byte-level tokenizer. Returns the folder.
 
     Args:
         model_type: as in config.json, such as "bert".
         kind: "encoder" or "decoder".
+        folder: where both are written.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers

@@ -161,9 +161,7 @@ class KnownWeight(Preprocessor):
         return replace(transcript, observations=others)
 
     def prepared(self, knowledge: Knowledge) -> Knowledge:
-        """Returns the knowledge with rehearsals undone, and without candidates, which describe the transformed
-        table.
-        """
+        """Returns the knowledge with rehearsals undone, and without candidates, which are of the transformed table."""
         simulate, public = knowledge.simulate, knowledge.public_model
 
         def rehearsed(seed: int) -> tuple[Model, Ids]:

@@ -166,7 +166,7 @@ def _near(bits: int, middle: float, half: float) -> Test:
 
 
 def outputs(seeds: Words, places: Sequence[int]) -> Iterator[Words]:
-    """Yields the outputs (n,) of all seeds (n,) at ascending places below 227, where the first twist uses no new
+    """Yields the outputs (n,) of all seeds (n,) at ascending places below 227; there the first twist uses no new
     word.
     """
     state, work = seeds.copy(), np.empty_like(seeds)

@@ -157,9 +157,7 @@ class _Reader:
         return numbers, ruled
 
     def _factors(self, length: int) -> tuple[Floats, float]:
-        """Returns every fp32 number, at most 1, that C over the norm of a text of this length can be, and the
-        likeliest.
-        """
+        """Returns every fp32 number, at most 1, that C over the norm of such a text can be, and the likeliest."""
         norms = np.linalg.norm(self.at(min(1, length - 1)), axis=1)
         typical = np.sqrt((norms.astype(np.float64) ** 2).mean())
         around = (

@@ -117,9 +117,7 @@ def embedded(runner: Any, size: int, position: int) -> torch.Tensor:
 
 
 def frame(corpus: Sequences | None) -> tuple[Ids, Ids]:
-    """Returns the id with which all public texts begin and the one with which they end, as arrays, empty if they
-    differ.
-    """
+    """Returns the first and the last id of all public texts, each as an array, empty if texts differ there."""
     none = np.empty(0, np.int64)
     long = [one for one in corpus if len(one) > 2] if corpus is not None else []
     if len(long) < 2:

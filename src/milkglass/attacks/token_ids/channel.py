@@ -134,9 +134,7 @@ def read(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids
 
 
 def rehearsed(knowledge: Knowledge, count: int, rng: np.random.Generator) -> list[tuple[Sequences, Ids]]:
-    """Returns the public text as the attacker's own copy of the mechanism sends it, `count` times; [] without a
-    copy.
-    """
+    """Returns the public text as the attacker's own mechanism sends it, `count` times; [] without a mechanism."""
     if knowledge.rehearse is None or knowledge.corpus is None:
         return []
     return [knowledge.rehearse(knowledge.corpus, seed) for seed in rng.integers(2**31, size=count).tolist()]

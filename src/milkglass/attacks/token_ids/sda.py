@@ -42,9 +42,7 @@ TEMPERATURE = 0.05  # of cosines
 
 
 class Scorer(torch.nn.Module):
-    """Maps ids (b, t) to the log-odds (b,) that a sentence is real: the public model, its mean state, one linear
-    layer.
-    """
+    """Maps ids (b, t) to the log-odds (b,) of being real: the public model, its mean state, one linear layer."""
 
     def __init__(self, public: Model, rng: np.random.Generator) -> None:
         super().__init__()

@@ -129,9 +129,7 @@ class LanguageReader:
         return replace(plain, strength=STRENGTHS[number], weights=(float(a), float(u)), whole=whole)
 
     def read(self, texts: Sequences, listed: Listed, budget: Budget) -> Listed:
-        """Returns the lists in a new order with new probabilities, unchanged for texts that the budget does not
-        reach.
-        """
+        """Returns the lists in a new order with new probabilities, unchanged for texts that time does not reach."""
         tokens, chances = listed.tokens.copy(), listed.chances.copy()
         for numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TOGETHER):
             if budget.left() <= 0:

@@ -66,7 +66,7 @@ class Symbols:
         return [slice(start, start + len(one)) for start, one in zip(starts, each, strict=True)]
 
     def sent(self, tokens: Ids, rng: np.random.Generator) -> Ids:
-        """Returns the symbols of public tokens of any shape as they would be sent, exchanged by the attacker's own
+        """Returns the symbols of public tokens of any shape as they would be sent, exchanged by the attacker's
         draws.
         """
         result = self.of_token[tokens]
@@ -122,9 +122,7 @@ class SymbolReader(torch.nn.Module):
             self.turn.bias.zero_()
 
     def forward(self, symbols: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yields for each symbol in (b, t) with several members its places (p,) among all b * t, and (p, m)
-        log-probabilities.
-        """
+        """Yields for each symbol with several members its places (p,) among all b * t, and (p, m) log-probabilities."""
         flat = symbols.flatten()
         at = torch.nonzero(self.several[flat])[:, 0]
         at = at[flat[at].argsort(stable=True)]

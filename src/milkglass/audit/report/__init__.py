@@ -1,1 +1,1 @@
-"""An audit put into words: its result as JSON, findings, charts, and one HTML page."""
+"""Puts an audit into words: its result as JSON, findings, charts, and one HTML page."""

@@ -1,4 +1,4 @@
-"""Charts as SVG text, drawn by hand: no library, no script, readable on paper and by a screen reader's title."""
+"""Charts as hand-written SVG without scripts, readable on paper and with a title for screen readers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ ROW, LABEL, WIDE, LONG = 38, 190, 560, 26  # LONG: letters of a label's line
 
 
 def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str, float]) -> str:
-    """A horizontal bar a row, with its interval as a line with ends; `lines` are what costs nothing, drawn as thin bars
-    below. axis: what the scale counts, with its unit."""
+    """Returns a chart with a horizontal bar for each row, and its interval as a line with ends.
+
+    Args:
+        title: of the chart.
+        axis: what the scale counts, with its unit.
+        rows: the bars.
+        lines: what costs an attacker nothing, drawn as thin bars below.
+    """
     rows = {name: one for name, one in rows.items() if one.units}
     lines = {name: value for name, value in lines.items() if not math.isnan(value)}
     bottom = ROW * (len(rows) + len(lines)) + 8
@@ -53,8 +59,13 @@ def _whisker(low: float, high: float, y: float) -> str:
 
 
 def curve(title: str, axes: tuple[str, str], points: Sequence[BudgetPoint]) -> str:
-    """Share of content tokens read against the tokens sent under one key (logarithmic); a line an adversary. axes: the
-    titles of the tokens' axis and of the shares', with their units."""
+    """Returns a chart of the content tokens read against the tokens sent under one key (logarithmic).
+
+    Args:
+        title: of the chart.
+        axes: the titles of the tokens' axis and of the shares' axis, with their units.
+        points: the measurements, a line for each adversary.
+    """
     points = [point for point in points if not math.isnan(point.content)]
     if not points:
         return ""
@@ -92,7 +103,7 @@ def curve(title: str, axes: tuple[str, str], points: Sequence[BudgetPoint]) -> s
 
 
 def short(count: int) -> str:
-    """`1200` as `1.2k`."""
+    """Returns a number in short form: `1200` as `1.2k`."""
     for size, letter in ((1_000_000, "M"), (1000, "k")):
         if count >= size:
             return f"{count / size:.3g}{letter}"
@@ -100,7 +111,7 @@ def short(count: int) -> str:
 
 
 def _label(name: str, y: float) -> str:
-    """On one line, or on two."""
+    """Returns a label on one line or on two."""
     first, second = name, ""
     if len(name) > LONG and " " in name[:LONG]:
         cut = name[:LONG].rindex(" ")

@@ -1,7 +1,7 @@
-"""What the figures mean, in words: each finding says what raised it, why, and what can be changed.
+"""The findings of an audit in words: what raised each, why, and what can be changed.
 
-There is no all-clear. Attacks get better, and an attack that failed has shown nothing: the best that an audit can say
-is how much was recovered.
+There is no all-clear. Attacks improve, and a failed attack proves nothing. The best that an audit can say is how much
+was recovered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from milkglass.threat.observations import Tokens, Weights
 def warnings(
     scene: Scene, cells: tuple[AttackResult, ...], spent: Mapping[str, Mapping[str, int]]
 ) -> tuple[Finding, ...]:
-    """All that apply, the gravest first."""
+    """Returns all findings that apply, the gravest first."""
     best = strongest(cells)
     read = _running(scene, strongest(cells, "content top-1"), spent)
     result = [
@@ -59,7 +59,7 @@ def _broken(scene: Scene) -> Finding | None:
 
 
 def _why(scene: Scene) -> str:
-    """Why what is sent reveals text."""
+    """Returns why what is sent reveals text."""
     if state_findings.of_vectors(scene):
         return state_findings.why(scene)
     if scene.symbols is not None:
@@ -135,12 +135,12 @@ def _budget(spent: Mapping[str, Mapping[str, int]]) -> Finding | None:
 
 
 def _at_once(spent: Mapping[str, Mapping[str, int]]) -> bool:
-    """Whether half of the content is read at the first point measured, where smaller shares are reached as well."""
+    """Returns whether half of the content is already read at the first point where 10 % is."""
     return any(shares.get("50 %") == shares.get("10 %") is not None for shares in spent.values())
 
 
 def _classes(best: AttackResult) -> str:
-    """A sentence about what usually makes a text private, where it is read."""
+    """Returns a sentence about numbers, names and rare words if they are read."""
     read = {
         name: one for name, one in best.by_class.items() if name in ("number", "name", "rare word") and one.value >= 0.2
     }
@@ -153,7 +153,7 @@ def _classes(best: AttackResult) -> str:
 
 
 def _understated(scene: Scene, cells: tuple[AttackResult, ...], best: AttackResult | None) -> Finding | None:
-    """What papers judge a defence by, and what reads more."""
+    """Returns a finding if an attack reads more than the measures by which papers judge a defence."""
     parts = [one for one in (_weak(cells, best), _nominal(scene, cells)) if one]
     if not parts:
         return None
@@ -285,9 +285,11 @@ def _limits(cells: tuple[AttackResult, ...]) -> Finding | None:
 
 
 def distortion(scene: Scene) -> float:
-    """How far the scheme moves embeddings: mean cosine of the mixed embeddings with their originals, over the ordinary
-    vocabulary. 1: nothing changed; nan where the server has no table, or a wider one. What that costs in accuracy is
-    known only after training both models."""
+    """Returns the mean cosine of the mixed embeddings with their originals, over the ordinary vocabulary.
+
+    1 means unchanged. It is nan if the server has no table or a wider one. The effect on accuracy is known only after
+    training both models.
+    """
     import torch
 
     public = scene.adversaries[0].knowledge.public_model
@@ -310,7 +312,7 @@ def distortion(scene: Scene) -> float:
 
 
 def said(spent_by: Mapping[str, Mapping[str, int]]) -> str:
-    """In words, for a warning."""
+    """Returns the numbers of tokens after which each share is read, in words."""
     parts = []
     for who, shares in spent_by.items():
         most = {tokens: share for share, tokens in shares.items()}  # of equal ones the last, which is the highest

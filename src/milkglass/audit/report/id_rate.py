@@ -1,7 +1,7 @@
-"""How much an id can say where it stands for many tokens: the rate, beside which the cross-entropy of an attack stands.
+"""How much an id can reveal if it stands for many tokens: the rate, in bits a token.
 
-The rate is what crosses at most, whatever the reader knows; "content hidden bits" (threat/truth.py) is what one reader
-is left without. Both are bits a token.
+The rate bounds what crosses, whatever the reader knows. "content hidden bits" (threat/truth.py) is what one reader does
+not find out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from milkglass.client.obfuscate.symbol_rate import bits_in, most_bits
 
 
 def id_rate(scene: Scene) -> IdRate | None:
-    """None where an id stands for one token."""
+    """Returns the rate. None: an id stands for one token."""
     if scene.symbols is None:
         return None
     sent, size = scene.truth.tokens.ids, scene.transcript.size

@@ -1,4 +1,4 @@
-"""The audit's page: one HTML file that needs nothing else. Every text in it is escaped by the template engine."""
+"""The audit's page: one HTML file that needs nothing else. The template engine escapes every text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 def percent(fraction: float) -> str:
-    """`0.1234` as `12.3 %`; what would round to nothing keeps a figure; "-" where there is nothing to count."""
+    """Formats `0.1234` as `12.3 %`. Small shares keep a digit; nan becomes "-"."""
     if math.isnan(fraction):
         return "-"
     value = 100 * fraction
@@ -44,7 +44,7 @@ def percent(fraction: float) -> str:
 
 
 def interval(one: Interval) -> str:
-    """`12.3` and its interval; "" where it has none, since its attack was cut."""
+    """Formats an interval, or "" if there is none because the attack was cut."""
     return "" if math.isnan(one.low) else f"{100 * one.low:.1f}\u2013{100 * one.high:.1f}"
 
 
@@ -54,7 +54,7 @@ def duration(seconds: float) -> str:
 
 
 def drawn(result: Audit) -> dict[str, str]:
-    """The charts, as SVG, by name; each is also written beside the page."""
+    """Returns the charts as SVG, by name. Each is also written beside the page."""
     nominal = {} if (k := result.nominal_k) is None else {f"1/k, promised for k = {k}": 1 / k}
     nominal["guessing the commonest word each time"] = result.floors["commonest token"]
     words, content = "read of all words and pieces of words, in %", "read of the content words, in %"
@@ -71,7 +71,7 @@ def drawn(result: Audit) -> dict[str, str]:
 
 
 def _best(result: Audit, measure: str) -> dict[str, Interval]:
-    """By each attacker, of whatever attack reads most by this measure."""
+    """Returns for each attacker the best figure of any attack by this measure."""
     read = [cell for cell in result.cells if measure in cell.measures]
     per = {who: strongest(tuple(c for c in read if c.adversary == who), measure) for who in result.adversaries}
     return {_attacker(who): cell.measures[measure] for who, cell in per.items() if cell is not None}
@@ -82,19 +82,20 @@ def _attacker(name: str) -> str:
 
 
 def code(text: str) -> Markup:
-    """Words between backticks as code."""
+    """Returns HTML with words between backticks as code."""
     parts = str(escape(text)).split("`")
     return Markup("".join(f"<code>{one}</code>" if place % 2 else one for place, one in enumerate(parts)))
 
 
 def visible(text: str, own: frozenset[str]) -> str:
-    """Text with an escape for each character that the reader's fonts may lack: one that is neither in their own texts
-    nor of an alphabet that all fonts have."""
+    """Returns a text with escapes for characters that fonts may lack: those neither in `own` nor in a common
+    alphabet.
+    """
     return "".join(c if c.isprintable() and (c in own or USUAL.match(c)) else f"\\u{ord(c):04x}" for c in text)
 
 
 def _played(result: Audit) -> dict[str, object]:
-    """What the table of attacks shows: those that ran, what reads most first, and of each other one why it did not."""
+    """Returns the attacks that ran, the strongest first, and why each other attack did not run."""
     ran = [one for one in result.cells if one.state == "done"]
     ran.sort(key=lambda one: -1.0 if math.isnan(one.value("tokens top-1")) else one.value("tokens top-1"), reverse=True)
     idle = {(one.what, one.state, one.reason): None for one in result.cells if one.state != "done"}

@@ -1,4 +1,4 @@
-"""The whole result of an audit: `audit.json` is this, and the page is made from this alone."""
+"""The whole result of an audit. `audit.json` contains it, and the page is made from it alone."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class Finding:
     """A finding, as the page shows it.
 
     Attributes:
+        title: the finding.
         raised_if: the rule, with its figure.
         explanation: why it is so.
-        change: what helps, or that nothing here does.
+        change: what helps, or that nothing does.
     """
 
     title: str
@@ -35,9 +36,9 @@ class TokenReading:
 
     Attributes:
         text: as the attacker reads it.
-        right: whether that was sent.
+        right: whether that is correct.
         original: what was sent.
-        joined: whether `text` goes on with the word before it, without a blank.
+        joined: whether `text` continues the word before it, without a blank.
     """
 
     text: str
@@ -53,7 +54,7 @@ class ReadExample:
     Attributes:
         original: the text, without special tokens.
         pieces: its tokens as they are read.
-        sent: the ids that crossed for it, special ones too; empty where hidden states are sent.
+        sent: the ids that crossed for it, special ones too; empty if hidden states are sent.
     """
 
     original: str
@@ -67,7 +68,7 @@ class ReadExample:
 
 @dataclass(frozen=True)
 class BudgetPoint:
-    """One point of the key's budget: after `tokens` sent under one key, the shares that are recovered."""
+    """One point of the key's budget: the shares that are recovered after `tokens` tokens under one key."""
 
     adversary: str
     tokens: int
@@ -77,13 +78,13 @@ class BudgetPoint:
 
 @dataclass(frozen=True)
 class IdRate:
-    """How much an id can say where it stands for many tokens, see id_rate.py.
+    """How much an id can reveal if it stands for many tokens, see id_rate.py.
 
     Attributes:
-        ids: m', how many there are.
-        most_bits: bits a token at most; log2 m' where ids are sent as they are.
-        bits: a token of the private texts, by how often each id occurs; special tokens do not count.
-        epsilon: of the exchange of ids where they occur; None: they are sent as they are.
+        ids: m', the number of ids.
+        most_bits: the most bits a token; log2 m' if ids are sent unchanged.
+        bits: bits a token of the private texts, by the frequency of each id; special tokens do not count.
+        epsilon: of the exchange of ids where they occur. None: they are sent unchanged.
     """
 
     ids: int
@@ -94,21 +95,23 @@ class IdRate:
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of an audit. If hidden states are sent and no ids, `kept` and `spent` are empty; `metadata` is None.
+    """The result of an audit.
+
+    If hidden states are sent and no ids, `kept` and `spent` are empty and `metadata` is None.
 
     Attributes:
         kept: what the scheme promises, and where it does not hold.
-        verdict: some sentences, the first of which a person who decides can use.
-        level: how grave that is, see report/verdict.py.
-        unfinished: titles of attacks that did not end and may read more; with a larger budget they go on.
+        verdict: some sentences; the first is for a person who decides.
+        level: how grave the verdict is, see report/verdict.py.
+        unfinished: titles of attacks that did not end and may read more; a larger budget resumes them.
         adversaries: what each attacker has, in words.
         cells: the result of each attack by each attacker.
-        floors: what costs nothing.
+        floors: what is recovered without an attack.
         spent: for each adversary, after how many tokens the strongest attack passes 10, 25 and 50 % of the content
-            tokens, where it does.
-        distortion: see report/findings.py; nan where the server has no table.
+            tokens, as far as it does.
+        distortion: see report/findings.py; nan if the server has no table.
         metadata: what needs no attack; "anyway" in audit.json.
-        rate: None where an id stands for one token.
+        rate: None if an id stands for one token.
     """
 
     model: str
@@ -141,12 +144,15 @@ class Audit:
 
     @property
     def nominal_k(self) -> int | None:
-        """k, of a scheme that has this parameter and promises that a guess is right once in k; None: of any other."""
+        """Returns k, if the scheme has this parameter and promises that a guess is right once in k.
+
+        None: it does not.
+        """
         k = int(self.scheme.get("k") or 0) if self.kept else 0
         return k if k > 1 else None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns audit.json, whose field "anyway" has kept its first name."""
+        """Returns audit.json, in which `metadata` is called "anyway"."""
         fields = {"anyway" if name == "metadata" else name: value for name, value in asdict(self).items()}
         result: dict[str, Any] = finite({"milkglass_audit": VERSION, **fields})
         return result

@@ -1,5 +1,4 @@
-"""What the figures mean, in words, where vectors are sent: hidden states and no ids, or those that an enclave sends of
-sanitized tokens. See findings.py."""
+"""Findings in words about vectors: hidden states, or the vectors that an enclave sends. See findings.py."""
 
 from __future__ import annotations
 
@@ -33,32 +32,34 @@ ENCLAVE_CHANGE = (
 
 
 def from_enclave(scene: Scene) -> bool:
-    """Whether an enclave sends what is attacked: its report says what proves it."""
+    """Returns whether an enclave sends what is attacked."""
     return "proof" in scene.scheme
 
 
 def of_vectors(scene: Scene) -> bool:
-    """Whether vectors are sent and no ids."""
+    """Returns whether vectors are sent and no ids."""
     return scene.of_states or from_enclave(scene)
 
 
 def why(scene: Scene) -> str:
-    """Why what is sent reveals text."""
+    """Returns why what is sent reveals text."""
     if from_enclave(scene):
         return ENCLAVE
     return MIXED if _mixed(scene) else WHY
 
 
 def change(scene: Scene) -> str:
-    """What lowers the figure."""
+    """Returns what lowers the figure."""
     if from_enclave(scene):
         return ENCLAVE_CHANGE
     return NO_CHANGE if _mixed(scene) else CHANGE
 
 
 def words(who: Mapping[str, str], cells: tuple[AttackResult, ...]) -> str:
-    """The words that are read of a text in no order, which is all there is where one vector crosses for it; "" where no
-    attack reads so."""
+    """Returns a sentence about the words that are read without their order; "" if no attack reads words so.
+
+    If one vector crosses for a text, nothing else is read.
+    """
     best = _best(cells)
     if best is None:
         return ""
@@ -69,7 +70,7 @@ def words(who: Mapping[str, str], cells: tuple[AttackResult, ...]) -> str:
 
 
 def named_share(cells: tuple[AttackResult, ...]) -> float:
-    """Of the words of a text, how many the best such attack names; nan where no attack reads so."""
+    """Returns the share of a text's words that the best such attack names; nan if there is none."""
     best = _best(cells)
     return math.nan if best is None else best.value("bag recall")
 
@@ -116,6 +117,6 @@ def _mixed(scene: Scene) -> bool:
 
 
 def _best(cells: tuple[AttackResult, ...]) -> AttackResult | None:
-    """Of those that read words in no order, the one that reads most."""
+    """Returns the best attack that reads words without their order."""
     done = [cell for cell in cells if not math.isnan(cell.value("bag f1"))]
     return max(done, key=lambda cell: cell.value("bag f1"), default=None)

@@ -1,6 +1,6 @@
-"""The verdict of an audit: one sentence that a person who decides can use, and a level by fixed thresholds.
+"""The verdict of an audit: one sentence for a person who decides, and a level by fixed thresholds.
 
-There is no all-clear. Attacks get better, and an attack that failed has shown nothing: the mildest level is "some".
+There is no all-clear. Attacks improve, and a failed attack proves nothing: the mildest level is "some".
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ NO_CONTENT = (
 def verdict(
     best: AttackResult | None, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str = ""
 ) -> str:
-    """Two or three sentences, which never reassure.
+    """Returns two or three sentences, which never reassure.
 
     Args:
         best: the strongest attack.
         who: what each attacker has, in words.
-        crosses: what is attacked, where it is not ids under a key, see `crossing`.
+        cells: the result of each attack.
+        crosses: what is attacked, if not ids under a key, see `crossing`.
     """
     words = state_findings.words(who, cells)
     if best is None:
@@ -60,9 +61,11 @@ def verdict(
 
 
 def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
-    """By the content tokens that the strongest attack reads (all, where none carries content). Where half of a text's
-    words are named without their order, "much" at least: a part of these anybody would guess. What may still rise is
-    never called the mildest."""
+    """Returns the level by the content tokens that the strongest attack reads (all tokens, if none carries content).
+
+    If half of a text's words are named without their order, it is at least "much": anyone would guess a part of these.
+    A figure that may still rise is never given the mildest level.
+    """
     share, bag = math.nan if best is None else _share(best, cells), _named(cells)
     if bag >= MOST_SHARE and not share >= MOST_SHARE:
         return "much"
@@ -70,7 +73,11 @@ def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
 
 
 def level_of(share: float, may_rise: bool = False) -> Level:
-    """By the share that is read, from 0 to 1; nan: it is not known. may_rise: whether it is "at least" so much."""
+    """Returns the level of a share from 0 to 1, or nan if it is not known.
+
+    Args:
+        may_rise: whether the share is a lower bound.
+    """
     if share >= MOST_SHARE:
         return "most"
     if share >= MUCH_SHARE:
@@ -79,8 +86,10 @@ def level_of(share: float, may_rise: bool = False) -> Level:
 
 
 def unfinished(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> list[str]:
-    """Titles of attacks that failed, were cut or had no turn, and may read more than the strongest: where one that
-    starts from the clusters ended, of those that start there or take long, since the others read less."""
+    """Returns titles of attacks that failed, were cut or did not begin, and may read more than the strongest.
+
+    If an attack that starts from the clusters ended, only such attacks and long ones count, since others read less.
+    """
     if best is not None and best.value("tokens top-1") >= PRINTED_AS_ALL:
         return []
     left = [cell for cell in cells if not (cell.attack in ATTACKS and ATTACKS[cell.attack].baseline) or cell == best]
@@ -90,7 +99,7 @@ def unfinished(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> li
 
 
 def crossing(scene: Scene) -> str:
-    """What an attacker sees of a text, where it is not ids under a key."""
+    """Returns what an attacker sees of a text, or "" if it is ids under a key."""
     if state_findings.from_enclave(scene):
         return "the vectors that the enclave sends"
     if scene.of_states:
@@ -99,7 +108,11 @@ def crossing(scene: Scene) -> str:
 
 
 def of_100(share: float, least: bool = False) -> str:
-    """`0.824` as `82`; what would round to nothing, or to all, says so. least: whether it may rise."""
+    """Formats `0.824` as `82`, without rounding to nothing or to all.
+
+    Args:
+        least: whether the share is a lower bound.
+    """
     if 0 < share < 0.01 and not least:
         return "fewer than 1"
     if 0.995 <= share < PRINTED_AS_ALL:
@@ -127,8 +140,10 @@ def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackRes
 
 
 def most_read(best: AttackResult, cells: tuple[AttackResult, ...], measure: str) -> float:
-    """The share by a measure, of whichever attack of the same attacker reads most by it: one may read most of all
-    words, and another most of the content words."""
+    """Returns the greatest share by this measure of any attack by the same attacker.
+
+    One attack may read most of all words, and another most of the content words.
+    """
     read = (
         one.value(measure)
         for one in cells
@@ -138,7 +153,7 @@ def most_read(best: AttackResult, cells: tuple[AttackResult, ...], measure: str)
 
 
 def _attacker(name: str, words: str) -> str:
-    """As the subject of a sentence."""
+    """Returns the attacker as the subject of a sentence."""
     phrase = PHRASES.get(name)
     if phrase is None:
         return f"an attacker who {words}"
@@ -152,7 +167,7 @@ def _more(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> list[st
 
 
 def _alone(cells: tuple[AttackResult, ...]) -> bool:
-    """Whether nobody starts from clusters here, so that words in no order may be what is read best."""
+    """Returns whether no attack starts from clusters, so that words without order may be the best result."""
     return not any(cell.joint and cell.state != "does not apply" for cell in cells)
 
 

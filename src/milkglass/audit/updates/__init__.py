@@ -1,1 +1,1 @@
-"""The audit of a federated run: its rounds replayed, one site's updates attacked and reported."""
+"""The audit of a federated run: replays its rounds, attacks one site's updates, and reports the result."""

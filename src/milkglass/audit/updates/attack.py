@@ -1,7 +1,7 @@
-"""The attacks on one site's recorded updates, graded against its texts and against what was trained on.
+"""Attacks one site's recorded updates, and grades the results against its texts and against what was trained on.
 
-Each update is a scene of its own, since the weights change from round to round; run.py plays it. What an attack read of
-all of them is graded together. No attacked text is part of public text (decontaminate.py).
+Each update is a scene of its own, since the weights change in each round; run.py runs it. The guesses of all updates
+are graded together. No attacked text is part of public text (decontaminate.py).
 """
 
 from __future__ import annotations
@@ -47,11 +47,18 @@ def leakage(
     seed: int = 0,
     begin: Callable[[int], Progress] = lambda steps: no_progress,
 ) -> tuple[Leakage, list[UpdateReading]]:
-    """Args:
-    names: of attacks; None: INVERSIONS and ADAPTIVE, as far as they fit.
-    begin: receives how many steps there are, and returns what receives each.
+    """Returns what the updates of a site reveal, and the readings.
 
-    Raises UsageError for an unknown name, CorruptCheckpoint for a damaged update.
+    Args:
+        site: whose updates are attacked.
+        names: of attacks. None: INVERSIONS and ADAPTIVE, as far as they fit.
+        budget: of all attacks.
+        seed: of every random draw.
+        begin: receives the number of steps, and returns what receives each.
+
+    Raises:
+        UsageError: a name is unknown.
+        CorruptCheckpoint: an update is damaged.
     """
     ghost = site.texts.ghost
     attacks = {name: GRADIENT_ATTACKS[name] for name in require_names(names, ghost)}
@@ -92,7 +99,7 @@ def leakage(
 
 
 def require_names(names: Sequence[str] | None, ghost: bool) -> list[str]:
-    """Raises UsageError."""
+    """Returns the names of the attacks. Raises UsageError for an unknown or repeated name, or for none."""
     if names is None:
         return [*INVERSIONS, *(ADAPTIVE if ghost else ())]
     if odd := [one for one in names if one not in GRADIENT_ATTACKS]:
@@ -103,7 +110,7 @@ def require_names(names: Sequence[str] | None, ghost: bool) -> list[str]:
 
 
 class _Player:
-    """Plays scenes one after the other, all within one budget: each attack has an equal share of what is left."""
+    """Runs scenes one after the other within one budget. Each attack gets an equal share of what is left."""
 
     def __init__(self, budget: Budget, seed: int, steps: int, progress: Progress) -> None:
         self._budget, self._seed, self._left, self._progress = budget, seed, steps, progress
@@ -125,7 +132,7 @@ class _Player:
 
 @dataclass(frozen=True, eq=False)
 class _Pool:
-    """One attack at all updates, by their rounds."""
+    """The results of one attack, by round."""
 
     site: AuditedSite
     attack: Attack
@@ -141,7 +148,7 @@ class _Pool:
         return {number: one.guess for number, one in self.rounds.items() if one.guess is not None}
 
     def result(self) -> AttackResult:
-        """Against the site's texts. An attack that failed at one update has failed."""
+        """Returns the result against the site's texts. An attack that failed at one update has failed."""
         results = [*self.by_round.values()]
         blank = AttackResult(self.attack.name, self.attack.title, SERVER, "does not apply")
         if failed := [one for one in results if one.state == "failed"]:
@@ -152,13 +159,16 @@ class _Pool:
         return replace(blank, state="done", seconds=seconds, measures=self._measured(trained=False)).ended(cut)
 
     def trained(self, result: AttackResult) -> Mapping[str, Interval] | None:
-        """Against what was trained on; None where the attack read nothing, or shadows and no gradients."""
+        """Returns the figures against what was trained on.
+
+        None: the attack read nothing, or read shadows and no gradients.
+        """
         if result.state != "done" or any(one.texts is None for one in self.guesses.values()):
             return None
         return without_intervals(self._measured(trained=True), result.cut) if self.site.texts.ghost else result.measures
 
     def _measured(self, trained: bool) -> dict[str, Interval]:
-        """Of all updates together."""
+        """Returns the figures of all updates together."""
         truth = self.site.truth([self.site.batches[number] for number in self.guesses])
         return measured(
             _joined([*self.guesses.values()]), replace(truth, original=truth.sent) if trained else truth, self.seed
@@ -178,7 +188,7 @@ def _joined(guesses: Sequence[Guess]) -> Guess:
 
 
 def _as_they_are(site: AuditedSite, seed: int) -> AttackResult:
-    """By an attacker who takes the shadows for the texts."""
+    """Returns the result of an attacker who takes the shadows for the texts."""
     truth = site.truth([*site.batches.values()])
     return AttackResult(
         AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measured(Guess(texts=truth.sent), truth, seed)
@@ -193,7 +203,7 @@ def _floor(site: AuditedSite) -> dict[str, float]:
 
 
 def _texts(guess: Guess, sent: Sequences) -> Sequences:
-    """The likeliest of each place; places without a guess are left out."""
+    """Returns the likeliest tokens of each text, without places that have no guess."""
     if guess.texts is not None:
         return guess.texts
     best = Sequences(guess.at(sent)[:, 0], sent.lengths)

@@ -1,12 +1,12 @@
-"""What an audit of a federated run attacks: the updates of one site, as the server recorded them.
+"""Replays a federated run, and yields the updates of one site as the server recorded them.
 
 An attacker has the public model and the head, which is drawn from the run's seed. The weights of later rounds are not
-stored, but every site's update is: so the rounds are done again with the same code (`rounds.mean`, `stepped`), as any
-server can do them, and the audit refuses a run to whose weights they do not lead.
+stored, but every site's update is. So the rounds are repeated with the same code (`rounds.mean`, `stepped`), as any
+server can do. The audit refuses a run whose weights do not result.
 
-The site's own rows and secret say which texts were behind each gradient, and its file what these were before GHOST.
-What FedAvg sends after several steps is a sum of gradients of several batches at weights that nobody else has. It is
-refused and not guessed at.
+The site's rows and secret show which texts were behind each gradient, and its file what these were before GHOST. FedAvg
+after several steps sends a sum of gradients of several batches, at weights that nobody else has. Such rounds are
+refused.
 """
 
 from __future__ import annotations
@@ -47,13 +47,20 @@ class SiteTexts:
         ghost: whether they passed through it.
         secret: from which its batches follow.
         searched: GHOST's search.
-        selection: how GHOST selected shadows; "": the texts did not pass through it.
+        selection: how GHOST selected shadows; "" without GHOST.
     """
 
     def __init__(self, source: Source, folder: Path, model: Path) -> None:
-        """source: the site's file. folder: its rows, as they were prepared for the run.
+        """Reads a site's texts.
 
-        Raises UsageError where the file, the rows and the model do not belong together, CodecError, CorruptCheckpoint.
+        Args:
+            source: the site's file.
+            folder: its rows, as they were prepared for the run.
+            model: the folder of the run's model.
+
+        Raises:
+            UsageError: the file, the rows and the model do not belong together.
+            CodecError, CorruptCheckpoint: a file is damaged.
         """
         if not folder.is_dir():
             raise UsageError(f"there is no folder {folder} with the site's rows", "give it with --rows FOLDER")
@@ -73,7 +80,7 @@ class SiteTexts:
         self.secret = secret_of(folder)
 
     def behind(self, seen: Gradients) -> Ids:
-        """Which texts were in the batch of a single step, in its order."""
+        """Returns which texts were in the batch of a single step, in its order."""
         return order_of(self.secret, seen.round, len(self.rows))[: seen.batch_size]
 
 
@@ -82,8 +89,9 @@ class Round:
     """One update.
 
     Attributes:
+        number: of the round, from 0.
         weights: before that round.
-        seen: None where it cannot be attacked.
+        seen: None if it cannot be attacked.
         refused: why it cannot.
     """
 
@@ -97,13 +105,18 @@ class RecordedRun:
     """A run, as its server has it.
 
     Attributes:
+        run: the record.
+        site: whose updates are read.
         model: the folder of the public model.
         step: the model with the run's head.
         start: the weights before the first round.
     """
 
     def __init__(self, folder: Path, site: str, model: Path) -> None:
-        """Raises UsageError where the site sent nothing, or where the updates are not those of the run."""
+        """Opens and replays a run.
+
+        Raises UsageError if the site sent nothing or the updates are not those of the run.
+        """
         self.run = run = FederatedRun.read(folder)
         classes, seed = run.settings.get("classes"), run.settings.get("seed")
         if type(classes) is not int or type(seed) is not int or not isinstance(run.settings.get("lr"), float):
@@ -115,7 +128,7 @@ class RecordedRun:
         self._verify()
 
     def rounds(self) -> Iterator[Round]:
-        """Those in which the site sent an update, with the weights that it was sent."""
+        """Yields the rounds in which the site sent an update, with the weights that it received."""
         for number, weights in enumerate(self._weights()):
             path = self._place(number) / f"{self.site}.json"
             if path.is_file():
@@ -124,7 +137,7 @@ class RecordedRun:
                 yield Round(number, weights, None if reason else seen, reason)
 
     def _weights(self) -> Iterator[Tensors]:
-        """Before each round, and after the last one."""
+        """Yields the weights before each round, and after the last one."""
         weights = self.start
         yield weights
         for number in range(len(self.run.done)):
@@ -156,7 +169,7 @@ def _sites(folder: Path) -> str:
 
 
 def _require_same(rows: SiteRows, examples: list[Example], name: str) -> None:
-    """As many rows, of which each label has one number and each number one label."""
+    """Checks that there are as many rows, and that labels and numbers correspond one to one."""
     pairs = {(one.label, number) for one, number in zip(examples, rows.labels.tolist(), strict=False)}
     alike = len({one for one, _ in pairs}) == len(pairs) == len({number for _, number in pairs})
     if len(examples) != len(rows) or not alike:

@@ -1,4 +1,4 @@
-"""The report of an audit of updates: each attack's figures, what was refused, what attackers had, and a verdict."""
+"""The report of an audit of updates: the figures of each attack, what was refused, what attackers had, a verdict."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class PublicTexts:
 
     Attributes:
         name: what the audit was given, in words.
-        given: how many texts of that.
-        own: how many of the site's own, for text of the same kind: no attacked update comes from them.
-        left_out: of both, since they contain an attacked text or are part of one (audit/decontaminate.py).
-        tokens: of what was left.
+        given: how many of those texts remain.
+        own: how many of the site's own texts, from which no attacked update comes.
+        left_out: of both, because they contain an attacked text or are part of one (audit/decontaminate.py).
+        tokens: in all remaining texts.
     """
 
     name: str
@@ -45,15 +45,15 @@ class Leakage:
         ghost: whether its texts passed through GHOST.
         rounds: those that were attacked, from 0.
         refused: rounds about which nothing can be said, and why.
-        texts: how many were behind the others, a text once for each round that it was in.
-        results: of each attack, over all rounds, against the site's texts.
-        by_round: the same for each round, by attack.
-        trained: figures against what was trained on, of attacks that read that.
-        floor: what costs nothing (metrics/recovery.floors).
+        texts: how many texts were behind the attacked rounds, counted once for each round.
+        results: of each attack against the site's texts, over all rounds.
+        by_round: these results for each round, by attack.
+        trained: figures against what was trained on, by attack.
+        floor: what is recovered without an attack (metrics/recovery.floors).
         public: what text attackers had.
-        advice: what would make attackers stronger; "": nothing is known.
-        noise: the defence of the gradients, where it adds noise.
-        selection: how GHOST selected shadows; "": the texts did not pass through it.
+        advice: what would make attackers stronger; "" if nothing is known.
+        noise: the defence of the gradients, if it adds noise.
+        selection: how GHOST selected shadows; "" without GHOST.
     """
 
     site: str
@@ -75,17 +75,17 @@ class Leakage:
         return [one for one in self.results if one.state == "done"]
 
     def attacked(self, attack: str) -> tuple[int, ...]:
-        """The rounds that an attack was run on."""
+        """Returns the rounds on which an attack ran."""
         rounds = self.by_round.get(attack)
         return self.rounds if rounds is None else tuple(n for n, one in rounds.items() if one.state == "done")
 
     def left_out(self, attack: str) -> dict[int, str]:
-        """The rounds to which an attack does not apply, and why."""
+        """Returns the rounds to which an attack does not apply, and why."""
         rounds = self.by_round.get(attack, {})
         return {number: one.reason for number, one in rounds.items() if one.state != "done"}
 
     def to_json(self) -> dict[str, Any]:
-        """nan becomes null."""
+        """Returns the report as JSON, with null for nan."""
         raw = {
             "milkglass_update_audit": 1, "site": self.site, "ghost": self.ghost,
             "rounds": self.rounds, "refused": self.refused, "texts": self.texts,
@@ -109,7 +109,7 @@ class Leakage:
         }  # fmt: skip
 
     def strongest(self, measure: Callable[[Mapping[str, Interval]], Interval]) -> AttackResult | None:
-        """By that measure of what it read of the texts."""
+        """Returns the attack that read most of the texts by this measure."""
         read = [one for one in self.done if one.measures]
         return max(read, key=lambda one: (measure(one.measures).value, rouge(one.measures).value), default=None)
 
@@ -125,7 +125,7 @@ class UpdateReading:
 
 
 def tokens(measures: Mapping[str, Interval]) -> Interval:
-    """The share of tokens that came back; at their places alone where an attack reads places."""
+    """Returns the share of tokens that came back; for an attack that reads places, only those at their places."""
     return measures["token recall"] if "token recall" in measures else measures["tokens top-1"]
 
 
@@ -134,13 +134,12 @@ def rouge(measures: Mapping[str, Interval]) -> Interval:
 
 
 def named(measures: Mapping[str, Interval]) -> Interval:
-    """The share of a batch's different tokens that were read, whosever they are; as `tokens` where an attack reads
-    places."""
+    """Returns the share of a batch's different tokens that were read, from whichever text. See `tokens` for places."""
     return measures.get("tokens named", tokens(measures))
 
 
 def verdict(of: Leakage) -> str:
-    """A sentence or two. It never says that texts are safe: what these attacks do not read, others may."""
+    """Returns a sentence or two, which never say that texts are safe: other attacks may read more."""
     best, likest, most = of.strongest(tokens), of.strongest(rouge), of.strongest(named)
     if best is None or likest is None or most is None:
         why = next(iter(of.refused.values()), "no attack applies")
@@ -174,7 +173,7 @@ def _of_shadows(of: Leakage) -> str:
 
 
 def _who(of: Leakage, best: AttackResult) -> str:
-    """An attack on shadows was given those; where nothing reads all of them from the updates, that is said."""
+    """Returns who can run this attack: attacks on shadows were given all of them, which updates may not reveal."""
     read_by_it = best.attack in of.trained or _most_trained(of, tokens) == 1
     return "Anyone who sees these updates" if read_by_it else "Anyone with all shadows"
 

@@ -1,10 +1,10 @@
-"""The scenes of a recorded federated run: one for each update of a site that can be attacked.
+"""The scenes of a recorded federated run, one for each update of a site that can be attacked.
 
 Attackers know the model, its weights in every round, the labels and the lengths (LAMP's setting, GHOST's section 3.1),
-the defence of the gradients (whether steps drop, what is frozen, what noise is added), and public text: what they were
-given, and the site's own texts from which no attacked update comes, for text of the same kind, as in `milkglass audit`.
-Attacks on shadows ("shadow-...") have the shadows themselves and know what each can stand for. They do not rehearse the
-defence: its selection costs more than the audit.
+and the defence of the gradients (whether steps drop, what is frozen, what noise is added). They have public text: what
+the audit was given, and the site's own texts from which no attacked update comes, as text of the same kind. Attacks on
+shadows ("shadow-...") have the shadows and know what each can stand for. They do not rehearse the defence, since its
+selection costs more than the audit.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class AuditedSite:
     """One site of a recorded run, and what attackers have.
 
     Attributes:
+        recorded: the run.
         texts: the site's own.
         tokenizer: the model's.
         public: text that attackers are given.
@@ -64,13 +65,16 @@ class AuditedSite:
 
     @cached_property
     def batches(self) -> dict[int, Ids]:
-        """By round, the numbers of the texts behind the update, where it can be attacked."""
+        """Returns for each round that can be attacked the numbers of the texts behind the update."""
         rounds = self.recorded.rounds()
         return {one.number: self.texts.behind(one.seen) for one in rounds if one.seen is not None}
 
     def scenes(self, corpus: Sequences, candidates: Candidates | None) -> Iterator[tuple[Round, Scene | None]]:
-        """By rounds, None where nothing can be attacked. A scene holds until the next one is taken: all have one model,
-        which has the weights of the scene's round."""
+        """Yields the rounds with their scenes, None if the round cannot be attacked.
+
+        A scene is valid until the next one is taken: all scenes share one model, which has the weights of the scene's
+        round.
+        """
         step = self.defence.before(self.recorded.step)
         common = Knowledge(step=step, candidates=candidates, corpus=corpus)
         for one in self.recorded.rounds():
@@ -85,7 +89,7 @@ class AuditedSite:
             yield one, gradient_scene((one.seen,), knowledge, truth, truth.sent if self.texts.ghost else None)
 
     def truth(self, batches: Sequence[Ids]) -> Truth:
-        """batches: numbers of the texts behind some updates."""
+        """Returns the truth about some updates, from the numbers of the texts behind each."""
         numbers = np.concatenate(batches)
         sizes = np.array([len(one) for one in batches], np.int64)
         sent, own = self.texts.rows.ids.chosen(numbers), self.texts.originals.chosen(numbers)
@@ -93,13 +97,13 @@ class AuditedSite:
 
     @cached_property
     def _whole(self) -> Truth:
-        """Of all texts of the site."""
+        """Returns the truth about all texts of the site."""
         size, once = len(self.recorded.step.table), np.ones(len(self.texts.rows), np.int64)
         return truth_of(self.texts.originals, self.texts.rows.ids, self.tokenizer, size, once)
 
     # --- what attackers have ------------------------------------------------------------------------------------------
     def public_text(self) -> tuple[Sequences, PublicTexts]:
-        """Ids, and what they are. The site's texts that are not attacked stand for text of the same kind."""
+        """Returns the attackers' public text in ids, and what it is made of."""
         attacked = {number for one in self.batches.values() for number in one.tolist()}
         read = read_texts(self.texts.originals, self.tokenizer)
         private = [one for number, one in enumerate(read) if number in attacked]
@@ -112,14 +116,17 @@ class AuditedSite:
         return corpus, PublicTexts(self.public.name, *counts, len(corpus.ids))
 
     def _encoded(self, texts: list[str]) -> Sequences:
-        """Cut to what the model can take."""
+        """Returns the ids of texts, cut to the model's limit."""
         limit = longest(self.recorded.model, self.tokenizer)
         cut = {"truncation": True, "max_length": limit}
         ids = self.tokenizer(texts, **cut, split_special_tokens=True)["input_ids"] if texts else []
         return Sequences.of(ids)
 
     def shadow_candidates(self) -> Candidates:
-        """What each shadow of the site can stand for: anyone with the model can search as the site did (Kerckhoffs)."""
+        """Returns what each shadow of the site can stand for.
+
+        Anyone with the model can search as the site did (Kerckhoffs).
+        """
         searched = Ghost.open(self.recorded.model, self.texts.searched, Selection(way="random")).candidates
         every, sent = inverse(searched.ids, searched.starts), set(self.texts.rows.ids.ids.tolist())
         pairs = zip(every.groups, every.likelihood, strict=True)

@@ -76,7 +76,7 @@ class Message:
         """Returns (cells,) the sum over neighbours of count * log(rho + (1 - rho) P(neighbour | reading) /
         P(neighbour)).
 
-        It works in place, since a long text has ten million slots.
+        Works in place, since a long text has ten million slots.
         """
         ratio = summed(self.slot, belief[self.neighbour] * self.strength, len(self.cell))
         ratio += self.floor
