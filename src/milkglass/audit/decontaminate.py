@@ -51,9 +51,7 @@ def read_texts(ids: Sequences, tokenizer: Any) -> list[str]:
 
 
 def as_read(texts: Sequence[str], tokenizer: Any) -> list[str]:
-    """Returns texts as the tokenizer reads them, to be compared with `read_texts`: both lack words that it does not
-    know.
-    """
+    """Returns texts as the tokenizer reads them, for comparison with `read_texts`: both lack unknown words."""
     if not texts:
         return []
     ids = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]

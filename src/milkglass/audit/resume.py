@@ -90,9 +90,7 @@ class ResumeStore:
 
 
 def packed(candidates: Candidates) -> dict[str, np.ndarray[Any, Any]]:
-    """Returns the candidates as flat arrays: sizes (g, 3) of rows, members and whether there are weights, and the
-    values.
-    """
+    """Returns the candidates as flat arrays: sizes (g, 3) of rows, members, whether there are weights; and values."""
     groups = candidates.groups
 
     def flat(parts: list[Any], dtype: Any) -> np.ndarray[Any, Any]:

@@ -132,8 +132,7 @@ class Scene:
         return adversary.transcript or self.transcript
 
     def players(self, attack: Attack) -> list[Adversary]:
-        """Returns the attackers who can run an attack, by what they see; all if none can, so that the reason is
-        reported.
+        """Returns who can run an attack, by what they see; everyone if nobody can, so that the reason is reported.
 
         The first of them runs an attack that reads no text. Everyone with text runs one that reads text, and the first
         attacker only if there is nobody else.

@@ -1,1 +1,1 @@
-"""Recipes: one .toml for a table or figure of a paper, run with the product's own code."""
+"""Recipes: each .toml is one table or figure of a paper and runs with the product's own code."""

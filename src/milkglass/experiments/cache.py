@@ -1,5 +1,8 @@
-"""What runs of several recipes may share: files that take long to make, each under the digest of what decides it but
-the code. Which commits made a file lies beside it; a run's folder remembers the commits whose files it took.
+"""Files that several recipes share since they take long to make.
+
+A file's name is the digest of all its inputs except code.
+
+The commits that made a file are noted beside it, and a run's folder notes the commits of the files that it used.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ class ArtifactCache:
     """Files that several runs share.
 
     Attributes:
-        folder: of all runs that share, readable by its owner alone; a run that shares with none gives its own.
+        folder: of all runs that share, readable by its owner alone. A run that shares with none uses its own folder.
         out: the run folder.
     """
 
@@ -27,13 +30,13 @@ class ArtifactCache:
     out: Path
 
     def place(self, room: str, name: str) -> Path:
-        """The path of a file that is there or will be."""
+        """Returns the path of a file that exists or will be made."""
         path = files.private_dir(self.folder / room) / name
         self._remember(made_by(path))
         return path
 
     def wrote(self, path: Path) -> None:
-        """Record which code writes a file, before the file gets its name or gets it again with more."""
+        """Records which code writes a file, before the file gets its name or is replaced by a longer one."""
         by = {*(made_by(path) if path.is_file() else ()), now()["commit"]}
         files.write(_record(path), json.dumps(sorted(by)) + "\n")
         self._remember(by)
@@ -43,7 +46,7 @@ class ArtifactCache:
 
 
 def made_by(path: Path) -> list[str]:
-    """The commits that made a file; none where it is not there."""
+    """Returns the commits that made a file; none if it does not exist."""
     if not path.is_file():
         return []
     return list(json.loads(_record(path).read_text("utf-8"))) if _record(path).is_file() else ["not recorded"]
@@ -55,13 +58,13 @@ def _record(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class PartialResults:
-    """What was measured so far, on disk: a run that was stopped goes on after its last whole part."""
+    """The measurements so far, on disk, so that a stopped run resumes after its last whole part."""
 
     path: Path
 
     @property
     def done(self) -> dict[str, dict[str, Any]]:
-        """All parts by name."""
+        """Returns all parts by name."""
         result: dict[str, dict[str, Any]] = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else {}
         return result
 

@@ -1,6 +1,6 @@
-"""Where a recipe's data comes from: a file under the data folder, or a split of a data set by name, as "cola:train".
+"""Where a recipe's data comes from: a file in the data folder, or a split of a named data set, such as "cola:train".
 
-A data set by name is read in its original layout (milkglass/datasets), from the data folder or a folder in it.
+A named data set is read in its original layout (milkglass/datasets), from the data folder or a folder in it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ DATA = "give --data a folder that holds one for each data set, as it was publish
 
 
 def named(ref: str) -> tuple[Description, str] | None:
-    """("cola:train") the data set and the split; None for the path of a file. Raises UsageError for an unknown set."""
+    """Returns the data set and split of a name such as "cola:train".
+
+    None: it is a path. Raises UsageError if unknown.
+    """
     name, colon, split = ref.partition(":")
     return (sets.describe(name), split) if colon and "/" not in name and "." not in name else None
 
 
 def files(data: Path, ref: str) -> list[Path]:
-    """Raises UsageError where they are not there."""
+    """Returns the files of a reference. Raises UsageError if they do not exist."""
     if result := named(ref):
         return sets.files(result[0].name, data, result[1])
     path = data / ref
@@ -37,7 +40,7 @@ def files(data: Path, ref: str) -> list[Path]:
 
 
 def sums(data: Path, refs: Iterable[str]) -> dict[str, str]:
-    """What the files hold: a run of other data is another run."""
+    """Returns the digests of the files, since a run on other data is another run."""
     result = {}
     for ref in refs:
         digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files(data, ref)]
@@ -52,8 +55,7 @@ def examples(data: Path, ref: str, progress: Log = no_log) -> list[Example]:
 
 
 def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
-    """A file of the shapes that `client/data/dataset.py` reads; of a data set by name it is written into `folder`,
-    once."""
+    """Returns a file that `client/data/dataset.py` reads. A named data set is written into `folder` once."""
     result = named(ref)
     if result is None:
         return files(data, ref)[0]
@@ -68,18 +70,18 @@ def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
 
 
 def numbers(ref: str, path: Path) -> dict[str, int]:
-    """Label names to numbers: a data set's own, so that class 1 is the one its F1 is about; else by the file."""
+    """Returns the numbers of labels: a named data set's own, so that its F1 is about class 1; else by the file."""
     result = named(ref)
     return result[0].numbers if result else number_labels(summarise(path).labels, None)
 
 
 def numbered(rows: Sequence[Example]) -> dict[str, int]:
-    """The labels that occur, numbered in order."""
+    """Returns the labels that occur, numbered in order."""
     return number_labels(in_order({one.label for one in rows if one.label is not None}), None)
 
 
 def labelled(rows: Sequence[Example], numbers: Mapping[str, int], regression: bool = False) -> LabelledTexts:
-    """Raises UsageError for a row without a label, or with one that has no number."""
+    """Returns texts with labels. Raises UsageError for a row without a label, or whose label has no number."""
     if any(one.label is None or not (regression or one.label in numbers) for one in rows):
         raise UsageError("some rows have no label, or one that is not among the training rows'", "give labelled data")
     texts = [one.text for one in rows]

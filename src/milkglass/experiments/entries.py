@@ -1,6 +1,6 @@
-"""The entries of a recipe, checked before anything is run: variants, defences, data, trainings.
+"""Checks the entries of a recipe before it runs: variants, defences, data, trainings.
 
-Whether the data are there is checked when they are read.
+Whether the data exist is checked when they are read.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class DatasetSpec:
     """One data set of a comparison.
 
     Attributes:
-        train: a file or a data set by name.
-        held_out: likewise.
-        rows: how many of train; None: all.
-        training: laid over the recipe's, under a defence's own.
+        train: a file or a named data set.
+        held_out: a file or a named data set.
+        rows: how many rows of `train` are used. None: all.
+        training: overrides the recipe's settings; a defence's own settings override these.
     """
 
     train: str
@@ -41,7 +41,7 @@ class DatasetSpec:
 
 
 def hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
-    """Raises UsageError, naming the setting, its value's type and what is needed."""
+    """Returns the settings. Raises UsageError with the setting, its value's type and what is needed."""
     try:
         return Hyperparameters(**values)
     except ValidationError as error:
@@ -58,7 +58,7 @@ def require_names(table: Mapping[str, Any], name: str, needed: tuple[str, ...]) 
 
 
 def require_variants(variants: Mapping[str, Mapping[str, Any]]) -> None:
-    """Parameters of schemes; no parameters mean plain. Raises UsageError."""
+    """Checks the parameters of schemes; no parameters mean plain. Raises UsageError."""
     for name, parameters in variants.items():
         if parameters:
             with naming_refusals(name):
@@ -74,7 +74,7 @@ def require_data(name: str, entry: Mapping[str, Any]) -> None:
 
 
 def require_defence(name: str, entry: Mapping[str, Any]) -> None:
-    """An entry of [defences], without the tables that are laid over the recipe's. Raises UsageError."""
+    """Checks an entry of [defences], without its tables `training` and `attacked`. Raises UsageError."""
     values = dict(entry)
     if "encoder" in values:
         with naming_refusals(f"defences.{name}"):
@@ -97,7 +97,7 @@ def require_defence(name: str, entry: Mapping[str, Any]) -> None:
 
 @contextmanager
 def naming_refusals(name: str) -> Iterator[None]:
-    """Refusals name the entry."""
+    """Puts the entry's name before the message of a UsageError."""
     try:
         yield
     except UsageError as error:
@@ -117,10 +117,10 @@ Entries = list[str] | dict[str, dict[str, Any]]  # as the recipe has them
 
 
 def attacks_of(entries: Entries) -> dict[str, Attack]:
-    """By the recipe's name, in its order.
+    """Returns the attacks by the recipe's names, in its order.
 
     Raises:
-        UsageError: a name that is listed twice, is unknown or cannot be a name, or a parameter that the attack refuses.
+        UsageError: a name is listed twice, is unknown or cannot be a name, or an attack refuses a parameter.
     """
     if isinstance(entries, list) and (twice := [name for name in entries if entries.count(name) > 1]):
         raise UsageError(f"{twice[0]} is listed twice", "give each a name of its own in a table [attacks]")

@@ -1,6 +1,6 @@
-"""What every recipe has: a paper's figures, how ours are measured, and the result with both side by side.
+"""The base of all recipes: a paper's figures, how ours are measured, and the result with both side by side.
 
-A kind of recipe is a class in kinds/, a frozen dataclass whose fields are the entries of the recipe's file.
+A kind of recipe is a frozen dataclass in kinds/ whose fields are the entries of the recipe's file.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ CUT = "the time of the recipe ended the attack: how far a search got is not a sa
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(abc.ABC):
-    """A recipe for one table or figure of a paper. Authors write `about` and `measure`.
+    """A recipe for one table or figure of a paper. Subclasses write `about` and `measure`.
 
     Attributes:
-        name: of its file, with ".quick" of a quick run; the result has it.
+        name: of its file, with ".quick" for a quick run; the result has it.
         paper: the table or figure, in words.
         model: a reference that `models/resolve.py` reads, unless the kind says otherwise.
         published: the paper's figures by name.
-        asked: what the run is held to, in words, by figure.
-        why: why ours differ, by figure or by a pattern with *; those of a quick run alone are in [quick.why].
+        asked: by figure, the demand on the run in words.
+        why: why ours differ, by figure or by a pattern with *; reasons for quick runs only are in [quick.why].
         quick: the table [quick] of a quick run (recipe_file.py).
         digits: decimals of the figures in the result.
         cached: whether runs of this kind can share what takes longest.
-        cuts: whether an attack may be ended by the recipe's own time; it has figures then, and no intervals.
+        cuts: whether the recipe's own time may end an attack, whose figures then have no intervals.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Recipe(abc.ABC):
 
     @classmethod
     def read(cls, path: Path, quick: bool = False) -> Self:
-        """The recipe of a file, checked before anything is run.
+        """Reads a recipe's file, and checks it before anything runs.
 
         Raises:
-            UsageError: an entry that is missing, unknown, of another type, or refused by `check`.
+            UsageError: an entry is missing, unknown, of another type, or refused by `check`.
         """
         raw = settings(path, quick)
         raw.pop("kind", None)
@@ -69,26 +69,26 @@ class Recipe(abc.ABC):
 
     @classmethod
     def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """The file's entries as values of the fields."""
+        """Returns the file's entries as values of the fields."""
         return raw
 
     def check(self) -> None:  # noqa: B027 - most kinds check something
-        """Raises UsageError for entries that cannot be together."""
+        """Raises UsageError for entries that cannot be combined."""
 
     @abc.abstractmethod
     def about(self) -> dict[str, Any]:
-        """What decides the figures, as the result has it before them."""
+        """Returns what decides the figures, as the beginning of the result."""
 
     @abc.abstractmethod
     def measure(self, run: RunFolder) -> dict[str, float]:
-        """The figures by name. What is in the run folder already is not done again."""
+        """Returns the figures by name. What exists in the run folder is not measured again."""
 
     def result(self, run: RunFolder) -> dict[str, Any]:
-        """What the result says before its figures."""
+        """Returns what the result says before its figures."""
         return self.about()
 
     def reproduce(self, run: RunFolder) -> Path:
-        """RUN/NAME.json: what was run, by which code, and each figure beside the paper's and what was asked."""
+        """Writes RUN/NAME.json: what was run, by which code, and each figure beside the paper's and the demand."""
         measured = self.measure(run)
         kept = {"predictions": run.predictions} if run.predictions else {}
         about = self.result(run)
@@ -101,11 +101,11 @@ class Recipe(abc.ABC):
 
     @property
     def head(self) -> dict[str, Any]:
-        """With what every result begins."""
+        """Returns the beginning of every result."""
         return {"recipe": self.name, "paper": self.paper, "model": self.model}
 
     def entries(self, *names: str) -> dict[str, Any]:
-        """The head, these fields as JSON has them, and what a quick run changed."""
+        """Returns the head, these fields as JSON, and what a quick run changed."""
         return {**self.head, **{name: _plain(getattr(self, name)) for name in names}, **self.quick_entry}
 
     @property
@@ -113,11 +113,11 @@ class Recipe(abc.ABC):
         return {} if self.quick is None else {"quick": self.quick}
 
     def figures(self, measured: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-        """Each figure with "measured", and where the recipe says so "published", "asked" and "why".
+        """Returns each figure with "measured" and, if the recipe has them, "published", "asked" and "why".
 
         Raises:
-            UsageError: the recipe names a figure that was not measured. A quick run measures less: of it only what is
-                asked of it must be there.
+            UsageError: the recipe names a figure that was not measured. A quick run measures less, and only the figures
+                in its `asked` are required.
         """
         expected = self.asked.keys() | (self.published.keys() if self.quick is None else set())
         if missing := sorted(expected - measured.keys()):
@@ -138,8 +138,12 @@ class Recipe(abc.ABC):
 
 
 def undefined_figures(measured: Mapping[str, float], cuts: bool) -> dict[str, dict[str, Any]]:
-    """The figures without a value, each null with a reason. cuts: of the recipe; then the interval of a figure that has
-    a value, "NAME +-, ...", is missing where the attack was cut (audit/outcome.py)."""
+    """Returns the figures without a value, as null with a reason.
+
+    Args:
+        cuts: of the recipe. An interval "NAME +-, ..." of a figure with a value is then missing because the attack was
+            cut (audit/outcome.py).
+    """
     cut = {name for name in measured if cuts and math.isfinite(measured.get(value_of(name), math.nan))}
     return {
         name: {"measured": None, "why": CUT if name in cut else UNDEFINED_SHARE}
@@ -149,19 +153,19 @@ def undefined_figures(measured: Mapping[str, float], cuts: bool) -> dict[str, di
 
 
 def value_of(interval: str) -> str:
-    """("accuracy +-, plain") is "accuracy, plain"; of any other figure the name of none."""
+    """Returns "accuracy, plain" for "accuracy +-, plain", and "" for a figure that is no interval."""
     return interval.replace(" +-", "", 1) if " +-" in interval else ""
 
 
 def _plain(value: Any) -> Any:
-    """Settings as a table."""
+    """Returns settings as a table."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return value.model_dump() if isinstance(value, BaseModel) else value
 
 
 def reason_for(name: str, why: Mapping[str, str]) -> str | None:
-    """The figure's own reason before that of a pattern; of patterns the first."""
+    """Returns the figure's own reason, or else that of the first matching pattern."""
     if name in why:
         return why[name]
     # only * stands for anything: names hold brackets and question marks

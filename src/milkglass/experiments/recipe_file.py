@@ -1,4 +1,4 @@
-"""A recipe's file as settings: in full, or with its table [quick] laid over it.
+"""Reads a recipe's file as settings, in full or with its table [quick].
 
     [quick]
     rows = 1000                          a value in place of the recipe's
@@ -6,8 +6,8 @@
     variants = ["k=10, eps=1"]           of a table only the entries of these names
     only.data = ["sst2"]                 the same, of a table of which entries are changed as well
 
-A quick run is never taken for a full one: its name ends in ".quick", and so do the names of its files and the record in
-its folder. What is asked of a full run does not hold for it; only [quick.asked] does.
+A quick run is never taken for a full one: its name, the names of its files and the record in its folder end in
+".quick". The demands of a full run do not apply to it; only [quick.asked] does.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 
 def settings(path: Path, quick: bool = False) -> dict[str, Any]:
-    """The entries of a recipe's file, and its name.
+    """Returns the entries of a recipe's file, and its name.
 
     Raises:
-        UsageError: a file that is not a recipe, or --quick where the recipe has no such table.
+        UsageError: the file is no recipe, or `quick` is set and it has no such table.
     """
     if not path.is_file():
         raise UsageError(f"there is no recipe {path}", "recipes are .toml files")
@@ -61,7 +61,7 @@ def settings(path: Path, quick: bool = False) -> dict[str, Any]:
 
 
 def _require_seeds(raw: Mapping[str, Any]) -> None:
-    """What a generator takes: whole numbers from 0."""
+    """Checks that seeds are integers from 0."""
     many = raw.get("seeds", [])
     for seed in [*(many if isinstance(many, list) else []), *([raw["seed"]] if "seed" in raw else [])]:
         if type(seed) is not int or seed < 0:
@@ -85,7 +85,7 @@ def _overlaid(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def table_of(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The entry as a table; an empty one where it is missing. Raises UsageError for anything else."""
+    """Returns the entry as a table, empty if it is missing. Raises UsageError for anything else."""
     result = raw.get(name, {})
     if not isinstance(result, dict):
         raise UsageError(f"{name} is {kind_of(result)}, a table is needed", f"write [{name}]")
@@ -93,10 +93,10 @@ def table_of(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def from_entries(kind: type[T], entries: Mapping[str, Any]) -> T:
-    """An instance of a dataclass with these entries of a recipe.
+    """Returns an instance of a dataclass with these entries of a recipe.
 
     Raises:
-        UsageError: an entry that is missing, unknown or of another type.
+        UsageError: an entry is missing, unknown or of another type.
     """
     parameters = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
     needed = [n for n, one in parameters.items() if one.default is MISSING and one.default_factory is MISSING]
@@ -121,12 +121,12 @@ KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 
 def kind_of(value: Any) -> str:
-    """What TOML calls it, for messages: "a string", "a table"."""
+    """Returns TOML's name of the value's type for messages, such as "a string"."""
     return next((words for kind, words in KINDS if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
 def require_types(kind: type, raw: Mapping[str, Any]) -> None:
-    """Raises UsageError for the first value that is not of its field's type. kind: a dataclass."""
+    """Raises UsageError for the first value that is not of the type of its field in the dataclass `kind`."""
     for name, adapter in _adapters(kind).items():
         if name not in raw:
             continue
@@ -141,7 +141,7 @@ def require_types(kind: type, raw: Mapping[str, Any]) -> None:
 
 @cache
 def _adapters(kind: type) -> dict[str, TypeAdapter[Any]]:
-    """Of each field. Types of ours that are not dataclasses are checked by isinstance."""
+    """Returns an adapter for each field. Our own types that are no dataclasses are checked by isinstance."""
     hints = get_type_hints(kind)
     return {one.name: _adapter(hints[one.name]) for one in fields(kind)}  # type: ignore[arg-type]
 
@@ -154,7 +154,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _place(name: str, value: Any, path: Sequence[Any]) -> tuple[str, Any]:
-    """Where the fault is, and the value there. A path names a union's alternatives as well: these are left out."""
+    """Returns where the fault is, and the value there. Skips the alternatives of unions, which paths name too."""
     words = [name]
     for step in path:
         if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int)):

@@ -1,4 +1,4 @@
-"""Run a recipe: train or attack, measure, and write the figures with their tables. A run that was stopped goes on."""
+"""Runs a recipe: trains or attacks, measures, and writes the figures with their tables. A stopped run resumes."""
 
 from __future__ import annotations
 
@@ -41,20 +41,21 @@ def reproduce(
     path: Path, data: Path, out: Path, quick: bool = False, at_once: int = 2, progress: Log = no_log,
     cache: Path | None = None,
 ) -> Path:  # fmt: skip
-    """RUN/NAME.json, with NAME.md and NAME.html beside it; of a quick run NAME.quick.json and so on.
+    """Runs a recipe and writes RUN/NAME.json, NAME.md and NAME.html, or NAME.quick.json and so on for a quick run.
 
     Args:
         path: of the recipe.
-        data: the folder that the recipe's data paths start from; the command has checked that it is there.
+        data: the folder in which the recipe's data paths start; the command has checked that it exists.
         out: the run folder.
-        quick: whether the recipe's table [quick] is laid over it.
-        at_once: variants trained side by side, sharing the cores.
-        cache: a folder for what takes longest, for several recipes: the trained cells of comparisons, the shadows and
-            models of shared training. None: in the run folder.
+        quick: whether the recipe's table [quick] is applied.
+        at_once: how many variants are trained side by side, sharing the cores.
+        progress: receives lines for the user.
+        cache: a folder for what takes longest, shared by recipes: the trained cells of comparisons, the shadows and
+            models of shared training. None: the run folder.
 
     Raises:
-        UsageError: a recipe, data or folder that cannot be.
-        JobFailed: a training that failed.
+        UsageError: the recipe, the data or a folder cannot be used.
+        JobFailed: a training failed.
     """
     name = settings(path, quick).get("kind")
     kind = KINDS.get(name) if isinstance(name, str) else None

@@ -1,8 +1,7 @@
-"""A run of a recipe: its folder, which goes on where it was stopped, and by which code it was made; and
-the jobs in it.
+"""A run of a recipe: its folder, which resumes after a stop, the code that made it, and its jobs.
 
-A run folder holds `run.json` (what it is a run of), `begun.json` (by which code it was begun) and what its kind of
-recipe writes. A run of another recipe, model or data in the same folder is refused.
+A run folder contains `run.json` (what it is a run of), `begun.json` (the code that began it) and the files of its kind
+of recipe. A run of another recipe, model or data in the same folder is refused.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ TAKEN = "taken.json"  # see `taken`
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a recipe is run, and how.
+    """Where a recipe runs, and how.
 
     Attributes:
-        data: the folder that the recipe's data paths start from.
+        data: the folder in which the recipe's data paths start.
         out: the run folder.
         at_once: how many trainings run side by side and share the cores.
-        progress: receives what is done.
-        cache: a folder for several recipes, for what takes longest; None: nothing is shared.
-        commits: filled by the run: those that made what it took of other runs.
-        predictions: likewise: a model's answers to the held-out rows, by the name of the cell (`packed`).
+        progress: receives lines for the user.
+        cache: a folder for what takes longest, shared by recipes. None: nothing is shared.
+        commits: filled by the run: the commits that made what it used of other runs.
+        predictions: filled by the run: packed answers to the held-out rows, by the name of the cell (`packed`).
     """
 
     data: Path
@@ -65,11 +64,11 @@ class RunFolder:
 
     @property
     def threads(self) -> int:
-        """For each of the trainings."""
+        """Returns the threads of each training."""
         return max(1, cores() // self.at_once)
 
     def made(self) -> dict[str, Any]:
-        """By which code, and when: see the function of this name."""
+        """Returns the code that made this run, see the function `made`."""
         return made(self.out, [*taken(self.out), *self.commits])
 
 
@@ -80,7 +79,7 @@ class Variant:
     Attributes:
         name: the recipe's.
         model: the folder of the model that is trained.
-        key: that its data is encoded with.
+        key: encodes its data.
         job: the folder of the training.
         plain: whether nothing is scrambled.
     """
@@ -93,30 +92,32 @@ class Variant:
 
 
 def secret_of(seed: int) -> bytes:
-    """32 bytes that anyone can derive: a recipe has no secrets."""
+    """Returns 32 bytes that anyone can derive: a recipe has no secrets."""
     return hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
 
 
 def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: Scheme | None) -> Key:
-    """A key that anyone can derive from the recipe's seed; without a scheme, the identity (no secret at all)."""
+    """Returns a key that anyone can derive from the recipe's seed. Without a scheme it is the identity."""
     return key_from(base, scheme, secret_of(seed), ref, digest)
 
 
 def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
-    """Where a token has several ids, they are drawn from the key, so that a run gives the same data again.
+    """Returns a codec that draws among a token's several ids by the key, so that a run gives the same data again.
 
     Args:
-        purpose: each has draws of its own, however much of a run was done before it was stopped.
+        purpose: has its own draws, which do not depend on where a run was stopped.
     """
     return Codec.open(key, folder, drawn_from(key.stream(f"choices/{purpose}")))
 
 
 def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
-    """Figures of one setting must never appear under the name of another. A run folder may hold texts, so that only
-    its owner can read it.
+    """Checks that the folder belongs to this run, or records the run in it. Makes it readable by its owner only.
 
     Args:
-        this: what the run is of; the folder's own record must be the same.
+        this: what the run is of; the folder's record must be the same.
+
+    Raises:
+        UsageError: the folder holds another run or other files.
     """
     record = out / "run.json"
     if record.is_file():
@@ -139,14 +140,14 @@ def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
 def write_spec(
     job: Path, model: Path, training: Hyperparameters, threads: int | None, splits: Sequence[str] = SPLITS
 ) -> None:
-    """For the worker: to train this model on the job's own files."""
+    """Writes the worker's instruction to train this model on the job's own files."""
     data: dict[str, Any] = {split: str(job / f"{split}.safetensors") for split in splits}
     spec = JobSpec(model=str(model), **data, hyperparameters=training, threads=threads)
     files.write(job / "spec.json", spec.model_dump_json())
 
 
 def run_job(job: Path, progress: Log) -> Status:
-    """Run the job of this folder with the server's own worker, unless it was run to its end."""
+    """Runs the job of this folder with the server's own worker, unless it has ended."""
     status = job / "status.json"
     if status.is_file() and Status.model_validate_json(status.read_text("utf-8")).state != "succeeded":
         status.unlink()  # what failed is tried again
@@ -162,8 +163,13 @@ def run_job(job: Path, progress: Log) -> Status:
 
 
 def started(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
-    """The server's worker for this job, which saves a checkpoint and ends when this process does, however that ends.
-    log: takes all that it prints."""
+    """Starts the server's worker for this job.
+
+    It saves a checkpoint and ends when this process ends, however that happens.
+
+    Args:
+        log: receives all that it prints.
+    """
     command = [*WORKER, str(job), ATTACHED]
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
@@ -174,7 +180,7 @@ LOOK, APART = 1.0, 10.0  # seconds between looks at the file, and between lines
 
 
 def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log) -> None:
-    """Report until the worker ends. What was in the file before it began is not reported again."""
+    """Reports progress until the worker ends. Earlier events in the file are not reported again."""
     start = events.stat().st_size if events.is_file() else 0
     due, info = time.monotonic(), ""
     while True:
@@ -192,7 +198,7 @@ def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log) -> None
 
 
 def newest(events: Path, start: int = 0) -> str:
-    """What the worker says of its last step, and how long the rest takes, after byte `start`; "" before the first."""
+    """Returns the worker's last message after byte `start`, with the time left; "" before the first."""
     if not events.is_file():
         return ""
     with events.open("rb") as file:
@@ -208,27 +214,27 @@ def newest(events: Path, start: int = 0) -> str:
 
 
 def taken(out: Path) -> list[str]:
-    """The commits that made what a run took of a cache."""
+    """Returns the commits that made what a run used of a cache."""
     path = out / TAKEN
     return list(json.loads(path.read_text("utf-8"))) if path.is_file() else []
 
 
 def begun(out: Path) -> None:
-    """Record by which code this run folder was begun: what was done then is not done again by later code."""
+    """Records the code that began this run folder, since later code does not repeat what was done."""
     record = out / "begun.json"
     if not record.is_file():
         files.write(record, json.dumps(now()) + "\n")
 
 
 def made(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
-    """By which code, and when: settings alone don't show that a result is of code that has changed since.
+    """Returns the code that made a result, and when.
 
     Args:
-        cells: the commits that made what the run took of others.
+        cells: the commits that made what the run used of other runs.
 
     Returns:
-        "commit", with a + where the package differs from it, "" outside a checkout; "begun" of a run that other code
-        began; "cells" without these two.
+        "commit", with a + if the package differs from it, "" outside a checkout; "begun" if other code began the run;
+            "cells" without these two.
     """
     by, record = now(), out / "begun.json"
     first = json.loads(record.read_text("utf-8")) if record.is_file() else {"commit": "not recorded"}
@@ -238,7 +244,7 @@ def made(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def commits(made: Mapping[str, Any]) -> list[str]:
-    """All that a record of `made` names: of its last code, of the code that began it, and of what was taken."""
+    """Returns all commits in a record of `made`: the last code, the code that began it, and that of used parts."""
     return [made["commit"], *([made["begun"]["commit"]] if "begun" in made else []), *made.get("cells", ())]
 
 
@@ -260,8 +266,7 @@ def _git(*words: str) -> str:
 # --- answers in a result ----------------------------------------------------------------------------------------------
 # Results keep the answers: whether two cells of equal accuracy answered alike can then be seen.
 def packed(answers: NDArray[Any]) -> str:
-    """(u,) class numbers, -1 for none, or scores as a short text: their type, a colon, and base64 of zlib of their
-    bytes."""
+    """Packs (u,) class numbers, -1 for none, or scores into text: type, colon, base64 of zlib of the bytes."""
     whole = "<i2" if (answers < 0).any() else "<u2" if (answers > 255).any() else "<u1"
     kind = "<f4" if answers.dtype.kind == "f" else whole
     return f"{kind}:{base64.b64encode(zlib.compress(answers.astype(kind).tobytes(), 9)).decode()}"

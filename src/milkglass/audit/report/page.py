@@ -88,9 +88,7 @@ def code(text: str) -> Markup:
 
 
 def visible(text: str, own: frozenset[str]) -> str:
-    """Returns a text with escapes for characters that fonts may lack: those neither in `own` nor in a common
-    alphabet.
-    """
+    """Returns a text with escapes for characters that fonts may lack: not in `own` and in no common alphabet."""
     return "".join(c if c.isprintable() and (c in own or USUAL.match(c)) else f"\\u{ord(c):04x}" for c in text)
 
 

@@ -1,1 +1,1 @@
-"""One file a kind of recipe."""
+"""The kinds of recipes, one file each."""

@@ -1,8 +1,7 @@
-"""Recipes of kind "attacks": attacks by several attackers on the variants of a defence, over text that is split first.
+"""Recipes of kind "attacks": attacks by several attackers on the variants of a defence.
 
-The private text is a part of a file, drawn by the recipe's seed; what is left of that file may be the attacker's, and
-with "private 10 %" among an attacker's texts so is that share of the private ones. The code that runs here is the
-audit's.
+The private text is a random part of a file, by the recipe's seed. The rest of that file may be the attacker's, and with
+"private 10 %" among an attacker's texts also that share of the private texts. The attacks run with the audit's code.
 """
 
 from __future__ import annotations
@@ -56,19 +55,19 @@ class AttackRecipe(Recipe):
 
     Attributes:
         seed: of the first key, of the split and of the attacks.
-        keys: how many keys each variant is attacked under. With more than one a figure is their median, and
+        keys: the number of keys under which each variant is attacked. With several, a figure is their median, and
             "FIGURE, least" and "FIGURE, most" are the range.
-        private: a file, or a data set by name (data_refs.py).
+        private: a file, or a named data set (data_refs.py).
         rows: how many of its texts are private; the rest may be public.
-        order: which ones.
+        order: which texts are private.
         public: for each attacker files, "rest", or "private 10 %".
-        public_rows: how many of these texts an attacker has at most, the first ones; None: all.
+        public_rows: the most such texts of an attacker, the first ones. None: all.
         attacks: see entries.py.
-        variants: parameters of a scheme, and "observed": which share of the private texts the attackers see; all of
-            them where it is left out.
+        variants: parameters of a scheme, and "observed": the share of the private texts that attackers see, by default
+            1.
         curve: whether the key's budget is measured too.
-        seconds: how long an attack may take, all its attackers together; one that does not end by then fails the
-            recipe, since what it has read by then is not what it can read. None: as long as it takes.
+        seconds: the time of an attack by all its attackers together. If one does not end by then, the recipe fails,
+            since its figures would be too low. None: as long as it takes.
     """
 
     seed: int
@@ -109,7 +108,7 @@ class AttackRecipe(Recipe):
         return {**self.entries(*names), "variants": self.variants}
 
     def measure(self, run: RunFolder) -> dict[str, float]:
-        """ "MEASURE, ATTACK, ATTACKER, VARIANT", and the seconds of each variant's attacks together."""
+        """Returns "MEASURE, ATTACK, ATTACKER, VARIANT", and the seconds of each variant's attacks together."""
         private, public = split(self, run.data)  # before a model is fetched
         require_same_run(run.out, {"recipe": self.name, **self.quick_entry})
         base = Checkpoint.open(resolve(self.model))
@@ -133,7 +132,7 @@ class AttackRecipe(Recipe):
         return results
 
     def _rows_of_client(self, data: Path) -> LabelledTexts:
-        """All of the private file: a client finds a map once, from all of its rows."""
+        """Returns all rows of the private file, from which a client finds its map once."""
         whole = data_refs.examples(data, self.private)
         return data_refs.labelled(whole, data_refs.numbered(whole))
 
@@ -141,7 +140,7 @@ class AttackRecipe(Recipe):
         self, key: Key, base: Checkpoint, private: list[Example], public: Mapping[str, list[Example]],
         work: ResumeStore, name: str, progress: Log,
     ) -> dict[str, float]:  # fmt: skip
-        """The figures of one variant under one key."""
+        """Returns the figures of one variant under one key."""
         shared, codec = leaked(self), seeded_codec(key, base.folder, "attacks")
         texts = encoded(codec, private)
         corpora = {who: encoded(codec, part).original for who, part in public.items()}
@@ -161,12 +160,12 @@ class AttackRecipe(Recipe):
 
 
 def _scheme_entry(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a variant, without what is not the scheme's."""
+    """Returns the variant's parameters that are the scheme's."""
     return {name: value for name, value in parameters.items() if name != OBSERVED}
 
 
 def over_keys(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The median of each figure over keys, and its range: one key says little where the key decides."""
+    """Returns the median and the range of each figure over keys."""
     if len(each) == 1:
         return dict(each[0])
     results = {}
@@ -180,7 +179,7 @@ def over_keys(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _once(name: str, progress: Log) -> Log:
-    """With the variant's name before it, once: each further attack reports again what was done before."""
+    """Returns a log that adds the variant's name and reports each line once, since later attacks repeat it."""
     info: set[str] = set()
 
     def first(words: str) -> None:
@@ -199,7 +198,10 @@ def _line(cell: AttackResult) -> str:
 
 
 def attacked(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress: Log = no_log) -> AuditRun:
-    """All attacks at once; where they have a budget each, one more at a time: what was done lies in the work folder."""
+    """Runs all attacks at once.
+
+    If each has its own budget, it adds one attack at a time and keeps earlier results on disk.
+    """
 
     def cell_done(cell: AttackResult) -> None:
         progress(_line(cell))
@@ -224,8 +226,10 @@ def _require_ended(cells: Sequence[AttackResult]) -> None:
 
 
 def split(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, list[Example]]]:
-    """The private texts, and those of each attacker. Texts that are in both are taken from the attackers afterwards, by
-    `assemble`, which gives each the private texts that leaked."""
+    """Returns the private texts, and those of each attacker.
+
+    `assemble` later removes private texts from the attackers' texts, and adds those that leaked.
+    """
     whole = data_refs.examples(data, recipe.private)
     order = np.arange(len(whole))
     if recipe.order == "random":
@@ -245,7 +249,7 @@ def split(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, li
 
 
 def share(name: str) -> float | None:
-    """ "private 10 %" is 0.1; what does not begin with "private " is a file, or the rest."""
+    """Returns 0.1 for "private 10 %". None: the name is a file or "rest"."""
     if not name.startswith("private "):
         return None
     results = re.fullmatch(r"private (\d+(?:\.\d+)?) %", name)
@@ -255,7 +259,7 @@ def share(name: str) -> float | None:
 
 
 def leaked(recipe: AttackRecipe) -> dict[str, Ids]:
-    """For each attacker who has some, which private texts leaked: drawn by the seed, more hold fewer."""
+    """Returns which private texts leaked to each attacker who has some. A larger share contains every smaller one."""
     order = np.random.default_rng([recipe.seed, *b"leaked"]).permutation(recipe.rows).astype(np.int64)
     results = {}
     for who, names in recipe.public.items():
@@ -268,7 +272,7 @@ def leaked(recipe: AttackRecipe) -> dict[str, Ids]:
 
 
 def _work_of(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dict[str, Any]:
-    """What decides the results in a variant's work folder."""
+    """Returns all that decides the results in a variant's work folder."""
     files = {one for part in recipe.public.values() for one in part if one != "rest" and share(one) is None}
     sums = data_refs.sums(data, sorted({recipe.private, *files}))
     return {
@@ -294,7 +298,7 @@ def _figures(cells: Sequence[AttackResult], variant: str) -> dict[str, float]:
 
 
 def _unleaked(scene: Scene, done: AuditRun, shared: Mapping[str, Ids], variant: str) -> dict[str, float]:
-    """Top-1 over the tokens of the private texts that did not leak, for attackers to whom the others did."""
+    """Returns top-1 over the tokens of the private texts that did not leak, for attackers who have leaked ones."""
     sent = scene.truth.tokens
     results = {}
     for (who, attack), reading in done.readings.items():

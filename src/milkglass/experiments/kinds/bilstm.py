@@ -1,11 +1,10 @@
 """Recipes of kind "bilstm": ObfusLM on a model that is not a transformer (appendix D.5, Table 12).
 
-The vocabulary is the words of a GloVe file. The scheme's rows and the permutation are made as
-`client/obfuscate/scramble.py` makes them for a checkpoint: row sigma(i) of the new table is row i of W E; texts cross
-as scrambled ids. The attacks are the catalogue's, run by the audit's runner on what crossed: the scrambled table and
-ids.
+The vocabulary is the words of a GloVe file. The scheme's rows and the permutation are made as in
+`client/obfuscate/scramble.py`: row sigma(i) of the new table is row i of W E, and texts cross as scrambled ids. The
+catalogue's attacks run with the audit's code on the scrambled table and ids.
 
-The paper names neither its k and epsilon for this table, nor whether the word vectors learn, nor the batch size.
+The paper does not name k and epsilon for this table, whether the word vectors learn, or the batch size.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ class BiLSTMRecipe(Recipe):
     Attributes:
         model: a GloVe file under the data folder.
         seed: of the keys, the trainings and the texts that are attacked.
-        data: for each split a file, or a data set by name.
+        data: a file or a named data set for each split.
         training: of every variant.
-        attacks: see entries.py; those that need no text of the attacker's.
+        attacks: see entries.py; only those that need no text of the attacker's.
         variants: parameters of a scheme; none mean plain.
-        evaluation: texts, how many training texts, drawn by the seed, the attacks are graded on.
+        evaluation: texts: the number of random training texts on which attacks are graded.
     """
 
     seed: int
@@ -97,8 +96,11 @@ class BiLSTMRecipe(Recipe):
         return self.entries("seed", "data", "training", "attacks", "evaluation", "variants")
 
     def measure(self, run: RunFolder) -> dict[str, float]:
-        """ "accuracy, VARIANT" in percent; of the scrambled ones "accuracy loss" in points, and "MEASURE, ATTACK, model
-        only, VARIANT" in percent over running words. Variants that are done are not trained again."""
+        """Returns "accuracy, VARIANT" in percent, and for scrambled variants the losses and the attacks' figures.
+
+        These are "accuracy loss" in points, and "MEASURE, ATTACK, model only, VARIANT" in percent over running words.
+        Variants that are done are not trained again.
+        """
         table = WordTable.read(data_refs.files(run.data, self.model)[0])
         sums = data_refs.sums(run.data, [self.model, *self.data.values()])
         require_same_run(run.out, {**self.about(), "sums": sums})
@@ -122,7 +124,7 @@ class BiLSTMRecipe(Recipe):
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """One split: its texts in public ids, and (u,) the number of each label."""
+    """The texts of one split in public ids, and (u,) the number of each label."""
 
     texts: Sequences
     labels: Labels
@@ -139,7 +141,7 @@ def _losses(recipe: BiLSTMRecipe, measured: Mapping[str, float]) -> dict[str, fl
 
 
 def _read(recipe: BiLSTMRecipe, table: WordTable, data: Path) -> tuple[LabelledRows, LabelledRows, int]:
-    """Both splits and the number of classes. Raises UsageError for rows without labels or with unknown ones."""
+    """Returns both splits and the number of classes. Raises UsageError for rows without labels or with unknown ones."""
     examples = [data_refs.examples(data, recipe.data[split]) for split in SPLITS]
     if any(one.label is None for split in examples for one in split):
         raise UsageError("a row has no label", "give data for classification")
@@ -159,7 +161,7 @@ def _read(recipe: BiLSTMRecipe, table: WordTable, data: Path) -> tuple[LabelledR
 
 # --- the scheme over a word table -------------------------------------------------------------------------------------
 def seeded_key(table: WordTable, root: str, scheme: Scheme | None) -> Key:
-    """A key that anyone can derive from `root`; without a scheme the identity. Not a secret."""
+    """Returns a key that anyone can derive from `root`, which is not secret. Without a scheme it is the identity."""
     digest = "sha256:" + hashlib.sha256(table.rows.numpy().tobytes() + "\n".join(table.words).encode()).hexdigest()
     order = hashed_permutation if scheme and scheme.hashed else permutation
     key = Key.new(digest, len(table), (), KeyInfo({}), order, hashlib.sha256(root.encode()).digest())
@@ -167,18 +169,18 @@ def seeded_key(table: WordTable, root: str, scheme: Scheme | None) -> Key:
 
 
 def mixed(table: WordTable, key: Key, scheme: Scheme) -> RowMap:
-    """W, over the words alone."""
+    """Returns W over the words alone."""
     order, special = np.argsort(key.sigma).astype(np.int64), np.array(SPECIAL, np.int64)
     return scheme.row_map(table.rows, order, special, key.stream, lambda done: None, key.slots)
 
 
 def scrambled(table: WordTable, key: Key, mixture: RowMap) -> torch.Tensor:
-    """(n, d): row sigma(i) is row i of W E."""
+    """Returns (n, d), whose row sigma(i) is row i of W E."""
     return mixture.apply(table.rows, np.argsort(key.sigma).astype(np.int64))
 
 
 def view(rows: torch.Tensor) -> Model:
-    """The table as attacks see one."""
+    """Returns the table as a model for attacks."""
     return Model({TABLE_NAME: rows}, CONFIG)
 
 
@@ -187,7 +189,7 @@ def _trained(
     recipe: BiLSTMRecipe, name: str, rows: torch.Tensor, sigma: Ids, train: LabelledRows, held_out: LabelledRows,
     classes: int, out: Path, progress: Log,
 ) -> Labels:  # fmt: skip
-    """(u,) the classes that the trained network names for the held-out rows."""
+    """Returns (u,) the classes that the trained network predicts for the held-out rows."""
     done = out / name / "trained.json"
     if not done.is_file() or "answers" not in json.loads(done.read_text("utf-8")):  # of older code
         files.private_dir(done.parent)
@@ -216,7 +218,7 @@ def assembled(
     recipe: BiLSTMRecipe, table: WordTable, rows: torch.Tensor, key: Key, scheme: Scheme, mixture: RowMap,
     texts: Sequences,
 ) -> Scene:  # fmt: skip
-    """What crossed and what is true about it; the attacker has the public table and the scheme (Kerckhoffs)."""
+    """Returns the scene. The attacker has the public table and the scheme (Kerckhoffs)."""
     size, sigma = len(table), key.sigma.astype(np.int64)
     drawn = np.random.default_rng(recipe.seed).permutation(len(texts))[: recipe.evaluation["texts"]]
     original = texts.chosen(np.sort(drawn))

@@ -1,4 +1,4 @@
-"""Accuracy with and without obfuscation, and nearest-neighbour recovery over the table (ObfusLM, Tables 2 and 10)."""
+"""Recipes of accuracy with and without obfuscation, and of nearest-neighbour recovery (ObfusLM, Tables 2 and 10)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from milkglass.server.storage.training_rows import TrainingRows
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationRecipe(FineTuning):
-    """Fine-tuned classifiers: accuracy, and what nearest neighbours read of the table as it was uploaded."""
+    """Fine-tuned classifiers: their accuracy, and what nearest neighbours read of the uploaded table."""
 
     task = "classification"
 
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> dict[str, float]:
-        """Percent; and of a data set by name its measures beside accuracy, such as Matthews' correlation of CoLA."""
+        """Returns figures in percent, with a named data set's own measures, such as Matthews' correlation of CoLA."""
         data_set = data_refs.named(self.data["validation"])
         metrics = [name for name in data_set[0].metrics if name != "accuracy"] if data_set else []
         more = graded_by_metrics(variants, metrics, self.training.max_length, self.seed, run.predictions)
@@ -44,8 +44,9 @@ class ClassificationRecipe(FineTuning):
 
 
 def recovery(base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]) -> dict[str, float]:
-    """Accuracies in percent. Top-1 and top-3 as shares of the whole vocabulary, and of the running tokens of the
-    training data, which is what the paper's tables count.
+    """Returns accuracies in percent, and top-1 and top-3 recovery as shares.
+
+    Shares are of the whole vocabulary, and of the running tokens of the training data, as the paper's tables count.
     """
     result = {f"accuracy, {v.name}": 100 * statuses[v.name].metrics["accuracy"] for v in variants}
     plain = next(v for v in variants if v.plain)
@@ -71,7 +72,7 @@ def recovery(base: Checkpoint, variants: list[Variant], statuses: Mapping[str, S
 
 
 def running_counts(variant: Variant) -> torch.Tensor:
-    """(n',) how often each scrambled id occurs in the training data, special tokens left out."""
+    """Returns (n',) how often each scrambled id occurs in the training data, without special tokens."""
     ids = TrainingRows.open(variant.job / "train.safetensors").mapped("input_ids")
     counts = np.bincount(ids, minlength=len(variant.key.sigma))
     special = reserved_ids(Checkpoint.open(resolve(variant.key.info.model)), len(variant.key.first))
@@ -84,7 +85,7 @@ TEXTS_A_BATCH = 64
 
 @torch.inference_mode()
 def predicted(model: Path, held_out: Path, max_length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(u,) the class that the model names for each row, and (u,) the row's own."""
+    """Returns (u,) the class that the model predicts for each row, and (u,) the row's own."""
     with ONE_LOAD:
         net: Any = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
     rows = TrainingDataset(held_out, "classification", max_length)
@@ -100,7 +101,7 @@ def predicted(model: Path, held_out: Path, max_length: int) -> tuple[NDArray[np.
 def graded_by_metrics(
     variants: Sequence[Variant], metrics: Sequence[str], max_length: int, seed: int, kept: dict[str, str]
 ) -> dict[str, float]:
-    """In percent, "f1, VARIANT" for each metric. kept: receives each variant's answers."""
+    """Returns "METRIC, VARIANT" in percent for each metric. `kept` receives each variant's answers."""
     result: dict[str, float] = {}
     for variant in variants:
         guess, truth = predicted(variant.job / "result", variant.job / "validation.safetensors", max_length)

@@ -5,20 +5,21 @@
     held_out = "sst2/dev.tsv"        what utility is measured on
     rows = 8000                      of train, drawn by the seed; left out: all
     training = { n_epochs = 4 }      laid over the table [training]
-
     [defences."custext+"]            see defences/catalogue.py; an empty one is plain
     [attacked]                       rows: private ones, of train; public: how many others an attacker has
 
-A defence's entry may lay tables `training` and `attacked` of its own over these: with a key for each job, `rows` are
+A defence's entry may override both tables by its own `training` and `attacked`. With a key for each job, `rows` are
 what one key hides.
 
-Figures are called "MEASURE, DATA, DEFENCE" and "MEASURE, ATTACK, ATTACKER, DATA, DEFENCE"; with several seeds they are
-means; "..., sd" is the standard deviation of the seeds, and "..., median", "..., least", "..., most" their median and
-range, for a seed is a key as well, on which some figures depend. "MEASURE, DATA, commonest class" is what naming the
-commonest class of the first seed's training rows for every text is worth; "MEASURE, DATA, client alone, MODEL" what the
-client does by itself in seconds, with nothing sent (client/alone.py), and "MEASURE with own model, DATA, DEFENCE" what
-the server's answers are worth together with those. Cells are shared by recipes with the same
---cache.
+Figures are called "MEASURE, DATA, DEFENCE" and "MEASURE, ATTACK, ATTACKER, DATA, DEFENCE". With several seeds they are
+means, with "..., sd" for the standard deviation and "..., median", "..., least", "..., most" for median and range,
+since a seed is also a key, on which some figures depend. Further figures:
+
+    MEASURE, DATA, commonest class                the class most frequent in the first seed's training rows, for all
+    MEASURE, DATA, client alone, MODEL            what the client does by itself in seconds (client/alone.py)
+    MEASURE with own model, DATA, DEFENCE         the server's answers combined with the client's own model
+
+Recipes with the same --cache share their cells.
 """
 
 from __future__ import annotations
@@ -76,11 +77,11 @@ class Comparison(Recipe):
 
     Attributes:
         seeds: of the rows that are drawn and of the trainings.
-        data: see above.
-        defences: see above.
-        training: of every cell; a defence's entry may lay a table of this name over it.
+        data: see the module.
+        defences: see the module.
+        training: of every cell; a defence's entry may override it.
         attacks: see entries.py.
-        attacked: as `training`; see procedures/leakage.py.
+        attacked: see procedures/leakage.py; a defence's entry may override it.
     """
 
     data: Mapping[str, Mapping[str, Any]]
@@ -115,7 +116,10 @@ class Comparison(Recipe):
         return self.settings_of(problem.name, entry, {"seed": seed, **task})
 
     def settings_of(self, data: str, entry: Mapping[str, Any], more: Mapping[str, Any]) -> Hyperparameters:
-        """Of a defence's entry on a data set; the recipe's own settings come before `more`."""
+        """Returns the settings of a defence on a data set.
+
+        `more` are defaults, which the recipe's settings override.
+        """
         own = table_of(self.data[data], "training")
         return hyperparameters({**more, **self.training, **own, **table_of(entry, "training")})
 
@@ -184,20 +188,20 @@ class Comparison(Recipe):
 
 
 def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """A defence's entry without the tables that are laid over the recipe's."""
+    """Returns a defence's entry without the tables that override the recipe's."""
     return {key: value for key, value in entry.items() if key not in ("training", "attacked")}
 
 
 def with_training(defence: Defence, settings: Hyperparameters) -> Defence:
-    """An encoder is trained where it is split, with the same settings; the others are by a server."""
+    """Returns the defence with training settings if it is trained where it is split; a server trains the others."""
     return replace(defence, training=halves_training(settings)) if isinstance(defence, HiddenStateDefence) else defence
 
 
 def halves_training(settings: Hyperparameters) -> HalvesTraining:
-    """The same of a model in two halves, whose batches are of a random order always.
+    """Returns the settings for a model in two halves, whose batches always have a random order.
 
     Raises:
-        UsageError: a setting that this training does not have, so that its cell could not be compared.
+        UsageError: a setting does not exist for this training, so that its cell could not be compared.
     """
     whole = settings.max_steps is not None or float(settings.n_epochs).is_integer()
     unlike = [
@@ -219,13 +223,13 @@ def halves_training(settings: Hyperparameters) -> HalvesTraining:
 
 
 def problem(name: str, entry: Mapping[str, Any], data: Path, seed: int, spare: int = 0) -> TrialData:
-    """One data set of the comparison. The training rows are drawn by the seed, in its order.
+    """Returns one data set of the comparison, with training rows in the seed's order.
 
     Args:
-        spare: how many rows are not trained with, for attackers.
+        spare: how many rows are kept out of training, for attackers.
 
     Raises:
-        UsageError: data without labels, or with too few rows.
+        UsageError: the data has no labels, or too few rows.
     """
     about = data_refs.named(entry["train"])
     whole = data_refs.examples(data, entry["train"])
@@ -252,7 +256,7 @@ def problem(name: str, entry: Mapping[str, Any], data: Path, seed: int, spare: i
 
 
 def _named(recipe: Comparison, measured: Mapping[Place, Mapping[str, float]]) -> dict[str, float]:
-    """Means over the seeds, and what a defence costs beside none."""
+    """Returns means over the seeds, and each defence's loss beside no defence."""
     figures: dict[str, float] = {}
     for data, defence in product(recipe.data, recipe.defences):
         each = [measured[data, defence, seed] for seed in recipe.seeds]

@@ -1,7 +1,7 @@
 """Recipes that fine-tune a model, plain and scrambled, with the server's own worker.
 
-A run folder holds for each variant `VARIANT-model/` (when it is scrambled) and the job folder `VARIANT/`, and in
-`data/` what was written of data sets by name. What is there already is not done again.
+A run folder contains for each variant `VARIANT-model/` (if it is scrambled) and the job folder `VARIANT/`, and in
+`data/` the files of named data sets. What exists is not made again.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from milkglass.server.spec import Hyperparameters, Status, Task
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning(Recipe):
-    """A recipe of training. Authors write `graded`.
+    """A recipe of training. Subclasses write `graded`.
 
     Attributes:
         seed: of the keys and of the trainings.
-        data: for each split a file, or a data set by name (data_refs.py).
+        data: for each split a file, or a named data set (data_refs.py).
         training: of all variants.
         variants: parameters of a scheme (schemes/catalogue.py); none mean plain.
-        evaluation: whole numbers by name, which `needed` lists.
+        evaluation: integers by the names in `needed`.
     """
 
     seed: int
@@ -79,15 +79,15 @@ class FineTuning(Recipe):
         return {**self.about(), "data": self.data}
 
     def scheme(self, parameters: Mapping[str, Any]) -> Scheme | None:
-        """What a variant's model is scrambled with; None: nothing."""
+        """Returns the scheme of a variant. None: its model is not scrambled."""
         return scheme_of_recipe(parameters) if parameters else None
 
     def key(self, base: Checkpoint, digest: str, parameters: Mapping[str, Any], run: RunFolder) -> Key:
-        """What a variant's data is encoded with, and its model scrambled. digest: of the base."""
+        """Returns the key that encodes a variant's data and scrambles its model. `digest` is the base model's."""
         return seeded_key(base, self.model, digest, self.seed, self.scheme(parameters))
 
     def texts(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
-        """For each variant the file of each split. By default all variants have the same."""
+        """Returns for each variant the file of each split. By default all variants have the same files."""
         paths = {
             split: data_refs.as_file(run.data, self.data[split], run.out / "data", run.progress) for split in SPLITS
         }
@@ -100,25 +100,25 @@ class FineTuning(Recipe):
         return self.graded(run, base, variants, train(variants, run))
 
     def prepared(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
-        """What is trained. What is there already is not written again."""
+        """Returns the variants to be trained, after writing what is missing."""
         return prepare(self, base, run)
 
     @abc.abstractmethod
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> dict[str, float]:
-        """The figures of the trained variants, by name."""
+        """Returns the figures of the trained variants, by name."""
 
 
 def _classes(data: Mapping[str, str]) -> dict[str, int]:
-    """How many classes a data set by name has."""
+    """Returns how many classes a named data set has, as a setting."""
     train = data.get("train", "")
     result = data_refs.named(train) if isinstance(train, str) else None
     return {"num_labels": len(result[0].labels)} if result and result[0].labels else {}
 
 
 def prepare(recipe: FineTuning, base: Checkpoint, run: RunFolder) -> list[Variant]:
-    """Scramble the models and write the encoded data and the jobs' specs, where they are not there yet."""
+    """Scrambles the models, and writes the encoded data and the jobs' specs, if they do not exist."""
     digest, out = base.digest(), run.out
     require_same_run(out, {**recipe.about(), "base": digest, "data": data_refs.sums(run.data, recipe.data.values())})
     paths = recipe.texts(base, run)
@@ -138,7 +138,12 @@ def prepare(recipe: FineTuning, base: Checkpoint, run: RunFolder) -> list[Varian
 def write_job(
     recipe: FineTuning, base: Checkpoint, texts: Mapping[str, Path], variant: Variant, threads: int | None
 ) -> None:
-    """texts: for each split its file. base: whose tokenizer encodes them."""
+    """Writes a variant's encoded data and its job's spec.
+
+    Args:
+        base: whose tokenizer encodes the texts.
+        texts: the file of each split.
+    """
     files.private_dir(variant.job)
     labelled = recipe.task == "classification"
     numbers = data_refs.numbers(recipe.data["train"], texts["train"]) if labelled else None
@@ -155,7 +160,7 @@ def write_job(
 
 
 def train(variants: list[Variant], run: RunFolder) -> dict[str, Status]:
-    """Run the jobs with the server's own worker; one that succeeded is not run again."""
+    """Runs the jobs with the server's own worker. A job that succeeded is not run again."""
 
     def job(variant: Variant) -> Status:
         return run_job(variant.job, lambda words: run.progress(f"{variant.name}: {words}"))

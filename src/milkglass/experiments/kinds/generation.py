@@ -1,14 +1,13 @@
-"""Generated answers before and after fine-tuning: how good they are, and who can read them (ObfusLM, Tables 3 and 6).
+"""Recipes of generated answers before and after fine-tuning: quality, and who can read them (ObfusLM, Tables 3 and 6).
 
-**What Table 6 compares.** "The metrics between original texts and inference results observed by the client or the
-attacker": its column for the client is Table 3's figure for ObfusLM (Alpaca 70.93, Databricks 57.18), which is the
-likeness of the client's answers to the data set's. So the original texts are the data set's answers, for the attacker
-as well; and an attacker whose text is 60 % as like them as the client's may have read 60 % of it, or all of what
-matters, or nothing but common words. Beside it stands therefore what the attack is about: the attacker's text against
-the client's, token by token and by ROUGE ("of the client's").
+**Table 6** compares "the metrics between original texts and inference results observed by the client or the attacker".
+Its column for the client is Table 3's figure for ObfusLM (Alpaca 70.93, Databricks 57.18), the likeness of the client's
+answers to the data set's. So the original texts are the data set's answers, for the attacker too. An attacker whose
+text is 60 % as similar to them as the client's may have read 60 % of it, all that matters, or common words only. So the
+attacker's text is also compared with the client's, token by token and by ROUGE ("of the client's").
 
-Answers are greedy, generated once for each model, and the attackers read those very ids. The attacks are the
-catalogue's; ERA+ starts from the candidates that cluster-solve and matching find in the table as it was uploaded.
+Answers are greedy and generated once for each model, and the attackers read these ids. The attacks are the catalogue's.
+ERA+ starts from the candidates that cluster-solve and matching find in the uploaded table.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ Rows = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class GeneratedAnswers:
-    """Scrambled ids of the prompts and of what was generated, and the data set's own answers."""
+    """Scrambled ids of the prompts and the generated answers, and the data set's own answers."""
 
     prompts: Sequences
     ids: Sequences
@@ -67,11 +66,11 @@ class GeneratedAnswers:
 
 @dataclass(frozen=True)
 class InstructionFile:
-    """Prompts whose answers are checked by rule, as CMIF's Figure 3 has them.
+    """Prompts whose answers are checked by rule, as in CMIF's Figure 3.
 
     Attributes:
         file: IFEval's input_data.jsonl.
-        prompts: how many of its first.
+        prompts: how many of its first prompts are used.
         new_tokens: of each answer.
     """
 
@@ -84,7 +83,7 @@ class InstructionFile:
             raise UsageError("instructions has no prompts, or answers of no tokens", "give 1 or more of both")
 
     def read(self, data: Path) -> list[ifeval.Prompt]:
-        """Raises UsageError for a file that is not there or is not IFEval's."""
+        """Returns the prompts. Raises UsageError if the file does not exist or is not IFEval's."""
         with data_refs.files(data, self.file)[0].open(encoding="utf-8") as lines:
             try:
                 rows = [json.loads(one) for one in islice(lines, self.prompts)]
@@ -97,11 +96,11 @@ class InstructionFile:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTuning(FineTuning):
-    """Decoders that are tuned and asked.
+    """Decoders that are tuned and then generate answers.
 
     Attributes:
         evaluation: answers, how many prompts of the validation data; new_tokens of each.
-        instructions: fields of `InstructionFile`; without them no answers are checked by rule.
+        instructions: fields of `InstructionFile`; empty: no answers are checked by rule.
     """
 
     instructions: Mapping[str, Any] = field(default_factory=dict)
@@ -137,8 +136,11 @@ class GenerationRecipe(GeneratorTuning):
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> dict[str, float]:
-        """For each variant: loss (nats a token of the answers) and ROUGE F (percent) before and after, and afterwards
-        what attackers read of the answers."""
+        """Returns for each variant the loss, ROUGE and what attackers read.
+
+        Loss (nats a token of the answers) and ROUGE F (percent) are before and after training; attackers read the
+        answers after.
+        """
         result: dict[str, float] = {}
         held_out = data_refs.as_file(run.data, self.data["validation"], run.out / "data")
         for variant in variants:
@@ -164,15 +166,23 @@ def followed(
     model: PreTrainedModel, codec: Codec, prompts: Sequence[ifeval.Prompt], new_tokens: int, of: str,
     kept: dict[str, str],
 ) -> dict[str, float]:  # fmt: skip
-    """IFEval's accuracies of the answers to these prompts, in percent: "ifeval prompt strict" and so on. of, kept: see
-    `by_rules`."""
+    """Returns IFEval's accuracies of the model's answers in percent, such as "ifeval prompt strict".
+
+    Args:
+        of: ends the names.
+        kept: see `by_rules`.
+    """
     asked = [codec.encode_chat([{"role": "user", "content": one.text}]) for one in prompts]
     return by_rules(prompts, [codec.decode(one) for one in greedy(model, asked, new_tokens)], of, kept)
 
 
 def by_rules(prompts: Sequence[ifeval.Prompt], texts: Sequence[str], of: str, kept: dict[str, str]) -> dict[str, float]:
-    """The same of answers that are there. of: ends the names. kept: receives how many instructions of each prompt are
-    kept strictly."""
+    """Returns IFEval's accuracies of given answers in percent.
+
+    Args:
+        of: ends the names.
+        kept: receives how many instructions of each prompt are followed strictly.
+    """
     graded = ifeval.score(prompts, texts)
     kept[f"ifeval strict{of}"] = packed(graded.strict)
     return with_spread({f"ifeval {name}": one for name, one in graded.measures.items()}, of)
@@ -180,7 +190,7 @@ def by_rules(prompts: Sequence[ifeval.Prompt], texts: Sequence[str], of: str, ke
 
 @torch.inference_mode()
 def row_losses(model: PreTrainedModel, rows: TrainingDataset) -> tuple[Rows, Rows]:
-    """(u,) the sum of the cross-entropies over the tokens that carry a label, and (u,) how many these are."""
+    """Returns (u,) the sum of the cross-entropies over the tokens that have a label, and (u,) their number."""
     collate = Collate(model.config.pad_token_id or 0)
     losses, tokens = list[torch.Tensor](), list[torch.Tensor]()
     for start in range(0, len(rows), PROMPTS_A_BATCH):
@@ -194,21 +204,32 @@ def row_losses(model: PreTrainedModel, rows: TrainingDataset) -> tuple[Rows, Row
 
 
 def loss_figures(losses: tuple[Rows, Rows], seed: int, of: str, kept: dict[str, str]) -> dict[str, float]:
-    """The mean loss of a token. losses: (u,) each row's sum and (u,) its tokens, which `kept` receives. of: ends the
-    names."""
+    """Returns the mean loss of a token.
+
+    Args:
+        losses: (u,) each row's sum, and (u,) its number of tokens.
+        of: ends the names.
+        kept: receives the losses.
+    """
     kept |= {f"loss{of}": packed(losses[0]), f"tokens{of}": packed(losses[1].astype(np.int64))}
     return with_spread({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, of, scale=1)
 
 
 def mean_figures(scores: Mapping[str, Rows], seed: int, of: str, kept: dict[str, str]) -> dict[str, float]:
-    """The mean of each measure in percent. scores: (u,) of each row, from 0 to 1, which `kept` receives."""
+    """Returns the mean of each measure in percent.
+
+    Args:
+        scores: (u,) of each row, from 0 to 1.
+        of: ends the names.
+        kept: receives the scores.
+    """
     kept |= {f"{name}{of}": packed(one) for name, one in scores.items()}
     return with_spread(text.means(scores, np.random.default_rng(seed)), of)
 
 
 @torch.inference_mode()
 def answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation: Mapping[str, int]) -> GeneratedAnswers:
-    """Greedy answers to the first prompts of the file, each up to and with its end-of-sequence id."""
+    """Returns greedy answers to the first prompts of the file, each up to its end-of-sequence id, included."""
     examples = list(islice(read_examples(path), evaluation["answers"]))
     prompts = [codec.encode_chat(example.messages[:-1]) for example in examples]
     references = tuple(str(example.messages[-1]["content"]) for example in examples)
@@ -219,7 +240,7 @@ def answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation: Mappin
 
 @torch.inference_mode()
 def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> list[np.ndarray[Any, Any]]:
-    """What the model continues each prompt with, up to and with its end-of-sequence id."""
+    """Returns the model's continuation of each prompt, up to its end-of-sequence id, included."""
     generated: list[np.ndarray[Any, Any]] = []
     for start in range(0, len(prompts), PROMPTS_A_BATCH):
         group = prompts[start : start + PROMPTS_A_BATCH]
@@ -242,15 +263,17 @@ def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> l
 
 
 def ended(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Up to and with the first of `stops`: what follows is padding, which no server sends."""
+    """Returns the ids up to the first of `stops`, included. What follows is padding, which no server sends."""
     at = np.flatnonzero(np.isin(ids, stops))
     return ids[: at[0] + 1] if len(at) else ids
 
 
 # --- what attackers read ----------------------------------------------------------------------------------------------
 def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, answered: GeneratedAnswers) -> dict[str, float]:
-    """By ERA, and where anything was scrambled by the map of matching and by ERA+. Of the plain variant ERA reads what
-    it can read at all: its control."""
+    """Returns what ERA reads, and for scrambled variants matching's map and ERA+.
+
+    ERA on the plain variant is the control.
+    """
     transcript = Transcript(
         (
             Weights(Model.open(variant.model)),
@@ -276,7 +299,7 @@ def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, answered: 
 
 
 def candidates(transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> Candidates:
-    """What the table alone gives away: clusters, then the order inside them."""
+    """Returns what the table alone reveals: clusters, then the order inside them."""
     solved = ClusterSolve().learn(transcript, knowledge, Budget(), rng)
     return Matching().learn(transcript, replace(knowledge, candidates=solved), Budget(), rng)
 
@@ -284,7 +307,7 @@ def candidates(transcript: Transcript, knowledge: Knowledge, rng: np.random.Gene
 def graded(
     guess: Guess, codec: Codec, answered: GeneratedAnswers, rng: np.random.Generator, of: str = ""
 ) -> dict[str, float]:
-    """Against the data set's answers, as Table 6 does, and against what the client reads; percent. of: ends names."""
+    """Returns the attacker's text against the data set's answers, as Table 6, and against the client's, in percent."""
 
     def readable(ids: np.ndarray[Any, Any]) -> str:
         known = ids[(ids >= 0) & codec.visible[ids]]  # as the client leaves out special tokens, and what has no belief

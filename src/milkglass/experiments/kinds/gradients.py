@@ -8,13 +8,11 @@
     [defences.ghost]                     experiments/procedures/private_rows.py
     [attacks]                            experiments/entries.py
 
-Each step is the first of a training: the model is the public one with a new head, which attackers have too, as they
-have the texts' labels and lengths (section 3.1) and know the shield: whether the step drops, what is frozen. A guess is
-graded against the owner's own text, whatever went into the step. Attacks that see ids ("shadow-...") are given the
-shadows themselves, which is the most that any inversion could read, what each can stand for, and the defence to try on
-the attacker's own text. Figures are called "MEASURE, ATTACK, DEFENCE", from 0 to 1 as the paper has them.
-
-Training is another kind (shared_training.py).
+Each step is the first of a training. The model is the public one with a new head. Attackers have it, the texts' labels
+and lengths (section 3.1), and know the shield: whether the step drops, what is frozen. A guess is graded against the
+owner's own text, whatever went into the step. Attacks that see ids ("shadow-...") get the shadows, the most that any
+inversion could read, what each can stand for, and the defence to try on the attacker's own text. Figures are called
+"MEASURE, ATTACK, DEFENCE", from 0 to 1 as in the paper. shared_training.py measures training.
 """
 
 from __future__ import annotations
@@ -72,9 +70,9 @@ class GradientTexts:
         least: the fewest words of a text.
         most: the most words of a text.
         batch: texts in each step.
-        public: how many others an attacker has.
-        reference: the data that they are from; "": the same.
-        seconds: of a processor, for one attack on all texts.
+        public: how many other texts an attacker has.
+        reference: the data that these come from; "" means the same data.
+        seconds: processor time of one attack on all texts. None: no limit.
     """
 
     texts: int
@@ -115,7 +113,7 @@ class GradientRecipe(SharedStepRecipe):
         return super().about() | {"texts": self.texts, "attacks": self.attacks}
 
     def measure(self, run: RunFolder) -> dict[str, float]:
-        """The figures by name. An attack that does not apply has none, which is reported."""
+        """Returns the figures by name. An attack that does not apply has none, which is reported."""
         base = Checkpoint.open(resolve(self.model))
         expected = from_entries(GradientTexts, self.texts)
         refs = [self.data, *([expected.reference] if expected.reference else [])]
@@ -130,7 +128,7 @@ class GradientRecipe(SharedStepRecipe):
 
 
 def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progress: Log) -> dict[str, float]:
-    """The figures of one defence. Each attack has a budget of its own; what was measured before a stop is kept."""
+    """Returns the figures of one defence. Each attack has its own budget, and earlier measurements are kept."""
     parts, seconds = PartialResults(kept), from_entries(GradientTexts, recipe.texts).seconds
     attacks, before, done = attacks_of(recipe.attacks), parts.done, dict[str, dict[str, float]]()
 
@@ -159,8 +157,10 @@ def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progre
 
 
 def figures(one: AttackResult) -> dict[str, float]:
-    """MEASURES from 0 to 1, half the width of the 95 % interval of each, and the processor's seconds, which are what
-    a recipe's `seconds` bounds: other work on the machine hardly changes a result."""
+    """Returns MEASURES from 0 to 1, half the width of each 95 % interval, and the processor seconds.
+
+    A recipe's `seconds` limits processor time, so other work on the machine hardly changes a result.
+    """
     return with_spread(one.among(MEASURES), scale=1) | {"seconds": one.seconds}
 
 
@@ -169,9 +169,12 @@ class Attackers:
     """What is attacked in a recipe, and what attackers have.
 
     Attributes:
+        recipe: the recipe.
+        base: the public model.
         expected: the recipe's texts.
         data: the folder of its data.
         kept: where shadows are kept.
+        progress: receives lines for the user.
     """
 
     recipe: GradientRecipe
@@ -182,7 +185,7 @@ class Attackers:
     progress: Log
 
     def scene(self, guard: DefenceSpec) -> Scene:
-        """Of one defence: what a server sees of one step a batch, all of the same model."""
+        """Returns the scene of one defence: one step for each batch, all of the same model."""
         tokenizer, (private, public, classes) = self._texts
         recipe, batch_size = self.recipe, self.expected.batch
         sent = shadowed(self.base, private.ids, guard, recipe.seed, self.kept, self.progress)
@@ -206,7 +209,7 @@ class Attackers:
         return gradient_scene(seen, knowledge, truth_of(private.ids, sent, tokenizer, len(step.table), batches), sent)
 
     def _rehearsed(self, guard: DefenceSpec, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
-        """The defence on an attacker's own text, with draws of the attacker's own."""
+        """Returns the attacker's own text through the defence, with the attacker's own draws."""
         own = shadowed(self.base, corpus, guard, seed, self.kept, self.progress)
         return own, np.arange(len(corpus.ids), dtype=np.int64)
 
@@ -219,7 +222,7 @@ class Attackers:
 def _rows(
     recipe: GradientRecipe, expected: GradientTexts, tokenizer: Any, data: Path
 ) -> tuple[PrivateRows, Sequences | None, int]:
-    """The private rows, the attacker's, and how many classes there are."""
+    """Returns the private rows, the attacker's texts, and the number of classes."""
     examples = data_refs.examples(data, recipe.data)
     numbers = classes_of(recipe.data, examples) if recipe.task == "classification" else None
     rng = np.random.default_rng(recipe.seed)

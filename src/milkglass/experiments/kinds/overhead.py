@@ -1,14 +1,13 @@
 """Recipes of kind "overhead": what the client's work costs beside the server's (ObfusLM, Table 11).
 
-Every time is a median, of wall clock, with one piece of work after the other. Obfuscation is everything from the
-checkpoint on disk to the scrambled one (clusters, weights, writing; not the download). Tokenisation is the whole
-training file, scrambled and written as Parquet. The server's fine-tuning is its own worker run for a few steps, of
-which the first is left out; the time of a whole training is the median step times the steps of so many epochs:
-**extrapolated**, never run to its end. An answer is the server's greedy generation of exactly so many tokens, one
-prompt at a time; the client's part of it is tokenising and scrambling the prompt before, unscrambling and detokenising
-the answer after.
+Every time is a median of wall clock, with one piece of work after the other. Obfuscation is everything from the
+checkpoint on disk to the scrambled one (clusters, weights, writing), without the download. Tokenisation is of the whole
+training file, scrambled and written as Parquet. Fine-tuning is the server's worker for a few steps, without the first.
+The time of a whole training is **extrapolated**: the median step times the number of steps. An answer is the server's
+greedy generation of exactly so many tokens, one prompt at a time. The client's part is tokenising and scrambling the
+prompt, and unscrambling and detokenising the answer.
 
-The network is not measured. On a shared machine, times depend on the load of that day.
+The network is not measured. Times on a shared machine depend on its load.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class OverheadRecipe(Recipe):
 
     Attributes:
         seed: of the key and of the training.
-        data: train, a file or a data set by name, of conversations.
+        data: train, a file or a named data set of conversations.
         training: of the server's worker; max_steps is how many steps are timed.
         variants: one, the scheme.
         evaluation: repeats (of obfuscation and tokenisation), epochs (of the training whose time is extrapolated),
@@ -89,7 +88,7 @@ class OverheadRecipe(Recipe):
         return self.entries("seed", "data", "training", "evaluation", "variants")
 
     def measure(self, run: RunFolder) -> dict[str, float]:
-        """Seconds, and hours of the extrapolated training, by name: "PART, client" and "PART, server"."""
+        """Returns seconds, and hours of the extrapolated training, as "PART, client" and "PART, server"."""
         base = Checkpoint.open(resolve(self.model))
         digest, out = base.digest(), run.out
         require_same_run(out, {**self.about(), "base": digest, "sums": data_refs.sums(run.data, self.data.values())})
@@ -110,7 +109,7 @@ class OverheadRecipe(Recipe):
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds of wall clock."""
+    """Returns the seconds of wall clock that the work takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
@@ -148,7 +147,7 @@ def _trained(recipe: OverheadRecipe, variant: Variant, rows: int, progress: Log)
 
 
 def step_seconds(events: str) -> list[float]:
-    """Between one step's report and the next; the first step, which also warms up, has none before it."""
+    """Returns the seconds between the reports of steps. The first step, which includes the setup, is left out."""
     info = [Event.model_validate_json(line) for line in events.splitlines()]
     times = [one.time for one in info if "loss" in one.data]
     if len(times) < 3:
@@ -174,7 +173,7 @@ def _answered(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Path) 
 
 
 def _generated(model: PreTrainedModel, prompt: Any, count: int) -> Any:
-    """Exactly `count` ids, greedy: also where the model would have ended earlier."""
+    """Returns exactly `count` greedy ids, even if the model would have ended earlier."""
     ids = torch.from_numpy(prompt).long()[None]
     made_ids = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False

@@ -1,18 +1,18 @@
-"""Recipes of kind "sanitized-generation": decoders that are asked with sanitized prompts (CMIF, section 4.2, Figure 3).
+"""Recipes of kind "sanitized-generation": decoders with sanitized prompts (CMIF, section 4.2, Figure 3).
 
     [data]                      splits of conversations, or of classified texts, whose labels are then the answers
     [variants.plain]            nothing is sanitized
     [variants."epsilon=1"]      a sanitizer by tokens of the model, of the user's text in prompts and training data
 
-Every variant is trained by the server's own worker. A sanitizing one is asked with sanitized prompts three times, which
-the figures' last word names: "before" any training; "clear", by the model that the plain variant trained; and "after",
-trained on text that the same mechanism sanitized. Of the plain variant there are "before" and "after". What is
-sanitized, and how, is in procedures/sanitized_chats.py.
+The server's own worker trains every variant. A sanitizing variant answers sanitized prompts three times, which a
+figure's last word names: "before" any training; "clear", by the model that the plain variant trained; and "after",
+trained on text that the same mechanism sanitized. The plain variant has "before" and "after".
+procedures/sanitized_chats.py says what is sanitized, and how.
 
-Figures are called "MEASURE, VARIANT WHEN": of classified texts accuracy, precision and recall, of others ROUGE, both
-with the half-width of their interval; the loss in nats a token of the answers; with `instructions` IFEval's accuracies,
-asked in the clear, since the paper asks what the training did to the model. "tokens unchanged, VARIANT" is of the
-user's tokens in the prompts. Answers that are there already are not generated again.
+Figures are called "MEASURE, VARIANT WHEN". Classified texts have accuracy, precision and recall, others ROUGE, each
+with the half-width of its interval. The loss is in nats a token of the answers. With `instructions` there are IFEval's
+accuracies on unsanitized prompts, since the paper measures what training did to the model. "tokens unchanged, VARIANT"
+is about the user's tokens in the prompts. Existing answers are not generated again.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ BEFORE, CLEAR, AFTER = "before", "clear", "after"
 
 @dataclass(frozen=True)
 class PromptSet:
-    """What one variant is asked with.
+    """The prompts of one variant.
 
     Attributes:
         prompts: (t,) ids each.
         references: the data set's own answers.
-        private: (u,) how many tokens of each are the user's.
-        unchanged: (u,) how many of these cross as they are.
+        private: (u,) how many tokens of each prompt are the user's.
+        unchanged: (u,) how many of these cross unchanged.
     """
 
     prompts: list[Ids]
@@ -81,13 +81,13 @@ class PromptSet:
 
 @dataclass(frozen=True, kw_only=True)
 class SanitizedGeneration(GeneratorTuning):
-    """Decoders tuned on sanitized text, and asked with it.
+    """Decoders tuned on sanitized text, which answer sanitized prompts.
 
     Attributes:
-        rows: how many rows of the training data are trained with; the seed draws them.
-        words: rows whose first message has more words are left out; None: none are.
+        rows: how many rows of the training data are used; the seed draws them.
+        words: rows whose first message has more words are left out. None: none are.
         instruction: put before a classified text; conversations begin with it.
-        keep_instruction: whether it is left as it is.
+        keep_instruction: whether it is not sanitized.
     """
 
     rows: int
@@ -117,7 +117,7 @@ class SanitizedGeneration(GeneratorTuning):
         return self.instruction if self.keep_instruction else ""
 
     def texts(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
-        """The rows that were drawn, and for each variant what its sanitizer makes of them."""
+        """Returns the rows that were drawn, and for each variant the same rows sanitized."""
         plain = {split: run.out / "data" / f"{split}.jsonl" for split in SPLITS}
         many = {"train": self.rows, "validation": self.evaluation["answers"]}
         for split, path in plain.items():
@@ -140,8 +140,11 @@ class SanitizedGeneration(GeneratorTuning):
         )
 
     def _sanitizers(self, base: Checkpoint, run: RunFolder) -> Mapping[str, ChatSanitizer | None]:
-        """Of each variant. Sensitive tokens are counted on all rows that fit, not on those that were drawn alone: of a
-        small corpus most tokens are never seen, and so sensitive."""
+        """Returns the sanitizer of each variant.
+
+        Sensitive tokens are counted on all rows that fit, since most tokens never occur in a small corpus and would be
+        sensitive.
+        """
         reader = TokenReader.of_model(base.folder, "the model")
         counts = sanitized_chats.counted(reader, self._chats(run, "train"), self.kept)
         return {
@@ -152,7 +155,7 @@ class SanitizedGeneration(GeneratorTuning):
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> dict[str, float]:
-        """See above. One model is loaded at a time, and asked all that it is asked."""
+        """Returns the figures. One model is loaded at a time and answers all its prompts."""
         codec = seeded_codec(variants[0].key, base.folder, "evaluation")
         sanitizers = self._sanitizers(base, run)
         asked = {name: self._asked(run, codec, one) for name, one in sanitizers.items()}
@@ -173,7 +176,7 @@ class SanitizedGeneration(GeneratorTuning):
         return result
 
     def _questions(self, base: Checkpoint, variants: list[Variant]) -> Iterator[tuple[Path, list[tuple[Variant, str]]]]:
-        """Each model, and which variants' prompts it is asked with."""
+        """Yields each model, and the variants whose prompts it answers."""
         plain = next(one for one in variants if one.plain)
         sanitizing = [one for one in variants if not one.plain]
         yield base.folder, [(one, BEFORE) for one in variants]
@@ -235,7 +238,7 @@ class SanitizedGeneration(GeneratorTuning):
 
 
 def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:
-    """Raises UsageError, naming the variant, for an entry that is no sanitizer by tokens."""
+    """Returns the variant's sanitizer. Raises UsageError with the variant's name if it is not a sanitizer by tokens."""
     values = dict(entry)
     if "sanitizer" not in values:
         raise UsageError(f"{name} has no sanitizer", "name one, such as rnm, or leave the entry empty")
@@ -247,7 +250,7 @@ def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:
 
 
 def class_of(answer: str, labels: Sequence[str]) -> int:
-    """The number of the one label that an answer names as a word, in any case; NO_CLASS where it names none or two."""
+    """Returns the number of the one label that an answer names as a word, in any case; NO_CLASS if not exactly one."""
     words = set(re.findall(r"\w+", answer.lower()))
     found = [number for number, label in enumerate(labels) if label.lower() in words]
     return found[0] if len(found) == 1 else NO_CLASS

@@ -1,14 +1,15 @@
-"""Recipes of kind "shared-training": what defences of shared gradients cost (GHOST, Tables 1, 2, 4 and 7, section 5.2).
+"""Recipes of kind "shared-training": what defences of shared gradients cost (GHOST, Tables 1, 2, 4, 7, section 5.2).
 
     data = "sst2:train"                  rows are drawn from it, the same number of each class
     [training]                           experiments/procedures/local_training.py: rows, held_out of them (a fifth of
-    each class), epochs and others [defences.ghost]                     experiments/procedures/private_rows.py
+                                         each class), epochs and others
+    [defences.ghost]                     experiments/procedures/private_rows.py
     [evaluation]                         theory = 1: section 5.2 too (experiments/procedures/theory.py), on so many rows
 
-One client's FedSGD (experiments/procedures/local_training.py). The paper stops a training early, without saying by
-which texts; here all epochs are run, so that the held-out texts decide nothing. They are never put through GHOST: the
-model is to work on real ones. "shadow rouge-1, DEFENCE" compares the rows that are trained with to their texts (Table
-1). "f1, one class for all" is what an answer without a model has.
+It is one client's FedSGD (experiments/procedures/local_training.py). The paper stops a training early, without saying
+by which texts; here all epochs run, so that the held-out texts decide nothing. They are never put through GHOST, since
+the model is to work on real texts. "shadow rouge-1, DEFENCE" compares the training rows with their texts (Table 1).
+"f1, one class for all" is the value of an answer without a model.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class SharedTraining(SharedStepRecipe):
 
     Attributes:
         training: fields of `LocalTraining`.
-        evaluation: theory, rows of section 5.2's figures; 0 or absent: none.
+        evaluation: theory, the number of rows for section 5.2's figures; 0 or absent: none.
     """
 
     training: Mapping[str, Any]
@@ -92,7 +93,7 @@ class SharedTraining(SharedStepRecipe):
         return {**self.about(), "untold": undefined}
 
     def measure(self, run: RunFolder) -> dict[str, float]:
-        """ "MEASURE, DEFENCE"; "untrained" stands for the model before."""
+        """Returns "MEASURE, DEFENCE"; "untrained" is the model before training."""
         base = Checkpoint.open(resolve(self.model))
         sums = data_refs.sums(run.data, [self.data])
         require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": sums})
@@ -117,11 +118,17 @@ class SharedTraining(SharedStepRecipe):
 
 @dataclass(frozen=True, eq=False)
 class TrainingSite:
-    """Who trains: the rows, and the model before.
+    """A client that trains.
 
     Attributes:
+        base: the public model.
+        recipe: the recipe.
+        train, held_out: its rows.
+        classes: their number.
+        tokenizer: the model's.
         out: the run folder.
         cache: for the shadows and the trained models.
+        progress: receives lines for the user.
     """
 
     base: Checkpoint
@@ -143,18 +150,18 @@ class TrainingSite:
         return int(self.tokenizer.pad_token_id or 0)
 
     def step(self) -> SharedStep:
-        """The model before."""
+        """Returns the model before training."""
         recipe = self.recipe
         return SharedStep.open(self.base.folder, recipe.task, self.classes, recipe.seed, recipe.lora)
 
     def rows(self, name: str, guard: DefenceSpec) -> PrivateRows:
-        """The rows as they are trained with."""
+        """Returns the rows as they are used in training."""
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
         sent = shadowed(self.base, self.train.ids, guard, self.recipe.seed, self.cache, info)
         return PrivateRows(sent, self.train.labels)
 
     def trained(self, name: str, guard: DefenceSpec) -> SharedStep:
-        """The model after. It is trained once; its weights are cached."""
+        """Returns the model after training. It is trained once, and its weights are cached."""
         step, rows = self.step(), self.rows(name, guard)
         path = self.cache.place("trained", f"{self._digest(rows, guard.shield)}.safetensors")
         if path.is_file():
@@ -172,7 +179,7 @@ class TrainingSite:
         return step
 
     def _digest(self, rows: PrivateRows, shield: GradientDefence) -> str:
-        """Of all that decides a trained model but the code."""
+        """Returns the digest of all that decides a trained model except code."""
         recipe = self.recipe
         about = [self.base.digest(), self.base.config, recipe.task, recipe.lora, self.classes, recipe.seed]
         about += [asdict(self.training), signature(shield)]
@@ -182,7 +189,7 @@ class TrainingSite:
         return whole.hexdigest()[:16]
 
     def graded(self, step: SharedStep) -> dict[str, Any]:
-        """The model's figures, and under `ROWS` what these follow from."""
+        """Returns the model's figures, and under `ROWS` the rows from which they follow."""
         found = utility(step, self.held_out, self.pad, self.recipe.seed)
         return {**found.figures, ROWS: found.rows}
 
@@ -197,7 +204,7 @@ class TrainingSite:
 
 
 def _theory(site: TrainingSite) -> dict[str, float]:
-    """Section 5.2 of the first empty defence and the first that is GHOST."""
+    """Returns the figures of section 5.2 for the first empty defence and the first with GHOST."""
     guards = {name: DefenceSpec.of(name, entry) for name, entry in site.recipe.defences.items()}
     plain = next((name for name, entry in site.recipe.defences.items() if not entry), None)
     ghost = next((name for name, guard in guards.items() if guard.ghost is not None), None)
@@ -213,7 +220,7 @@ def _theory(site: TrainingSite) -> dict[str, float]:
 
 
 def _rows(recipe: SharedTraining, tokenizer: Any, data: Path) -> tuple[PrivateRows, PrivateRows, int]:
-    """Rows to train with, rows that are held out, and how many classes there are."""
+    """Returns the training rows, the held-out rows, and the number of classes."""
     selected = from_entries(LocalTraining, recipe.training)
     examples, numbers = data_refs.examples(data, recipe.data), None
     if recipe.task == "classification":
@@ -225,8 +232,10 @@ def _rows(recipe: SharedTraining, tokenizer: Any, data: Path) -> tuple[PrivateRo
 
 
 def held_out(labels: Ids | None, count: int, share: float) -> NDArray[np.bool_]:
-    """(count,) which rows are held out: of each class its share, by largest remainder, and the first of them: rows come
-    in an order that was drawn. Raises UsageError where a class would have none, or none left."""
+    """Returns (count,) which rows are held out: the share of each class by largest remainder, the first rows of it.
+
+    Rows come in random order. Raises UsageError if a class would have no row held out, or none left.
+    """
     kinds = np.zeros(count, np.int64) if labels is None else labels
     classes, sizes = np.unique(kinds, return_counts=True)
     quotas = sizes * round(share * count) / count

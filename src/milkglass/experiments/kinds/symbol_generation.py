@@ -1,4 +1,4 @@
-"""Recipes of kind "symbol-generation": does a server's model that reads and writes symbols help a client's smaller one?
+"""Recipes of kind "symbol-generation": whether a server's model on symbols helps a client's smaller model.
 
     data.public                          in which tokens are counted, for the map and the rows of the symbols
     client_layers = [0, 1, 2, 28, 29]    of the model, which the client keeps and tunes on the same rows by itself
@@ -6,13 +6,13 @@
     [variants.plain]                     the server's model alone, on tokens
     [variants."64 symbols"]              parameters of a coarse vocabulary (schemes/coarse.py)
 
-Every model is trained by the server's own worker, with the same steps. Three answer alone: "plain"; "client", tuned;
-and "public", the whole model as anyone can fetch it, which a client may run as well. Each of the two clients then
-answers with each server of symbols (procedures/symbol_writer.py).
+The server's own worker trains every model, with the same steps. Three answer alone: "plain"; "client", tuned; and
+"public", the whole public model, which a client may run as well. Each of the two clients then answers with each server
+of symbols (procedures/symbol_writer.py).
 
-Figures are called "MEASURE, WHO": the loss in nats a token of the data set's answers, ROUGE of greedy answers. "symbols
-known" is a client that is given the true symbols, which bounds what a server of them can do. "bits a token, VARIANT" is
-what an id of the training rows holds by the ids' own shares.
+Figures are called "MEASURE, WHO": the loss in nats a token of the data set's answers, and ROUGE of greedy answers.
+"symbols known" is a client that gets the true symbols, an upper bound for any server of symbols. "bits a token,
+VARIANT" is the entropy of an id of the training rows.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class SymbolGeneration(GeneratorTuning):
     """Decoders over symbols, and clients that write with them.
 
     Attributes:
-        client_layers: numbers from 0, ascending.
-        words: rows whose first message has more words are left out; None: none are.
+        client_layers: numbers of layers from 0, ascending.
+        words: rows whose first message has more words are left out. None: none are.
         weights: each from 0 to 1.
-        evaluation: rows, how many held-out rows the losses are of; answers, of how many of them answers are written;
-            new_tokens of each.
+        evaluation: rows: the held-out rows for losses; answers: how many of them get written answers; new_tokens of
+            each.
     """
 
     client_layers: list[int]
@@ -100,7 +100,7 @@ class SymbolGeneration(GeneratorTuning):
         return new_key(base, self.model, found, digest, secret)
 
     def _counted(self, base: Checkpoint, run: RunFolder) -> CountedTexts:
-        """Public text alone: what the rows of the symbols weigh can be read off them."""
+        """Returns counts of public text alone, since the weights of the symbols' rows can be read from the table."""
         codec = public_codec(base)
         counts = encoded(codec, data_refs.examples(run.data, self.data[PUBLIC])).original.counts(len(codec.sigma))
         special = reserved_ids(base, len(codec.sigma))
@@ -118,7 +118,7 @@ class SymbolGeneration(GeneratorTuning):
         return dict.fromkeys(self.variants, paths)
 
     def prepared(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
-        """The client's model is one more."""
+        """Returns the variants, and the client's model as one more."""
         require_layers(base, self.client_layers)  # before anything is scrambled
         variants = super().prepared(base, run)
         plain = next(one for one in variants if one.plain)
@@ -131,7 +131,7 @@ class SymbolGeneration(GeneratorTuning):
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> dict[str, float]:
-        """One server's model is loaded at a time, beside the two clients'."""
+        """Returns the figures. One server's model is loaded at a time, beside the two clients'."""
         folders = {one.name: one.job / "result" for one in variants} | {PUBLIC: base.folder}
         stops = end_ids(base.folder)
         clients = {name: loaded(folders[name], stops) for name in (CLIENT, PUBLIC)}
@@ -172,7 +172,13 @@ class SymbolGeneration(GeneratorTuning):
     def _together(
         self, run: RunFolder, codec: Codec, pair: Pair, asked: list[Example], of: str, written: bool
     ) -> dict[str, float]:
-        """codec: of original ids. of: ends the names. written: whether answers are written too."""
+        """Returns the figures of a client and a server together.
+
+        Args:
+            codec: of original ids.
+            of: ends the names.
+            written: whether answers are written too.
+        """
         chats = [one.messages for one in self._held_out(run)]
         losses, known, tokens = row_losses(pair, codec, chats, self.training.max_length)
         result = loss_figures((losses, tokens), self.seed, of, run.predictions)
@@ -188,7 +194,7 @@ class SymbolGeneration(GeneratorTuning):
         return mean_figures({name: scores[name] for name in ROUGE}, self.seed, of, run.predictions)
 
     def _bits(self, run: RunFolder, codec: Codec) -> float:
-        """Of an id of the training rows: the entropy of the ids' shares."""
+        """Returns the entropy of the ids of the training rows, in bits."""
         rows = list(read_examples(run.out / "data" / "train.jsonl"))
         counts = encoded(codec.plain, rows).original.counts(len(codec.sigma))
         used = np.bincount(codec.sigma, counts)
@@ -197,7 +203,7 @@ class SymbolGeneration(GeneratorTuning):
 
 
 def loaded(folder: Path, stops: frozenset[int]) -> Any:
-    """The model of a folder, whose answers end with one of these ids."""
+    """Returns the model of a folder, whose answers end with one of these ids."""
     model = language_model(Checkpoint.open(folder)).eval()
     model.generation_config.eos_token_id = sorted(stops)
     return model

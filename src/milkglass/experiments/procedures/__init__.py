@@ -1,1 +1,1 @@
-"""What kinds of recipes share: trials, private rows, local training, leakage."""
+"""Procedures that several kinds of recipes use: trials, private rows, local training, leakage."""

@@ -1,7 +1,7 @@
-"""A checkpoint with some of a decoder's layers: the smaller model that a client can run by itself.
+"""Writes a checkpoint with some of a decoder's layers, the smaller model that a client can run by itself.
 
-The layers that are kept move together and are numbered anew; all else stays, and the tokenizer's files are left where
-they are. Such a model has to be tuned before it says anything sensible.
+The kept layers are renumbered. Everything else stays, except the tokenizer's files, which are not copied. Such a model
+must be tuned before it gives sensible answers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ COUNTS = ("num_hidden_layers", "n_layer")
 
 
 def require_layers(base: Checkpoint, kept: Sequence[int]) -> str:
-    """The config's name for how many layers there are.
+    """Returns the config's name for the number of layers.
 
     Raises:
-        UsageError: numbers that are not ascending, or of layers that the model lacks.
-        UnsupportedModel: tensors whose names do not say of which layer they are.
+        UsageError: the numbers are not ascending, or the model lacks such a layer.
+        UnsupportedModel: the tensors' names do not tell their layer.
     """
     name = next((one for one in COUNTS if one in base.config), None)
     if name is None or not any(LAYER.search(one) for one in base.tensors):
@@ -39,8 +39,14 @@ def require_layers(base: Checkpoint, kept: Sequence[int]) -> str:
 
 
 def with_layers(base: Checkpoint, kept: Sequence[int], folder: Path) -> None:
-    """Write it; config.json last, so that a folder that has one is whole. kept: numbers of layers from 0, ascending.
-    Raises what `require_layers` does."""
+    """Writes the checkpoint, config.json last, so that a folder with that file is complete.
+
+    Args:
+        kept: numbers of layers from 0, ascending.
+
+    Raises:
+        UsageError, UnsupportedModel: see `require_layers`.
+    """
     name = require_layers(base, kept)
     numbers = {old: new for new, old in enumerate(kept)}
     tensors = {}

@@ -1,15 +1,15 @@
-"""What attacks read of what one cell of a comparison sends: the audit's code, on the cell's own halves.
+"""What attacks read of what one cell of a comparison sends, with the audit's code on the cell's own halves.
 
-The private texts are some that the cell was trained with, or held-out ones, which are sent to be classified. The
-attacker has others of the same file, which nobody trained with; of held-out texts he may have the rows of training as
-well. Texts that contain a private one or are part of one are left out (SST-2's rows are phrases of one another).
-What was sent is what the client half sends for them now: the ids of training where ids are sent, other draws of the
-noise where states are. Of pairs only the first texts are attacked.
+The private texts are some of the cell's training rows, or held-out ones, which are sent to be classified. The attacker
+has other texts of the same file, on which nobody trained, and for held-out texts possibly the training rows too. Texts
+that contain a private one or are part of one are left out (SST-2's rows are phrases of one another). What was sent is
+what the client half sends for them now: the ids of training, or states with new draws of the noise. Of pairs only the
+first texts are attacked.
 
-Where a checkpoint was uploaded and trained, the server has it twice. `tables` says which of the two attacks on tables
-read: EDNN's claim, for one, is about the tuned one. The figures of the tuned one name "ATTACKER (tuned)", and
-"strongest" is over both. No attacker has both at once here, so that `tuned-rows` does not apply. Where words are
-sanitized the table is the public one, and "(tuned)" says how far training blurred it.
+If a checkpoint was uploaded and trained, the server has two versions. `tables` says which of them attacks on tables
+read; EDNN's claim, for example, is about the tuned one. Figures of the tuned one name "ATTACKER (tuned)", and
+"strongest" is over both. No attacker has both here, so `tuned-rows` does not apply. If words are sanitized the table is
+the public one, and "(tuned)" shows how far training blurred it.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class LeakageTexts:
     """What is attacked in a cell.
 
     Attributes:
-        rows: texts that are private, of those that `private` names.
-        public: how many others an attacker has, at most.
-        seconds: for all attacks of a cell; of one that does not end by then, what it has read is graded.
-        private: which texts are attacked: rows of "training", or "held out" ones, where an attacker has the rows of
-            training as well.
-        tables: which tables attacks on tables read: as uploaded, after training, or one after the other.
+        rows: how many texts are private.
+        public: the most other texts of an attacker.
+        seconds: of all attacks of a cell. None: no limit.
+        private: which texts are attacked: "training" rows, or "held out" ones, for which an attacker also has the
+            training rows.
+        tables: which tables attacks on tables read: as uploaded, after training, or both in turn.
     """
 
     rows: int
@@ -75,7 +75,7 @@ class LeakageTexts:
 
     @property
     def spare(self) -> int:
-        """Rows of the training file that nobody trains with."""
+        """Returns how many rows of the training file are kept out of training."""
         return self.public if self.private == "training" else 0
 
 
@@ -83,8 +83,7 @@ def leakage(
     attacks: Entries, attacked: LeakageTexts, base: Checkpoint, problem: TrialData, cell: TrainedHalves,
     about: Mapping[str, Any], folder: Path, progress: Log = no_log,
 ) -> dict[str, float]:  # fmt: skip
-    """In percent, "MEASURE, ATTACK, ATTACKER"; "strongest" is the best of all, for each measure
-    separately."""
+    """Returns "MEASURE, ATTACK, ATTACKER" in percent. "strongest" is the best of all, for each measure separately."""
     whole, others = problem.train.texts, problem.others.texts
     if attacked.private == "held out":
         whole, others = problem.held_out.texts, [*problem.others.texts, *problem.train.texts]
@@ -125,12 +124,12 @@ def _work(folder: Path, about: Mapping[str, Any], instances: Mapping[str, Attack
 
 
 def _reads(attack: Attack) -> bool:
-    """Whether it reads tables."""
+    """Returns whether the attack reads tables."""
     return Weights in attack.sees
 
 
 def _after_training(scene: Scene, cell: TrainedHalves) -> Scene:
-    """The scene of an attacker who has the tuned checkpoint and not the uploaded one."""
+    """Returns the scene of an attacker who has the tuned checkpoint and not the uploaded one."""
     others = [one for one in scene.transcript.observations if not isinstance(one, Weights)]
     tuned = [replace(one, tuned=True) for one in cell.tuned.rest() if isinstance(one, Weights)]
     adversaries = tuple(replace(one, name=f"{one.name} (tuned)") for one in scene.adversaries)
@@ -139,7 +138,7 @@ def _after_training(scene: Scene, cell: TrainedHalves) -> Scene:
 
 
 def _distances(scene: Scene, cell: TrainedHalves) -> dict[str, float]:
-    """EDNN's Figure 2, of the tokens that are attacked, where each id stands for one token."""
+    """Returns EDNN's Figure 2 for the attacked tokens, if each id stands for one token."""
     public = scene.adversaries[0].knowledge.public_model
     tuned = _after_training(scene, cell).transcript.table
     assert public is not None
@@ -150,8 +149,10 @@ def _distances(scene: Scene, cell: TrainedHalves) -> dict[str, float]:
 
 
 def _ceiling(scene: Scene) -> dict[str, float]:
-    """Where words or tokens are replaced: the share of tokens that were sent anywhere, since no attack here can read
-    more; and of those that were sent as they are, which is what defences are compared at."""
+    """Returns the shares of tokens that were sent at all and that were sent unchanged, if words or tokens are replaced.
+
+    The first bounds what any attack can read. Defences are compared at equal values of the second.
+    """
     if scene.truth.origin is None:
         return {}
     tokens = scene.truth.tokens.ids
@@ -180,7 +181,7 @@ def _figures(cells: Sequence[AttackResult]) -> dict[str, float]:
 
 
 def require_uncut(cell: AttackResult) -> None:
-    """Raises UsageError for an attack that its budget ended: its figures are of a part of the texts."""
+    """Raises UsageError for an attack that its budget cut, since its figures are about a part of the texts."""
     if cell.cut:
         raise UsageError(
             f"{cell.attack} by {cell.adversary} did not end within its budget: a part of the texts was not read",
@@ -194,12 +195,12 @@ Floats = NDArray[np.float64]
 
 
 def own_and_nearest(server: torch.Tensor, public: torch.Tensor, origin: Ids) -> tuple[Floats, Floats]:
-    """(n,) each, for the rows (n, d) of the server's table: the distance to the public row that it stands for, and to
-    the nearest other one.
+    """Returns (n,) the distance of each server row to its own public row, and (n,) to the nearest other row.
 
     Args:
+        server: (n, d).
         public: (m, d).
-        origin: (n,) which public row each stands for.
+        origin: (n,) the public row for which each row stands.
     """
     theirs, mine = differences(public.double()), differences(server.double())
     own, other = [], []
@@ -214,8 +215,7 @@ def own_and_nearest(server: torch.Tensor, public: torch.Tensor, origin: Ids) -> 
 
 
 def quantiles(own: Floats, other: Floats) -> dict[str, float]:
-    """The figures of a result: medians and the ends that face each other, and the share of rows that are nearest to
-    their own token, in percent."""
+    """Returns the medians, the facing ends of the distributions, and the share of rows nearest to their own."""
     return {
         "own distance, median": float(np.median(own)),
         "own distance, 99 %": float(np.quantile(own, 0.99)),

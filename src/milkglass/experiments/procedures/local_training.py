@@ -1,7 +1,7 @@
-"""One client's training on what it shares, and what the model is worth after.
+"""One client's training on what it shares, and the value of the model after it.
 
-Each step's gradient is taken by `gradients.share`, so that a shield changes it as it changes what is sent, and AdamW
-takes it from there. "f1" is class 1's for two classes, the mean over classes for more.
+`gradients.share` takes each step's gradient, so that a shield changes it as it changes what is sent. AdamW uses the
+result. "f1" is that of class 1 for two classes, the mean over classes for more.
 
 Section 5.1 stops when the validation loss has not fallen for five epochs, and names no weight decay, schedule or
 dropout. Here: a fixed number of epochs, AdamW with PyTorch's decay of 0.01, a constant rate, and no dropout, since the
@@ -33,9 +33,10 @@ class LocalTraining:
     """The settings of a client's training.
 
     Attributes:
-        rows: of them `held_out` are held out; None: a fifth.
-        longest: tokens of a text, with its special ones.
-        words: of a text, at most.
+        rows: their number.
+        held_out: how many of them are held out. None: a fifth.
+        longest: the most tokens of a text, special ones too.
+        words: the most words of a text.
     """
 
     rows: int = 1000
@@ -52,7 +53,7 @@ class LocalTraining:
 
     @property
     def share(self) -> float:
-        """Of the rows, how many are held out (section 5.1)."""
+        """Returns the share of the rows that are held out (section 5.1)."""
         return 0.2 if self.held_out is None else self.held_out / self.rows
 
 
@@ -60,7 +61,7 @@ def fit(
     step: SharedStep, rows: PrivateRows, shield: GradientDefence, training: LocalTraining, seed: int, pad: int,
     progress: Log,
 ) -> None:  # fmt: skip
-    """Changes the step's model. The order of the rows and a shield's noise come from the seed."""
+    """Trains the step's model in place. The order of the rows and a shield's noise come from the seed."""
     rng, stream = np.random.default_rng(seed), Stream.of_seed(seed)
     parameters = dict(step.module.named_parameters())
     optimizer = torch.optim.AdamW([parameters[name] for name in step.names], lr=training.learning_rate, fused=True)
@@ -80,11 +81,11 @@ def fit(
 
 @dataclass(frozen=True)
 class Utility:
-    """What a model is worth on rows that were held out.
+    """A model's quality on held-out rows.
 
     Attributes:
-        figures: each measure, and half the width of its 95 % interval over rows, " +-", whose draws come from a seed.
-        rows: what these follow from, row by row, as `packed` has it: "answer", or "loss" (a sum) and "tokens".
+        figures: each measure and, as " +-", half the width of its 95 % interval over rows.
+        rows: packed values by row, from which the figures follow: "answer", or "loss" (a sum) and "tokens".
     """
 
     figures: dict[str, float]
@@ -93,7 +94,7 @@ class Utility:
 
 @torch.no_grad()
 def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int = 32) -> Utility:
-    """ "accuracy" and "f1", or "loss" (nats, the mean over all predicted tokens) and "perplexity"."""
+    """Returns "accuracy" and "f1", or "loss" (nats, the mean over all predicted tokens) and "perplexity"."""
     if step.task == "next-token":
         return _predicting(step, rows, seed)
     assert rows.labels is not None
@@ -107,7 +108,7 @@ def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int 
 
 
 def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
-    """Row by row, since rows are what an interval resamples."""
+    """Returns the quality of predictions, row by row, since an interval resamples rows."""
     losses, tokens = np.zeros(len(rows)), np.zeros(len(rows))
     for place, one in enumerate(rows.ids):
         if len(one) > 1:
@@ -124,7 +125,7 @@ def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
 
 
 def constant(labels: Ids, seed: int) -> dict[str, float]:
-    """The best accuracy and the best F1 of naming one class for every row: the value of an answer without a model."""
+    """Returns the best accuracy and the best F1 of predicting one class for every row."""
     every = [_classified(np.full(len(labels), one), labels, seed) for one in sorted({*labels.tolist()})]
     best = {name: max((one[name] for one in every), key=lambda it: it.value) for name in ("accuracy", "f1")}
     return with_spread(best, scale=1)

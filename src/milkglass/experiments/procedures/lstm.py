@@ -1,13 +1,11 @@
-"""A bidirectional LSTM over a word table (GloVe), and its training: what ObfusLM's Table 12 trains.
+"""A bidirectional LSTM over a word table (GloVe), and its training, for ObfusLM's Table 12.
 
-A text is split at white space, as SST-2 is published, in small letters. A piece that holds punctuation is the words in
-it; punctuation alone is left out, because `read_glove` reads no rows for it.
+A text is split at white space, as SST-2 is published, in lower case. A piece with punctuation becomes the words in it.
+Punctuation alone is left out, since `read_glove` reads no rows for it.
 
-Batches are packed sequences of like lengths, so padding has no part in it; the classifier reads the last state of each
-direction of the topmost layer. Loss is cross-entropy, the optimiser Adam, no dropout and no weight decay: the paper
-names none.
-
-The LSTM is the server's side: the table may be scrambled, and ids and labels are those that a server receives.
+Batches are packed sequences of similar lengths, so padding has no effect. The classifier reads the last state of each
+direction of the top layer. Loss is cross-entropy, the optimiser Adam, without dropout and weight decay: the paper names
+none. The LSTM is the server's side, so the table may be scrambled, and ids and labels are what a server receives.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class WordTable:
 
     @classmethod
     def read(cls, path: Path) -> WordTable:
-        """Raises BadTable for a file that is not a GloVe text file."""
+        """Reads a GloVe text file. Raises BadTable if it is not one."""
         table = read_glove(path)
         own = torch.from_numpy(table.vectors)
         rows = torch.cat([torch.zeros(1, own.shape[1]), own.mean(0, keepdim=True), own])
@@ -62,7 +60,7 @@ class WordTable:
         return {word: number for number, word in enumerate(self.words) if number not in SPECIAL}
 
     def ids(self, text: str) -> list[int]:
-        """At least one: a text without a word is one unknown word."""
+        """Returns the ids of a text. A text without words is one unknown word."""
         result = [self._places.get(word, UNKNOWN) for word in split(text)]
         return result or [UNKNOWN]
 
@@ -81,7 +79,7 @@ def split(text: str) -> list[str]:
 
 
 def ordinary(size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """(n,) which ids stand for words."""
+    """Returns (n,) which ids stand for words."""
     return ~np.isin(np.arange(size), SPECIAL)
 
 
@@ -96,8 +94,7 @@ class LSTMTraining:
 
     Attributes:
         hidden: units of each direction.
-        train_table: whether the word vectors learn too; the paper feeds GloVe's to the model, so by default they do
-            not.
+        train_table: whether the word vectors learn too; by default not, since the paper feeds GloVe's to the model.
         epochs: passes over the texts.
     """
 
@@ -113,7 +110,7 @@ class LSTMTraining:
 
 
 class BiLSTM(torch.nn.Module):
-    """rows: (n, d) the word table. Answers (b, classes) logits."""
+    """A bidirectional LSTM over a word table (n, d)."""
 
     def __init__(self, rows: torch.Tensor, classes: int, training: LSTMTraining) -> None:
         super().__init__()
@@ -122,7 +119,7 @@ class BiLSTM(torch.nn.Module):
         self.head = torch.nn.Linear(2 * training.hidden, classes)
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """(b, classes) logits.
+        """Returns (b, classes) logits.
 
         Args:
             ids: (b, t), padded on the right with anything.
@@ -137,7 +134,10 @@ class BiLSTM(torch.nn.Module):
 def train(
     rows: torch.Tensor, texts: Sequences, labels: Labels, classes: int, training: LSTMTraining, seed: int, progress: Log
 ) -> BiLSTM:
-    """From the seed alone: the first weights, the texts' order. Raises JobFailed where the loss is not finite."""
+    """Trains an LSTM.
+
+    The seed decides the first weights and the texts' order. Raises JobFailed if the loss is not finite.
+    """
     ids = list(texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -162,9 +162,11 @@ def train(
 
 
 def batched(lengths: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
-    """Every text once, in batches of like lengths, in an order drawn from torch's generator: of each GROUPED batches
-    that a random order gives, the texts are sorted by length. A long text in a batch of short ones costs as many steps
-    of the recurrence as it has words."""
+    """Returns every text once, in batches of similar lengths, in a random order from torch's generator.
+
+    Of each GROUPED batches of a random order, the texts are sorted by length. A long text in a batch of short ones
+    would cost as many steps of the recurrence as it has words.
+    """
     order = torch.randperm(len(lengths)).numpy()
     batches: list[NDArray[np.int64]] = []
     for start in range(0, len(order), GROUPED * size):
@@ -176,7 +178,7 @@ def batched(lengths: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
 
 @torch.inference_mode()
 def predicted(net: BiLSTM, texts: Sequences, batch_size: int = 256) -> Labels:
-    """(u,) the class that the model names for each text."""
+    """Returns (u,) the class that the model predicts for each text."""
     ids, result = list(texts), []
     for start in range(0, len(ids), batch_size):
         result.append(net(*padded(ids[start : start + batch_size])).argmax(1).numpy())
@@ -184,6 +186,6 @@ def predicted(net: BiLSTM, texts: Sequences, batch_size: int = 256) -> Labels:
 
 
 def padded(rows: list[NDArray[np.int64]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(b, t) ids with zeros on the right, and (b,) how many are the text's own."""
+    """Returns (b, t) ids with zeros on the right, and (b,) the lengths."""
     ids = pad_sequence([torch.from_numpy(row).long() for row in rows], batch_first=True)
     return ids, torch.tensor([len(row) for row in rows])

@@ -1,7 +1,7 @@
-"""Gradients of many batches of which one at a time is in memory.
+"""Gradients of many batches, of which one at a time is in memory.
 
-A gradient is as large as the model: those of 1,000 texts of BERT-base would take 438 GB. Each is computed when it is
-read and again when it is read later, with the same draws, and only the last one read is kept.
+A gradient is as large as the model. Each is computed when it is read, with the same draws every time, and only the last
+one is kept.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ STREAM_BYTES = 2 * BYTES  # bytes that each batch takes of the recipe's stream, 
 
 @dataclass(eq=False)
 class SharedGradients:
-    """The gradients that one client shares, a batch each.
+    """The gradients that one client shares, one for each batch.
 
     Attributes:
-        step: The step whose gradients they are.
-        rows: The texts that go into it.
-        defence: What changes a gradient before it is shared.
-        size: Texts of each batch.
-        seed: Of all draws; a batch's follow from it and the batch's number.
-        pad: The id of padding.
+        step: whose gradients they are.
+        rows: the texts.
+        defence: changes a gradient before it is shared.
+        size: texts of each batch.
+        seed: of all draws; a batch's draws follow from it and the batch's number.
+        pad: the id of padding.
     """
 
     step: SharedStep
@@ -44,11 +44,11 @@ class SharedGradients:
     _kept: tuple[int, Tensors] | None = field(default=None, repr=False)
 
     def all(self) -> tuple[Gradients, ...]:
-        """Return what a server sees of each batch; its numbers are computed when they are read."""
+        """Returns what a server sees of each batch. Numbers are computed when they are read."""
         return tuple(Gradients(_Gradient(self, number), self.size, 0) for number in range(len(self.rows) // self.size))
 
     def of(self, number: int) -> Tensors:
-        """Return the gradient of one batch, which takes the place in memory of the one before."""
+        """Returns the gradient of one batch, and drops the one before from memory."""
         if self._kept is None or self._kept[0] != number:
             self._kept = None
             stream = Stream.of_seed(self.seed)
@@ -61,7 +61,7 @@ class SharedGradients:
 
 @dataclass(frozen=True, eq=False)
 class _Gradient(Mapping[str, torch.Tensor]):
-    """One batch's gradient, by parameters' names."""
+    """One batch's gradient, by parameter name."""
 
     source: SharedGradients
     number: int

@@ -1,7 +1,7 @@
-"""What a scheme costs on a user's own rows: one model trained plain and scrambled with the same settings, on this
-machine, beside what the client does alone and what naming the commonest class is worth.
+"""What a scheme costs on a user's own rows: one model is trained plain and scrambled with the same settings, locally.
 
-All are asked about the same held-out rows, which choose nothing: no epoch, and no model of the client's own.
+It is compared with what the client does alone and with the most frequent class. All answer the same held-out rows,
+which decide nothing: no epoch, and no model of the client's own.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class OwnRows:
 
     Attributes:
         names: of the classes, by number.
+        train, held_out: the rows.
+        digest: of the files.
     """
 
     names: tuple[str, ...]
@@ -61,8 +63,17 @@ class OwnRows:
         cls, data: DataFile, validation: DataFile | None, seed: int,
         skipped: Callable[[str, Summary], None] = lambda name, found: None,
     ) -> OwnRows:  # fmt: skip
-        """validation: the rows that are held out; None: a fifth of the data, drawn by the seed. skipped: receives each
-        file's name and what it holds. Raises CodecError for rows without labels, or too few."""
+        """Reads the rows.
+
+        Args:
+            data: the file.
+            validation: the rows that are held out. None: a random fifth of the data.
+            seed: of that fifth.
+            skipped: receives each file's name and summary.
+
+        Raises:
+            CodecError: there are rows without labels, or too few rows.
+        """
         files = [data] if validation is None else [data, validation]
         summary, *_ = found = [checked(one, "classification") for one in files]
         require_classes(data, summary)
@@ -91,10 +102,11 @@ class Compared:
     """Answers to the same held-out rows.
 
     Attributes:
+        names: of the classes.
         truth: (u,) numbers of classes.
         answers: (u,) of each row of the table, by its name: COMMONEST, the client's own, PLAIN, the scheme's.
         alone: the name of the client's own.
-        falling: of a training whose loss was still falling at its end, its losses before and then (`fall`).
+        falling: mean losses before and at the end of trainings whose loss was still falling (`fall`).
     """
 
     names: tuple[str, ...]
@@ -107,7 +119,7 @@ class Compared:
         return Confusion.between(self.names, self.truth.tolist(), self.answers[row].tolist())
 
     def gap(self, row: str, other: str) -> Interval:
-        """By how much the accuracy of `row` is above that of `other`: the same rows, resampled together."""
+        """Returns by how much the accuracy of `row` exceeds that of `other`, resampling the same rows together."""
         gaps = (self.answers[row] == self.truth).astype(np.float64) - (self.answers[other] == self.truth)
         return resampled(lambda counts: counts @ gaps / len(gaps), len(gaps), np.random.default_rng(0))
 
@@ -116,14 +128,15 @@ def compare(
     base: Checkpoint, scheme: Scheme, name: str, rows: OwnRows, settings: Mapping[str, Any], seed: int, out: Path,
     progress: Log = no_log,
 ) -> Compared:  # fmt: skip
-    """Train both, here. What is done lies in `out`, which a second run goes on from.
+    """Trains both models on this machine. Results in `out` are reused by a second run.
 
     Args:
         name: the scheme's, in the table.
         settings: hyperparameters of both trainings.
 
     Raises:
-        UnsupportedModel, UsageError: before anything is trained. JobFailed.
+        UnsupportedModel, UsageError: before anything is trained.
+        JobFailed: a training failed.
     """
     training = Hyperparameters(**{**settings, "task": "classification", "num_labels": len(rows.names), "seed": seed})
     steps = steps_of(len(rows.train.texts), training)
@@ -154,7 +167,7 @@ def compare(
 
 
 def cut_words(base: Checkpoint, rows: LabelledTexts, max_length: int) -> str:
-    """What is said where rows are cut; "" where none is."""
+    """Returns a message if rows are cut, else ""."""
     tokenizer = load_tokenizer(base.folder)
     lengths = np.array([len(ids) for ids in tokenizer(list(rows.texts), rows.pairs)["input_ids"]])
     if not (count := int((lengths > max_length).sum())):
@@ -166,7 +179,7 @@ def cut_words(base: Checkpoint, rows: LabelledTexts, max_length: int) -> str:
 
 
 def own_answers(rows: OwnRows) -> tuple[dict[str, NDArray[np.int64]], str]:
-    """Of the commonest class, and of the best of the client's own models, chosen on a fifth of the training rows."""
+    """Returns the answers of the most frequent class and of the client's best own model, chosen on training rows."""
     train, labels = rows.train, np.asarray(rows.train.labels, np.int64)
     whole = np.full(len(rows.held_out.labels), np.bincount(labels).argmax())
     cut = max(1, round(SHARE * len(labels)))
@@ -184,7 +197,7 @@ def own_answers(rows: OwnRows) -> tuple[dict[str, NDArray[np.int64]], str]:
 
 
 def reported(job: Path) -> list[float]:
-    """The losses in a job's events, in the order of their steps; a step that was repeated after a stop counts once."""
+    """Returns the losses in a job's events, in the order of their steps. A step repeated after a stop counts once."""
     losses = dict[int, float]()
     for one in events.read(job):
         data = one.event.data or {}
@@ -194,14 +207,16 @@ def reported(job: Path) -> list[float]:
 
 
 def fall(losses: Sequence[float]) -> tuple[float, float] | None:
-    """The mean losses of the third and the last quarter of a training that was still falling when it ended; None:
-    nothing shows it.
+    """Returns the mean losses of the third and the last quarter of a training that was still falling when it ended.
 
         falls where   mean(third quarter) - mean(last quarter)  >  2 sqrt(s3^2/n3 + s4^2/n4)
 
-    The quarters are of the reports; s^2 is the variance within one. Two standard errors of the difference (Welch 1947):
-    a fall that the noise of batches explains is not called one. With fewer than IN_A_QUARTER reports in one nothing is
-    said. A loss on training rows also falls where a model learns them by heart.
+    The quarters are of the reports; s^2 is the variance within one. The limit is two standard errors of the difference
+    (Welch 1947), so that noise of batches does not count as a fall. A loss on training rows also falls if a model
+    memorises them.
+
+    Returns:
+        None if nothing shows a fall, or if a quarter has fewer than IN_A_QUARTER reports.
     """
     count = len(losses) // 4
     if count < IN_A_QUARTER:

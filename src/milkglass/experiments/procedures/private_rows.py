@@ -1,14 +1,13 @@
-"""What an owner of texts has in shared training, and what is shared of it: rows, their shadows, a shield.
+"""An owner's texts in shared training, and what is shared of them: rows, their shadows, a shield.
 
     [defences."pruning 0.99"]
     shield = "random-pruning"            milkglass/gradient_defences/catalogue.py, with its parameters
     ratio = 0.99
-
     [defences.ghost]
     ghost = { k = 70, way = "states" }   fields of Search and Selection in sanitizers/ghost; {}: the paper's
 
-An empty entry is plain; ghost and a shield may be combined. Shadows are written to disk as they are found, since
-that takes as long as a training: they are as private as the texts, and a run that was stopped goes on.
+An empty entry is plain; ghost and a shield may be combined. Shadows are written to disk as they are found, since that
+takes as long as a training, and a stopped run resumes. They are as private as the texts.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class PrivateRows:
         return PrivateRows(self.ids.chosen(numbers), None if self.labels is None else self.labels[numbers])
 
     def batch(self, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Ids and mask (b, t) as a step has them, and the labels."""
+        """Returns ids and mask (b, t), and the labels."""
         ids, mask = batch([one.tolist() for one in self.ids], pad)
         return ids, mask, None if self.labels is None else torch.from_numpy(self.labels)
 
@@ -74,8 +73,8 @@ class RowFilter:
 
     Attributes:
         texts: how many, the same number of each class.
-        least, most: words.
-        longest: tokens, special ones too.
+        least, most: the fewest and the most words.
+        longest: the most tokens, special ones too.
     """
 
     texts: int
@@ -86,10 +85,11 @@ class RowFilter:
 
 @dataclass(frozen=True)
 class DefenceSpec:
-    """How a defence entry is read.
+    """A parsed entry of [defences].
 
     Attributes:
-        ghost: None where words are not replaced.
+        shield: changes the gradients.
+        ghost: replaces words. None: they are not replaced.
     """
 
     shield: GradientDefence
@@ -97,7 +97,7 @@ class DefenceSpec:
 
     @classmethod
     def of(cls, name: str, entry: Mapping[str, Any]) -> DefenceSpec:
-        """Raises UsageError."""
+        """Parses an entry. Raises UsageError."""
         values = dict(entry)
         info = table_of(values, "ghost") if "ghost" in values else None
         values.pop("ghost", None)
@@ -114,7 +114,7 @@ def _ghost(name: str, entry: dict[str, Any]) -> tuple[Search, Selection]:
 
 
 def classes_of(ref: str, examples: Sequence[Example]) -> Mapping[str, int]:
-    """Numbers of the classes: a data set's own, else in the order of their names."""
+    """Returns the numbers of the classes: a named data set's own, else in the order of their names."""
     about = data_refs.named(ref)
     return (
         about[0].numbers if about else {name: i for i, name in enumerate(sorted({str(one.label) for one in examples}))}
@@ -125,10 +125,10 @@ def rows_of(
     tokenizer: Any, examples: Sequence[Example], numbers: Mapping[str, int] | None, expected: RowFilter,
     rng: np.random.Generator,
 ) -> PrivateRows:  # fmt: skip
-    """Some of the examples, in an order drawn by `rng`.
+    """Returns some of the examples, in random order.
 
     Args:
-        numbers: of the classes; None: labels are not needed.
+        numbers: of the classes. None: labels are not needed.
 
     Raises:
         UsageError: there are too few.
@@ -169,7 +169,7 @@ def ghost_of(base: Checkpoint, guard: DefenceSpec, seed: int) -> Ghost:
 def shadowed(
     base: Checkpoint, rows: Sequences, guard: DefenceSpec, seed: int, cache: ArtifactCache, progress: Log
 ) -> Sequences:
-    """The rows as they go into training; themselves without GHOST."""
+    """Returns the rows as they go into training: their shadows, or without GHOST the rows themselves."""
     if guard.ghost is None:
         return rows
     ghost = ghost_of(base, guard, seed)
@@ -189,21 +189,21 @@ def shadowed(
 
 
 def level(before: Sequences, after: Sequences, read: Callable[[Ids], str], seed: int) -> dict[str, float]:
-    """How alike the shadows are to their texts (Table 1), means from 0 to 1: ROUGE-1, 2, L and METEOR."""
+    """Returns how similar the shadows are to their texts (Table 1): mean ROUGE-1, 2, L and METEOR from 0 to 1."""
     found = rouge([read(one) for one in after], [read(one) for one in before], np.random.default_rng(seed))
     return with_spread({f"shadow {name}": one for name, one in found.items()}, scale=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedStepRecipe(Recipe):
-    """What recipes of shared gradients have in common.
+    """The base of recipes of shared gradients.
 
     Attributes:
         seed: of the rows, the shadows, the model's new head and all noise.
-        data: a file or a data set by name.
-        defences: see above.
-        task: what the model is trained for.
-        lora: the rank of adapters, where nothing else is trained.
+        data: a file or a named data set.
+        defences: see the module.
+        task: of the model.
+        lora: the rank of adapters, if only these are trained. None: the whole model is trained.
     """
 
     seed: int

@@ -1,9 +1,8 @@
-"""Rows as conversations, the same with the user's text sanitized by tokens of the model, and prompts of them
-(CMIF, sections 3.2 and 4.1).
+"""Conversations, their sanitized versions by tokens of the model, and prompts of them (CMIF, sections 3.2 and 4.1).
 
-What is trained on is what `milkglass sanitize --by tokens --role user` writes: text. What the model is asked with is
-what the enclave of a split decoder sends: the ids of the rendered conversation, those of the user's text through the
-same mechanism. Which tokens are sensitive is counted on all rows of the training data, the instruction left out.
+Training uses the text that `milkglass sanitize --by tokens --role user` writes. Prompts are what the enclave of a split
+decoder sends: the ids of the rendered conversation, with the user's text through the same mechanism. Sensitive tokens
+are counted on all rows of the training data, without the instruction.
 """
 
 from __future__ import annotations
@@ -34,13 +33,15 @@ USER = frozenset({"user"})
 
 
 def chats(examples: Sequence[Example], instruction: str, words: int | None) -> list[Example]:
-    """Conversations: a classified text becomes a user's message after the instruction, and its label the answer.
+    """Returns conversations.
+
+    A classified text becomes a user's message after the instruction, and its label the answer.
 
     Args:
-        words: longer messages of the user are left out.
+        words: longer messages of the user are left out. None: none are.
 
     Raises:
-        UsageError: pairs, plain text, or a conversation that does not begin with the instruction.
+        UsageError: there are pairs, plain text, or a conversation that does not begin with the instruction.
     """
     result = []
     for one in examples:
@@ -58,7 +59,7 @@ def chats(examples: Sequence[Example], instruction: str, words: int | None) -> l
 
 
 def drawn(examples: Sequence[Example], rows: int, seed: int, what: str) -> list[Example]:
-    """The first rows of the seed's order. Raises UsageError where there are fewer."""
+    """Returns the first rows of the seed's order. Raises UsageError if there are too few."""
     if not 0 < rows <= len(examples):
         raise UsageError(f"{rows} rows of {what} are needed, {len(examples)} fit", "lower it, or raise words")
     return [examples[i] for i in np.random.default_rng(seed).permutation(len(examples))[:rows]]
@@ -77,7 +78,7 @@ class SentPrompt:
     Attributes:
         ids: (t,)
         private: how many tokens are the user's.
-        unchanged: how many of these are sent as they are.
+        unchanged: how many of these are sent unchanged.
     """
 
     ids: Ids
@@ -90,8 +91,8 @@ class ChatSanitizer:
     """One mechanism over a model's tokens.
 
     Attributes:
-        sanitizer: in front of text.
-        kept: the instruction, with which a message may begin and which is not sanitized; "": all of it is.
+        sanitizer: sanitizes text.
+        kept: the instruction at the beginning of a message, which is not sanitized. "": there is none.
         seed: of the draws, which anyone can repeat: a recipe has no secrets.
     """
 
@@ -108,7 +109,7 @@ class ChatSanitizer:
         return cls(result, kept, seed)
 
     def write(self, source: Path, out: Path) -> Path:
-        """The file's conversations with the user's text sanitized; a file that is there already stays."""
+        """Writes the file's conversations with the user's text sanitized, unless the result exists."""
         if not out.is_file():
             report_path(out).unlink(missing_ok=True)  # of a run that was stopped between the two files
             shape = FileShape("json", frozenset(), file=source.name, roles=USER, instruction=self.kept)
@@ -122,11 +123,11 @@ class ChatSanitizer:
         return SentPrompt(sent, int(own.sum()), int((sent[own] == tokens.ids[own]).sum()))
 
     def _replaced(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """By these tokens alone: the same text gets the same substitutes, whatever stands around it."""
+        """Returns the substitutes of these tokens, whatever stands around them."""
         return self.sanitizer.sanitizer.sanitize(ids, Stream.of_seed("prompts", self.seed, ids.tobytes()))
 
 
 def counted(reader: TokenReader, examples: Sequence[Example], kept: str) -> NDArray[np.int64]:
-    """(n,) how often the users' messages have each token, the kept instruction left out."""
+    """Returns (n,) how often each token occurs in the users' messages, without the kept instruction."""
     own = (turn["content"] for one in examples for turn in one.messages if turn["role"] == "user")
     return reader.counts(text.removeprefix(kept) for text in own)

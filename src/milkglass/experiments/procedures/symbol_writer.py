@@ -1,5 +1,6 @@
-"""Answers of two models: a server's, which reads and writes symbols, and a client's smaller one, which reads tokens and
-chooses the token inside each symbol. Ours.
+"""Answers of two models: a server's on symbols, and a client's smaller one, which chooses the token in each symbol.
+
+Ours.
 
     m(s) = sum of p_c(t) over the tokens t of symbol s            the client's own belief in a symbol
     q(s) ~ m(s)^(1 - w) p_s(s)^w                                  the server's word with the weight w
@@ -7,10 +8,10 @@ chooses the token inside each symbol. Ours.
 
 p_c is the client's distribution after the tokens so far, p_s the server's after their symbols. At w = 0 the client
 answers alone; at w = 1 the server alone decides the symbol. p_c(t) / m(s(t)) for the true symbol, "symbols known", is
-what no server of symbols can pass.
+an upper bound for any server of symbols.
 
-The server receives symbols of the prompt and, one at a time, of the answer: what crosses is bounded as for text that is
-classified (schemes/coarse.py).
+The server receives symbols of the prompt and, one at a time, of the answer. What crosses has the same bound as text
+that is classified (schemes/coarse.py).
 """
 
 from __future__ import annotations
@@ -33,30 +34,30 @@ MIN_LOG_PROBABILITY = -700.0  # of a log-probability: below it exp is 0 in fp64,
 
 @dataclass(frozen=True)
 class SymbolWriter:
-    """The two models' distributions as one.
+    """Combines the two models' distributions.
 
     Attributes:
-        symbols: (n,) the server's number of each token's symbol, from 0 without a gap.
-        weight: w above, from 0 to 1.
+        symbols: (n,) the server's number of each token's symbol, from 0 without gaps.
+        weight: w of the module, from 0 to 1.
     """
 
     symbols: torch.Tensor = field(repr=False)
     weight: float
 
     def log_probs(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
-        """(..., n) log p, in fp64. client: (..., n), server: (..., m) logits."""
+        """Returns (..., n) log p in fp64, from the logits of the client (..., n) and the server (..., m)."""
         answers = server.double().log_softmax(-1)
         own, mass = self._beliefs(client, answers)
         belief = ((1 - self.weight) * mass.clamp(min=MIN_LOG_PROBABILITY) + self.weight * answers).log_softmax(-1)
         return own + (belief - mass)[..., self.symbols]
 
     def within(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
-        """(..., n) the logarithm of each token's share of its symbol, by the client. Arguments as above."""
+        """Returns (..., n) the logarithm of each token's share of its symbol, by the client. See `log_probs`."""
         own, mass = self._beliefs(client, server.double())
         return own - mass[..., self.symbols]
 
     def _beliefs(self, client: torch.Tensor, server: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(..., n) log p_c, and (..., m) log m."""
+        """Returns (..., n) log p_c, and (..., m) log m."""
         own = client.double().log_softmax(-1)[..., : len(self.symbols)].clamp(min=MIN_LOG_PROBABILITY)
         return own, torch.zeros_like(server).index_add_(-1, self.symbols, own.exp()).log()
 
@@ -67,7 +68,7 @@ class Pair:
 
     Attributes:
         client, server: causal language models.
-        writer: how their distributions become one.
+        writer: combines their distributions.
         stops: tokens that end an answer.
     """
 
@@ -78,10 +79,11 @@ class Pair:
 
     @torch.inference_mode()
     def losses(self, tokens: torch.Tensor, answered: torch.Tensor) -> tuple[float, float, int]:
-        """The sum of -log p over the places of the answers, in nats; the same with symbols known; and how many places
-        these are.
+        """Returns the sum of -log p over the answers' tokens in nats, the same with symbols known, and their number.
 
-        tokens: (t,) of one conversation. answered: (t,) which of them are the answers'.
+        Args:
+            tokens: (t,) of one conversation.
+            answered: (t,) whether each is an answer's.
         """
         sent = self.writer.symbols[tokens]
         scores = [model(input_ids=ids[None]).logits[0, :-1] for model, ids in self._both(tokens, sent)]
@@ -92,7 +94,7 @@ class Pair:
 
     @torch.inference_mode()
     def greedy(self, prompt: torch.Tensor, new_tokens: int) -> list[int]:
-        """The likeliest token at a time, up to and with the first that ends the answer. prompt: (t,) tokens."""
+        """Returns the likeliest tokens after a prompt (t,), up to the first that ends the answer, included."""
         result, past = list[int](), [None, None]
         ids = prompt
         while len(result) < new_tokens and not (result and result[-1] in self.stops):
@@ -112,8 +114,14 @@ class Pair:
 def row_losses(
     pair: Pair, codec: Codec, conversations: Sequence[Sequence[Message]], max_length: int
 ) -> tuple[Rows, Rows, Rows]:
-    """(u,) the sum of each example's losses over the tokens of its answers, (u,) the same with symbols known, and
-    (u,) how many tokens these are; of those that keep an answer within max_length tokens. codec: of original ids."""
+    """Returns the losses of the examples that keep an answer within max_length tokens.
+
+    Args:
+        codec: of original ids.
+
+    Returns:
+        (u,) the sum over the answers' tokens, (u,) the same with symbols known, and (u,) the number of these tokens.
+    """
     encoded = codec.encode_cut(conversations, max_length)
     found = [
         pair.losses(torch.from_numpy(ids).long(), torch.from_numpy(labels != IGNORED))

@@ -8,11 +8,10 @@ With x a text and x' its shadow, t the model before, t* and t' after training on
     deviations            the same two differences at t', against epsilon, and against the local one: straight lines by
                           least squares
 
-The bound "exists" for any finite numbers: what Figure 3 shows is how large it is. And a slope is not dimensionless: a
-gradient's norm over all parameters and a loss have other units, so that one slope being larger says less than the paper
-concludes. So the slopes are reported as shares of each deviation's mean as well, where units cancel. Where a drift is
-larger than both deviations of every pair, epsilon is one number and no line goes through it: then there is no slope,
-and a reason why. That of the local epsilon is there all the same.
+The bound "exists" for any finite numbers; Figure 3 shows how large it is. A slope has units: a gradient's norm over all
+parameters and a loss have different ones, so that a larger slope says less than the paper concludes. So slopes are also
+reported as shares of each deviation's mean, which have none. If a drift exceeds both deviations of every pair, epsilon
+is constant and no line is defined: the slope is then missing, with a reason. The local epsilon's slope remains.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ ROUNDING = 1e-9  # of the largest epsilon: what varies less is one number, worke
 
 @dataclass(frozen=True)
 class FittedLine:
-    """y = slope x + intercept."""
+    """The line y = slope x + intercept."""
 
     slope: float
     intercept: float
@@ -43,13 +42,13 @@ class FittedLine:
 
 @dataclass(frozen=True)
 class TheoryFigures:
-    """What section 5.2 says, measured.
+    """The measurements for section 5.2.
 
     Attributes:
         figures: by name.
         pairs: for each pair "loss", "gradient", "local", "epsilon", "loss after", "gradient after".
         lines: of Figure 4, by "DEVIATION, EPSILON".
-        undefined: of each figure that is undefined, why.
+        undefined: the reason for each undefined figure.
     """
 
     figures: dict[str, float]
@@ -58,7 +57,7 @@ class TheoryFigures:
     undefined: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """What Figures 3 and 4 are drawn from."""
+        """Returns the data of Figures 3 and 4."""
         lines = {name: asdict(one) for name, one in self.lines.items()}
         return {"pairs": self.pairs, "lines": lines, "untold": self.undefined}
 
@@ -74,7 +73,7 @@ def check(
 def figures(
     losses: Floats, gradients: Floats, after: Floats, gradients_after: Floats, drifts: tuple[float, float]
 ) -> TheoryFigures:
-    """The figures from the deviations and drifts.
+    """Returns the figures from the deviations and drifts.
 
     Args:
         losses, gradients, after, gradients_after: (b,) of each pair.
@@ -114,20 +113,20 @@ def figures(
 
 
 def _alike(kind: str, local: Floats, drifted: float) -> str:
-    """Why an epsilon is one number."""
+    """Returns why an epsilon is constant."""
     larger = kind == "epsilon" and (local <= drifted).all()
     return f"{kind} is the same for all pairs" + (": a drift is larger than every pair's deviations" if larger else "")
 
 
 def drift(before: SharedStep, after: SharedStep) -> float:
-    """|t' - t| over all that is trained."""
+    """Returns |t' - t| over all trained parameters."""
     first, second = (dict(one.module.named_parameters()) for one in (before, after))
     squares = [float((second[n] - first[n]).detach().double().square().sum()) for n in before.names]
     return math.sqrt(sum(squares))
 
 
 def deviations(step: SharedStep, texts: PrivateRows, shadows: PrivateRows) -> tuple[Floats, Floats]:
-    """(b,) how far the loss of each text is from its shadow's, and (b,) how far its gradient."""
+    """Returns (b,) the difference of each text's loss from its shadow's, and (b,) the distance of their gradients."""
     losses, gradients = [], []
     for i, (one, other) in enumerate(zip(texts.ids, shadows.ids, strict=True)):
         target = None if texts.labels is None else torch.tensor([int(texts.labels[i])])
@@ -146,7 +145,7 @@ def _at(step: SharedStep, ids: Ids, target: torch.Tensor | None) -> tuple[float,
 
 
 def line(x: Floats, y: Floats) -> FittedLine | None:
-    """Of least squares; None where x does not vary by more than rounding, for x - mean(x) is hardly ever exactly 0."""
+    """Returns the least-squares line. None: x varies by rounding only; x - mean(x) is hardly ever exactly 0."""
     spread = x - x.mean()
     if np.abs(spread).max() <= ROUNDING * np.abs(x).max():
         return None

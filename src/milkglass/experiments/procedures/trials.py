@@ -1,7 +1,7 @@
-"""One cell of a comparison: a defence on one data set with one seed, split, trained, and asked about the held-out rows.
+"""One cell of a comparison: a defence on one data set with one seed, split, trained, and graded on the held-out rows.
 
-A cell lies in a folder under its digest, with what it is of (about.json) and by which code it was begun. Recipes that
-name the same cell share it; one that was stopped goes on.
+A cell's folder is named by its digest, and contains its settings (about.json) and the code that began it. Recipes with
+the same cell share it, and a stopped one resumes.
 """
 
 from __future__ import annotations
@@ -51,8 +51,14 @@ CELL_VERSION = 3  # raised when code changes what a cell's settings make: older 
 
 @dataclass(frozen=True)
 class TrialData:
-    """A data set as a recipe uses it. others: rows of the training file that nobody trains with, of which attackers
-    have some. metrics: names of metrics/glue.py."""
+    """A data set as a recipe uses it.
+
+    Attributes:
+        others: rows of the training file that are kept out of training, some of which attackers have.
+        metrics: names of metrics/glue.py.
+        classes: their number, 1 for scores.
+        sums: the digests of its files and which rows are used.
+    """
 
     name: str
     train: LabelledTexts
@@ -69,12 +75,11 @@ class TrainedHalves:
 
     Attributes:
         name: the digest of all that decides it.
-        client: the half as it was split.
-        server: likewise.
+        client, server: the halves as they were split.
         tuned: the server's half after training.
-        figures: what its answers are worth.
+        figures: the quality of its answers.
         made: by which code.
-        predictions: its answers to the held-out rows, as `packed` has them.
+        predictions: its packed answers to the held-out rows (`packed`).
         logits: (u, classes) of these answers.
     """
 
@@ -92,7 +97,7 @@ def trained(
     base: Checkpoint, digest: str, problem: TrialData, defence: Defence, training: Hyperparameters, seed: int,
     cells: Path, threads: int | None, progress: Log = no_log,
 ) -> TrainedHalves:  # fmt: skip
-    """Raises JobFailed for a training that failed."""
+    """Returns a cell, trained if it does not exist. Raises JobFailed if the training fails."""
     about = {
         "version": CELL_VERSION,
         "base": digest,
@@ -116,14 +121,14 @@ def trained(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Two runs may share a cell, and wait for each other; a lock that was left by a dead one holds nobody."""
+    """Locks a cell's folder, since several runs may share it. A dead process holds no lock."""
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _halves(base: Checkpoint, problem: TrialData, defence: Defence, seed: int, folder: Path) -> tuple[Client, Server]:
-    """Split once; the client half is written last, so that what is there is whole."""
+    """Splits the model once. The client half is written last, so that an existing one is complete."""
     if (folder / "client").is_dir():
         return defence.load(base, folder / "client", folder / "server")
     if (folder / "server").is_dir():  # of a run that was stopped here
@@ -137,7 +142,7 @@ def _tuned(
     client: TokenClient, server: Server, problem: TrialData, training: Hyperparameters, job: Path, threads: int | None,
     progress: Log,
 ) -> TokenServer:  # fmt: skip
-    """Epochs are compared by rows of the training data, as `milkglass finetune` does; the held-out ones choose none."""
+    """Trains the server's half. Epochs are compared on rows of the training data, as in `milkglass finetune`."""
     job.mkdir(exist_ok=True)
     splits = {"train": problem.train}
     if training.early_stopping:
@@ -159,7 +164,7 @@ def _tuned(
 
 
 def _write(client: TokenClient, rows: LabelledTexts, labels: Sequence[float], task: str, out: Path) -> None:
-    """What the client sends for these rows, as a server keeps it."""
+    """Writes what the client sends for these rows, in the server's format."""
     (sent,) = client.send(rows.texts, rows.pairs)
     assert isinstance(sent, Tokens)
     label = "scores" if task == "regression" else "labels"
@@ -172,9 +177,12 @@ def _write(client: TokenClient, rows: LabelledTexts, labels: Sequence[float], ta
 
 
 def _figures(client: Client, server: Server, problem: TrialData, seed: int, folder: Path) -> Answered:
-    """In percent, what the server's answers to the held-out rows are worth, and the half-width of its interval; by
-    which code that was found, since later code takes it from here; and the answers, with their logits. A record without
-    logits, which earlier code wrote, is made again."""
+    """Returns the quality of the server's answers to the held-out rows in percent, and the answers.
+
+    Returns:
+        The figures with the half-widths of their intervals, the code that measured them, the packed answers, and
+            logits. A record without logits, from earlier code, is made again.
+    """
     done = folder / "figures.json"
     known = json.loads(done.read_text("utf-8")) if done.is_file() else {}
     if "logits" not in known:
@@ -190,8 +198,11 @@ def _figures(client: Client, server: Server, problem: TrialData, seed: int, fold
 def graded(
     guess: NDArray[Any], labels: Sequence[float], metrics: Sequence[str], classes: int, seed: int
 ) -> dict[str, float]:
-    """What (u,) answers to rows with these labels are worth, in percent: the data set's measures, and of two classes
-    the precision and recall of class 1 (CMIF, section 4.1); "NAME +-" is half of the bootstrap interval's width."""
+    """Returns the quality of (u,) answers to rows with these labels, in percent.
+
+    These are the data set's measures and, for two classes, precision and recall of class 1 (CMIF, section 4.1). "NAME
+    +-" is half the width of the bootstrap interval.
+    """
     result: dict[str, float] = {}
     of_class_1 = ("precision", "recall") if classes == 2 else ()
     for name in dict.fromkeys((*metrics, *of_class_1)):
@@ -201,8 +212,7 @@ def graded(
 
 
 def commonest(problem: TrialData, seed: int) -> dict[str, float]:
-    """The same of naming the commonest class of the training rows for every text: what is worth nothing. Of scores
-    nothing: a constant has no correlation."""
+    """Returns the quality of the most frequent class of the training rows for every text. For scores there is none."""
     if problem.classes == 1:
         return {}
     counts = np.bincount(np.asarray(problem.train.labels, np.int64), minlength=problem.classes)
@@ -211,7 +221,7 @@ def commonest(problem: TrialData, seed: int) -> dict[str, float]:
 
 
 def committee(problem: TrialData) -> FittedCommittee | None:
-    """All of the client's own models; None: the rows have one label."""
+    """Returns all of the client's own models. None: the rows have one label."""
     train = problem.train
     if len(set(train.labels)) < 2:
         return None
@@ -219,7 +229,7 @@ def committee(problem: TrialData) -> FittedCommittee | None:
 
 
 def client_alone(problem: TrialData, own: FittedCommittee | None, seed: int) -> dict[str, dict[str, float]]:
-    """The same of what the client does by itself, by the names of rows: "client alone, MODEL"."""
+    """Returns the quality of the client's own models, by the names "client alone, MODEL"."""
     if own is None:
         return {}
     held_out = problem.held_out
@@ -235,8 +245,10 @@ def client_alone(problem: TrialData, own: FittedCommittee | None, seed: int) -> 
 def beside_own(
     cell: TrainedHalves, problem: TrialData, own: FittedCommittee | None, seed: int
 ) -> tuple[dict[str, float], NDArray[np.int64]] | None:
-    """The same of the server's answers pooled with the client's own (client/alone.py), "MEASURE with own model", and
-    the (u,) classes; None of scores."""
+    """Returns the quality of the server's answers pooled with the client's own (client/alone.py), and the (u,) classes.
+
+    The measures are named "MEASURE with own model". None for scores.
+    """
     if own is None or own.regression:
         return None
     held_out = problem.held_out

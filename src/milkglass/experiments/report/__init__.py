@@ -1,1 +1,1 @@
-"""A result as Markdown and as an HTML page."""
+"""Writes a result as Markdown and as an HTML page."""

@@ -1,7 +1,7 @@
-"""Figures over epsilon, drawn: a panel a measure, as CMIF's Figure 3 and ObfusLM's Table 10 have them.
+"""Plots figures over epsilon, one panel for each measure, as CMIF's Figure 3 and ObfusLM's Table 10.
 
-Drawn are figures of variants that are called "epsilon=E", at two or more epsilons, a line for each word after the
-variant ("before", "clear", "after"); the levels of the variant "plain" are dashed. A vertical bar is an interval.
+It plots variants called "epsilon=E" if there are two or more, with a line for each word after the variant ("before",
+"clear", "after"). The levels of the variant "plain" are dashed. A vertical bar is an interval.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Curves:
     """One measure over epsilon.
 
     Attributes:
+        measure: its name.
         lines: by the word after the variant, in order of epsilon.
         levels: of the plain variant, by the same words.
     """
@@ -33,7 +34,7 @@ class Curves:
 
 
 def of(figures: Mapping[str, float]) -> tuple[Curves, ...]:
-    """The measures of a result that have a line of two points, in the figures' order."""
+    """Returns the measures of a result that have a line of two points, in the figures' order."""
     points: dict[str, dict[str, list[Point]]] = {}
     for name, value in figures.items():
         match = NAME.fullmatch(name)
@@ -52,7 +53,7 @@ def of(figures: Mapping[str, float]) -> tuple[Curves, ...]:
 
 
 def svg(every: Sequence[Curves]) -> str:
-    """All panels side by side."""
+    """Returns all panels side by side."""
     whole = len(every) * (WIDE + GAP)
     head = (
         f'<svg viewBox="0 0 {whole} {HIGH}" role="img" aria-label="figures over epsilon" font-size="11" fill="#1c2126">'

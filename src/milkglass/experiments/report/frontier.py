@@ -1,12 +1,12 @@
-"""The frontier: of every defence what it costs in utility against what of the content the strongest attack reads.
+"""The frontier: the utility of each defence against the share of the content that the strongest attack reads.
 
-The rows of several comparisons on one data set, all with the same model, rows and training, so that "plain" has the
-same utility in each. Their attacks and attacked texts may differ; of a defence in two of them the one that is read more
-is taken. A dashed line is the best that the client does alone in seconds: below it a defence is of no use to anybody. A
-second one is "plain", what a client has that trains the very model on its own machine and sends nothing: of use is a
-defence to those who cannot. A defence is on the frontier where it is above the first line, not all content is read, and
-no other has both more utility and less content read. Controls ("no
-defence, ...") are drawn beside the defences, and neither stand on the frontier nor keep another from it.
+It takes several comparisons on one data set, all with the same model, rows and training, so that "plain" has the same
+utility in each. Attacks and attacked texts may differ; if a defence is in two of them, the result that reads more
+counts. A dashed line is the best that the client does alone in seconds: below it a defence is useless. A second dashed
+line is "plain", a client that trains the same model locally and sends nothing: defences are useful to those who cannot.
+
+A defence is on the frontier if it is above the first line, not all content is read, and no other has both more utility
+and less content read. Controls ("no defence, ...") are drawn, but neither are on the frontier nor keep others from it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class FrontierPoint:
     """One defence.
 
     Attributes:
+        defence: its name.
         utility, content: in percent.
         utility_spread, content_spread: half of their 95 % intervals; 0: the result has none.
     """
@@ -47,7 +48,7 @@ class FrontierPoint:
         return self.defence.startswith(CONTROL)
 
     def beaten(self, others: Sequence[FrontierPoint]) -> bool:
-        """Whether another costs less and lets less through, by the figures alone."""
+        """Returns whether another defence costs no more and leaks no more, by the figures alone."""
         return any(
             one.utility >= self.utility
             and one.content <= self.content
@@ -58,8 +59,11 @@ class FrontierPoint:
 
 
 def points(results: Sequence[Mapping[str, float]], data: str) -> list[FrontierPoint]:
-    """The defences of several results' figures that send something for each token. Raises UsageError where "plain"
-    differs: they are not comparable."""
+    """Returns the defences of several results that send something for each token.
+
+    Raises:
+        UsageError: "plain" differs, so that the results cannot be compared.
+    """
     found: dict[str, FrontierPoint] = {}
     plain: set[float] = set()
     for figures in results:
@@ -78,21 +82,28 @@ def points(results: Sequence[Mapping[str, float]], data: str) -> list[FrontierPo
 
 
 def alone(results: Sequence[Mapping[str, float]], data: str) -> float | None:
-    """The best utility of a client that sends nothing; None where no result has it."""
+    """Returns the best utility of a client that sends nothing. None: no result has it."""
     start = f"accuracy, {data}, {ALONE}"
     values = [value for figures in results for name, value in figures.items() if name.startswith(start)]
     return max(values, default=None)
 
 
 def unplaced(results: Sequence[Mapping[str, float]], data: str) -> list[str]:
-    """Defences with a utility and no place among the points: one vector crosses for a text."""
+    """Returns the defences that have a utility but no point, since they send one vector for a text."""
     start, seen = f"accuracy, {data}, ", {one.defence for one in points(results, data)}
     names = dict.fromkeys(name.removeprefix(start) for figures in results for name in figures if name.startswith(start))
     return [one for one in names if one not in seen and one != CONSTANT and not one.startswith(ALONE)]
 
 
 def drawn(every: Sequence[FrontierPoint], level: float | None, about: str, notes: Sequence[str] = ()) -> str:
-    """As SVG. level: the client alone. about: one line on what was measured. notes: further lines below it."""
+    """Returns the frontier as SVG.
+
+    Args:
+        every: the points.
+        level: the utility of the client alone.
+        about: one line on what was measured.
+        notes: further lines below it.
+    """
     utilities = [one.utility + sign * one.utility_spread for one in every for sign in (-1, 1)]
     x, y = Axis(0.0, 100.0, ACROSS), Axis.over([*utilities, *([] if level is None else [level])], UP)
     bottom, listed = TOP + UP, sorted(every, key=lambda one: one.content)
@@ -119,7 +130,7 @@ def drawn(every: Sequence[FrontierPoint], level: float | None, about: str, notes
 
 
 def _line(at: float, words: str) -> list[str]:
-    """A dashed line across, at this height in pixels."""
+    """Returns a dashed line across, at this height in pixels."""
     return [
         f'<path d="M{LEFT} {at:.1f}h{ACROSS}" stroke="{GREY}" stroke-dasharray="5 4"/>',
         svg_text(LEFT + 6, at - 5, words, "start", GREY),
@@ -127,7 +138,7 @@ def _line(at: float, words: str) -> list[str]:
 
 
 def _point(number: int, one: FrontierPoint, colour: str, x: Axis, y: Axis) -> list[str]:
-    """The point, its intervals, its number, and its line in the list of names."""
+    """Returns the point, its intervals, its number, and its line in the list of names."""
     across, up = LEFT + x.at(one.content), TOP + UP - y.at(one.utility)
     low, high = (TOP + UP - y.at(one.utility + sign * one.utility_spread) for sign in (-1, 1))
     start, stop = (LEFT + x.at(one.content + sign * one.content_spread) for sign in (-1, 1))
@@ -142,7 +153,7 @@ def _point(number: int, one: FrontierPoint, colour: str, x: Axis, y: Axis) -> li
 
 
 def of(results: Sequence[Mapping[str, Any]], data: str, about: str) -> str:
-    """Of results as their files have them."""
+    """Returns the frontier of results as their files have them."""
     figures = [{name: one["measured"] for name, one in result["figures"].items()} for result in results]
     left = unplaced(figures, data)
     notes = [f"Not drawn, since one vector crosses for a text: {', '.join(left)}."] if left else []

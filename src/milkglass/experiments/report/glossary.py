@@ -1,6 +1,6 @@
-"""What the names of figures mean, for readers of a result.
+"""The meanings of figures' names, for readers of a result.
 
-A figure's name is its measure, then what it is of: "tokens top-1, knn, model only, sst2, obfuslm".
+A figure's name is its measure, then its subject: "tokens top-1, knn, model only, sst2, obfuslm".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LEFT_OUT = "an attack that is missing for a defence does not apply to what that 
 
 
 def meanings(names: Iterable[str], shares: bool = False) -> tuple[tuple[str, str], ...]:
-    """Each part of these figures' names that is listed here, and what it means, in the figures' order.
+    """Returns the parts of these figures' names that have a known meaning, with the meaning, in the figures' order.
 
     Args:
         shares: whether the figures are shares of 1.

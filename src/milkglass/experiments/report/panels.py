@@ -1,4 +1,4 @@
-"""Axes and panels of the plots of results, drawn as SVG."""
+"""Axes and panels of the plots of results, as SVG."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LEAST = 1e-6  # on a logarithmic axis, what is below this is drawn as this: zero
 
 @dataclass(frozen=True)
 class Axis:
-    """The numbers from `low` to `high` along so many pixels.
+    """Maps the numbers from `low` to `high` to pixels.
 
     Attributes:
-        log: in powers of ten.
+        log: whether the axis is logarithmic.
     """
 
     low: float
@@ -34,7 +34,7 @@ class Axis:
         return cls(low, high, pixels, log)
 
     def at(self, value: float) -> float:
-        """Pixels from the beginning, inside the axis."""
+        """Returns the pixels from the beginning, clipped to the axis."""
         if self.log:
             low, high, value = math.log10(self.low), math.log10(self.high), math.log10(max(value, LEAST))
         else:
@@ -75,7 +75,7 @@ class Panel:
         return [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}" fill-opacity="0.6"/>' for x, y in places]
 
     def line(self, slope: float, intercept: float, colour: str) -> str:
-        """On a logarithmic axis a curve."""
+        """Returns a straight line, which is a curve on a logarithmic axis."""
         steps = [self.x.low + (self.x.high - self.x.low) * i / 40 for i in range(41)]
         places = [self.point(x, slope * x + intercept) for x in steps]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
@@ -87,7 +87,7 @@ def _label(value: float) -> str:
 
 
 def svg_page(width: float, high: float, title: str, parts: Iterable[str]) -> str:
-    """A drawing as a file of its own."""
+    """Returns a drawing as a file of its own."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {high}" role="img" font-family="sans-serif" '
         f'font-size="11" fill="#1c2126"><title>{escape(title)}</title>'

@@ -1,6 +1,6 @@
-"""A comparison at a glance: of each defence its utility beside what the strongest attack reads, as rows and drawn.
+"""A comparison at a glance: the utility of each defence beside what the strongest attack reads, as rows and as a plot.
 
-Only results of comparisons have both (experiments/kinds/comparison.py); of any other there are no rows.
+Only results of comparisons have both (experiments/kinds/comparison.py); other results have no rows.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class SummaryRow:
     """One defence on one data set.
 
     Attributes:
+        measure: the name of the utility.
         utility: of the measure, in points.
         tokens, content: what the strongest attack reads, in percent.
     """
@@ -33,10 +34,10 @@ class SummaryRow:
 
 
 def rows(figures: Mapping[str, float]) -> dict[str, list[SummaryRow]]:
-    """The rows of a comparison by data set, in the order of its figures.
+    """Returns the rows of a comparison by data set, in the order of its figures.
 
     Args:
-        figures: by name, as a result has them.
+        figures: of a result, by name.
     """
     result: dict[str, list[SummaryRow]] = {}
     for name, tokens in figures.items():
@@ -50,7 +51,7 @@ def rows(figures: Mapping[str, float]) -> dict[str, list[SummaryRow]]:
 
 
 def drawn(rows: Sequence[SummaryRow]) -> str:
-    """One data set's rows as SVG: to the right what is read, upwards the utility; each point has its row's number."""
+    """Returns one data set's rows as SVG, what is read against utility. Each point has its row's number."""
     low, high = min(one.utility for one in rows) - ROOM, max(one.utility for one in rows) + ROOM
     across, up = WIDE - 2 * EDGE, HIGH - 2 * EDGE
     title = f"{rows[0].data}: {rows[0].measure} against what the strongest attack reads"

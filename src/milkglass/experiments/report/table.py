@@ -1,9 +1,8 @@
 """A result as a table for people: Markdown, and an HTML page that needs nothing else.
 
-First a comparison's defences at a glance (summary.py), figures over epsilon (curves.py), and the figures with a
-paper's figure or a demand beside them, with the reason where ours is another; then every other figure, by what it
-measures; then what the names mean (glossary.py), and the settings.
-Everything that comes from a recipe or a result is escaped.
+First come a comparison's defences at a glance (summary.py), figures over epsilon (curves.py), and the figures with a
+paper's figure or a demand, with the reason if ours differs. Then follow all other figures by measure, the meanings of
+the names (glossary.py), and the settings. Everything from a recipe or a result is escaped.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class TableLine:
     """One figure.
 
     Attributes:
-        note: the number of a footnote, from 1; 0: none is needed.
+        note: the number of a footnote, from 1; 0: there is none.
     """
 
     name: str
@@ -50,12 +49,15 @@ class ResultTable:
     """A result, as it is shown.
 
     Attributes:
+        quick: the changes of a quick run; "" for a full run.
+        about: the settings.
         glance: by data set.
         curves: figures over epsilon.
         beside: the lines with a published or asked figure.
-        groups: the rest, by what is measured.
+        groups: the other lines, by measure.
         undefined: figures that are undefined, and why.
         notes: footnotes.
+        meanings: of the names.
     """
 
     title: str
@@ -72,7 +74,7 @@ class ResultTable:
 
 
 def read(result: Mapping[str, Any]) -> ResultTable:
-    """The table of a result.
+    """Returns the table of a result.
 
     Args:
         result: what a run wrote as JSON.
@@ -135,7 +137,7 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any, inner: bool = False) -> str:
-    """A setting in words.
+    """Returns a setting in words.
 
     Args:
         inner: whether it is among others.
@@ -150,7 +152,9 @@ def _value(value: Any, inner: bool = False) -> str:
 
 
 def number(value: float | None, sign: bool = False) -> str:
-    """Four significant digits at least, no trailing noise; a minus that doesn't break off."""
+    """Formats a number with at least four significant digits, no trailing zeros, and a minus that does not break
+    off.
+    """
     if value is None:
         return ""
     text = f"{value:+.4f}" if sign else f"{value:.4f}"
@@ -165,7 +169,7 @@ _MARKS = re.compile(r"([\\`*_{}\[\]()#+!|<>~&$])")
 
 
 def escaped(text: str) -> str:
-    """As Markdown shows it letter by letter, inside a table as well."""
+    """Returns the text as Markdown shows it letter by letter, also inside a table."""
     return _MARKS.sub(r"\\\1", " ".join(text.split()))
 
 
@@ -220,7 +224,7 @@ def html(table: ResultTable) -> str:
 
 # --- files ------------------------------------------------------------------------------------------------------------
 def write(result: Path) -> tuple[Path, Path]:
-    """NAME.md and NAME.html beside NAME.json."""
+    """Writes NAME.md and NAME.html beside NAME.json."""
     if result.suffix != ".json":
         raise UsageError(f"{result.name} is not a result", "give the .json that a run wrote")
     table = read(json.loads(result.read_text("utf-8")))
@@ -231,7 +235,7 @@ def write(result: Path) -> tuple[Path, Path]:
 
 
 def words(table: ResultTable) -> str:
-    """For a terminal: the figures with a paper's figure or a demand beside them; without such figures, all."""
+    """Returns the figures for a terminal: those with a paper's figure or a demand, or all if there are none."""
     lines = table.beside or tuple(one for _, part in table.groups for one in part)
     width = max((len(one.name) for one in lines), default=0)
     result = [table.title]

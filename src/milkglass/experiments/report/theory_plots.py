@@ -5,10 +5,8 @@
     right    both deviations after training against the local epsilon, with the
              straight lines of least squares; upwards in powers of ten            Figure 4
 
-Figure 4 has the global epsilon to the right. Where a drift is larger than every pair's deviations that is one number,
-which the middle panel shows; so here the local one takes its place.
-
-The numbers come from experiments/procedures/theory.py.
+Figure 4 has the global epsilon to the right. If a drift exceeds every pair's deviations it is constant, which the
+middle panel shows. So the local epsilon is used here. procedures/theory.py computes the numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ LOSS, GRADIENT = "#0b4f6c", "#b4530a"
 
 
 def drawn(theory: Mapping[str, Any]) -> str:
-    """theory.json as SVG."""
+    """Returns theory.json as SVG."""
     pairs, lines = theory["pairs"], theory["lines"]
     parts = [*_histogram(pairs["local"]), *_bounds(pairs["local"], pairs["epsilon"]), *_growth(pairs, lines)]
     title = "Epsilon of each pair, and the deviations after training against it"
