@@ -1,22 +1,22 @@
-"""CAPE: one vector a text, normalised, with Laplace noise, from an encoder that was trained against an adversary
-(Plant et al. 2021, arXiv:2108.12318, section 3).
+"""CAPE: one normalised vector a text with Laplace noise, from an encoder trained against an adversary.
+
+Plant et al. 2021, arXiv:2108.12318, section 3:
 
     z    = (x - min x) / (max x - min x)         x (d,): one vector a text, see below; min and max of this text
     sent = z + Laplace(1 / epsilon)              drawn anew for each text, exactly and on a grid (noise/grid.py)
     loss = cross-entropy + w_adv * adversary(reversed gradient(sent))
 
-The client runs all layers, the server a small head. The adversary's gradient reaches the encoder with its sign turned:
-the adversary learns to tell private words from what is sent, the encoder to make that hard.
+The client runs all layers, the server a small head. The adversary's gradient reaches the encoder with its sign
+reversed: the adversary learns to find private words in what is sent, and the encoder to make that hard. No private
+attribute is labelled here, so the adversary names words.
 
-The paper takes 1 for the sensitivity of z. That is one coordinate's: a text that is replaced by another moves all d of
-them, and what holds for a text is d times epsilon. `calibration = "strict"` draws Laplace(d / epsilon), for which
+The paper takes 1 for the sensitivity of z. That is one coordinate's sensitivity: replacing a text moves all d
+coordinates, so what holds for a text is d times epsilon. `calibration = "strict"` draws Laplace(d / epsilon), for which
 epsilon holds; with "paper" no guarantee is printed.
 
 x is the mean of a text's last states, as in the authors' code (github.com/NapierNLP/CAPE, models.py, "mean_embedding",
-which also counts the padding); `pooling = "first"` takes the state of [CLS]. The control of either is the method
+which also counts the padding). `pooling = "first"` takes the state of [CLS]. The control of both is the method
 "undisturbed" (defences/undisturbed.py).
-
-Nobody labels any here, so the adversary names words.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COMMONEST = 150  # function words and marks, which any adversary guesses (truth.
 
 
 class Reversed(torch.autograd.Function):
-    """Itself forwards; its gradient with the sign turned backwards (Ganin and Lempitsky 2015)."""
+    """The identity, whose gradient has the opposite sign (Ganin and Lempitsky 2015)."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ class Reversed(torch.autograd.Function):
 
 
 class WordAdversary(torch.nn.Module):
-    """Vectors (b, d) to scores of `words` (w,), the public ids that it names."""
+    """Maps vectors (b, d) to scores of `words` (w,), the public ids that it names."""
 
     def __init__(self, width: int, words: Ids, size: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class WordAdversary(torch.nn.Module):
         self.register_buffer("column", column)
 
     def bag(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """(b, w) whether each word is in the text."""
+        """Returns (b, w) whether each word is in the text."""
         result = torch.zeros(len(ids), self.net[-1].out_features)
         for row, text in enumerate(ids):
             named = self.column[text[mask[row]]]
@@ -82,8 +82,10 @@ class WordAdversary(torch.nn.Module):
 
 
 def balanced(scores: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy of (b, w) scores, half from the words that are there, half from those that are not: there
-    are hundreds of the latter for each of the former."""
+    """Returns the binary cross-entropy of (b, w) scores, half from present words and half from absent ones.
+
+    There are hundreds of absent words for each present one.
+    """
     there, absent = torch.nn.functional.softplus(-scores), torch.nn.functional.softplus(scores)
     return (
         (there * bag).sum() / bag.sum().clamp_min(1) + (absent * (1 - bag)).sum() / (1 - bag).sum().clamp_min(1)
@@ -91,7 +93,7 @@ def balanced(scores: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
 
 
 def normalised(vector: torch.Tensor) -> torch.Tensor:
-    """(d,) to 0 ... 1, by its own least and greatest; one half where these are equal."""
+    """Returns (d,) scaled from its least to its greatest value to 0 ... 1; one half if these are equal."""
     low, high = vector.min(), vector.max()
     if float(high.detach()) == float(low.detach()):
         return torch.full_like(vector, 0.5)
@@ -100,14 +102,14 @@ def normalised(vector: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class CAPE(HiddenStateDefence):
-    """The method and its parameters.
+    """The CAPE method.
 
     Attributes:
-        epsilon: of the noise, see above.
+        epsilon: of the noise, see the module.
         w_adv: the adversary's weight.
         words: how many words the adversary names.
-        calibration: what epsilon holds for, see above.
-        pooling: see above.
+        calibration: what epsilon holds for, see the module.
+        pooling: see the module.
     """
 
     layer: int | None = None
@@ -149,7 +151,7 @@ class CAPE(HiddenStateDefence):
         return True
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        """(1, d)."""
+        """Returns (1, d) the disturbed vector of a text."""
         sensitivity = hidden.shape[1] if self.calibration == "strict" else 1
         z = normalised(pooled(hidden, self.pooling))
         return grid.in_place_of(z, grid.laplace(z, sensitivity / self.epsilon, draws.stream, 1.0))[None]
@@ -167,7 +169,9 @@ class CAPE(HiddenStateDefence):
 
 
 def named(encoded: TokenizedTexts, size: int, words: int) -> Ids:
-    """The public ids, at most `words`, that most texts have, after the commonest: 150, or half of those that occur."""
+    """Returns at most `words` public ids that most texts have, after the most frequent: 150, or half of those that
+    occur.
+    """
     pairs = np.unique(encoded.ids.owner * size + encoded.ids.ids) % size
     counts = np.bincount(pairs, minlength=size)
     order = np.argsort(-counts, kind="stable")[: int((counts > 0).sum())]

@@ -1,5 +1,7 @@
-"""Every defence of hidden states by name. Adding a method is one file and one line here; the shared tests then run on
-it."""
+"""All defences of hidden states by name.
+
+To add one, write a file and add a line here; the shared tests then run on it.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +32,28 @@ TRAINING = "training"  # a parameter of every method, whose values commands and 
 
 
 def from_words(method: str, words: Sequence[str], training: Mapping[str, Any]) -> HiddenStateDefence:
-    """The method with `words` such as "epsilon=8"; training: fields of `HalvesTraining` in place of the method's own.
-    Raises UsageError."""
+    """Returns the method with `words` such as "epsilon=8". Raises UsageError.
+
+    Args:
+        training: fields of `HalvesTraining` that replace the method's own.
+    """
     values = read_words(type(HIDDEN_STATE_DEFENCES[method]), words, method, without=(TRAINING,))
     return HIDDEN_STATE_DEFENCES.make(method, {**values, TRAINING: training})
 
 
 def values_of(defence: HiddenStateDefence) -> dict[str, Any]:
-    """Its parameters but for those of the training, as JSON can hold them."""
+    """Returns the parameters without those of the training, as JSON."""
     return {name: getattr(defence, name) for name in parameters_of(type(defence)) if name != TRAINING}
 
 
 def restored(
     method: str, parameters: Mapping[str, Any], training: Mapping[str, Any] | None = None
 ) -> HiddenStateDefence:
-    """The defence that `values_of`, and for a client half the fields of its training, describe. Raises
-    CorruptCheckpoint."""
+    """Returns the defence that `values_of` and, for a client half, the fields of its training describe.
+
+    Raises:
+        CorruptCheckpoint: there is no such method or parameter.
+    """
     try:
         return HIDDEN_STATE_DEFENCES.make(method, {**parameters, **({} if training is None else {TRAINING: training})})
     except UsageError as error:

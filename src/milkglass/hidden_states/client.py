@@ -1,9 +1,9 @@
-"""The half that keeps the secret: texts to disturbed states, and those to the bytes that cross.
+"""The half that keeps the secret: maps texts to disturbed states, and these to the bytes that cross.
 
-Where noise comes from: the secret, the number of the text among all that this client sent, the text itself, and its
-states. A text that is sent twice meets other noise. A client that is loaded twice from one folder counts from the same
-number: then noise repeats for an equal text with equal states at an equal place alone, which shows that the texts are
-equal and nothing else.
+Noise depends on the secret, the number of the text among all that this client sent, the text, and its states. A text
+that is sent twice gets different noise. A client loaded twice from one folder counts from the same number. Then noise
+repeats only for an equal text with equal states at an equal number, which shows that the texts are equal and nothing
+else.
 """
 
 from __future__ import annotations
@@ -49,29 +49,32 @@ class EncoderClient(Client):
         self._root = defence.root(secret)
 
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
-        """Too long texts are cut, as in training."""
+        """Returns the states that cross. Too long texts are cut, as in training."""
         return (frames.decode(self.frame(texts, pairs, cut=True)),)
 
     def frame(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> bytes:
-        """The bytes that cross the wire. `pairs`: second texts, where the model was trained with some. Raises TooLong
-        unless `cut`."""
+        """Returns the bytes that cross the wire. Raises TooLong unless `cut`.
+
+        Args:
+            pairs: second texts, if the model was trained with some.
+        """
         encoded = self.reader.encode(texts, pairs, cut)
         first, self._sent = self._sent, self._sent + len(texts)
         return frames.encode(self._represented(encoded, self._root, first))
 
     def rows(self, lengths: Ids) -> Ids:
-        """(texts,) how many rows cross for texts of so many tokens, before any is pooled."""
+        """Returns (texts,) how many rows cross for texts of these lengths, before pooling."""
         return lengths
 
     def observe(self, ids: Sequences, seed: int) -> Activations:
-        """What this half sends for public ids under an attacker's own secret: `threat.Knowledge.observe`."""
+        """Returns what this half sends for public ids under an attacker's own secret (`threat.Knowledge.observe`)."""
         own, pending = self.defence.root(b"attacker" + seed.to_bytes(SECRET - 8, "big")), self._pending
         result = self._represented(TokenizedTexts(ids), own, 0)
         self._pending = pending
         return result
 
     def _require_answers(self, answer: NDArray[np.float32], count: int, what: str) -> None:
-        """Raises UsageError where this does not answer what was last sent."""
+        """Raises UsageError if this does not answer what was last sent."""
         if len(answer) != count:
             raise UsageError(f"{len(answer)} answers to the {count} {what} last sent", "receive before sending again")
 
@@ -85,7 +88,7 @@ class EncoderClient(Client):
         return Activations(self._joined(parts), lengths, self.defence.cut(self.base), self.defence.pooled)
 
     def _states(self, encoded: TokenizedTexts) -> Iterator[tuple[int, torch.Tensor]]:
-        """The number of each text and its states (t, d) before anything is disturbed, in the order of the batches."""
+        """Yields the number of each text and its undisturbed states (t, d), in the order of the batches."""
         for batch in in_batches(encoded, self.lower.pad):
             for row, mask, number in zip(self.lower(batch), batch.mask, batch.numbers.tolist(), strict=True):
                 yield number, row[mask]

@@ -1,5 +1,7 @@
-"""Every sanitizer by name, with its paper's parameters. Adding one is one file and one line here; the shared tests then
-run on it. GHOST, which needs a whole model, is in ghost/."""
+"""All sanitizers by name, with their papers' parameters. To add one, write a file and add a line here.
+
+The shared tests then run on it. GHOST, which needs a whole model, is in ghost/.
+"""
 
 from __future__ import annotations
 

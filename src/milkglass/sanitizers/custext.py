@@ -1,12 +1,12 @@
-"""CUSTEXT: a substitute from a short list that a group of near words shares (Chen et al., Findings of ACL 2023).
+"""CUSTEXT: draws a substitute from a short list that a group of near words shares (Chen et al., Findings of ACL 2023).
 
-Mapping: words in order of frequency; the first free one and the k - 1 free ones that are
-nearest to it form a group, and each word of it may become each other. Sampling: within the list,
+Mapping: in order of frequency, the first free word and the k - 1 free words nearest to it form a group. Each word of a
+group may become any word of it. Sampling: within the list,
 
     u(x, y) = (s(x, y) - min) / (max - min)  over the list,   p(y | x) ~ exp(eps u(x, y) / 2)
 
-with s the cosine or minus the Euclidean distance: the exponential mechanism with a score of sensitivity 1, in whole
-numbers (noise/selection.py). A list with equal scores is drawn from evenly. CUSTEXT+ keeps stopwords.
+with s the cosine or minus the Euclidean distance. It is the exponential mechanism with a score of sensitivity 1, in
+integers (noise/selection.py). A list with equal scores is drawn from evenly. CUSTEXT+ keeps stopwords.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from milkglass.sanitizers.tables.table import Ids, Vectors, WordVectors
 
 @dataclass(frozen=True, eq=False)
 class Lists:
-    """Words in groups, with the score of each other word of the group. All by place among the candidates."""
+    """Words in groups, with the score of each other word of the group. Words are numbered among the candidates."""
 
     group: Ids  # (m,) the number of a word's group
     members: Ids = field(repr=False)  # (g, width), -1 beyond a group's end
@@ -47,7 +47,7 @@ class Lists:
     def kept(
         cls, vectors: Vectors, k: int, metric: Metric, progress: Progress, folder: Path | None = None
     ) -> tuple[Lists, bool]:
-        """The lists of a table whose words are visited in its own order, and whether they were kept from before."""
+        """Returns the lists of a table whose words are visited in its own order, and whether they were cached."""
         keep = ArrayCache("lists", {"group": np.int64, "members": np.int64, "scores": np.float64}, folder)
         digest = digest_of(["milkglass-shared-lists/1", k, metric, vectors.shape], vectors)
         order = np.arange(len(vectors))
@@ -78,14 +78,14 @@ class Lists:
 
 
 def _all_pairs(rows: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]:
-    """(k, k). A word is as near to itself as can be, also one without a direction."""
+    """Returns (k, k) similarities. Each word has the greatest similarity to itself, even without a direction."""
     result = np.minimum(rows @ rows.T, 1) if metric == "cosine" else -np.linalg.norm(rows[:, None] - rows, axis=2)
     np.fill_diagonal(result, 1.0 if metric == "cosine" else 0.0)
     return result
 
 
 def normalised(similarity: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Each row from 0 to 1. A flat row, whose differences are rounding, is 0 throughout."""
+    """Returns each row scaled to 0 to 1. A row whose differences are rounding is 0."""
     similarity = similarity.astype(np.float64)
     low, high = similarity.min(1, keepdims=True), similarity.max(1, keepdims=True)
     flat = high - low <= 1e-6 * np.maximum(1, np.abs(high))
@@ -99,8 +99,8 @@ class CusText(Sanitizer):
     Attributes:
         k: words in a list.
         metric: the similarity by which lists are made.
-        counts: (n,) how often each word occurs, which decides the order; without them the table's order is taken.
-        given_lists: what `lists` gave before for the same table, k, metric and counts.
+        counts: (n,) how often each word occurs, which decides the order. None: the table's order.
+        given_lists: earlier `lists` of the same table, k, metric and counts.
     """
 
     k: int = 20
@@ -149,13 +149,13 @@ class CusText(Sanitizer):
 
     @cached_property
     def cumulative(self) -> NDArray[np.int64]:
-        """(m, width) sums of whole weights over a word's list (noise/selection.py)."""
+        """Returns (m, width) cumulative integer weights over a word's list (noise/selection.py)."""
         return selection.cumulative_weights(self.lists.scores, self.epsilon)
 
 
 @dataclass(frozen=True)
 class CusTextMethod(SanitizerMethod):
-    """k is that of ObfusLM's comparison (C.3)."""
+    """CUSTEXT, by default with k of ObfusLM's comparison (C.3)."""
 
     k: int = limited(20, least=2)
     metric: Metric = "cosine"

@@ -1,8 +1,8 @@
-"""Sanitize a whole file: a stream of blocks, each with randomness of its own, and a report beside the output.
+"""Sanitizes a whole file in blocks, each with its own randomness, and writes a report beside the output.
 
-Block b draws from a ChaCha20 stream of the seed, b and the block's texts, so that the result depends on the file and
-the seed and not on how many workers there are (0, this process, may round otherwise than workers do). Anyone with the
-seed and the texts can repeat the draws: without a seed given, 256 secret bits of the system are used, written nowhere.
+Block b draws from a ChaCha20 stream of the seed, b and the block's texts. So the result depends on the file and the
+seed, and not on the number of workers (0, this process, may round differently than workers do). Anyone with the seed
+and the texts can repeat the draws. Without a given seed, 256 secret bits of the system are used and written nowhere.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ from milkglass.system import keep_private
 
 
 def stream_of(seed: int, block: int, text: str) -> Stream:
-    """text: all that is drawn for. Two files under one seed share no draws, or the places in which they differ would
-    show."""
+    """Returns the stream of a block.
+
+    Args:
+        text: all that is drawn for. It makes two files under one seed share no draws; otherwise the places where they
+            differ would show.
+    """
     return Stream.of_seed("sanitize", seed, block, text)
 
 
@@ -49,7 +53,7 @@ def report_path(out: Path) -> Path:
 
 
 def require_free(out: Path) -> None:
-    """Nothing is overwritten. Raises UsageError."""
+    """Checks that nothing would be overwritten. Raises UsageError."""
     for path in (out, report_path(out)):
         if path.exists() or path.is_symlink():
             raise UsageError(f"{path} exists already", "give another name, or remove it")
@@ -61,7 +65,7 @@ FileSanitizer = TextSanitizer | TokenTextSanitizer
 
 
 def count_file(reader: Reader, path: Path, shape: FileShape, workers: int, progress: Progress) -> NDArray[np.int64]:
-    """(n,) how often a file's texts have each word, or token, of the reader's table."""
+    """Returns (n,) how often a file's texts have each word, or token, of the reader's table."""
     counts = np.zeros(len(reader.table), np.int64)
     for block, result in ordered(partial(_counted, reader, shape), blocks_of(path, shape), workers):
         counts += result
@@ -86,9 +90,17 @@ def sanitize_file(
     sanitizer: FileSanitizer, source: Path, shape: FileShape, out: Path, seed: int | None, about: dict[str, Any],
     workers: int = 0, progress: Progress = no_progress,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write `out` and the report, which is returned; both appear under their names when they are complete.
+    """Writes `out` and the report, which is returned. Both appear under their names when they are complete.
 
-    about: what the report says of the method. Raises UsageError where one of the two exists.
+    Args:
+        source: the file, with rows of this shape.
+        out: must not exist.
+        seed: None: a fresh secret one.
+        about: what the report says about the method.
+        workers: processes; 0: this process.
+
+    Raises:
+        UsageError: `out` or its report exists.
     """
     require_free(out)
     if workers:
@@ -111,7 +123,7 @@ def sanitize_file(
 
 
 def document(sanitizer: FileSanitizer, done: FileReport, about: dict[str, Any], seeded: bool) -> dict[str, Any]:
-    """The report. Holds no text and no seed."""
+    """Returns the report. It contains no text and no seed."""
     table = sanitizer.sanitizer.table
     return {
         **about,
@@ -127,13 +139,17 @@ def document(sanitizer: FileSanitizer, done: FileReport, about: dict[str, Any], 
 
 
 def promised(guarantee: str | None, seeded: bool) -> str | None:
-    """A seed that a person chose can be guessed: anyone who has it can repeat the draws."""
+    """Returns the guarantee. A seed that a person chose can be guessed, and whoever has it can repeat the draws."""
     return f"{guarantee}, against anyone who cannot guess the seed" if guarantee and seeded else guarantee
 
 
 def describe(method: SanitizerMethod, counted: Path | None) -> dict[str, Any]:
-    """What a report says of a method. counted: the text in which frequencies were counted; without one a list of
-    English words has them, where the method needs any."""
+    """Returns what a report says about a method.
+
+    Args:
+        counted: the text in which frequencies were counted. None: a list of English words has them, if the method needs
+            any.
+    """
     listed = {"frequencies": LIST_NAME} if method.needs_counts else {}
     return {**method.document(), **(listed if counted is None else {"frequencies_counted": True})}
 
@@ -166,7 +182,7 @@ def _counted(reader: Reader, shape: FileShape, block: Block) -> NDArray[np.int64
 
 @contextmanager
 def appearing(out: Path) -> Iterator[IO[str]]:
-    """A file that appears under its name when it is complete. Raises UsageError where the name is taken by then."""
+    """Yields a file that appears under its name when it is complete. Raises UsageError if the name is taken by then."""
     try:
         with atomic_write(out, replace=False, newline="") as file:
             yield file
@@ -183,10 +199,11 @@ _DO: list[Callable[[Block], Any]] = []  # of a worker process, set once
 
 
 def ordered(do: Callable[[Block], Result], blocks: Iterable[Block], workers: int) -> Iterator[tuple[Block, Result]]:
-    """do(block) for each block, with the block. `do` is copied to each worker once.
+    """Yields each block with do(block), in order. `do` is copied to each worker once.
 
-    workers: 0 works in this process. One worker is a process, too: all of them compute with as many threads, and the
-    last bits of a matrix product depend on these.
+    Args:
+        workers: 0 works in this process. One worker is also a process: all workers compute with equally many threads,
+            on which the last bits of a matrix product depend.
     """
     if not workers:
         for block in blocks:
@@ -230,7 +247,7 @@ def _do(block: Block) -> Any:
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Processes that are started in here compute with one thread unless the user says otherwise."""
+    """Makes processes that start inside compute with one thread, unless the user says otherwise."""
     added = [name for name in THREADS if name not in os.environ]
     os.environ.update(dict.fromkeys(added, "1"))
     try:

@@ -1,4 +1,4 @@
-"""A sanitizer but for its table: what commands and recipes name, with parameters."""
+"""A sanitizer without its table, as commands and recipes name it with parameters."""
 
 from __future__ import annotations
 
@@ -48,7 +48,11 @@ class SanitizerMethod(abc.ABC):
 
     @abc.abstractmethod
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> Sanitizer:
-        """Returns the mechanism over a table. counts: (n,) how often each word of the table occurs, or None."""
+        """Returns the mechanism over a table.
+
+        Args:
+            counts: (n,) how often each word of the table occurs. None: not counted.
+        """
 
     @property
     def keeps_stopwords(self) -> bool:
@@ -80,11 +84,11 @@ class SanitizerMethod(abc.ABC):
 
 @dataclass(frozen=True)
 class SparingMethod(SanitizerMethod):
-    """A method that always replaces sensitive words, the rarest, and the others with probability p only.
+    """A method that always replaces sensitive words, the rarest ones, and others with probability p.
 
     Attributes:
-        p: of a word that is not sensitive; both papers' is 0.3.
-        sensitive: the share of the words that are.
+        p: of a word that is not sensitive; 0.3 in both papers.
+        sensitive: the share of words that are sensitive.
     """
 
     p: float = limited(0.3, most=1, hint="0.3 is the papers' choice")

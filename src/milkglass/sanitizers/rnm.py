@@ -5,16 +5,15 @@ Every word has a list of the k others of the largest cosine; u is the cosine, no
 
     argmax over y of its list of  u(x, y) + Lap(1 / eps)                         (equation 2, sensitivity 1)
 
-in whole numbers, with exact noise (noise/selection.py).
+in integers with exact noise (noise/selection.py). Sensitive words are always replaced, others with probability p
+(section 3.2, "Mapping Function").
 
-Sensitive words always, the others with probability p (section 3.2, "Mapping Function").
-
-`guarantee="paper"` is that, and **promises nothing**: the paper's ratio (equation 4) needs both words to have the same
-list, but each word has its own and is not in it, so that an outcome of one word can be impossible for the other; and
-Lap(1 / eps) suffices for monotone scores only. `guarantee="strict"` partitions the words into lists that are shared
-(those of CUSTEXT, a word being in its own) and takes Lap(2 / eps): eps-DP between words of one list if all are
-replaced. Where words are spared with p < 1, a spared x' shows itself: Pr[x' -> x'] = 1 - p + p q(x'|x'), and since x'
-is the best of its list, q(x'|x') >= 1/K for lists of at most K, so that the ratio is at most e^eps (1 + (1 - p) K / p).
+`guarantee="paper"` is that, and **promises nothing**. The paper's ratio (equation 4) needs both words to have the same
+list, but each word has its own and is not in it, so that an outcome of one word can be impossible for the other. And
+Lap(1 / eps) suffices for monotone scores only. `guarantee="strict"` partitions the words into shared lists (those of
+CUSTEXT, each word in its own list) and takes Lap(2 / eps): eps-DP between words of one list if all are replaced. If
+words are spared with p < 1, a spared x' shows itself: Pr[x' -> x'] = 1 - p + p q(x'|x'). Since x' is the best of its
+list, q(x'|x') >= 1/K for lists of at most K, so the ratio is at most e^eps (1 + (1 - p) K / p).
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ class Rnm(Sanitizer):
 
     Attributes:
         k: words in a list, 30 in the paper.
-        guaranteed: see above.
-        spared: which words are replaced only sometimes; None: every word is always replaced.
+        guaranteed: see the module.
+        spared: which words are replaced only sometimes. None: every word is always replaced.
         counts: as for CUSTEXT, for strict lists.
-        given_lists: what `nearest_lists` gave before for the same table and k, so that it is not computed again.
-        given_shared: the same of `lists`.
+        given_lists: earlier `nearest_lists` of the same table and k.
+        given_shared: earlier `lists` of the same table, k and counts.
     """
 
     k: int = 30
@@ -98,7 +97,7 @@ class Rnm(Sanitizer):
 
     @property
     def scale(self) -> float:
-        """Of the Laplace noise, for scores of sensitivity 1."""
+        """Returns the scale of the Laplace noise, for scores of sensitivity 1."""
         return (1 if self.guaranteed == "paper" else 2) / self.epsilon
 
     def due(self, ids: Ids, stream: Stream) -> Mask:
@@ -136,14 +135,14 @@ class Rnm(Sanitizer):
         return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), result)
 
     def candidates(self, places: Ids) -> Ids:
-        """(t, width) the lists of some words, by place; -1 beyond the end of a list."""
+        """Returns (t, width) the lists of some words, by place; -1 beyond the end of a list."""
         if self.guaranteed == "strict":
             return self.lists.members[self.lists.group[places]]
         return self.nearest_lists[0][places].astype(np.int64)
 
     @cached_property
     def lists(self) -> Lists:
-        """The shared lists of `strict`."""
+        """Returns the shared lists of `strict`."""
         return self._shared(no_progress) if self.given_shared is None else self.given_shared
 
     def _shared(self, progress: Progress) -> Lists:
@@ -151,11 +150,11 @@ class Rnm(Sanitizer):
 
     @cached_property
     def nearest_lists(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        """(m, k) the lists of `paper`, by place, and their normalised cosines (equation 3)."""
+        """Returns (m, k) the lists of `paper`, by place, and their normalised cosines (equation 3)."""
         return self.computed_lists(no_progress) if self.given_lists is None else self.given_lists
 
     def computed_lists(self, progress: Progress) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        """The same, computed now. progress: of m words."""
+        """Computes `nearest_lists`. `progress` counts m words."""
         ids, cosines = nearest(self.vectors, self.k, progress)
         return ids, normalised(cosines)
 
@@ -166,7 +165,7 @@ class Rnm(Sanitizer):
 
 @dataclass(frozen=True)
 class RnmMethod(SparingMethod):
-    """k and the share of sensitive words are CMIF's (4.1)."""
+    """RNM, by default with k and the share of sensitive words of CMIF (4.1)."""
 
     k: int = limited(30, least=2)
     guarantee: Guarantee = "paper"

@@ -1,7 +1,7 @@
-"""Rows of a file as texts that can be written back: JSON Lines, CSV and TSV with a header, or a text a line.
+"""Reads and writes rows of texts: JSON Lines, CSV and TSV with a header, or a text a line.
 
-One JSON list is read as JSON Lines are, and written as them. Raw rows are read in blocks that depend on the file alone.
-Messages name file and line, and never quote it.
+A JSON list is read and written as JSON Lines. Raw rows are read in blocks that depend on the file alone. Messages name
+file and line, and never quote them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Block:
     Attributes:
         number: from 0.
         lines: the file's line of each row.
-        raw: each row as the file has it.
+        raw: each row as it is in the file.
     """
 
     number: int
@@ -55,14 +55,14 @@ class Block:
 
 @dataclass(frozen=True)
 class FileShape:
-    """What a file's rows are.
+    """The format of a file's rows.
 
     Attributes:
         texts: the fields that are sanitized.
         header: of CSV and TSV.
         file: its name, for messages.
-        roles: of the messages that are sanitized; none: of all.
-        instruction: with which a text may begin, and which is then unchanged.
+        roles: of the messages that are sanitized; empty: all.
+        instruction: the beginning of a text that is left unchanged.
         delimiter: of CSV.
         noun: what messages call a row.
     """
@@ -77,12 +77,12 @@ class FileShape:
     noun: str = "line"
 
     def divided(self, text: str) -> tuple[str, str]:
-        """The instruction, where the text begins with it, and what is sanitized."""
+        """Returns the instruction if the text begins with it, and the part that is sanitized."""
         at = len(self.instruction) if text.startswith(self.instruction) else 0
         return text[:at], text[at:]
 
     def parse(self, block: Block) -> tuple[list[Any], list[Slot], set[str]]:
-        """The rows, where the texts in them are, and the names of fields that are unchanged."""
+        """Returns the rows, the places of the texts in them, and the names of fields that are unchanged."""
         rows: list[Any] = []
         slots: list[Slot] = []
         left: set[str] = set()
@@ -137,8 +137,15 @@ class FileShape:
 def shape_of(
     path: Path, also: frozenset[str] = frozenset(), keep: frozenset[str] = frozenset(), delimiter: str | None = None
 ) -> FileShape:
-    """also, keep: fields that are texts besides the known names, and known names that are not texts. delimiter: of a
-    table; None: found. Raises UsageError, EmptyText, CodecError."""
+    """Returns the format of a file.
+
+    Args:
+        also, keep: fields that are texts besides the known names, and known names that are not texts.
+        delimiter: of a table. None: detected.
+
+    Raises:
+        UsageError, EmptyText, CodecError: the file cannot be sanitized.
+    """
     if not path.stat().st_size:
         raise EmptyText(f"{path.name} is empty", "give at least one row")
     if path.suffix.lower() == ".parquet":
@@ -181,7 +188,7 @@ def _header(cells: Iterator[tuple[int, list[str]]]) -> list[str]:
 
 
 def _require_names(path: Path, names: frozenset[str]) -> None:
-    """Raises CodecError for a name that no line has: a misspelt one would leave its text in the clear."""
+    """Raises CodecError for a name that no line has, since a misspelt name would leave its text in the clear."""
     left = {name: (json.dumps(name), json.dumps(name, ensure_ascii=False)) for name in names}
     with _opened(path) as file:
         while left and (text := file.readline(LINE)):
@@ -191,8 +198,11 @@ def _require_names(path: Path, names: frozenset[str]) -> None:
 
 
 def require_rows(path: Path, shape: FileShape) -> None:
-    """Read the whole file once, before anything that takes long. Raises CodecError or EmptyText for a row that cannot
-    be read, and CodecError where no text begins with the instruction: a misspelt one would be sanitized like the text.
+    """Reads the whole file once, before anything that takes long.
+
+    Raises:
+        CodecError: a row cannot be read, or no text begins with the instruction. A misspelt one would be sanitized.
+        EmptyText: there are no rows.
     """
     found = not shape.instruction
     for block in blocks_of(path, shape):
@@ -204,7 +214,10 @@ def require_rows(path: Path, shape: FileShape) -> None:
 
 
 def blocks_of(path: Path, shape: FileShape) -> Iterator[Block]:
-    """Raises EmptyText for a file without rows, CodecError, naming file and line, for one that cannot be read."""
+    """Yields the file in blocks.
+
+    Raises EmptyText if it has no rows, CodecError with file and line if it is unreadable.
+    """
     number, lines, raw, size = 0, list[int](), list[Any](), 0
     with _opened(path) as file:
         try:
@@ -296,7 +309,7 @@ def _messages(where: str, value: Any, left: set[str], roles: frozenset[str]) -> 
 
 
 def _has_content(message: dict[str, Any]) -> bool:
-    """Text, parts that are texts, or beside calls of tools nothing."""
+    """Returns whether a message has text, parts that are texts, or calls of tools without text."""
     content = message.get("content")
     if isinstance(content, list):
         return all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in content)

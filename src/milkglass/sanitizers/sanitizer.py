@@ -1,4 +1,4 @@
-"""What every sanitizer is: word ids in, word ids out, each drawn for itself by a law that its class documents.
+"""The base of all sanitizers: word ids in, word ids out, each drawn separately by a law that the class documents.
 
 A mechanism works on *places*, 0 to m - 1 among the table's candidates, so that special rows cannot be drawn.
 """
@@ -31,7 +31,7 @@ WORDS_AT_A_TIME = 8192  # words drawn at a time, which bounds memory
 class Sanitizer(abc.ABC):
     """A mechanism over a table of words.
 
-    An unknown word, id UNKNOWN, is always replaced, by one law for all unknown words: what is sent shows that there was
+    An unknown word, id UNKNOWN, is always replaced, by one law for all unknown words. What is sent shows that there was
     one, and nothing else about it.
 
     Attributes:
@@ -55,14 +55,11 @@ class Sanitizer(abc.ABC):
 
     @abc.abstractmethod
     def draw(self, places: Ids, stream: Stream) -> Ids:
-        """Draw substitutes.
+        """Returns (t,) the places of the substitutes.
 
         Args:
             places: (t,) places of words among the candidates, or UNKNOWN; at most WORDS_AT_A_TIME.
             stream: the only source of random numbers.
-
-        Returns:
-            (t,) the places of the substitutes.
         """
 
     def due(self, ids: Ids, stream: Stream) -> Mask:
@@ -79,32 +76,28 @@ class Sanitizer(abc.ABC):
         return None
 
     def prepare(self) -> None:  # noqa: B027
-        """Compute now what draws need, if that is not done word by word."""
+        """Computes now what draws need, if that is not done word by word."""
 
     def with_lists(self, progress: Progress, folder: Path | None = None) -> tuple[Self, bool]:
-        """Returns the mechanism with its lists of words, and whether they were kept from an earlier run.
+        """Returns the mechanism with its lists of words, and whether they were cached.
 
-        Lists that follow from a table alone are kept in Milkglass's cache (models/kept.py), or in `folder`. Lists that
-        private counts decide are not kept.
+        Lists that follow from a table alone are cached (models/kept.py). Lists that private counts decide are not.
 
         Args:
             progress: receives how many words have their list.
-            folder: in place of the cache.
+            folder: of the cache. None: Milkglass's.
         """
         return self, False
 
     def sanitize(self, ids: Ids, stream: Stream) -> Ids:
-        """Replace words.
+        """Returns (t,) the row numbers of the substitutes. Special rows are unchanged.
 
         Args:
             ids: (t,) row numbers of the table, or UNKNOWN.
             stream: the only source of random numbers.
 
-        Returns:
-            (t,) row numbers. Special rows are unchanged.
-
         Raises:
-            UnknownWord: another number, which would cross in the clear.
+            UnknownWord: an id is outside the table, and would cross in the clear.
         """
         ids = np.asarray(ids)
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
@@ -117,10 +110,10 @@ class Sanitizer(abc.ABC):
         return self.replaced(ids.astype(np.int64), stream)[0]
 
     def replaced(self, ids: Ids, stream: Stream) -> tuple[Ids, Mask]:
-        """Returns `sanitize` of ids that were checked, and (t,) which of them went through the mechanism.
+        """Returns `sanitize` of checked ids, and (t,) which of them went through the mechanism.
 
         Raises:
-            TypeError: `stream` is another generator than a key stream, with which no guarantee would hold.
+            TypeError: `stream` is not a key stream. No guarantee would hold with another generator.
         """
         if not isinstance(stream, Stream):
             raise TypeError(f"draws come from a noise.stream.Stream, not from a {type(stream).__name__}")
@@ -141,7 +134,7 @@ class Sanitizer(abc.ABC):
         return self.table.vectors if self.table.special is None else self.table.vectors[self.table.candidates]
 
     def order(self, counts: NDArray[np.int64] | None) -> Ids:
-        """Returns the places from the commonest word to the rarest. Ties keep the table's order."""
+        """Returns the places from the most frequent word to the rarest. Ties keep the table's order."""
         if counts is None:
             return np.arange(len(self.vectors))
         if counts.shape != (len(self.table),):
@@ -151,7 +144,7 @@ class Sanitizer(abc.ABC):
 
 @dataclass(frozen=True)
 class Spared:
-    """Replaces words that are not sensitive with probability p only.
+    """Replaces words that are not sensitive only with probability p.
 
     Attributes:
         sensitive: (n,) by row of the table.
@@ -177,7 +170,7 @@ class Spared:
 def sensitive_words(counts: NDArray[np.int64], share: float) -> Mask:
     """Returns (n,) which words are sensitive: the rarest that occur, and all that never do (CMIF, section 4.1).
 
-    The counts are of the user's own text: what is sensitive depends on it, which no guarantee here covers.
+    The counts are of the user's own text. What is sensitive depends on it, which no guarantee here covers.
 
     Args:
         counts: (n,) how often each word occurs.

@@ -1,10 +1,10 @@
-"""SANTEXT: a substitute from the whole vocabulary, the likelier the nearer (Yue et al., Findings of ACL 2021).
+"""SANTEXT: draws a substitute from the whole vocabulary, the likelier the nearer (Yue et al., Findings of ACL 2021).
 
     p(y | x) = exp(-eps/2 |x - y|) / sum over y' of exp(-eps/2 |x - y'|)         Euclidean, y = x included
 
-That is the exponential mechanism with the score -|x - y|, and metric local DP: for all words x, x' and y,
-p(y | x) <= exp(eps |x - x'|) p(y | x'). SANTEXT+ (Algorithm 2) always replaces sensitive words, and the others with
-probability p; its y are the sensitive words of the corpus alone. santext_heads.py draws.
+This is the exponential mechanism with the score -|x - y|, and metric local DP: for all words x, x' and y, p(y | x) <=
+exp(eps |x - x'|) p(y | x'). SANTEXT+ (Algorithm 2) always replaces sensitive words, and others with probability p; its
+y are only the sensitive words of the corpus. santext_heads.py draws.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
 
 @dataclass(frozen=True, eq=False)
 class SanText(Sanitizer):
-    """epsilon: per unit of embedding distance. An unknown word is drawn for as if it lay at the table's mean."""
+    """The mechanism. An unknown word is treated as if it lay at the table's mean.
+
+    Attributes:
+        epsilon: per unit of embedding distance.
+    """
 
     paper: ClassVar[Paper] = papers.SANTEXT.but(
         "The published code draws from BERT's whole vocabulary; special tokens and [unusedN] are not candidates.",
@@ -47,7 +51,7 @@ class SanText(Sanitizer):
         return self.heads.draw(places, stream)
 
     def outputs(self) -> Ids:
-        """(s,) the places that may be drawn."""
+        """Returns (s,) the places that may be drawn."""
         return np.arange(len(self.vectors))
 
     @cached_property
@@ -57,11 +61,11 @@ class SanText(Sanitizer):
 
 @dataclass(frozen=True, eq=False)
 class SanTextPlus(SanText):
-    """The words that are not sensitive are replaced with probability p only, and are otherwise kept.
+    """The mechanism that replaces words that are not sensitive only with probability p.
 
     Attributes:
         spared: which words are sensitive, and p.
-        occurring: (n,) the words of the corpus. Substitutes are those of them that are sensitive: V_S of Algorithm 2.
+        occurring: (n,) the words of the corpus. The sensitive ones among them are the substitutes: V_S of Algorithm 2.
     """
 
     paper: ClassVar[Paper] = papers.SANTEXT.but(
@@ -109,11 +113,11 @@ class SanTextPlus(SanText):
 
 
 def halfway(table: WordVectors) -> float:
-    """The epsilon near which every second word of a table is drawn as itself.
+    """Returns the epsilon near which every second word of a table is drawn as itself.
 
-    A word x of n stays with probability 1 / sum over y of exp(-eps/2 |x - y|), which is a half where the n others
-    weigh 1 together. With all of them at the mean distance d: n exp(-eps/2 d) = 1, and eps = 2 ln(n) / d. Distances
-    spread around d, and near words count most, so that the true one is somewhat larger (section 3.2's equation).
+    A word x of n stays with probability 1 / sum over y of exp(-eps/2 |x - y|), which is one half if the n others weigh
+    1 together. With all of them at the mean distance d: n exp(-eps/2 d) = 1, and eps = 2 ln(n) / d. Distances spread
+    around d and near words count most, so the true value is somewhat larger (section 3.2's equation).
     """
     vectors = table.vectors[table.candidates].astype(np.float64)
     distance = np.linalg.norm(vectors - np.roll(vectors, len(vectors) // 2, axis=0), axis=1).mean()
@@ -130,14 +134,17 @@ class SanTextMethod(SanitizerMethod):
 
 @dataclass(frozen=True)
 class SanTextPlusMethod(SparingMethod):
-    """The share of sensitive words is that of ObfusLM's comparison (C.3)."""
+    """SANTEXT+, by default with the share of sensitive words of ObfusLM's comparison (C.3)."""
 
     sensitive: float = limited(0.9, above=0, most=1, hint="with 0 no word would be protected; 0.2 is CMIF's choice")
 
     name: ClassVar[str] = "santext+"
 
     def document(self) -> dict[str, Any]:
-        """Names the law: halves that were saved when substitutes came from the whole table are refused."""
+        """Returns the parameters and the law.
+
+        Saved halves whose substitutes came from the whole table are refused by it.
+        """
         return {**super().document(), "substitutes": "sensitive words of the corpus"}
 
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> SanTextPlus:

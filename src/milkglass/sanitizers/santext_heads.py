@@ -1,10 +1,10 @@
-"""How SANTEXT draws, exactly and without a row of the whole vocabulary for each word.
+"""Draws for SANTEXT, exactly and without a row of the whole vocabulary for each word.
 
-The HEAD nearest words are drawn by their own probabilities; the rest, the tail, by rejection from
-q(y) ~ exp(-eps/2 g(y)), g(y) being y's mean distance to a sample, accepted with exp(-eps/2 (|x - y| - g(y) + c_x)),
-where c_x is the largest g(y) - |x - y| of the tail. The numbers come from a ChaCha20 stream, 52 bits each:
-probabilities are those of fp64, and below 2^-52 nothing is drawn. What a word needs (its head, the head's share of the
-mass, c_x) is computed once, when the word first occurs.
+The HEAD nearest words are drawn by their own probabilities. The rest, the tail, is drawn by rejection from q(y) ~
+exp(-eps/2 g(y)), with g(y) the mean distance of y to a sample, accepted with exp(-eps/2 (|x - y| - g(y) + c_x)), where
+c_x is the largest g(y) - |x - y| of the tail. The numbers come from a ChaCha20 stream, 52 bits each: probabilities are
+those of fp64, and below 2^-52 nothing is drawn. What a word needs (its head, the head's share of the mass, c_x) is
+computed once, when the word first occurs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
 
 
 class Heads:
-    """What SanText's draws need of each word, filled as words are met. Place m is the mean: the unknown words'.
+    """What draws need of each word, computed when the word first occurs. Place m is the mean, for unknown words.
 
     Attributes:
-        vectors: (m, d) the words that are replaced, about their mean.
-        outputs: (s,) the places that may be drawn; rows of `near` and of `targets` are numbered by these.
+        vectors: (m, d) the words that are replaced, relative to their mean.
+        outputs: (s,) the places that may be drawn; rows of `near` and `targets` have these numbers.
         targets: (s, d) their vectors.
     """
 
@@ -71,7 +71,7 @@ class Heads:
         return rows
 
     def _distances(self, rows: Vectors) -> NDArray[np.float32]:
-        """(b, s) by one matrix product; good to about 1e-3 of the rows' norms where two rows are close."""
+        """Returns (b, s) distances by one matrix product, good to about 1e-3 of the rows' norms for close rows."""
         result = rows @ self.turned
         result *= -2
         result += self.squares
@@ -79,10 +79,10 @@ class Heads:
         return np.sqrt(np.maximum(result, 0, out=result), out=result)
 
     def _prepare(self, places: Ids) -> None:
-        """Prepare words in blocks, each at the slot that its own number gives it.
+        """Prepares words in blocks, each in the slot of its own number.
 
-        The last bits of a matrix product depend on a row's place in it, and a word's numbers must not depend on the
-        other words.
+        The last bits of a matrix product depend on a row's place in it, and a word's numbers must not depend on other
+        words.
         """
         new = np.unique(places)
         new = new[~self.ready[new]]
@@ -97,7 +97,9 @@ class Heads:
             self._keep(block, part % WORDS_AT_A_TIME)
 
     def _keep(self, places: Ids, slots: Ids) -> None:
-        """Work out what one block of places needs, and keep that of these slots; the others fill the block."""
+        """Computes what one block of places needs, and keeps that of these slots; the other slots only fill the
+        block.
+        """
         rows = self._at(places)
         distance = self._distances(rows)
         known = np.flatnonzero(places < len(self.vectors))
@@ -120,7 +122,7 @@ class Heads:
         self.ready[kept] = True
 
     def _tail(self, places: Ids, stream: Stream) -> Ids:
-        """A word outside the head for each, by rejection."""
+        """Returns a word outside the head for each place, by rejection."""
         result, waiting, tried = np.empty(len(places), np.int64), np.arange(len(places)), 0
         while len(waiting) and tried < PATIENCE:
             times = min(PATIENCE, max(1, TRIALS // len(waiting)))
@@ -136,7 +138,7 @@ class Heads:
         return result
 
     def _tries(self, places: Ids, times: int, stream: Stream) -> tuple[Ids, Mask]:
-        """(t, times) words from q, and which of them are accepted."""
+        """Returns (t, times) words from q, and which of them are accepted."""
         shape = (len(places), times)
         guess = np.minimum(np.searchsorted(self.proposal, stream.random(shape), "right"), len(self.targets) - 1)
         rows = self._at(places)
@@ -149,7 +151,7 @@ class Heads:
         return guess, taken
 
     def _full(self, places: Ids, stream: Stream) -> Ids:
-        """The same from the whole tail, for at most WORDS_AT_A_TIME words."""
+        """Returns a word outside the head for each place from the whole tail, for at most WORDS_AT_A_TIME words."""
         distance = self._distances(self._at(places)).astype(np.float64)
         np.put_along_axis(distance, self.near[places].astype(np.int64), np.inf, 1)
         weight = np.cumsum(np.exp(-self.half * (distance - distance.min(1, keepdims=True))), 1)

@@ -1,8 +1,8 @@
 """A sanitizer in front of any model: text in, text out, and a tally of what was replaced.
 
-Every word of what comes out is a word of the table or one that the caller kept by name, in the table's spelling: no
-spelling, capital or accent of the input gets through. What was between words stays, rare white space as blanks; two
-words that touch are written apart.
+Every word of the result is a word of the table or one that the caller kept by name, in the table's spelling: no
+spelling, capital or accent of the input gets through. What was between words stays, with rare white space as blanks.
+Two words that touch are written apart.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ def _zeros() -> NDArray[np.int64]:
 
 @dataclass
 class WordTally:
-    """Words by class: how many there were, how many went through the mechanism, and how many came out as another word
-    (a draw may be the word itself). A word that the caller kept is counted in its class, as not drawn."""
+    """Words by class: how many there were, how many went through the mechanism, and how many came out as another word.
+
+    A draw may be the word itself. A word that the caller kept is counted in its class, as not drawn.
+    """
 
     texts: int = 0
     words: NDArray[np.int64] = field(default_factory=_zeros)
@@ -50,7 +52,7 @@ class WordTally:
         self.replaced += other.replaced
 
     def document(self) -> dict[str, dict[str, float | int]]:
-        """By class, and `all`. Holds no text."""
+        """Returns the counts by class, and `all`. It contains no text."""
         counts = np.stack([self.words, self.drawn, self.replaced], 1)
         rows = {"all": counts.sum(0), **dict(zip(CLASSES, counts, strict=True))}
         return {
@@ -66,10 +68,11 @@ class WordTally:
 
 @dataclass(frozen=True, eq=False)
 class WordReader:
-    """Words of texts as rows of a table.
+    """Maps words of texts to rows of a table.
 
     Attributes:
-        kept: words that the caller allows, in small letters.
+        table: the table.
+        kept: words that the caller allows, in lower case.
         splitting: what is a word.
     """
 
@@ -78,19 +81,22 @@ class WordReader:
     splitting: Splitting = "pieces"
 
     def split(self, text: str) -> list[str]:
-        """What is between words at even places, words at odd ones."""
+        """Returns what is between words at even places, and words at odd ones."""
         return self._pattern.split(text)
 
     def codes(self, found: Sequence[str]) -> Ids:
         return np.fromiter(map(self.lookup.__getitem__, found), np.int64, len(found))
 
     def counts(self, texts: Iterable[str]) -> NDArray[np.int64]:
-        """(n,) how often these texts have each row of the table."""
+        """Returns (n,) how often each row of the table occurs in these texts."""
         codes = self.codes([word for text in texts for word in self.split(text)[1::2]])
         return np.bincount(codes[codes >= 0], minlength=len(self.table))
 
     def listed_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
-        """(n,) how often each row occurs in 10^12 running words of English. progress: of the list's words."""
+        """Returns (n,) how often each row occurs in 10^12 running words of English.
+
+        `progress` counts the list's words.
+        """
         counts = np.zeros(len(self.table))
         for word, share in word_list.english().items():
             for spelled, part in ((word, 1 - word_list.CAPITAL), (word.capitalize(), word_list.CAPITAL)):
@@ -118,6 +124,7 @@ class TextSanitizer:
     """A mechanism in front of a model.
 
     Attributes:
+        sanitizer: the mechanism.
         keep_stopwords: whether English function words are kept.
         allow: further words that are kept, in any case.
         splitting: what is a word.
@@ -137,14 +144,16 @@ class TextSanitizer:
         return self.texts([text], stream)[0]
 
     def texts(self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None) -> list[str]:
-        """Each text sanitized, in order. The words of all of them are drawn together."""
+        """Returns each text sanitized, in order. The words of all texts are drawn together."""
         return ["".join(after) for _, after in self.parts(texts, stream, tally)]
 
     def parts(
         self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None
     ) -> list[tuple[list[str], list[str]]]:
-        """Each text before and after, part for part: what is between words at even places, words at odd ones. So each
-        piece of the result has its origin."""
+        """Returns each text before and after in parts: what is between words at even places, words at odd ones.
+
+        So each piece of the result has its origin.
+        """
         parts = [self.reader.split(text) for text in texts]
         result = [word for one in parts for word in one[1::2]]
         codes = self.reader.codes(result)
@@ -162,7 +171,7 @@ class TextSanitizer:
 
     @property
     def guarantee(self) -> str | None:
-        """The mechanism's; None: nothing is promised of any word."""
+        """Returns the mechanism's guarantee. None: nothing is promised for any word."""
         result = self.sanitizer.guarantee
         return f"{result}; words that are kept have none" if result and self.reader.kept else result
 
@@ -177,7 +186,7 @@ class TextSanitizer:
 
     # --- the tally ----------------------------------------------------------------------------------------------------
     def _changed(self, codes: Ids, after: Ids, drawn: Mask, found: list[str], out: list[str]) -> Mask:
-        """Which drawn words came out as another one. A number may be drawn as itself, by chance."""
+        """Returns which drawn words came out as another one. A number may be drawn as itself by chance."""
         changed = drawn & (after != codes)
         for at in np.flatnonzero(codes == NUMBER):
             changed[at] = found[at].lower() != out[at].lower()
@@ -195,7 +204,7 @@ class TextSanitizer:
 
     @cached_property
     def _kinds(self) -> NDArray[np.int64]:
-        """(n,) the class of each row of the table."""
+        """Returns (n,) the class of each row of the table."""
         sensitive = self.sanitizer.sensitivity()
         result = np.full(len(self.sanitizer.table), OTHER_CLASS)
         if sensitive is not None:
@@ -205,7 +214,7 @@ class TextSanitizer:
 
     @cached_property
     def _kept_kinds(self) -> NDArray[np.int64]:
-        """(kept,) the class that a kept word would have had."""
+        """Returns (kept,) the class that a kept word would have had."""
         codes = WordReader(self.sanitizer.table, splitting=self.splitting).codes(self.reader.kept)
         kinds = np.where(codes >= 0, self._kinds[np.maximum(codes, 0)], UNKNOWN_CLASS)
         kinds[codes == NUMBER] = NUMBER_CLASS
@@ -214,7 +223,7 @@ class TextSanitizer:
 
 
 def _replaced(parts: list[str], ready: Iterator[str]) -> list[str]:
-    """The odd parts replaced by the next ready words."""
+    """Replaces the odd parts by the next ready words."""
     out = [words.plain_space(parts[0])]
     last = len(parts) - 2
     for at in range(1, len(parts), 2):

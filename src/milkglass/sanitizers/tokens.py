@@ -1,9 +1,8 @@
-"""A sanitizer by tokens of a model, in front of text: text in, text out (CMIF, section 3.2: w_i is a row of the
-embedding layer).
+"""A sanitizer by tokens of a model, in front of text (CMIF, section 3.2: w_i is a row of the embedding layer).
 
-A text is tokenized alone, its ids go through the mechanism, and what comes out is decoded. Special tokens are never
-drawn, and what looks like one in a text is text. What a tokenizer makes of the decoded text can be other tokens than
-those that were drawn: two that touch may merge. That is work on what was drawn, and reveals nothing more.
+A text is tokenized alone, its ids go through the mechanism, and the result is decoded. Special tokens are never drawn,
+and what looks like one in a text is text. A tokenizer may split the decoded text into other tokens than were drawn,
+since two that touch may merge. That is postprocessing of the draws and reveals nothing more.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from milkglass.sanitizers.text import OTHER_CLASS, SENSITIVE_CLASS, WordTally
 
 @dataclass(frozen=True, eq=False)
 class TokenReader:
-    """Texts as tokens of a model.
+    """Maps texts to tokens of a model.
 
     Attributes:
         table: the model's own, row for row.
@@ -43,19 +42,22 @@ class TokenReader:
         return cls(table_of(tokenizer, vectors, name), tokenizer)
 
     def ids(self, texts: Sequence[str]) -> list[Ids]:
-        """(t,) of each text, without the tokens that a model puts around a text."""
+        """Returns (t,) the ids of each text, without the tokens that a model puts around a text."""
         if not texts:
             return []
         batch = self.tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)
         return [np.asarray(one, np.int64) for one in batch["input_ids"]]
 
     def counts(self, texts: Iterable[str]) -> NDArray[np.int64]:
-        """(n,) how often these texts have each row of the table."""
+        """Returns (n,) how often each row of the table occurs in these texts."""
         every = [np.zeros(0, np.int64), *self.ids(list(texts))]
         return np.bincount(np.concatenate(every), minlength=len(self.table))
 
     def listed_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
-        """(n,) how often each row occurs in 10^12 running words of English. progress: of the list's words."""
+        """Returns (n,) how often each row occurs in 10^12 running words of English.
+
+        `progress` counts the list's words.
+        """
         return token_counts(self.tokenizer, len(self.table), progress)
 
     def text(self, ids: Ids) -> str:
@@ -64,13 +66,13 @@ class TokenReader:
 
 @dataclass(frozen=True, eq=False)
 class TokenTextSanitizer:
-    """A mechanism over a model's own table, in front of text. What `TextSanitizer` is for words."""
+    """A mechanism over a model's own table, in front of text. `TextSanitizer` is the same for words."""
 
     sanitizer: Sanitizer
     reader: TokenReader
 
     def texts(self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None) -> list[str]:
-        """Each text sanitized, in order. The tokens of all of them are drawn together."""
+        """Returns each text sanitized, in order. The tokens of all texts are drawn together."""
         before = self.reader.ids(texts)
         lengths = np.fromiter(map(len, before), np.int64, len(before))
         flat = np.concatenate([np.zeros(0, np.int64), *before])
@@ -86,7 +88,7 @@ class TokenTextSanitizer:
     def _count(
         self, tally: WordTally, texts: int, ids: Ids, drawn: NDArray[np.bool_], changed: NDArray[np.bool_]
     ) -> None:
-        """Tokens are sensitive or not; the other classes of the tally are of words."""
+        """Counts tokens as sensitive or other; the other classes of the tally are for words."""
         sensitive = self.sanitizer.sensitivity()
         kinds = np.full(len(ids), OTHER_CLASS)
         if sensitive is not None:

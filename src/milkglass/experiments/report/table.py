@@ -152,9 +152,7 @@ def _value(value: Any, inner: bool = False) -> str:
 
 
 def number(value: float | None, sign: bool = False) -> str:
-    """Formats a number with at least four significant digits, no trailing zeros, and a minus that does not break
-    off.
-    """
+    """Formats a number with four significant digits or more, no trailing zeros, and a minus that does not break off."""
     if value is None:
         return ""
     text = f"{value:+.4f}" if sign else f"{value:.4f}"

@@ -1,6 +1,6 @@
-"""One sentence on its way through GHOST's selection: the sequences that are tried at a place, and the best so far.
+"""One sentence in GHOST's selection: the sequences that are tried at a place, and the best so far.
 
-No model is run here: the caller measures candidates and writes their losses into them.
+No model runs here. The caller measures candidates and writes their losses into them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Candidate:
 
     Attributes:
         ids: (t,).
-        parent: the place, in the beam before, of the sequence that it was made from.
-        loss: nan until it is measured, inf where it is known not to be among the best; a start has inf.
+        parent: the place, in the beam before, of the sequence from which it was made.
+        loss: nan until it is measured, inf if it is known not to be among the best; a start has inf.
     """
 
     ids: Ids
@@ -33,7 +33,7 @@ class Sentence:
 
     Attributes:
         original: (t,) its own tokens.
-        width: how many sequences the beam may have.
+        width: the most sequences of the beam.
         beam: the best sequences, best first.
         history: the best loss at the start and after each sweep.
         settled: whether it has converged.
@@ -47,7 +47,7 @@ class Sentence:
         self._steps, self._changed, self._visited = 0, 0, np.full(len(original), -1)
 
     def candidates(self, at: int, shadows: Ids) -> list[Candidate]:
-        """Each sequence of the beam with each shadow at a place, with its loss where it is known. None twice."""
+        """Returns each sequence of the beam with each shadow at a place, without repetitions, with known losses."""
         known = {one.ids.tobytes(): one.loss for one in self.beam}
         result: dict[bytes, Candidate] = {}
         for parent, one in enumerate(self.beam):
@@ -59,7 +59,7 @@ class Sentence:
         return [*result.values()]
 
     def take(self, at: int, pool: list[Candidate]) -> None:
-        """The best of the pool are the beam; ties fall to the earlier one."""
+        """Makes the best of the pool the beam. Ties go to the earlier one."""
         before = [one.ids.tobytes() for one in self.beam]
         best = sorted(pool, key=lambda one: one.loss)[: self.width]
         self.beam = [one for one in best if one.loss < math.inf]
@@ -69,16 +69,18 @@ class Sentence:
         self._visited[at] = self._steps
 
     def due(self, at: int) -> bool:
-        """Whether something has changed since this place was visited."""
+        """Returns whether something has changed since this place was visited."""
         return bool(self._visited[at] < 0 or self._changed > self._visited[at])
 
     @property
     def bound(self) -> float:
-        """What a candidate must not exceed to be among the best. The beam's sequences are among the candidates of every
-        place, since each of their tokens is one of its shadows."""
+        """Returns the loss that a candidate must not exceed to be among the best.
+
+        The beam's sequences are among the candidates of every place, since each of their tokens is one of its shadows.
+        """
         return self.beam[-1].loss if len(self.beam) == self.width else math.inf
 
     def end_sweep(self, threshold: float) -> None:
-        """Note the best loss, and whether it has fallen by less than the threshold."""
+        """Notes the best loss, and whether it fell by less than the threshold."""
         self.history.append(self.beam[0].loss)
         self.settled = len(self.history) > 1 and self.history[-2] - self.history[-1] < threshold

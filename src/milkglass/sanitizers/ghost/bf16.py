@@ -1,11 +1,10 @@
-"""A look at all candidates in bf16, so that only those that may be among the best are measured in fp32.
+"""Measures all candidates in bf16 first, so that only those that may be among the best are measured in fp32.
 
-Used on processors that multiply bf16 faster than fp32 (AMX, AVX-512 BF16). With d the distance of the states and e what
-bf16 adds to them, a loss is |d + e|^2 and not |d|^2: it is off by |e|^2, the noise, and by 2 d e, at most 2 sqrt(loss
+It is used on processors that multiply bf16 faster than fp32 (AMX, AVX-512 BF16). With d the distance of the states and
+e the error of bf16, a loss is |d + e|^2 and not |d|^2. It is off by |e|^2, the noise, and by 2 d e, at most 2 sqrt(loss
 noise) (Cauchy-Schwarz). The noise of a sentence is its own loss in bf16, where d is 0. Errors of single numbers have
-signs of their own, so that a quarter of that bound is allowed for; on MiniLM 2 d e stays below a fifteenth of it. So
-the choices are those of fp32, which is tested, also with shadows so near that noise is all there is to see, and not
-proven; bench/parts/ghost.py compares them.
+their own signs, so a quarter of that bound is allowed. That the choices are those of fp32 is tested, also with shadows
+so near that noise dominates, and not proven; bench/parts/ghost.py compares them.
 """
 
 from __future__ import annotations
@@ -18,15 +17,21 @@ SEEN = 4  # times the noise: a sentence that is nearer is not looked at in bf16
 
 
 def off_by(losses: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.float64]:
-    """By how much losses in bf16 are allowed to be off, where this is the noise; inf of inf."""
+    """Returns by how much losses in bf16 may be off, given the noise; inf for inf."""
     return np.asarray(2 * noise + ALLOWED * np.sqrt(losses * noise))
 
 
 def worth(
     rough: NDArray[np.float64], owner: NDArray[np.int64], widths: NDArray[np.int64], noise: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """(r,) which of these candidates may be among the `widths` best (r,) of their owner (r,), whose numbers are in
-    order; inf is never among the best. noise: (r,), above 0."""
+    """Returns (r,) which candidates may be among the best of their owners; inf never is.
+
+    Args:
+        rough: (r,) the losses in bf16.
+        owner: (r,) in ascending order.
+        widths: (r,) how many are the best of the owner.
+        noise: (r,), above 0.
+    """
     result = np.zeros(len(rough), np.bool_)
     for begin in np.flatnonzero(np.diff(owner, prepend=-1)):
         mine = slice(begin, np.searchsorted(owner, owner[begin], side="right"))

@@ -1,10 +1,9 @@
-"""GHOST over a data set: finished parts are kept, so that an interrupted run can be resumed.
+"""GHOST over a data set. Finished parts are kept, so that an interrupted run can be resumed.
 
-Another way than `sanitizers/files.py`, for two reasons. A row costs a second here and not a microsecond, so that
-what is done must outlive the process: parts.py keeps it in `.OUT.parts`, which is removed at the end. And the result is
-ids: they are written beside the text, in a field or column `ids` (`NAME_ids` where a row has several texts). Reading
-rows, writing them, the appearance of OUT and of its report are the same. A text's shadow does not depend on the other
-texts, so that parts do not change the result.
+It differs from `sanitizers/files.py` in two ways. A row takes a second and not a microsecond, so finished work must
+outlive the process: parts.py keeps it in `.OUT.parts`, which is removed at the end. And the result is ids: they are
+written beside the text, in a field or column `ids` (`NAME_ids` if a row has several texts). A text's shadow does not
+depend on the other texts, so parts do not change the result.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ class GhostJob:
     """What a run reads and writes.
 
     Attributes:
-        source: rows of `shape`.
+        source: the file.
+        shape: of its rows.
         out: the file to write.
         written: the shape of its rows.
     """
@@ -45,7 +45,7 @@ class GhostJob:
 
     @classmethod
     def of(cls, source: Path, shape: FileShape, out: Path) -> GhostJob:
-        """Lines of text become JSON Lines. Raises UsageError where OUT's name says another format."""
+        """Plans a run; lines of text become JSON Lines. Raises UsageError if OUT's name says another format."""
         kind = "json" if shape.kind == "lines" else shape.kind
         if KINDS.get(out.suffix.lower()) != kind:
             suffix = next(name for name, one in KINDS.items() if one == kind)
@@ -63,8 +63,11 @@ class GhostJob:
         return self.out.with_name(f".{self.out.name}.parts")
 
     def require_free(self) -> None:
-        """Raises UsageError where OUT or its report is there. What a run left that died after OUT had its name goes; a
-        report, which is named before OUT, may be of a run that died between the two."""
+        """Raises UsageError if OUT or its report exists.
+
+        Removes the parts of a run that died after OUT had its name. A report, which is named before OUT, may be of a
+        run that died between the two.
+        """
         left = finished(self.folder)
         if left and self.out.is_file():
             left.remove()
@@ -76,10 +79,15 @@ class GhostJob:
 def sanitize_dataset(
     ghost: Ghost, plan: GhostJob, seed: int | None, progress: Progress = no_progress
 ) -> dict[str, Any]:
-    """Write OUT and its report, which is returned; resume an interrupted run of the same job.
+    """Writes OUT and its report, which is returned, or resumes an interrupted run of the same job.
 
-    seed: takes the place of the ghost's; None: a fresh secret one. Raises UsageError where OUT exists, CodecError,
-    naming the line, before anything is done, where a row cannot be, CorruptCheckpoint where a part is damaged.
+    Args:
+        seed: replaces the ghost's. None: a fresh secret one.
+
+    Raises:
+        UsageError: OUT exists.
+        CodecError: a row, which is named, cannot be processed. Nothing was done then.
+        CorruptCheckpoint: a part is damaged.
     """
     plan.require_free()
     _check(ghost, plan)
@@ -108,7 +116,7 @@ def sanitize_dataset(
 
 
 def job_of(ghost: Ghost, plan: GhostJob, seed: int | None) -> str:
-    """Names a run by its source, its model, its parameters and, where one was given, its seed."""
+    """Returns the name of a run, from its source, its model, its parameters and the seed if one was given."""
     shape: list[object] = [plan.shape.kind, sorted(plan.shape.texts), plan.shape.header]
     shape += [plan.shape.delimiter] if plan.shape.kind == "csv" and plan.shape.delimiter != "," else []
     return ghost.job_digest([ROWS_A_PART, sha256(plan.source), shape], seed)
@@ -145,7 +153,10 @@ class _Slot:
 
 
 def _slots(plan: GhostJob, part: Block) -> tuple[list[Any], list[_Slot], set[str]]:
-    """A part's rows, their texts, and the fields that are left. Raises CodecError where ids have no room."""
+    """Returns a part's rows, their texts, and the fields that are left.
+
+    Raises CodecError if there is no room for ids.
+    """
     rows, result, left = list[Any](), list[_Slot](), set[str]()
     for line, raw in zip(part.lines, part.raw, strict=True):
         parsed, slots, others = plan.shape.parse(Block(0, (line,), (raw,)))
@@ -168,14 +179,16 @@ def _ids_name(key: str, texts: int) -> str:
 
 
 def require_texts(plan: GhostJob) -> None:
-    """Read everything once, without a model. Raises CodecError for a row that cannot be read, EmptyText where no row
-    has a text."""
+    """Reads everything once, without a model.
+
+    Raises CodecError for an unreadable row, EmptyText if no row has a text.
+    """
     if not any(one.text.strip() for part in _parts(plan) for one in _slots(plan, part)[1]):
         raise EmptyText(f"{plan.source.name} has no text", "give at least one row that is not blank")
 
 
 def _check(ghost: Ghost, plan: GhostJob) -> None:
-    """Read everything once, so that a row that cannot be processed is reported before hours of work."""
+    """Reads everything once, so that a row that cannot be processed is reported before hours of work."""
     for part in _parts(plan):
         written = [one for one in _slots(plan, part)[1] if one.text.strip()]
         with naming([f"line {one.line}" for one in written].__getitem__):

@@ -1,8 +1,8 @@
-"""GHOST (Feng et al., ASIA CCS '26): texts to the ids, and the text, of their shadows.
+"""GHOST (Feng et al., ASIA CCS '26): maps texts to the ids, and the text, of their shadows.
 
-The ids are the result, special tokens included: they go into the model unchanged. The text is how they read; a
-tokenizer may cut it otherwise (docs/papers.md). What a sentence starts from is drawn by a generator of the seed and of
-the sentence, so that neither the other sentences nor their order change a result.
+The ids are the result, special tokens included, and go into the model unchanged. The text is how they read; a tokenizer
+may split it otherwise (docs/papers.md). The start of a sentence is drawn by a generator of the seed and the sentence,
+so that neither the other sentences nor their order change a result.
 """
 
 from __future__ import annotations
@@ -55,10 +55,12 @@ class Ghost:
         folder: the model's.
         name: the model's, for reports.
         searched: the digest of the search.
+        tokenizer: the model's.
         candidates: each token's shadows.
-        network: None where hidden states are not needed.
-        limit: tokens of a text at most.
-        seed: anyone who has it can see whether a text gives exactly this shadow.
+        network: None if hidden states are not needed.
+        limit: the most tokens of a text.
+        seed: whoever has it can see whether a text gives exactly this shadow.
+        searching, selection: the parameters.
     """
 
     folder: Path = field(repr=False)
@@ -86,8 +88,15 @@ class Ghost:
         cls, folder: Path, searching: Search = Search(), selection: Selection = Selection(), seed: int = 0,
         name: str | None = None, kept: Path | None = None,
     ) -> Ghost:  # fmt: skip
-        """For a model folder. kept: where searches are kept, Milkglass's cache by default. Raises BadTable,
-        UnsupportedModel, UsageError where k does not fit the vocabulary."""
+        """Opens GHOST for a model folder.
+
+        Args:
+            kept: where searches are cached. None: Milkglass's cache.
+
+        Raises:
+            BadTable, UnsupportedModel: the model cannot be used.
+            UsageError: k does not fit the vocabulary.
+        """
         tokenizer, vectors = opened(folder)
         table = table_of(tokenizer, vectors, name or folder.name)
         texts = tokenizer.batch_decode([[i] for i in range(min(len(tokenizer), len(vectors)))])
@@ -104,11 +113,11 @@ class Ghost:
         return cls(folder, table.name, searched, tokenizer, result, network, limit, seed, searching, selection)
 
     def shadows(self, ids: Sequences) -> Sequences:
-        """Each sequence's shadow, of the same length. Raises IdOutOfRange, TooLong."""
+        """Returns each sequence's shadow, of the same length. Raises IdOutOfRange, TooLong."""
         return Sequences.of(one.ids for one in self.choices(ids))
 
     def choices(self, ids: Sequences) -> list[Choice]:
-        """The same, with what is known of each."""
+        """Returns each sequence's shadow and how it was selected. Raises IdOutOfRange, TooLong."""
         if ids.ids.size and not 0 <= ids.ids.min() <= ids.ids.max() < len(self.candidates):
             raise IdOutOfRange(f"an id is outside 0 to {len(self.candidates) - 1}", "give ids of this model")
         self._require_short(ids)
@@ -125,13 +134,13 @@ class Ghost:
         return select(self.network, self.candidates, originals, starts, self.selection)
 
     def sanitize(self, texts: Sequence[str]) -> list[Shadow]:
-        """Each text's shadow. Raises EmptyText, TooLong, naming the text's number, from 1."""
+        """Returns each text's shadow. Raises EmptyText, TooLong with the text's number, from 1."""
         before = self.encode(texts)
         result = self.choices(before)
         return [Shadow(ids, self.read(one.ids), one) for ids, one in zip(before, result, strict=True)]
 
     def encode(self, texts: Sequence[str]) -> Sequences:
-        """Token ids, special ones included. What looks like a special token in a text is text."""
+        """Returns token ids, special ones included. What looks like a special token in a text is treated as text."""
         if not texts:
             return Sequences.of([])
         ids = self.tokenizer(list(texts), truncation=False, split_special_tokens=True)["input_ids"]
@@ -143,16 +152,16 @@ class Ghost:
         return sequences
 
     def read(self, ids: Ids) -> str:
-        """Ids as text, special ones left out."""
+        """Returns ids as text, without special tokens."""
         return self.tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
 
     def document(self) -> dict[str, Any]:
-        """The parameters, for a report."""
+        """Returns the parameters, for a report."""
         info = {"search": self.searching.document(), "selection": self.selection.document()}
         return {"method": "ghost", "model": self.name, **info}
 
     def job_digest(self, what: list[Any], seed: int | None) -> str:
-        """A digest of what is sanitized, the model, the parameters and, where there is one, the seed."""
+        """Returns a digest of what is sanitized, the model, the parameters and the seed, if there is one."""
         base = Checkpoint.open(self.folder)
         info = [*what, base.digest(), base.config, self.searched, self.document(), seed]
         return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()

@@ -1,9 +1,9 @@
-"""Which tokens are forms of one word (GHOST, sections 2.2 and 3.3).
+"""Finds which tokens are forms of one word (GHOST, sections 2.2 and 3.3).
 
-A token that is a whole word has its word's lemma, by simplemma's dictionary; a piece of a word is its own. Words are
-compared in small letters: a capital makes no other word. Pieces are recognised by the marker that most of a
-vocabulary's marked tokens have: WordPiece marks pieces (##ing); SentencePiece and byte-level BPE mark what begins a
-word, so that what has no mark is a piece. A vocabulary without markers has whole words only.
+A token that is a whole word has its word's lemma by simplemma's dictionary. A piece of a word is its own lemma. Words
+are compared in lower case. Pieces are recognised by the marker that most of a vocabulary's marked tokens have:
+WordPiece marks pieces (##ing); SentencePiece and byte-level BPE mark what begins a word, so that tokens without a mark
+are pieces. A vocabulary without markers has whole words only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PIECE = "##"  # WordPiece's, before what goes on a word
 
 
 def marker(tokens: Sequence[str]) -> str | None:
-    """The one of the three markers that the most tokens have; None where none has one."""
+    """Returns the most frequent of the three markers. None: no token has one."""
     counts = {mark: sum(one.startswith(mark) and len(one) > len(mark) for one in tokens) for mark in (PIECE, *BLANKS)}
     result = max(counts, key=lambda mark: counts[mark])
     return result if counts[result] else None
 
 
 def whole_words(tokens: Sequence[str]) -> NDArray[np.bool_]:
-    """(n,) which tokens, as their vocabulary spells them, are whole words, or the beginning of some."""
+    """Returns (n,) which tokens, as their vocabulary spells them, are or begin whole words."""
     mark = marker(tokens)
     if mark is None:
         return np.ones(len(tokens), np.bool_)
@@ -35,9 +35,15 @@ def whole_words(tokens: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def lemmas_of(tokens: Sequence[str], texts: Sequence[str], language: str = "en") -> NDArray[np.int64]:
-    """(n,) numbers, the same for two tokens of one lemma. texts: what each token reads as, blanks aside.
+    """Returns (n,) numbers, equal for tokens of one lemma.
 
-    Raises UsageError where simplemma lacks the language (two letters, as ISO 639-1 has them).
+    Args:
+        tokens: as the vocabulary spells them.
+        texts: what each token reads as, apart from blanks.
+        language: two letters of ISO 639-1.
+
+    Raises:
+        UsageError: simplemma lacks the language.
     """
     require_language(language)
     from simplemma import lemmatize
@@ -61,7 +67,7 @@ def require_language(language: str) -> None:
 
 
 def version() -> str:
-    """The dictionary's: part of what a search depends on."""
+    """Returns the dictionary's version, on which a search depends."""
     from importlib.metadata import version as of
 
     return of("simplemma")

@@ -1,8 +1,8 @@
-"""The parts of a data set that are done, in a folder of their own, until all are: so an interrupted run goes on.
+"""The finished parts of a data set, in a folder of their own until all are done, so that a run can resume.
 
-Each part is a file that is there whole or not at all. The folder is its owner's only: while parts are left to be made
-it holds the seed with which they are, if it was drawn. Parts of one run need one seed: a text that occurs in two of
-them has one shadow then, and the file is the same whether the run was interrupted or not.
+Each part is a file that exists completely or not at all. Only the owner can read the folder. While parts are missing it
+contains the run's seed, if that was drawn. All parts of a run need one seed: then a text that occurs twice has one
+shadow, and the result is the same whether or not the run was interrupted.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ class FinishedParts:
 
     Attributes:
         folder: where they are.
-        job: names the run: everything that its result depends on, except a seed that was drawn.
+        job: names the run: everything on which its result depends, except a seed that was drawn.
     """
 
     folder: Path
     job: str
 
     def begin(self, seed: int | None) -> int | None:
-        """The seed of this run. The given one is not kept; without one that with which the run was started, else a
-        fresh secret one, which is kept until all parts are done. None: they are.
+        """Returns the seed of this run. None: all parts are done.
 
-        Raises UsageError where the folder has parts of another run: what it did is not discarded.
+        A given seed is not stored. Without one it is the seed with which the run was started, or a fresh secret one,
+        which is stored until all parts are done.
+
+        Raises:
+            UsageError: the folder has parts of another run, which are not discarded.
         """
         info = _state(self.folder)
         if info.get("job") == self.job:
@@ -57,11 +60,14 @@ class FinishedParts:
         return drawn
 
     def finish(self) -> None:
-        """All parts are there: the seed goes before the result has its name, so that no death leaves it beside that."""
+        """Notes that all parts are done.
+
+        Removes the seed before the result has its name, so that they never coexist.
+        """
         self._note(None, True)
 
     def make(self, number: int, ghost: Ghost, seed: int | None, made: Callable[[Ghost], dict[str, Any]]) -> None:
-        """Make a part with the run's seed, unless it is there. Raises CorruptCheckpoint where the seed has gone."""
+        """Makes a part with the run's seed, unless it exists. Raises CorruptCheckpoint if the seed is gone."""
         if self._path(number).is_file():
             return
         if seed is None:
@@ -70,7 +76,7 @@ class FinishedParts:
         write(self._path(number), made(replace(ghost, seed=seed)))
 
     def get(self, number: int) -> dict[str, Any]:
-        """Raises CorruptCheckpoint where it is not JSON."""
+        """Returns a part. Raises CorruptCheckpoint if it is not JSON."""
         try:
             return read_json(self._path(number))
         except CorruptCheckpoint:
@@ -80,7 +86,7 @@ class FinishedParts:
         return CorruptCheckpoint(f"part {number} of {self.folder.name} is damaged", "remove it: it is made again")
 
     def remove(self) -> None:
-        """What says that all parts are there goes last."""
+        """Removes all parts, and last the note that all are done."""
         for part in self.folder.glob("[0-9]*.json"):
             part.unlink()
         shutil.rmtree(self.folder)
@@ -93,7 +99,7 @@ class FinishedParts:
 
 
 def finished(folder: Path) -> FinishedParts | None:
-    """The parts in a folder where all are done, else None."""
+    """Returns the parts in a folder if all are done, else None."""
     info = _state(folder)
     return FinishedParts(folder, str(info.get("job"))) if info.get("finished") is True else None
 
@@ -104,5 +110,5 @@ def _state(folder: Path) -> dict[str, Any]:
 
 
 def write(path: Path, value: dict[str, Any]) -> None:
-    """JSON, complete or not there."""
+    """Writes JSON, completely or not at all."""
     files.write(path, json.dumps(value))  # in ASCII: a text may have half of a surrogate pair

@@ -1,20 +1,20 @@
-"""GHOST's search: for each token its shadows, near in embedding and far in meaning (section 3.3, Algorithm 1).
+"""GHOST's search: finds each token's shadows, near in embedding and far in meaning (section 3.3, Algorithm 1).
 
-N(t, k) are the k tokens of the largest cosine with t, but t. A neighbour t' of t is not a shadow of it where
+N(t, k) are the k tokens of the largest cosine with t, without t. A neighbour t' of t is not its shadow if
 
     |N(t, k) & N(t', k)| / k > overlap        indirect similarity
     t is in N(t', k)                          direct similarity: t' is in N(t, k) anyway
     t and t' have one lemma                   lemma similarity
 
-each of which can be left out (Table 7). A token that keeps no neighbour is searched again with k + 10, ... k + 100.
-One that keeps none even then falls back to its k neighbours unfiltered, and is reported.
+Each rule can be left out (Table 7). A token that keeps no neighbour is searched again with k + 10, ... k + 100. If it
+still keeps none, it falls back to its k neighbours unfiltered, and is reported.
 
-Where we depart from the paper: the overlap is a share of k, as in the published code and as its threshold of 0.1
-needs, not a number of tokens; the paper widens the search for ever. Special tokens, [unusedN] and rows without a token
+Deviations from the paper: the overlap is a share of k, as in the published code and as its threshold of 0.1 requires,
+and not a number of tokens; the paper widens the search without end. Special tokens, [unusedN] and rows without a token
 are their own shadows and no other token's.
 
-A search is made once for a table, a tokenizer and its parameters, and cached under the digest of all three: safetensors
-in `ghost/` of Milkglass's cache, which hold what follows from a public model, nothing secret.
+A search is cached under the digest of the table, the tokenizer and the parameters, as safetensors in `ghost/` of
+Milkglass's cache. It follows from a public model and is not secret.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class Search:
     Attributes:
         k: neighbours, 1 to n - 1.
         overlap: tau_o, from 0 to 1.
-        indirect: whether indirect similarity excludes a neighbour.
-        direct: likewise, direct similarity.
-        lemma: likewise, one lemma.
+        indirect, direct, lemma: whether this similarity excludes a neighbour.
         language: of the lemmas.
     """
 
@@ -77,9 +75,9 @@ class Shadows:
 
     Attributes:
         ids: (total,) the shadows of token 0, of token 1, ..., nearest first.
-        starts: (n + 1,) where each token's begin.
+        starts: (n + 1,) where each token's shadows begin.
         reach: (n,) how many neighbours were examined; 0: the token is its own shadow.
-        fallen: (n,) where no neighbour passed, so that all of the first k are shadows.
+        fallen: (n,) whether no neighbour passed, so that the first k are all shadows.
     """
 
     ids: NDArray[np.int32] = field(repr=False)
@@ -91,18 +89,24 @@ class Shadows:
         return len(self.reach)
 
     def of(self, token: int) -> Ids:
-        """(s,) the shadows of this token; itself where it is special."""
+        """Returns (s,) the shadows of this token; a special token's own id."""
         return self.ids[self.starts[token] : self.starts[token + 1]].astype(np.int64)
 
     @property
     def fixed(self) -> Mask:
-        """(n,) the tokens that are their own shadows."""
+        """Returns (n,) which tokens are their own shadows."""
         return self.reach == 0
 
 
 def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
-    """The shadows of every row of a table. lemmas: (n,) a number for each row, equal where the lemma is; needed unless
-    `settings.lemma` is off. Raises UsageError where k does not fit the table."""
+    """Returns the shadows of every row of a table.
+
+    Args:
+        lemmas: (n,) equal numbers for equal lemmas. None: only if `settings.lemma` is off.
+
+    Raises:
+        UsageError: k does not fit the table.
+    """
     if settings.lemma and (lemmas is None or lemmas.shape != (len(table),)):
         raise UsageError(f"lemmas are missing for a table of {len(table)} tokens", "give one number a token")
     tokens = table.candidates
@@ -129,7 +133,7 @@ def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
 
 
 def _filtered(near: Lists, places: Ids, same: Ids | None, settings: Search) -> Mask:
-    """(p, k) which neighbours of these tokens are shadows. near: (m, k)."""
+    """Returns (p, k) which neighbours of these tokens are shadows. `near` is (m, k)."""
     blocks = [places[start : start + TOKENS_AT_A_TIME] for start in range(0, len(places), TOKENS_AT_A_TIME)]
     with ThreadPoolExecutor(cores()) as pool:
         return np.concatenate([*pool.map(lambda part: _block(near, part, same, settings), blocks)])
@@ -152,7 +156,7 @@ def _block(near: Lists, part: Ids, same: Ids | None, settings: Search) -> Mask:
 
 
 def _assembled(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], fallen: Mask) -> Shadows:
-    """By token id, where special tokens are their own shadows."""
+    """Returns the shadows by token id. Special tokens are their own shadows."""
     n = len(table)
     every = [np.array([token]) for token in range(n)]
     for token, one in zip(table.candidates.tolist(), lists, strict=True):
@@ -169,7 +173,7 @@ NAMES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bo
 
 
 def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
-    """64 hex digits over all that a search depends on. texts: what each token reads as."""
+    """Returns 64 hex digits of all that a search depends on. `texts` is what each token reads as."""
     about = [
         FORMAT,
         [REACH_STEP, MAX_REACH],
@@ -183,16 +187,17 @@ def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
 
 
 def cached(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
-    """The search of this digest, for a table of `size` rows, made if it is not there.
+    """Returns the search of this digest for a table of `size` rows, from the cache or newly made.
 
-    Raises CorruptCheckpoint where the file is damaged.
+    Raises:
+        CorruptCheckpoint: the file is damaged.
     """
     kept = ArrayCache("ghost", NAMES, folder)
     return Shadows(**kept(name, lambda: vars(make()), lambda found: _whole(Shadows(**found), size)))
 
 
 def _whole(shadows: Shadows, size: int) -> bool:
-    """Whether every token has shadows, all of them tokens."""
+    """Returns whether every token has shadows, all of them tokens."""
     if not (shadows.starts.shape == (size + 1,) and shadows.reach.shape == shadows.fallen.shape == (size,)):
         return False
     if shadows.starts[0] != 0 or shadows.starts[-1] != len(shadows.ids) or not (np.diff(shadows.starts) > 0).all():

@@ -1,18 +1,18 @@
-"""GHOST's selection: which shadows a sentence is made of (section 3.4, Algorithm 2).
+"""GHOST's selection: chooses the shadows of a sentence (section 3.4, Algorithm 2).
 
-Each sentence starts from shadows drawn at random. Position by position the shadow is taken with which the hidden states
-are nearest to the original's; sweeps are repeated until one changes the loss by less than `threshold`. The token at a
-position is among its shadows, so that the loss never rises. With more beams the best few sentences are kept
-and each is tried with each shadow; after the last sweep the best one is the choice.
+Each sentence starts from random shadows. Position by position it takes the shadow with which the hidden states are
+nearest to the original's. Sweeps are repeated until one changes the loss by less than `threshold`. The current token is
+among its position's shadows, so the loss never rises. With more beams the best few sentences are kept and each is tried
+with each shadow; the best one after the last sweep is the choice.
 
-Where we depart from the paper: the stop is asked after a sweep, as in the published code, and not at each position, or
-most positions would never be visited; the number of sweeps is limited, and a sentence that reaches it is reported as
-not settled.
+Deviations from the paper: the stop is checked after a sweep, as in the published code, and not at each position, since
+most positions would never be visited. The number of sweeps is limited, and a sentence that reaches the limit is
+reported as not settled.
 
-Sentences of one length go together, their candidates in one forward. Not computed: a candidate whose loss is known,
-since it is in the beam; a position since whose last visit nothing has changed; layers of candidates that are beyond the
-worst of the beam; in fp32, where the processor is quicker in bf16, candidates that bf16 shows not to be among the best
-(bf16.py). None of these changes a choice.
+Candidates of sentences of one length go through the model together. Not computed are: candidates in the beam, whose
+loss is known; positions at which nothing has changed since the last visit; further layers of candidates that already
+exceed the worst of the beam; and in fp32, where the processor is faster in bf16, candidates that bf16 shows not to be
+among the best (bf16.py). None of these changes a choice.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ GROUP = 32  # sentences of one length at a time
 
 @dataclass(frozen=True)
 class Selection:
-    """The parameters of the selection. The paper gives `beams` only.
+    """The parameters of the selection. The paper gives only `beams`.
 
     Attributes:
-        way: by hidden states; or, for the ablation (Table 7), the random start, or the nearest shadow.
+        way: by hidden states; or for the ablation (Table 7), the random start or the nearest shadow.
         beams: candidate sentences.
         threshold: tau_d, absolute.
-        sweeps: at most.
+        sweeps: the most sweeps.
     """
 
     way: SelectionMethod = "states"
@@ -68,9 +68,9 @@ class Choice:
 
     Attributes:
         ids: (t,) the shadow sequence.
-        loss: its distance; None where nothing was computed.
+        loss: its distance. None: nothing was computed.
         history: the best loss at the start and after each sweep, which never rises.
-        settled: whether it converged before the last sweep that is allowed.
+        settled: whether it converged within the allowed sweeps.
     """
 
     ids: Ids = field(repr=False)
@@ -80,20 +80,23 @@ class Choice:
 
 
 def drawn(original: Ids, shadows: Shadows, stream: Stream) -> Ids:
-    """(t,) a shadow for each token, each of a token's equally likely (Algorithm 2, line 3)."""
+    """Returns (t,) a shadow for each token, each of its shadows being equally likely (Algorithm 2, line 3)."""
     begin, end = shadows.starts[original], shadows.starts[original + 1]
     return shadows.ids[begin + stream.below(end - begin)].astype(np.int64)
 
 
 def nearest(original: Ids, shadows: Shadows) -> Ids:
-    """(t,) for each token its nearest shadow."""
+    """Returns (t,) the nearest shadow of each token."""
     return shadows.ids[shadows.starts[original]].astype(np.int64)
 
 
 def select(
     network: Encoder, shadows: Shadows, originals: Sequence[Ids], starts: Sequence[Ids], settings: Selection
 ) -> list[Choice]:
-    """The choice for each sentence (t,), one token at least, from its start (t,) of shadows, by hidden states."""
+    """Returns the choice for each sentence (t,) by hidden states.
+
+    Each starts from shadows (t,) and has a token or more.
+    """
     result: list[Choice | None] = [None] * len(originals)
     lengths = np.array([len(one) for one in originals], np.int64)
     for length in np.unique(lengths):
@@ -109,7 +112,7 @@ def select(
 
 
 class _Group:
-    """Sentences of one length, place by place at once."""
+    """Sentences of one length, which are processed together place by place."""
 
     def __init__(self, network: Encoder, shadows: Shadows, sentences: list[Sentence]) -> None:
         self.network, self.shadows, self.sentences = network, shadows, sentences
@@ -123,7 +126,7 @@ class _Group:
                 self.noise = self._measured(originals, everyone, None, everyone, free)
 
     def run(self, settings: Selection) -> None:
-        """Sweeps until each sentence has converged, or as many as are allowed."""
+        """Sweeps until each sentence has converged, or as often as allowed."""
         self._measure([(number, one.beam[0]) for number, one in enumerate(self.sentences)])
         for one in self.sentences:
             one.end_sweep(settings.threshold)
@@ -152,8 +155,13 @@ class _Group:
             stems.reorder(due)
 
     def _measure(self, rows: list[tuple[int, Candidate]], at: int = 0, stems: _Stems | None = None) -> None:
-        """Write the loss of each candidate of a sentence into it, inf beyond what its beam takes; with a look in bf16,
-        inf too where that shows it not to be among the best. stems: the rows differ from place `at` on."""
+        """Writes into each candidate its loss, or inf if it cannot be among the best.
+
+        It cannot if the loss exceeds its beam's bound, or if bf16 shows it.
+
+        Args:
+            stems: the rows differ only from place `at` on.
+        """
         if not rows:
             return
         owner = np.array([n for n, _ in rows])
@@ -172,7 +180,7 @@ class _Group:
         self, owner: Ids, limits: NDArray[np.float64], noise: NDArray[np.float64],
         measured: Callable[[Ids, NDArray[np.float64]], NDArray[np.float64]],
     ) -> Ids:  # fmt: skip
-        """The rows that may be among the best, by what they are in bf16."""
+        """Returns the rows that may be among the best, by their losses in bf16."""
         rough, near = np.full(len(owner), math.inf), limits <= SEEN * noise
         seen = np.flatnonzero(~near)
         with torch.autocast("cpu", torch.bfloat16):
@@ -183,7 +191,7 @@ class _Group:
     def _measured(
         self, ids: Ids, owner: Ids, stem: tuple[Prefix, list[int]] | None, part: Ids, limits: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """(s,) the losses of some of these rows, TOKENS at a time, inf beyond their limits (s,)."""
+        """Returns (s,) the losses of some of these rows, TOKENS at a time; inf above their limits (s,)."""
         step = max(1, TOKENS // ids.shape[1])
         result = [np.empty(0)]
         for first in range(0, len(part), step):
@@ -197,8 +205,11 @@ class _Group:
 
 
 class _Stems:
-    """For a causal model: what is common to all candidates of a sequence in a beam, up to a place, computed once.
-    places: where the beginning of (sentence, sequence of its beam) stands in the prefix."""
+    """For a causal model, the common beginnings of the candidates of each beam's sequence, computed once.
+
+    Attributes:
+        places: where the beginning of (sentence, sequence of its beam) stands in the prefix.
+    """
 
     def __init__(self, group: _Group, active: list[int]) -> None:
         self.group, self.active = group, active
@@ -210,7 +221,7 @@ class _Stems:
         self.places = {pair: place for place, pair in enumerate(pairs)}
 
     def at(self, place: int) -> Prefix:
-        """The beginnings before a place."""
+        """Returns the beginnings before a place."""
         begin = self.prefix.length
         if begin < place:
             ids = np.stack([self.group.sentences[n].beam[i].ids[begin:place] for n, i in self.places])
@@ -219,7 +230,7 @@ class _Stems:
         return self.prefix
 
     def reorder(self, visited: list[int]) -> None:
-        """After beams have changed: each beginning from its parent's."""
+        """Takes each beginning from its parent's after beams have changed."""
         before = dict(self.places)
         self._number()
         moved = {*visited}

@@ -1,16 +1,14 @@
-"""How far the hidden states of many sequences are from those of others: GHOST's measure, and as little work for it.
+"""GHOST's measure: how far the hidden states of many sequences are from those of others, with little work.
 
     loss(t') = sum over layers of the mean, over tokens and width, of (h(t) - h(t'))^2        (section 3.4)
 
-over what enters each layer, the embeddings first, and what leaves the model: transformers' own `hidden_states`. All
-sequences of a call have one length, so that there is no padding and nothing to mask.
+The sum is over what enters each layer, the embeddings first, and the model's output: transformers' own `hidden_states`.
+All sequences of a call have one length, so there is no padding and no mask.
 
-Two things save work and change no loss. A sequence whose sum is beyond its bound before the last layer is dropped
-there, the others go on (`losses`): sound for every model, though MiniLM's candidates differ by some 2 % of their loss,
-too little for it to happen before the end. For a causal model what was computed for a common beginning is used again
-(`Prefix`).
+Two things save work and change no loss. A sequence whose sum exceeds its bound before the last layer is dropped there
+(`losses`). For a causal model the results for a common beginning are reused (`Prefix`).
 
-The layers are watched with hooks, so that masks, positions and attention are the model's own. fp32.
+Hooks watch the layers, so that masks, positions and attention are the model's own. Numbers are fp32.
 """
 
 from __future__ import annotations
@@ -43,9 +41,9 @@ class Prefix:
     """What a causal model keeps of the beginnings of n sequences of one length.
 
     Attributes:
-        keys: for each layer (n, heads, length, width).
-        values: likewise.
-        spent: (n,) the part of each loss that is due to the beginning.
+        keys, values: for each layer (n, heads, length, width).
+        spent: (n,) the part of each loss that comes from the beginning.
+        length: of the beginnings.
     """
 
     keys: tuple[torch.Tensor, ...]
@@ -58,12 +56,12 @@ class Prefix:
         return cls((), (), torch.zeros(count, dtype=torch.float64))
 
     def chosen(self, rows: torch.Tensor) -> Prefix:
-        """Those of the beginnings, in that order."""
+        """Returns some of the beginnings, in this order."""
         keys, values = (tuple(one[rows] for one in kept) for kept in (self.keys, self.values))
         return Prefix(keys, values, self.spent[rows], self.length)
 
     def cache(self) -> Any:
-        """As transformers has it, which may be changed."""
+        """Returns a cache for transformers, which may be changed."""
         from transformers import DynamicCache
 
         cache_of_rows = DynamicCache()
@@ -77,6 +75,7 @@ class Encoder:
     """A model without its head, in evaluation mode.
 
     Attributes:
+        model: the model.
         layers: its layers, in order.
         causal: whether a token's states depend only on the tokens before it.
         quick: whether candidates are first computed in bf16.
@@ -89,14 +88,17 @@ class Encoder:
 
     @classmethod
     def open(cls, folder: Path) -> Encoder:
-        """Raises UnsupportedModel where the family is not known, CorruptCheckpoint where weights are missing."""
+        """Opens a model.
+
+        Raises UnsupportedModel if the family is not known, CorruptCheckpoint if weights are missing.
+        """
         base = Checkpoint.open(folder)
         kind = of(base).kind
         return cls.over(body(base), kind == "decoder")
 
     @classmethod
     def over(cls, model: Any, causal: bool) -> Encoder:
-        """A loaded model. Raises UnsupportedModel where its layers are not found."""
+        """Wraps a loaded model. Raises UnsupportedModel if its layers are not found."""
         count = int(model.config.num_hidden_layers)
         lists = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == count]
         if len(lists) != 1:
@@ -105,7 +107,7 @@ class Encoder:
         return cls(model, tuple(lists[0]), causal)
 
     def traces(self, ids: torch.Tensor) -> torch.Tensor:
-        """(n, layers + 1, t, d) the states of sequences ids (n, t)."""
+        """Returns (n, layers + 1, t, d) the states of sequences (n, t)."""
         result: list[torch.Tensor] = []
         with torch.inference_mode(), self._watched(lambda layer, hidden, args, kwargs: result.append(hidden)):
             last = self.model(input_ids=ids, use_cache=False).last_hidden_state
@@ -115,10 +117,14 @@ class Encoder:
         self, ids: torch.Tensor, traces: torch.Tensor, owner: torch.Tensor, bounds: torch.Tensor,
         prefix: Prefix | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """(r,) the loss of each sequence ids (r, t), fp64; inf where it is more than bounds (r,).
+        """Returns (r,) the loss of each sequence in fp64; inf if it exceeds its bound.
 
-        owner: (r,) which of the traces (n, layers + 1, T, d) each is held against. prefix: (r beginnings of T - t
-        tokens), of which ids are what follows.
+        Args:
+            ids: (r, t), without `prefix`.
+            traces: (n, layers + 1, T, d).
+            owner: (r,) the trace with which each sequence is compared.
+            bounds: (r,).
+            prefix: r beginnings of T - t tokens.
         """
         tally = _ForwardSums(traces, owner, bounds * (1 + SLACK), prefix or Prefix.empty(len(ids)), len(ids))
         cache = {} if prefix is None or not prefix.length else {"past_key_values": prefix.cache()}
@@ -131,7 +137,7 @@ class Encoder:
         return tally.result()
 
     def extended(self, prefix: Prefix, ids: torch.Tensor, traces: torch.Tensor, owner: torch.Tensor) -> Prefix:
-        """The beginnings with ids (n, s) after them; traces and owner as for `losses`."""
+        """Returns the beginnings followed by ids (n, s). See `losses` for `traces` and `owner`."""
         free = torch.full((len(ids),), math.inf, dtype=torch.float64)
         tally, cache = _ForwardSums(traces, owner, free, prefix, len(ids)), prefix.cache()
         with torch.inference_mode(), self._watched(tally.enter):
@@ -142,7 +148,7 @@ class Encoder:
 
     @contextmanager
     def _watched(self, enter: Any) -> Iterator[None]:
-        """While this lasts, enter(layer, hidden, args, kwargs) is asked before each layer, and may return others."""
+        """Calls enter(layer, hidden, args, kwargs) before each layer; it may return other arguments."""
 
         def asked(layer: int) -> Any:
             def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -159,7 +165,11 @@ class Encoder:
 
 
 class _ForwardSums:
-    """The sums of one forward, and who is still in it. rows: (a,) those that are, as the forward began with them."""
+    """The sums of one forward, and the rows still in it.
+
+    Attributes:
+        rows: (a,) their numbers at the beginning.
+    """
 
     def __init__(
         self, traces: torch.Tensor, owner: torch.Tensor, bounds: torch.Tensor, prefix: Prefix, count: int
@@ -174,7 +184,7 @@ class _ForwardSums:
         self.sums[self.rows] += error.square().sum((1, 2)).double() / share
 
     def enter(self, layer: int, hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Count what enters a layer and go on with those that are within their bounds."""
+        """Counts what enters a layer, and keeps the rows within their bounds."""
         self.count(layer, hidden)
         good = self.sums[self.rows] <= self.bounds[self.rows]
         if not good.any():
@@ -189,7 +199,7 @@ class _ForwardSums:
         return args, {"hidden_states": hidden, **rest}
 
     def _narrow(self, layer: int, argument: Any) -> Any:
-        """What was made for all rows, such as masks and a layer's part of the cache, for those that are left."""
+        """Returns the part for the remaining rows of what was made for all, such as masks and a layer's cache."""
         if isinstance(argument, torch.Tensor):
             return argument[self.rows] if argument.dim() > 1 and argument.shape[0] == self.all else argument
         if isinstance(argument, tuple):

@@ -1,4 +1,4 @@
-"""What a run of GHOST did, counted, and its report. Holds no text, no ids and no seed."""
+"""Counts what a run of GHOST did, and makes its report. It contains no text, no ids and no seed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class GhostTally:
         special: tokens that are their own shadow.
         fell_back: tokens without a filtered shadow.
         one_shadow: tokens with a single shadow, which anyone who knows GHOST reads (attacks/shadows).
-        loss: of texts whose shadow was selected by states.
-        sweeps: likewise.
+        loss, sweeps: of texts whose shadow was selected by states.
         likeness: by metric, over texts.
     """
 
@@ -67,7 +66,7 @@ class GhostTally:
 
 
 def document(ghost: Ghost, done: GhostTally, seeded: bool) -> dict[str, Any]:
-    """The report. Holds no text, no ids and no seed."""
+    """Returns the report. It contains no text, no ids and no seed."""
     candidates = ghost.candidates
     replaceable = np.flatnonzero(~candidates.fixed)
     return {
@@ -103,7 +102,7 @@ def document(ghost: Ghost, done: GhostTally, seeded: bool) -> dict[str, Any]:
 
 
 def weak_spots(report: Mapping[str, Any]) -> str:
-    """The tokens of the texts that GHOST hides least, in words. report: a `document`."""
+    """Returns a sentence about the tokens that GHOST hides least. `report` is a `document`."""
     tokens = report["tokens"]
     own = tokens["all"] - tokens["special"]
     return (
@@ -113,7 +112,7 @@ def weak_spots(report: Mapping[str, Any]) -> str:
 
 
 def _alone(ghost: Ghost) -> Mask:
-    """(n,) the tokens that are replaced and have one shadow to be replaced by."""
+    """Returns (n,) which tokens are replaced and have only one shadow."""
     return np.asarray(~ghost.candidates.fixed & (np.diff(ghost.candidates.starts) == 1), np.bool_)
 
 

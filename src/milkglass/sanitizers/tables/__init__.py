@@ -1,1 +1,1 @@
-"""Word vectors that sanitizers draw from: a model's own embeddings or GloVe, and who is near whom in them."""
+"""Word vectors from which sanitizers draw: a model's own embeddings or GloVe."""

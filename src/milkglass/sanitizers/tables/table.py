@@ -1,9 +1,8 @@
-"""An embedding table: the words that a sanitizer knows, and a vector for each; and how one is read from a GloVe file.
+"""An embedding table, the words that a sanitizer knows with a vector for each, and how it is read from a GloVe file.
 
-A GloVe text file has a line a word, `word float float ...`, separated by single blanks. Words keep the file's order,
-which is that of frequency in the published files. Entries that our splitting can't find in a text (punctuation, "new
-york", "<unk>") are left out, and a second entry of a word as well. A first line of two whole numbers (word2vec's) is
-skipped.
+A GloVe text file has a line a word, `word float float ...`, separated by single blanks. Words keep the file's order, by
+frequency in the published files. Left out are entries that our splitting cannot find in a text (punctuation, "new
+york", "<unk>") and second entries of a word. A first line of two integers (word2vec's) is skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class WordVectors:
     Attributes:
         words: (n,), each once.
         vectors: (n, d), fp32.
-        special: (n,), rows that are neither drawn nor replaced, such as [CLS] and [unused7].
+        special: (n,) rows that are neither drawn nor replaced, such as [CLS] and [unused7].
         name: for reports; without a path or a text.
     """
 
@@ -61,12 +60,12 @@ class WordVectors:
 
     @cached_property
     def candidates(self) -> Ids:
-        """(m,) the rows that may be drawn, ascending."""
+        """Returns (m,) the rows that may be drawn, ascending."""
         return np.arange(len(self)) if self.special is None else np.flatnonzero(~self.special)
 
     @cached_property
     def places(self) -> Ids:
-        """(n,) a row's place among the candidates; -1 for special rows."""
+        """Returns (n,) a row's place among the candidates; -1 for special rows."""
         result = np.full(len(self), -1, np.int64)
         result[self.candidates] = np.arange(len(self.candidates))
         return result
@@ -78,7 +77,7 @@ HINT = "give a GloVe text file: a word and its numbers on each line"
 
 
 def read_glove(path: Path) -> WordVectors:
-    """Raises BadTable, naming the line, for a file of another format."""
+    """Reads a GloVe file. Raises BadTable with the line for a file of another format."""
     words: dict[str, None] = {}
     blocks: list[Vectors] = []
     pending: list[str] = []

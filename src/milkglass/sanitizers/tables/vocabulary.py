@@ -1,7 +1,8 @@
 """A model's own embeddings as a table: its whole words, or all of its tokens.
 
-For texts: the tokens that are a word by themselves, spelled as a text has them, so that a sanitized word is one token
-again. Pieces of words ("##ing") are no words and neither replace any. For token ids: every row, special ones marked.
+For texts it has the tokens that are a word by themselves, spelled as in a text, so that a sanitized word is one token
+again. Pieces of words ("##ing") are no words and replace none. For token ids it has every row, with special ones
+marked.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RESERVED = re.compile(r"[\[<].*(unused|reserved|pad|extra_id|special).*[\]>]|mad
 
 
 def words_of_model(folder: Path, name: str) -> WordVectors:
-    """The whole words of a model's vocabulary, in the order of their ids."""
+    """Returns the whole words of a model's vocabulary, in the order of their ids."""
     tokenizer, vectors = opened(folder)
     rows: dict[str, int] = {}
     special = special_rows(tokenizer, len(vectors))
@@ -46,19 +47,22 @@ def words_of_model(folder: Path, name: str) -> WordVectors:
 
 
 def tokens_of_model(folder: Path, name: str) -> WordVectors:
-    """Every row of a model's embeddings, by token id; special and reserved ones are neither drawn nor replaced."""
+    """Returns every row of a model's embeddings by token id.
+
+    Special and reserved ones are neither drawn nor replaced.
+    """
     return table_of(*opened(folder), name)
 
 
 def table_of(tokenizer: Any, vectors: NDArray[np.float32], name: str) -> WordVectors:
-    """The same of a tokenizer and embeddings that are at hand."""
+    """Returns every row of these embeddings by token id, see `tokens_of_model`."""
     tokens = [*tokenizer.convert_ids_to_tokens(range(min(len(tokenizer), len(vectors))))]
     tokens += [f"<row {i}>" for i in range(len(tokens), len(vectors))]
     return WordVectors(tuple(map(str, tokens)), vectors, special_rows(tokenizer, len(vectors)), name)
 
 
 def opened(folder: Path) -> tuple[Any, NDArray[np.float32]]:
-    """A model's tokenizer, and its embeddings (n, d). Raises ModelError."""
+    """Returns a model's tokenizer, and its embeddings (n, d). Raises ModelError."""
     from milkglass.models.tokenizer import load_tokenizer
     from milkglass.models.view import Model
 
@@ -66,7 +70,7 @@ def opened(folder: Path) -> tuple[Any, NDArray[np.float32]]:
 
 
 def special_rows(tokenizer: Any, rows: int) -> NDArray[np.bool_]:
-    """(rows,) special and added tokens, [unusedN] and the like, and rows beyond the vocabulary."""
+    """Returns (rows,) which rows are special or added tokens, [unusedN] and the like, or beyond the vocabulary."""
     result = np.ones(rows, np.bool_)
     known = min(len(tokenizer), rows)
     tokens = tokenizer.convert_ids_to_tokens(range(known))

@@ -1,16 +1,16 @@
-"""How common words are in English, by a published list: for users without a corpus of their own (CMIF, section 4.1).
+"""The frequencies of English words by a published list, for users without a corpus of their own (CMIF, section 4.1).
 
 The list is that of the package wordfreq (Speer 2022, version 3.1.1: books, news, subtitles, the web, until 2021), its
 words of at least 1e-7 without a digit, 96 % of its running words. Words with a digit are left out, since the list
-counts numbers by their shape: a number is never common here. There is no punctuation in it.
+counts numbers by their shape: a number is never common here. It contains no punctuation.
 
-For a model's tokens each word is tokenized as texts have it, and its frequency is shared out among the four ways:
+For a model's tokens each word is tokenized as in a text, and its frequency is divided among four ways:
 
     after a blank 0.93, at the start of a text 0.07; in small letters 0.9, capitalised 0.1
 
-which is near to Enron's e-mails (0.07 of the words are capitalised, and 0.07 follow no blank). A token that no word of
-the list needs has 0, and so do tokens of one byte, and of one character unless that is a word of the list ("a"):
-digits, punctuation, and what spells rare names. A name that longer pieces of English words spell is as common as these.
+close to Enron's e-mails (0.07 of the words are capitalised, and 0.07 follow no blank). A token that no word of the list
+needs has 0. So have tokens of one byte, and of one character unless that is a word of the list ("a"): digits,
+punctuation, and what spells rare names. A name spelled by longer pieces of English words is as common as these.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that has no token 
 
 @cache
 def english() -> dict[str, float]:
-    """How often each word occurs in a running word, in small letters, commonest first."""
+    """Returns the frequency of each word in lower case per running word, most frequent first."""
     from wordfreq import get_frequency_dict
 
     every = get_frequency_dict("en", wordlist="best")
@@ -55,9 +55,14 @@ def english() -> dict[str, float]:
 def token_counts(
     tokenizer: Any, rows: int, progress: Progress = no_progress, folder: Path | None = None
 ) -> NDArray[np.int64]:
-    """(rows,) how often each token occurs in 10^12 running words of English. Kept in Milkglass's cache, or in `folder`.
+    """Returns (rows,) how often each token occurs in 10^12 running words of English, from a cache or computed.
 
-    progress: of `len(english())` words. Raises CorruptCheckpoint where what is kept is damaged.
+    Args:
+        progress: receives how many of `len(english())` words are done.
+        folder: of the cache. None: Milkglass's.
+
+    Raises:
+        CorruptCheckpoint: the cached file is damaged.
     """
     keep = ArrayCache("word_list", {"counts": np.int64}, folder)
     about = ["milkglass-token-counts/2", version("wordfreq"), MIN_FREQUENCY, CAPITAL, START, rows]
@@ -86,7 +91,7 @@ def _counted(tokenizer: Any, rows: int, progress: Progress) -> NDArray[np.int64]
 
 
 def spells(token: str, blanks: bool) -> bool:
-    """Whether a token is one byte, or one character that is not a word of the list."""
+    """Returns whether a token is one byte, or one character that is no word of the list."""
     if BYTE.fullmatch(token):
         return True
     bare = token.removeprefix(INSIDE).lstrip(BLANKS)
@@ -95,7 +100,7 @@ def spells(token: str, blanks: bool) -> bool:
 
 
 def _ways(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, float]]:
-    """The tokens of each word, in each of the four ways in which a text may have it, and the way's share."""
+    """Yields the tokens of each word in each of the four ways, with the way's share."""
     (before,) = _ids(tokenizer, [BEFORE])
     for capital, share in ((False, 1 - CAPITAL), (True, CAPITAL)):
         spelled = [word.capitalize() for word in words] if capital else words

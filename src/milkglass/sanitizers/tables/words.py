@@ -1,20 +1,20 @@
-"""Split a text into words and what is between them, and look words up in a table.
+"""Splits a text into words and what is between them, and looks words up in a table.
 
-Only what is listed here is kept unchanged: white space and punctuation (ASCII punctuation and
-symbols, Unicode's category P). Every other character is part of a word: letters, marks, digits, emoji, signs of
-currency, controls, unassigned ones. So an oddity becomes an unknown word, which is replaced.
+Only white space and punctuation (ASCII punctuation and symbols, Unicode's category P) are kept unchanged. Every other
+character is part of a word: letters, marks, digits, emoji, currency signs, controls, unassigned ones. So an oddity
+becomes an unknown word, which is replaced.
 
 The same rule serves every table, a model's too. A model's tokenizer would let more through (its own unknown symbols,
 pieces of rare names). A word that the vocabulary has only in pieces is unknown.
 
-`pattern` splits at all punctuation, as the recipes of papers do, `whole_pattern` as people read: contractions,
+`pattern` splits at all punctuation, as the recipes of papers do. `whole_pattern` splits as people read: contractions,
 addresses, names and tags are one word each.
 
     don't   o'clock   John's        one word each; of a table that lacks it, the word before its ending is looked up
     https://t.co/x   a.b@c.org      one word each, which no table has: it is replaced whole
     @some_name   #some_tag          the mark is kept, and what follows is one word
 
-What crosses is no more: the signs inside such a word are replaced with it.
+No more crosses with it: the signs inside such a word are replaced together with it.
 """
 
 from __future__ import annotations
@@ -50,14 +50,17 @@ def passes(character: str) -> bool:
 
 @cache
 def between() -> str:
-    """Every character that is kept, as in a character class of a regular expression."""
+    """Returns every character that is kept, for a character class of a regular expression."""
     return re.escape("".join(c for c in map(chr, range(HIGHEST)) if passes(c)))
 
 
 @cache
 def pattern(contractions: bool) -> re.Pattern[str]:
-    """Splitting with it gives what is between, a word, what is between, ... With `contractions` "don't" and
-    "it's" are two words each, as GloVe writes them: "do" "n't", "it" "'s"."""
+    """Returns a pattern whose `split` gives what is between words at even places and words at odd ones.
+
+    Args:
+        contractions: whether "don't" and "it's" are two words each, as in GloVe: "do" "n't", "it" "'s".
+    """
     inside = f"[^{between()}]"
     if not contractions:
         return re.compile(f"({inside}+)")
@@ -72,7 +75,7 @@ def is_word(text: str) -> bool:
 
 @cache
 def whole_pattern() -> re.Pattern[str]:
-    """Splitting with it gives what is between, a word, what is between, ..."""
+    """Returns a pattern whose `split` gives what is between words at even places and words at odd ones."""
     inside = f"[^{between()}]"
     address = r"(?:https?://|www\.)[^\s<>\"]*[^\s<>\".,;:!?')\]}]"
     mail = r"[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){1,8}"
@@ -86,7 +89,7 @@ def is_whole_word(text: str) -> bool:
 
 
 def plain_space(text: str) -> str:
-    """What is between two words, rare kinds of white space written as a blank."""
+    """Returns what is between two words, with rare kinds of white space as blanks."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(" " if c.isspace() and c not in SPACES else c for c in text)
@@ -97,7 +100,7 @@ def is_number(word: str) -> bool:
 
 
 def spellings(word: str) -> Iterable[str]:
-    """How a table may spell a word, in turn: as it is, in small letters, without accents."""
+    """Yields how a table may spell a word, in turn: unchanged, in lower case, without accents."""
     word = word.replace("\u2019", "'")
     yield word
     small = word.lower()
@@ -106,7 +109,10 @@ def spellings(word: str) -> Iterable[str]:
 
 
 def stem(word: str) -> str | None:
-    """The word before a contraction's ending, in small letters; None where there is none. "don't" gives "do"."""
+    """Returns the word before a contraction's ending, in lower case: "do" for "don't".
+
+    None: there is no such ending.
+    """
     small = word.lower().replace("\u2019", "'")
     if small in ODD:
         return ODD[small]
@@ -114,10 +120,10 @@ def stem(word: str) -> str | None:
 
 
 class Lookup(dict[str, int]):
-    """From a word of a text to its row; UNKNOWN, NUMBER, or KEPT - i for the i-th kept word.
+    """Maps a word of a text to its row; to UNKNOWN or NUMBER; or to KEPT - i for the i-th kept word.
 
-    Whatever has a digit is a number, also one that the table has. `stem` gives what is looked up for a word that has no
-    row. It forgets all when it grows too large.
+    Everything with a digit is a number, even if the table has it. `stem` gives a word to look up for one without a row.
+    The cache is cleared when it grows too large.
     """
 
     def __init__(
