@@ -1,4 +1,4 @@
-"""What a defence of gradients is: it changes the step, how its gradient is taken, or the gradient itself.
+"""The interface of defences of gradients. One changes the step, how its gradient is taken, or the gradient itself.
 
     before(step)                         the step that is taken: other parameters trained, dropout on
     take(step, ids, mask, targets)       its gradient; another way only where examples must be kept apart
@@ -45,11 +45,11 @@ class GradientDefence(abc.ABC):  # noqa: B024 - a method may change one of three
 
     @property
     def guarantee(self) -> str | None:
-        """Returns what is proved of one gradient that is shared, in words. None: nothing is."""
+        """Returns what is proved for one shared gradient, in words. None: nothing is."""
         return None
 
     def spent(self, rounds: int) -> str | None:
-        """Returns what is proved of all that a site shares in so many rounds, in words. None: it is not accounted."""
+        """Returns what is proved for all that a site shares in so many rounds, in words. None: it is not accounted."""
         return None
 
     def added_noise(self, texts: int) -> AddedNoise | None:
@@ -83,7 +83,7 @@ def share(
 ) -> Gradients:  # fmt: skip
     """Returns what a client shares of one step.
 
-    The defence's stream depends on the gradient as well (noise/stream.py): no two gradients meet the same noise.
+    The defence's stream depends on the gradient as well (noise/stream.py): no two gradients get the same noise.
     PyTorch's generator is not used.
 
     Args:
@@ -93,10 +93,10 @@ def share(
         targets: as for `SharedStep.gradient`.
         defence: what is done to the gradient.
         round: the number of the step.
-        stream: the keys of two streams are drawn from it, for dropout and for the defence.
+        stream: gives the keys of two streams, for dropout and for the defence.
 
     Raises:
-        UsageError: the gradient is not finite; what is made of such a one would hide nothing.
+        UsageError: the gradient is not finite, so that what is made of it would hide nothing.
     """
     dropping, drawing = stream.child(), stream.child()
     with drawing_from(dropping):
@@ -108,7 +108,7 @@ def share(
 
 
 def altered(step: SharedStep, frozen: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:
-    """Returns a step with the same model over the same weights, but with parameters of its own.
+    """Returns a step with the same model over the same weights, but with its own parameters.
 
     A change of the weights is seen in both. Parameters that are named in `frozen` need no gradient.
     """

@@ -1,24 +1,23 @@
-"""DP-SGD (Abadi et al. 2016, algorithm 1): each text's gradient is clipped separately, noise is added to their sum.
+"""DP-SGD (Abadi et al. 2016, algorithm 1): clips each text's gradient separately, and adds noise to their sum.
 
     g = (sum over i of g_i min(1, C / |g_i|) + N(0, (noise C)^2 I)) / b
 
-Clipped gradients and noise lie on a grid, and the noise is drawn exactly (noise/grid.py): the guarantee holds for the
-numbers that are shared. Until 2026-11-22 all of the noise followed from a seed of 32 bits (attack `seed-search`).
+Clipped gradients and noise lie on a grid, and the noise is drawn exactly (noise/grid.py), so the guarantee holds for
+the numbers that are shared.
 
-A text's gradient is taken alone, one after another: that is exact for every family, and takes memory for one more. For
-the next token each text's loss is the mean over its own tokens, so that texts have equal weight; without DP-SGD a
+Texts' gradients are taken one after another. That is exact for every family, and needs memory for one more gradient.
+For the next token each text's loss is the mean over its own tokens, so that texts have equal weight; without DP-SGD a
 batch's is the mean over all its tokens.
 
-What is promised is accounted with dp-accounting: without sampling exactly (k Gaussian mechanisms are one), with it by
+The guarantee is accounted with dp-accounting: exactly without sampling (k Gaussian mechanisms are one), and with it by
 privacy loss distributions, which err upward. A guarantee in words is for batches in which one text, or its label, is
-exchanged for another: b crosses beside the gradient, and batches have a fixed size, so that a text more or less would
-be seen. Two clipped gradients are up to 2 C apart: noise 1 is (10.0, 1e-5) once, (46.3, 1e-5) after 10 rounds, as
-`spent` says. Until 2026-11-26 the guarantee was stated for one text more or less, at C, which is (4.38, 1e-5) once and
-holds for no two batches that a server cannot tell apart by their size. `epsilon` counts steps for a text more or less
-and, where each text joins a batch by a coin of its own, that rate.
+exchanged for another. b crosses beside the gradient and batches have a fixed size, so a text more or less would be
+seen. Two clipped gradients are up to 2 C apart: noise 1 is (10.0, 1e-5) once and (46.3, 1e-5) after 10 rounds, as
+`spent` says. `epsilon` counts steps for a text more or less, and the sampling rate if each text joins a batch by its
+own coin.
 
-Not through Opacus, which takes examples apart inside the model: it does so at every layer but one that all examples
-share, such as a table of positions, whose gradient it leaves whole, and it knows no tied tables.
+Opacus is not used. It separates examples inside the model, but not at a layer that all examples share, such as a table
+of positions, whose gradient it leaves whole, and it does not support tied tables.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ INTERVAL = 1e-3  # of losses, rounded up: ten times dp-accounting's, a sixth of 
 
 @dataclass(frozen=True)
 class DPSGD(GradientDefence):
-    """The method and its parameters.
+    """The DP-SGD method.
 
     Attributes:
         noise: the multiplier: the standard deviation of the noise on the sum, divided by the clip.
@@ -64,7 +63,7 @@ class DPSGD(GradientDefence):
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of the noise on the sum."""
+        """Returns the standard deviation of the noise on the sum."""
         return self.noise * self.clip
 
     @property
@@ -73,8 +72,11 @@ class DPSGD(GradientDefence):
         return f"({upward(result)}, {DELTA:g})-DP for each gradient, one text or label exchanged{worth(result)}"
 
     def spent(self, rounds: int) -> str | None:
-        """A text is in one batch of a round at most, in FedSGD and in FedAvg: so many Gaussian mechanisms. Which texts
-        are in a batch is not assumed to be secret: no amplification by sampling is claimed."""
+        """Returns the guarantee after so many rounds, as this many Gaussian mechanisms.
+
+        A text is in at most one batch of a round, in FedSGD and in FedAvg. Which texts are in a batch is not assumed to
+        be secret, so no amplification by sampling is claimed.
+        """
         result = epsilon(self.noise / EXCHANGED, DELTA, rounds)
         info = f"({upward(result)}, {DELTA:g})-DP"
         counted = "1 round" if rounds == 1 else f"{rounds:,} rounds"
@@ -84,7 +86,10 @@ class DPSGD(GradientDefence):
         return AddedNoise("gaussian", self.deviation / texts, self.clip)
 
     def take(self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> Tensors:
-        """The sum of the clipped gradients, in fp64 on the grid: cut one by one, so that each counts at most C."""
+        """Returns the sum of the clipped gradients in fp64 on the grid.
+
+        Each is clipped separately, so that it counts at most C.
+        """
         whole: Tensors = {}
         for i in range(len(ids)):
             length = int(mask[i].sum())
@@ -107,13 +112,17 @@ class DPSGD(GradientDefence):
 
 
 def epsilon(noise: float, delta: float, steps: int, rate: float = 1.0) -> float:
-    """Return what `steps` steps spend together at most, for neighbours with one text more or less.
+    """Returns an upper bound on what `steps` steps spend together, for neighbours with one text more or less.
 
     Args:
-        rate: With which each text joins each batch, independently (Poisson sampling); 1: batches are what they are.
+        noise: the noise multiplier.
+        delta: the probability of failure.
+        steps: their number.
+        rate: the probability that each text joins each batch, independently (Poisson sampling). 1: there is no
+            sampling.
 
     Raises:
-        UsageError: For values outside their ranges.
+        UsageError: a value is outside its range.
     """
     Limit(0, open=True).require(noise, "the noise multiplier", "1 is common")
     Limit(0, open=True, below=1).require(delta, "delta", "1e-5 is common")

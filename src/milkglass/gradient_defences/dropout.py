@@ -1,9 +1,7 @@
-"""Dropout: the step is taken with dropout on, so that an attacker who repeats it has other masks.
+"""Dropout: takes the step with dropout on, so that an attacker who repeats it has other masks.
 
-GRAB (Feng et al. 2024) optimises the masks with the text, and GHOST's comparison takes all attacks without dropout. The
-masks are drawn anew at each step. Nothing is promised.
-
-A rate is in a Dropout module, or, for attention, in a number.
+GRAB (Feng et al. 2024) optimises the masks with the text; GHOST's comparison runs all attacks without dropout. The
+masks are drawn anew at each step. Nothing is promised. A rate is in a Dropout module or, for attention, in a number.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True)
 class Dropout(GradientDefence):
-    """The method and its parameter.
+    """The dropout defence.
 
     Attributes:
         rate: at every place where the model can drop; a Llama has only its attention's weights.
@@ -37,7 +35,7 @@ class Dropout(GradientDefence):
     )
 
     def before(self, step: SharedStep) -> SharedStep:
-        """Raises UsageError where the model has no place that drops."""
+        """Returns the step with dropout. Raises UsageError if the model has no place that drops."""
         result = altered(step, dropout=True)
         places = 0
         for one in result.module.modules():

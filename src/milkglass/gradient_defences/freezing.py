@@ -1,10 +1,8 @@
-"""Frozen embeddings: they are not trained, so that no gradient of them is shared (Gupta et al. 2022, section 6).
+"""Frozen embeddings: they are not trained, so that their gradient is not shared (Gupta et al. 2022, section 6).
 
-A gradient's rows of the word table that are not 0 are the batch's bag of words; those of the position table show the
-length. Everything above is still trained and shared: a span check on the first layer needs no table's gradient. The
-norm after the embeddings is trained too. Nothing is promised.
-
-A table is an embedding module, and its kind follows from its name.
+The nonzero rows of the word table's gradient are the batch's bag of words; those of the position table show the length.
+Everything above is still trained and shared, the norm after the embeddings too: a span check on the first layer needs
+no table's gradient. Nothing is promised. A table is an embedding module, and its kind follows from its name.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ Kind = Literal["word", "position", "type"]
 
 @dataclass(frozen=True)
 class FrozenEmbeddings(GradientDefence):
-    """The method and its parameter. A head that is tied to the word table is frozen with it.
+    """The frozen embeddings defence. A head that is tied to the word table is frozen with it.
 
     Attributes:
         kinds: which tables; one that a model lacks is left out.
@@ -44,7 +42,7 @@ class FrozenEmbeddings(GradientDefence):
             raise UsageError("kinds is an empty list", f"some of {', '.join(get_args(Kind))}")
 
     def before(self, step: SharedStep) -> SharedStep:
-        """Raises UsageError where the model has none of these tables, or nothing else is trained."""
+        """Returns the step. Raises UsageError if the model has none of these tables, or trains nothing else."""
         selected = frozenset(name for name, kind in tables(step).items() if kind in self.kinds)
         if not selected:
             raise UsageError(f"this model has no embeddings of kind {', '.join(self.kinds)}", "name others")
@@ -52,7 +50,7 @@ class FrozenEmbeddings(GradientDefence):
 
 
 def tables(step: SharedStep) -> dict[str, str]:
-    """The parameters of embedding modules, by name, with their kinds; one that is tied by its first name."""
+    """Returns the kinds of the parameters of embedding modules, by name. A tied parameter has its first name."""
     words = step.module.get_input_embeddings()
     own = {
         id(one.weight): _kind(name) for name, one in step.module.named_modules() if isinstance(one, torch.nn.Embedding)

@@ -2,14 +2,12 @@
 
     g' = g min(1, C / |g|) + z,     every entry of z with mean 0 and standard deviation level C
 
-The gradient of a batch is clipped as one vector, not one text's at a time: that is dp_sgd.py. GHOST's "noise level
-0.05" does not say of what. Here it is a share of the clip C; the default C is 1, so that it is the absolute standard
-deviation as well, as LAMP's code has it. `clip=None` is that code exactly: nothing is clipped, and the level is
-absolute. Zhu et al. name the variance: their 0.01 is a level of 0.1. Laplacian noise has the same standard deviation,
-that is a scale of level C / sqrt(2), so that both of one level disturb equally. The noise is drawn exactly and added on
-a grid (noise/grid.py).
-
-A promise is of one gradient; n of them spend more.
+The gradient of a batch is clipped as one vector, not for each text: that is dp_sgd.py. GHOST's "noise level 0.05" does
+not say of what. Here it is a share of the clip C. The default C is 1, so that it is also the absolute standard
+deviation, as in LAMP's code. `clip=None` is that code exactly: nothing is clipped, and the level is absolute. Zhu et
+al. name the variance: their 0.01 is a level of 0.1. Laplacian noise has the same standard deviation, a scale of level C
+/ sqrt(2), so that both laws disturb equally at one level. The noise is drawn exactly and added on a grid
+(noise/grid.py). A promise is for one gradient; n gradients spend more.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ DELTA = 1e-5  # of a guarantee in words
 
 @dataclass(frozen=True)
 class AdditiveNoise(GradientDefence):
-    """Noise and its parameters.
+    """The base of noise defences.
 
     Attributes:
-        level: the standard deviation, times the clip where there is one.
-        clip: the largest L2 norm of the gradient of a batch; None: it is not clipped.
+        level: the standard deviation, times the clip if there is one.
+        clip: the largest L2 norm of the gradient of a batch. None: it is not clipped.
     """
 
     level: float = limited(0.05, above=0, hint="GHOST's comparison uses 0.05")
@@ -53,12 +51,12 @@ class AdditiveNoise(GradientDefence):
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of each entry's noise."""
+        """Returns the standard deviation of each entry's noise."""
         return self.level * (1.0 if self.clip is None else self.clip)
 
     @property
     def width(self) -> float:
-        """The parameter of the law: a standard deviation, or the scale of a Laplacian."""
+        """Returns the parameter of the law: a standard deviation, or the scale of a Laplacian."""
         return self.deviation if self.law == "gaussian" else self.deviation / math.sqrt(2)
 
     def added_noise(self, texts: int) -> AddedNoise | None:
@@ -77,7 +75,7 @@ class GaussianNoise(AdditiveNoise):
 
     @property
     def guarantee(self) -> str | None:
-        """By the analytic Gaussian mechanism with sensitivity 2 C: any batch for any other."""
+        """Returns the guarantee of the analytic Gaussian mechanism with sensitivity 2 C: any batch for any other."""
         if self.clip is None:
             return None
         epsilon = epsilon_of(self.deviation, DELTA, 2 * self.clip)
@@ -86,8 +84,10 @@ class GaussianNoise(AdditiveNoise):
 
 @dataclass(frozen=True)
 class LaplaceNoise(AdditiveNoise):
-    """No guarantee: a clip in L2 bounds the L1 norm only by the root of the number of parameters, which leaves an
-    epsilon of thousands."""
+    """Laplacian noise, without a guarantee.
+
+    A clip in L2 bounds the L1 norm only by the root of the number of parameters, which leaves an epsilon of thousands.
+    """
 
     name: ClassVar[str] = "laplace"
     law: ClassVar[Literal["gaussian", "laplace"]] = "laplace"

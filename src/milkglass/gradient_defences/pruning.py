@@ -1,10 +1,9 @@
-"""Pruning: entries of the gradient are set to 0 before it is shared.
+"""Pruning: sets entries of the gradient to 0 before it is shared.
 
-Random, as in LAMP's code: each entry of each tensor is dropped with probability `ratio`, independently, and what is
-left is not scaled up (GHOST, section 5.1, at 0.99). By magnitude, as in Zhu et al. 2019, section 5.2 (after Lin et al.
-2018): the smallest are dropped, of each tensor or of all together.
-
-What is left is exact. A span check or a look at which rows of the table are not 0 works as before: nothing is promised.
+Random pruning, as in LAMP's code, drops each entry of each tensor with probability `ratio`, independently, and does not
+scale up the rest (GHOST, section 5.1, at 0.99). Magnitude pruning, as in Zhu et al. 2019, section 5.2 (after Lin et al.
+2018), drops the smallest entries of each tensor, or of all together. What is left is exact. A span check, or a look at
+the nonzero rows of the table, still works: nothing is promised.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from milkglass.parameters import limited
 
 @dataclass(frozen=True)
 class RandomPruning(GradientDefence):
-    """The method and its parameter.
+    """Random pruning.
 
     Attributes:
         ratio: the probability with which an entry is dropped.
@@ -43,11 +42,11 @@ class RandomPruning(GradientDefence):
 
 @dataclass(frozen=True)
 class MagnitudePruning(GradientDefence):
-    """The method and its parameters.
+    """Pruning by magnitude.
 
     Attributes:
         ratio: the share that is dropped, rounded down to whole entries, so that something is left of every tensor.
-        among: "tensor": of each tensor; "all": of all entries of the gradient, where small tensors may vanish.
+        among: "tensor": in each tensor; "all": among all entries of the gradient, where small tensors may vanish.
     """
 
     ratio: float = limited(0.99, above=0, below=1, hint="0.99 keeps one entry of a hundred")
@@ -65,13 +64,17 @@ class MagnitudePruning(GradientDefence):
         return {name: one * mask.view_as(one) for (name, one), mask in zip(tensors.items(), kept, strict=True)}
 
     def _left(self, count: int) -> int:
-        """By the decimal fraction that was given: 0.29 of 100 in floats is less than 29."""
+        """Returns how many entries remain, by the decimal fraction that was given: 0.29 of 100 in floats is less than
+        29.
+        """
         return count - int(Fraction(str(self.ratio)) * count)
 
 
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """(n,) of 1 and 0, in their dtype: the `count` of values (n,) that are largest in magnitude; of equals, the first.
-    A threshold by selection, since a table of 10 million entries takes seconds to sort."""
+    """Returns (n,) of 1 for the `count` values that are largest in magnitude, the first of equal ones, else 0.
+
+    It selects a threshold, since a table of 10 million entries takes seconds to sort.
+    """
     if count >= len(values):
         return torch.ones_like(values)
     sizes = values.abs()

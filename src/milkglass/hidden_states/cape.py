@@ -169,9 +169,7 @@ class CAPE(HiddenStateDefence):
 
 
 def named(encoded: TokenizedTexts, size: int, words: int) -> Ids:
-    """Returns at most `words` public ids that most texts have, after the most frequent: 150, or half of those that
-    occur.
-    """
+    """Returns at most `words` public ids that most texts have, without the most frequent 150 or half of all."""
     pairs = np.unique(encoded.ids.owner * size + encoded.ids.ids) % size
     counts = np.bincount(pairs, minlength=size)
     order = np.argsort(-counts, kind="stable")[: int((counts > 0).sum())]

@@ -35,7 +35,11 @@ class EncoderClient(Client):
     """The client half.
 
     Attributes:
-        sent: how many texts were sent before.
+        defence: the method and its parameters.
+        base: the public model.
+        reader: its tokenizer.
+        lower: the layers that this half runs.
+        kept: tensors that the method needs besides.
     """
 
     _pending: Any = None  # what `receive` needs of the texts last sent, where a method keeps something

@@ -1,12 +1,12 @@
-"""A method with its two halves: a model cut after some layer, and a mechanism on what one half sends to the other.
+"""A method with its two halves: a model cut after some layer, and a mechanism on what crosses (mechanism.py).
 
-The mechanism is in mechanism.py. Here: cutting, training, saving and loading, the same for all methods. Halves are
-trained by AdamW in fp32, the rate rising and decaying linearly as in transformers' Trainer:
+Here are cutting, training, saving and loading, the same for all methods. Halves are trained by AdamW in fp32, at a rate
+that rises and decays linearly as in transformers' Trainer:
 
     loss = cross-entropy(upper(disturbed(lower(text))), label) + what the method adds
 
-Training happens where both halves are, before the server's is handed over: on the user's machine, or a trusted one. The
-order of the texts and dropout's masks come from streams of the secret, and so does each text's noise (`NoiseRoot`).
+Training needs both halves, so it happens before the server's half is handed over, on the user's machine or a trusted
+one. The order of the texts, dropout's masks and each text's noise (`NoiseRoot`) come from streams of the secret.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class HiddenStateDefence(Mechanism):
         return halves.refusal(base, self.layer or 0)
 
     def require(self, base: Checkpoint) -> None:
-        """Raises UnsupportedModel."""
+        """Raises UnsupportedModel if this model cannot be split."""
         if reason := self.refuses(base):
             raise UnsupportedModel(f"{self.name} cannot split this model: {reason}", "choose another model or layer")
 
@@ -94,7 +94,7 @@ class HiddenStateDefence(Mechanism):
             return self.load_client(base, client), self.server(server, served, about)
 
     def served(self, upper: torch.nn.Module) -> torch.nn.Module:
-        """Returns what the server holds of the upper half: here all of it."""
+        """Returns what the server holds of the upper half, by default all of it."""
         return upper
 
     def kept(self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -137,7 +137,7 @@ class HiddenStateDefence(Mechanism):
 
 
 def require_base(about: Mapping[str, Any], folder: Path, base: Checkpoint) -> None:
-    """about: the description in the client half's folder. Raises KeyForOtherModel."""
+    """Raises KeyForOtherModel if `about`, the description in the client half's folder, names another model."""
     if about.get("model") != base.digest():
         raise KeyForOtherModel(f"{folder.name} belongs to another model", "give the model that was split")
 
@@ -147,7 +147,7 @@ def train(
     defence: Mechanism, lower: Lower, upper: torch.nn.Module, aids: torch.nn.Module, encoded: TokenizedTexts,
     labels: Ids, root: NoiseRoot,
 ) -> None:  # fmt: skip
-    """In place. aids: what the method trains besides, discarded afterwards."""
+    """Trains the halves in place. `aids` is trained with them and discarded."""
     from transformers import get_linear_schedule_with_warmup
 
     how, order = defence.training, root.draws("order")

@@ -1,21 +1,21 @@
-"""DP-Forward: clip a text's hidden states as one matrix, add Gaussian noise (Du et al. 2023, CCS; sections 3 and 4).
+"""DP-Forward: clips a text's hidden states as one matrix, and adds Gaussian noise (Du et al. 2023, sections 3 and 4).
 
     X' = X min(1, C / |X|_F)         X (t, d): the hidden states of one text, padding not in it
     sent = X' + sigma Z              Z (t, d) standard normal; sigma by the analytic Gaussian mechanism
 
-Both are computed on a grid, with exact samples (noise/grid.py): the guarantee holds for the numbers that are sent. They
-were sums of fp32 numbers until 2026-11-22, and each token was read from one frame (docs/log.md; attack `float-holes`).
+Both are computed on a grid with exact samples (noise/grid.py), so the guarantee holds for the numbers that are sent.
+Sums of fp32 numbers would reveal each token (attack `float-holes`).
 
-`where = "local"`: the client disturbs what it sends and what it trains with; a text has a guarantee of its own. The
-layers below the noise stay the public model's, so that all that the server holds follows from disturbed states and
-labels. `where = "central"`: the party that trains is trusted and its noise protects the training texts in the weights;
-what is sent later is not disturbed.
+`where = "local"`: the client disturbs what it sends and what it trains with, and each text has a guarantee. The layers
+below the noise stay the public model's, so that all that the server holds follows from disturbed states and labels.
+`where = "central"`: the party that trains is trusted, and its noise protects the training texts in the weights; what is
+sent later is not disturbed.
 
-Sensitivity. Any text may replace any other, so two clipped matrices are up to 2 C apart. The public code
-takes 1 for any C: `sensitivity = "paper"` calibrates so, and the guarantee then names the epsilon that holds.
+Sensitivity. Any text may replace any other, so two clipped matrices are up to 2 C apart. The public code takes 1 for
+any C. `sensitivity = "paper"` calibrates like that, and the guarantee then states the epsilon that holds.
 
-The length of a text is not hidden, and no guarantee speaks of it: as in the
-paper, neighbours are texts of one length (padded to it, they would be any two).
+The length of a text is not hidden, and no guarantee covers it: as in the paper, neighbours are texts of one length.
+(Padded to one length, they would be any two texts.)
 """
 
 from __future__ import annotations
@@ -38,16 +38,15 @@ from milkglass.parameters import limited
 
 @dataclass(frozen=True)
 class DPForward(HiddenStateDefence):
-    """The method and its parameters.
+    """The DP-Forward method.
 
     Attributes:
-        epsilon: of one text, each time that it is sent.
-        delta: likewise.
+        epsilon, delta: of one text, each time that it is sent.
         clip: C, in Frobenius norm.
-        where: which texts are protected, see above.
-        sensitivity: see above.
-        redraw: new noise in every epoch, as in the paper, which spends the budget once more each time; else one draw
-            for each training text.
+        where: which texts are protected, see the module.
+        sensitivity: see the module.
+        redraw: whether noise is drawn anew in every epoch, as in the paper, which spends the budget each time; else
+            there is one draw for each training text.
     """
 
     epsilon: float = limited(8.0, above=0)
@@ -72,16 +71,16 @@ class DPForward(HiddenStateDefence):
 
     @cached_property
     def sigma(self) -> float:
-        """Standard deviation of the noise, in the units of the hidden states."""
+        """Returns the standard deviation of the noise, in the units of the hidden states."""
         return sigma_of(self.epsilon, self.delta, 2 * self.clip if self.sensitivity == "replace" else 1.0)
 
     def spent(self, times: int = 1) -> float:
-        """The epsilon that holds, at this delta, for a text that was disturbed `times` times."""
+        """Returns the epsilon that holds, at this delta, for a text that was disturbed `times` times."""
         return epsilon_of(self.sigma, self.delta, 2 * self.clip, times)
 
     @property
     def guarantee(self) -> str | None:
-        """For one text, replaced by any other of its length."""
+        """Returns the guarantee for one text, replaced by any other of its length."""
         times = self.training.epochs if self.redraw else 1
         trained = f"({upward(self.spent(times))}, {self.delta!r})-DP, composed over {times} draw{'s' * (times > 1)}"
         neighbours = "one text replaced by any other of the same length"

@@ -1,4 +1,4 @@
-"""Hidden states as bytes: one safetensors file in memory, whose every claim is checked.
+"""Hidden states as bytes: one safetensors file in memory, every claim of which is checked.
 
     hidden   fp32 (rows, d)     one row a token, or one a text where they are pooled
     lengths  int64 (texts,)     tokens of each text; 1 each where they are pooled
@@ -25,7 +25,7 @@ OPTIONAL = {"mixed": (torch.int64, 1)}
 
 
 def encode(sent: Activations) -> bytes:
-    """The frame. Raises BadUpload where it would be refused on the other side."""
+    """Returns the frame. Raises BadUpload if the other side would refuse it."""
     about, lengths = torch.tensor([sent.layer, int(sent.pooled)]), torch.from_numpy(sent.lengths.copy())
     tensors = {"hidden": sent.hidden.detach().float().contiguous(), "lengths": lengths, "about": about}
     if sent.mixed is not None:
@@ -41,7 +41,7 @@ def _require_small(frame: bytes) -> None:
 
 
 def decode(frame: bytes) -> Activations:
-    """Raises BadUpload for anything that `encode` does not make."""
+    """Returns the states of a frame. Raises BadUpload for anything that `encode` does not make."""
     _require_small(frame)
     try:
         parts = load(frame)
@@ -70,6 +70,6 @@ def decode(frame: bytes) -> Activations:
 
 
 def _add_up(counts: torch.Tensor, rows: int, most: int) -> bool:
-    """Whether each is from 1 to `most`, and together they are the rows; checked in this order, no sum overflows."""
+    """Returns whether each count is from 1 to `most` and they sum to the rows. In this order no sum overflows."""
     possible = not len(counts) or (int(counts.min()) >= 1 and int(counts.max()) <= most)
     return possible and int(counts.sum()) == rows

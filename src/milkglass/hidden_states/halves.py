@@ -1,8 +1,8 @@
-"""One classifier cut in two: embeddings and the first layers here, the other layers and the head there.
+"""A classifier cut in two: embeddings and the first layers in one half, the other layers and the head in the other.
 
-Both halves are the model's own class. The lower one has fewer layers and no head; the upper one replaces its embeddings
-by a module that passes hidden states through. So masks, heads and what else a family does are the family's, and no
-family is named here but by what models/families says of it.
+Both halves are the model's own class. The lower one has fewer layers and no head. The upper one replaces its embeddings
+by a module that passes hidden states through. So masks, heads and other details are the family's own, and only
+models/families describes families.
 
     lower:  ids (b, t)  ->  hidden states (b, t, d) after `layer` layers; 0: what the embeddings give
     upper:  hidden states (b, t, d)  ->  logits (b, classes)
@@ -30,7 +30,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def refusal(base: Checkpoint, layer: int) -> str | None:
-    """Why this model cannot be cut after `layer` layers, or None."""
+    """Returns why this model cannot be cut after `layer` layers, or None."""
     try:
         family = family_of(base.config)
         family.locate(base)
@@ -47,7 +47,7 @@ def layers_of(config: Mapping[str, Any]) -> int:
 
 
 class PassThrough(torch.nn.Module):
-    """In place of the embeddings: what is given as embedded is embedded already."""
+    """Replaces the embeddings and returns `inputs_embeds` unchanged."""
 
     def forward(
         self, input_ids: Any = None, inputs_embeds: torch.Tensor | None = None, position_ids: Any = None, **rest: Any
@@ -57,12 +57,12 @@ class PassThrough(torch.nn.Module):
 
 
 def _stack(body: Any) -> Any:
-    """Where the list of layers hangs."""
+    """Returns the module that holds the list of layers."""
     return body.encoder if hasattr(body, "encoder") else body.transformer
 
 
 def first_layer(upper: Upper) -> torch.nn.Module:
-    """The first layer above the cut."""
+    """Returns the first layer above the cut."""
     return _stack(upper.model.base_model).layer[0]
 
 
@@ -78,7 +78,7 @@ class Lower(torch.nn.Module):
             self.body.pooler = None
 
     def forward(self, batch: PaddedBatch) -> torch.Tensor:
-        """(b, t, d); rows of padding hold numbers that mean nothing."""
+        """Returns (b, t, d); rows of padding are meaningless."""
         info = batch.types is not None and getattr(self.body.config, "type_vocab_size", 0) > 1
         types = {"token_type_ids": batch.types} if info else {}
         return self.body(input_ids=batch.ids, attention_mask=batch.mask.long(), **types).last_hidden_state
@@ -103,7 +103,7 @@ class Upper(torch.nn.Module):
         self.model.base_model.embeddings = PassThrough()
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """(b, classes) from (b, t, d) and the mask (b, t)."""
+        """Returns (b, classes) for states (b, t, d) and their mask (b, t)."""
         return self.model(inputs_embeds=hidden, attention_mask=mask.long()).logits
 
 
@@ -112,15 +112,15 @@ Pooling = Literal["mean", "first"]
 
 
 def pooled(hidden: torch.Tensor, how: Pooling) -> torch.Tensor:
-    """(t, d) states of one text to (d,): their mean, or the state of the first token, [CLS] where a model has one."""
+    """Returns (d,) the mean of one text's states (t, d), or the state of the first token, such as [CLS]."""
     return hidden.mean(0) if how == "mean" else hidden[0]
 
 
 class Head(torch.nn.Module):
-    """(b, 1, d) to (b, classes).
+    """Maps (b, 1, d) to (b, classes).
 
     Attributes:
-        centre: what the vectors lie around.
+        centre: the mean around which the vectors lie.
     """
 
     def __init__(self, width: int, classes: int, centre: float = 0.0, dropout: float = 0.1) -> None:
@@ -135,8 +135,10 @@ class Head(torch.nn.Module):
 
 
 def shell(config: Mapping[str, Any], layers: int, classes: int) -> Any:
-    """A classifier of so many layers with a table of one row or few, since the upper half has none; its weights are
-    whatever the memory held, and are to be overwritten."""
+    """Returns a classifier with this many layers and a table of few rows, since the upper half has none.
+
+    Its weights are uninitialised and must be overwritten.
+    """
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     raw = {name: value for name, value in config.items() if name not in ("id2label", "label2id", "architectures")}
@@ -148,14 +150,17 @@ def shell(config: Mapping[str, Any], layers: int, classes: int) -> Any:
 
 
 def write(folder: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
-    """A half's tensors and what is said of it, in a folder that is there."""
+    """Writes a half's tensors and its description into an existing folder."""
     save_file({name: value.detach().contiguous().clone() for name, value in tensors.items()}, folder / WEIGHTS)
     write_json(folder / CONFIG, about)
 
 
 def fill(folder: Path, module: torch.nn.Module | None, prefix: str = "") -> dict[str, torch.Tensor]:
-    """The tensors in the folder; those whose names begin with `prefix` become the module's. Raises CorruptCheckpoint
-    where they are not this half's."""
+    """Returns the tensors in the folder, and loads those with the prefix into the module.
+
+    Raises:
+        CorruptCheckpoint: they are not this half's.
+    """
     try:
         tensors = load_file(folder / WEIGHTS)
         if module is not None:
@@ -173,6 +178,6 @@ def described(folder: Path) -> dict[str, Any]:
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's config as JSON can hold it, without names of folders."""
+    """Returns a model's config as JSON, without names of folders."""
     kept = {name: value for name, value in config.items() if name not in ("_name_or_path", "id2label", "label2id")}
     return json.loads(json.dumps(kept))

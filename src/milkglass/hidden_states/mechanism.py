@@ -1,4 +1,4 @@
-"""What a method adds to a model that is cut in two: a mechanism on the (t, d) hidden states of one text, and a loss."""
+"""What a method adds to a model that is cut in two: a mechanism on one text's (t, d) hidden states, and a loss."""
 
 from __future__ import annotations
 
@@ -93,14 +93,13 @@ class Mechanism(Defence):
 
     @abc.abstractmethod
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        """Returns what is sent for one text. Gradients pass through it in training.
+        """Returns what is sent for one text: (t, d), or (1, d) if the method pools.
+
+        Gradients pass through it in training.
 
         Args:
             hidden: (t, d) the hidden states of the text.
             draws: the only source of random numbers.
-
-        Returns:
-            (t, d), or (1, d) if the method pools.
         """
 
     @property
@@ -115,7 +114,7 @@ class Mechanism(Defence):
 
     @property
     def quiet(self) -> bool:
-        """Returns whether states are disturbed in training alone, and not when texts are sent."""
+        """Returns whether states are disturbed only in training, and not when texts are sent."""
         return False
 
     def cut(self, base: Checkpoint) -> int:

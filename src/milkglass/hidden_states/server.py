@@ -1,4 +1,4 @@
-"""The server's half: its folder, its answers, and what an attacker who reads the disk has."""
+"""The server's half: its folder, its answers, and what an attacker has who reads the disk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EncoderServer(Server):
         self.folder, self._upper, self._about = folder, upper.eval(), about
 
     def rest(self) -> tuple[Observation, ...]:
-        """The upper layers and the head: a model without a table of embeddings."""
+        """Returns the upper layers and the head: a model without a table of embeddings."""
         tensors = {name: value.detach() for name, value in self._upper.state_dict().items()}
         return (Weights(Model(tensors, described(self.folder)["model"]), tuned=True),)
 

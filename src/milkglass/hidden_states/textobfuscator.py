@@ -1,21 +1,19 @@
-"""TextObfuscator: states are drawn to the centres of clusters of tokens, then disturbed (Zhou et al. 2023, Findings of
-ACL, section 3).
+"""TextObfuscator: pulls states to the centres of clusters of tokens, then disturbs them.
+
+Zhou et al. 2023, Findings of ACL, section 3:
 
     close = mean over tokens of |h - centre(token)|^2 / d          makes tokens of one cluster similar
     away  = - mean over pairs of clusters of |m_i - m_j|^2 / d     m: means of a batch; what keeps clusters apart
     loss  = cross-entropy + gamma_close * close + gamma_away * away
     sent  = h min(1, clip d / |h|_1) + scale * Laplace(1)          h (d,): one token's state after `layer` layers
 
-The noise is drawn exactly and added on a grid (noise/grid.py).
-
-Noise hides which token of a cluster was meant and leaves the cluster, which the task needs. Clusters are k-means of the
-public table's rows of the tokens that occur; a centre is a running mean of its tokens' states.
+The noise is drawn exactly and added on a grid (noise/grid.py). It hides which token of a cluster was meant, and not the
+cluster, which the task needs. Clusters are k-means of the public table's rows of the tokens that occur. A centre is a
+running mean of its tokens' states. All tokens are treated equally.
 
 The public code does not bound h, and its epsilon is a scale and no budget. With `clip`, two states are at most 2 clip d
-apart in L1, so that replacing a whole text of t tokens costs 2 clip d t / scale: true, and far too much to be relied on
-at usual settings. What protects, if anything does, is the clusters, about which nothing is proved; see the attacks.
-
-All tokens are treated equally.
+apart in L1, so replacing a whole text of t tokens costs 2 clip d t / scale. That is true, and far too much to be relied
+on at usual settings. Any protection comes from the clusters, about which nothing is proved; see the attacks.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ class Centres(torch.nn.Module):
         self.register_buffer("seen", torch.zeros(count, dtype=torch.bool))
 
     def means(self, states: torch.Tensor, clusters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(c, d) means of the clusters of these states (r, d), and which clusters these are."""
+        """Returns (c, d) the means of the clusters of these states (r, d), and which clusters these are."""
         present, inverse, counts = clusters.unique(return_inverse=True, return_counts=True)
         sums = torch.zeros(len(present), states.shape[1]).index_add(0, inverse, states)
         return sums / counts[:, None], present
@@ -73,12 +71,12 @@ class Centres(torch.nn.Module):
 
 
 def close(states: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-    """(r, d) states, (r, d) the centre of each one's token: mean squared distance, per dimension."""
+    """Returns the mean squared distance per dimension of states (r, d) from their tokens' centres (r, d)."""
     return (states - centres).square().mean()
 
 
 def away(means: torch.Tensor) -> torch.Tensor:
-    """Minus the mean squared distance of all pairs of (c, d) means, per dimension; 0 for one alone."""
+    """Returns minus the mean squared distance per dimension of all pairs of means (c, d); 0 for a single mean."""
     if len(means) < 2:
         return means.sum() * 0.0
     # over all ordered pairs, |a - b|^2 adds up to 2 c^2 times the variance
@@ -87,7 +85,7 @@ def away(means: torch.Tensor) -> torch.Tensor:
 
 
 def k_means(rows: torch.Tensor, count: int, draws: NoiseStream) -> torch.Tensor:
-    """(r,) the cluster of each row, by Lloyd's rounds from rows that are drawn; an empty cluster keeps its centre."""
+    """Returns (r,) the cluster of each row, by Lloyd's rounds from random rows. An empty cluster keeps its centre."""
     centres = rows[torch.from_numpy(draws.order(len(rows))[:count])]
     nearest = torch.zeros(len(rows), dtype=torch.long)
     for _ in range(ROUNDS):
@@ -100,11 +98,12 @@ def k_means(rows: torch.Tensor, count: int, draws: NoiseStream) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class TextObfuscator(HiddenStateDefence):
-    """The method and its parameters.
+    """The TextObfuscator method.
 
     Attributes:
-        clusters: how many at most.
-        clip: the bound on a state's mean absolute coordinate; None: no bound.
+        gamma_close, gamma_away: weights of the losses.
+        clusters: the most clusters.
+        clip: the bound on a state's mean absolute coordinate. None: no bound.
         scale: of the Laplace noise on each coordinate.
     """
 

@@ -1,6 +1,6 @@
-"""Texts to public ids and padded batches: the model's own fast tokenizer, and nothing secret.
+"""Maps texts to public ids and padded batches by the model's own fast tokenizer. Nothing here is secret.
 
-What looks like a special token in a text is text.
+What looks like a special token in a text is treated as text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class TokenizedTexts:
     """Public ids of texts, special tokens included.
 
     Attributes:
-        types: (total,) 1 in a second text; None where the tokenizer gives no types.
+        ids: a sequence for each text.
+        types: (total,) 1 in a second text. None: the tokenizer gives no types.
     """
 
     ids: Sequences
@@ -37,7 +38,12 @@ class TokenizedTexts:
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Padded at the right: ids, mask (bool) and types are (b, t); numbers (b,): which texts these are."""
+    """Texts padded at the right.
+
+    Attributes:
+        ids, mask, types: (b, t); the mask is bool.
+        numbers: (b,) which texts these are.
+    """
 
     ids: torch.Tensor
     mask: torch.Tensor
@@ -46,7 +52,7 @@ class PaddedBatch:
 
 
 def batch_of(encoded: TokenizedTexts, numbers: Ids, pad: int) -> PaddedBatch:
-    """The texts of these numbers, in this order."""
+    """Returns the texts of these numbers, in this order."""
     lengths = encoded.ids.lengths[numbers]
     starts = np.cumsum(encoded.ids.lengths)[numbers] - lengths
     steps = np.arange(int(lengths.max()))
@@ -58,20 +64,20 @@ def batch_of(encoded: TokenizedTexts, numbers: Ids, pad: int) -> PaddedBatch:
 
 
 def padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(b, t, d) the states of texts, zeros after each, and the mask (b, t)."""
+    """Returns (b, t, d) the states of texts with zeros after each, and the mask (b, t)."""
     result = torch.nn.utils.rnn.pad_sequence(list(states), batch_first=True)
     lengths = torch.tensor([len(one) for one in states])
     return result, torch.arange(result.shape[1]) < lengths[:, None]
 
 
 def in_batches(encoded: TokenizedTexts, pad: int, tokens: int = TOKENS) -> Iterator[PaddedBatch]:
-    """All texts, those of similar length together."""
+    """Yields all texts, those of similar length together."""
     for numbers in grouped(encoded.ids.lengths, tokens):
         yield batch_of(encoded, numbers, pad)
 
 
 def grouped(lengths: Ids, tokens: int = TOKENS) -> Iterator[Ids]:
-    """Numbers of texts, the shortest first, as many at a time as fit in `tokens` when they are padded; one at least."""
+    """Yields numbers of texts, the shortest first, at least one and as many as fit in `tokens` with padding."""
     order = np.argsort(lengths, kind="stable")
     start = 0
     while start < len(order):
@@ -86,8 +92,8 @@ class PublicTokenizer:
     """A public tokenizer.
 
     Attributes:
-        limit: tokens at most.
-        size: ids that the model has a row for.
+        limit: the most tokens of a text.
+        size: the number of ids for which the model has a row.
     """
 
     def __init__(self, folder: Path, max_length: int) -> None:
@@ -96,7 +102,7 @@ class PublicTokenizer:
         self.size = int(read_model_json(folder / "config.json")["vocab_size"])
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> TokenizedTexts:
-        """Raises EmptyText or, unless `cut`, TooLong; each names the text's number, from 1."""
+        """Returns the ids of texts. Raises EmptyText or, unless `cut`, TooLong, with the text's number, from 1."""
         if pairs is not None and len(pairs) != len(texts):
             raise UsageError(f"{len(texts)} texts and {len(pairs)} pairs", "give one pair a text")
         if not texts:

@@ -97,9 +97,7 @@ class Heads:
             self._keep(block, part % WORDS_AT_A_TIME)
 
     def _keep(self, places: Ids, slots: Ids) -> None:
-        """Computes what one block of places needs, and keeps that of these slots; the other slots only fill the
-        block.
-        """
+        """Computes what one block of places needs, and keeps that of these slots; other slots only fill the block."""
         rows = self._at(places)
         distance = self._distances(rows)
         known = np.flatnonzero(places < len(self.vectors))

@@ -1,1 +1,1 @@
-"""Methods that combine rows: of several texts, or of one."""
+"""Methods that send linear combinations of rows, of several texts or of one."""

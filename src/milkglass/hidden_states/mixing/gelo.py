@@ -1,20 +1,21 @@
-"""GELO: fresh linear mixing of the rows, so that a server multiplies by public weights and sees no row (Belikov and
-Fedotov 2026).
+"""GELO: mixes the rows by a fresh matrix, so that a server multiplies by public weights and sees no row.
+
+Belikov and Fedotov 2026:
 
     sent    U = A [H; S]      H (t, d): what enters the attention of the layer above the cut; A fresh for each text
     answer  Y = U W           W (d, m): queries, keys and values side by side, without their biases
     client  A^-1 Y = H W, adds the biases, and runs all else itself
 
-The client is the paper's trusted part and holds the whole model; the server is the accelerator that is not trusted. The
-answer is exact up to rounding. Training is that of the model as it is, without the layers below the cut, which stay
-public. Two settings of the paper:
+The client is the paper's trusted part and holds the whole model; the server is the untrusted accelerator. The answer is
+exact up to rounding. Training is that of the unmixed model, without the layers below the cut, which stay public. The
+paper has two settings:
 
     mixing = "invertible"    A is not orthogonal, so that U U^T is not H H^T
     mixing = "orthogonal"    A is orthogonal, and a few long rows S that stand for nothing ("shields") are mixed in
 
-Neither hides the span of the rows, which needs no secret to test: **every token and its place are read** by
-`span-membership`, with shields as without, as long as a text and its shields have fewer rows than the model is wide.
-With `layer` above 0 no attack of the catalogue reads anything; the paper's server has the first layer's products too.
+Neither hides the span of the rows, and testing the span needs no secret. **`span-membership` reads every token and its
+place**, with or without shields, as long as a text and its shields have fewer rows than the model is wide. With `layer`
+above 0 no attack of the catalogue reads anything; but the paper's server has the first layer's products too.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from milkglass.threat.observations import Activations
 
 
 class Projections(torch.nn.Module):
-    """The server's half: (rows, d) to (rows, m), the products alone."""
+    """The server's half: the products alone, (rows, d) to (rows, m)."""
 
     def __init__(self, matrices: Sequence[torch.nn.Module]) -> None:
         super().__init__()
@@ -57,9 +58,10 @@ class Projections(torch.nn.Module):
 
 
 class ReceivedProduct(torch.nn.Module):
-    """In place of a matrix: gives the product that was received, with the bias.
+    """Replaces a matrix and returns the received product plus the bias.
 
     Attributes:
+        matrix: the replaced matrix, whose tensors keep their names.
         product: (b, t, m) for the next call.
     """
 
@@ -75,14 +77,14 @@ class ReceivedProduct(torch.nn.Module):
 
 
 def _readers(upper: Upper) -> list[torch.nn.Module]:
-    """The matrices that read what crosses."""
+    """Returns the matrices that read what crosses."""
     hidden, mask = torch.zeros(1, 2, int(upper.model.config.hidden_size)), torch.ones(1, 2, dtype=torch.bool)
     with torch.no_grad():
         return readers(halves.first_layer(upper), lambda: upper(hidden, mask))
 
 
 class ProjectionServer(EncoderServer):
-    """Multiplies rows, whatever they stand for."""
+    """The server half, which multiplies rows."""
 
     mixed = True
 
@@ -91,7 +93,7 @@ class ProjectionServer(EncoderServer):
 
 
 class OffloadingClient(EncoderClient):
-    """A client that mixes, and keeps the matrix and the states of each of the texts last sent."""
+    """A client that mixes, and keeps the matrix and the states of each text last sent."""
 
     defence: GELO
     _pending: tuple[tuple[torch.Tensor, MixingMatrix], ...] = ()
@@ -102,7 +104,7 @@ class OffloadingClient(EncoderClient):
 
     @torch.inference_mode()
     def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(texts, classes) from the products (rows, m) of the texts last sent."""
+        """Returns (texts, classes) from the products (rows, m) of the texts last sent."""
         sizes = [len(matrix.matrix) for _, matrix in self._pending]
         self._require_answers(answer, sum(sizes), "rows")
         upper, received = self._whole()
@@ -121,7 +123,7 @@ class OffloadingClient(EncoderClient):
         return out.numpy()
 
     def _whole(self) -> tuple[Upper, list[ReceivedProduct]]:
-        """The layers above the cut, and their first matrices, which take what is received."""
+        """Returns the layers above the cut, and their first matrices, which take what is received."""
         if self._upper is None:
             config, classes = halves.plain(self.base.config), int(self.kept["classes"])
             upper = Upper(halves.shell(config, halves.layers_of(config), classes), self.defence.cut(self.base))
@@ -149,13 +151,13 @@ class OffloadingClient(EncoderClient):
 
 @dataclass(frozen=True)
 class GELO(HiddenStateDefence):
-    """The method and its parameters.
+    """The GELO method.
 
     Attributes:
-        mixing: see above.
-        condition: of A at most, where it is invertible.
-        shields: per token of a text, at least one row, where A is orthogonal.
-        energy: squared length of a shield, in units of the text's mean.
+        mixing: see the module.
+        condition: the greatest condition number of A if it is "invertible".
+        shields: per token of a text, at least one row, if A is orthogonal.
+        energy: squared length of a shield, relative to the text's mean.
     """
 
     mixing: Literal["invertible", "orthogonal"] = "invertible"
@@ -187,15 +189,15 @@ class GELO(HiddenStateDefence):
         return None if self.cut(base) < count else f"no layer is left above the cut, and the model has {count}"
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        """In training nothing is mixed: the answer is the same."""
+        """Returns the states unchanged, since mixing does not change the answer in training."""
         return hidden
 
     def shields_of(self, tokens: int) -> int:
-        """How many shields are mixed into a text: public."""
+        """Returns how many shields are mixed into a text, which is public."""
         return max(1, round(self.shields * tokens)) if self.mixing == "orthogonal" and self.shields else 0
 
     def matrix(self, rows: torch.Tensor, draws: NoiseStream) -> MixingMatrix:
-        """A fresh one for rows (t, d)."""
+        """Returns a fresh matrix for rows (t, d)."""
         condition = self.condition if self.mixing == "invertible" else 1.0
         return MixingMatrix(draws, rows, condition, self.shields_of(len(rows)), self.energy)
 
@@ -204,6 +206,6 @@ class GELO(HiddenStateDefence):
         return Projections(_readers(upper))
 
     def kept(self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """The layers above the cut, which the client runs."""
+        """Returns the layers above the cut, which the client runs."""
         assert isinstance(upper, Upper)
         return {**upper.state_dict(), "classes": torch.tensor(int(upper.model.config.num_labels))}

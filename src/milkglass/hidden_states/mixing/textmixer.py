@@ -1,19 +1,20 @@
-"""TextMixer: a text is mixed with others before it is sent, and the server answers for all of them (Zhou et al. 2023,
-Findings of EMNLP, section 4).
+"""TextMixer: mixes a text with others before it is sent, and the server answers for all of them.
+
+Zhou et al. 2023, Findings of EMNLP, section 4:
 
     sent = (V_1 h_1 + ... + V_N h_N) / N          h_j (t, d): states of N texts, one of them the client's own
     answer (N x classes) = one for each place;     the client reads its own and throws the others away
 
 V_j is fixed and drawn from the secret: "hadamard", a Gaussian number for each dimension (MUX-PLM's), or "rotation", an
-orthogonal matrix. The other texts are taken from those that the halves were trained with, cut or padded with zeros to
-the own text's length, so that what crosses is as long as the text. The place of the own text is drawn for each. The
-server's half learns one vector a place, from which, and the mixed answer, a small network makes that place's own.
+orthogonal matrix. The other texts come from the training texts, cut or padded with zeros to the own text's length, so
+that what crosses is as long as the text. The own text's place is random. The server's half learns one vector a place,
+and a small network makes that place's answer from it and the mixed answer.
 
-An ordinary encoder learns to read mixtures from the task alone, and loses much. Nothing is proved here: V_j is the same
-for all texts, so that an attacker who learns it undoes much of the mixing, and the server's half helps with that. **It
-is learnt at once**: where the other text is shorter, the own states are sent alone, times V_p / N, and the tokens at a
-text's first and last places are public. From 500 texts both keys of N = 2 were recovered exactly. The catalogue's
-attacks do not do that, so that everyone who trains with it or audits it is warned.
+An ordinary encoder learns to read mixtures from the task alone, and loses much accuracy. Nothing is proved here. V_j is
+the same for all texts, so an attacker who learns it undoes much of the mixing, and the server's half helps with that.
+**It is learnt at once**: if the other text is shorter, the own states are sent alone, times V_p / N, and the tokens at
+a text's first and last places are public. From 500 texts both keys of N = 2 were recovered exactly. The catalogue's
+attacks do not do that, so users of this method are warned.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ OTHERS = 512  # texts that a client keeps to mix with
 
 
 class MixedUpper(Upper):
-    """Answers for `places` texts at once: (b, t, d) to (b, places x classes)."""
+    """Answers for `places` texts at once: maps (b, t, d) to (b, places x classes)."""
 
     def __init__(self, model: Any, layer: int, places: int, classes: int) -> None:
         super().__init__(model, layer)
@@ -61,7 +62,10 @@ class MixedUpper(Upper):
 
 
 def mixed(parts: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], length: int) -> torch.Tensor:
-    """(length, d): the mean of parts (t_j, d), each cut or padded with zeros and turned by its key, (d,) or (d, d)."""
+    """Returns (length, d) the mean of parts (t_j, d), each cut or padded with zeros and multiplied by its key.
+
+    A key is (d,) or (d, d).
+    """
     total = torch.zeros(length, parts[0].shape[1])
     for part, key in zip(parts, keys, strict=True):
         subset = part[:length] * key if key.dim() == 1 else part[:length] @ key.T
@@ -70,7 +74,7 @@ def mixed(parts: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], length: i
 
 
 def keys_of(root: NoiseRoot, mixing: str, places: int, width: int) -> list[torch.Tensor]:
-    """The secret V_j."""
+    """Returns the secret V_j."""
     drawn = [root.draws("mixing", place) for place in range(places)]
     if mixing == "hadamard":
         return [one.gaussian(width) for one in drawn]
@@ -78,7 +82,7 @@ def keys_of(root: NoiseRoot, mixing: str, places: int, width: int) -> list[torch
 
 
 class Mixing(EncoderClient):
-    """A client that mixes, and keeps the place of each of the texts last sent."""
+    """A client that mixes, and keeps the place of each text last sent."""
 
     defence: TextMixer
     _pending: NDArray[np.int64] = np.empty(0, np.int64)
@@ -91,7 +95,7 @@ class Mixing(EncoderClient):
 
     @torch.inference_mode()
     def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
-        """The attacker mixes public text with public text; the client, its own with what it kept."""
+        """Mixes the client's own texts with those that it kept; an attacker mixes public text with public text."""
         states = self._all(encoded)
         others = self._all(self._others()) if root is self._root else states
         keys = keys_of(root, self.defence.mixing, self.defence.inputs, self.lower.width)
@@ -115,10 +119,10 @@ class Mixing(EncoderClient):
 
 @dataclass(frozen=True)
 class TextMixer(HiddenStateDefence):
-    """The method and its parameters.
+    """The TextMixer method.
 
     Attributes:
-        inputs: N, the client's own text included.
+        inputs: N, including the client's own text.
         mixing: what V_j is.
     """
 
@@ -137,14 +141,16 @@ class TextMixer(HiddenStateDefence):
     )
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        """Unused: mixing needs other texts, see `loss` and `Mixing`."""
+        """Returns the states unchanged: mixing needs other texts, see `loss` and `Mixing`."""
         return hidden
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
         return MixedUpper(model, self.cut(base), self.inputs, classes)
 
     def loss(self, step: TrainingStep, upper: torch.nn.Module, aids: torch.nn.Module, root: NoiseRoot) -> torch.Tensor:
-        """Every text of the batch is mixed with others of it; each place is asked for its own text's label."""
+        """Returns the loss of mixing every text of the batch with others of it; each place predicts its own text's
+        label.
+        """
         keys = keys_of(root, self.mixing, self.inputs, step.hidden.shape[2])
         rows = [hidden[mask] for hidden, mask in zip(step.hidden, step.mask, strict=True)]
         draws = root.draws("train", step.epoch, int(step.numbers[0]), int(step.numbers[-1]))
@@ -156,13 +162,13 @@ class TextMixer(HiddenStateDefence):
         )
 
     def _partners(self, own: int, count: int, draws: NoiseStream) -> NDArray[np.int64]:
-        """(N,) texts of the batch, the own one at a place that is drawn."""
+        """Returns (N,) texts of the batch, the own one at a random place."""
         selected = draws.below(count, self.inputs)
         selected[draws.below(self.inputs, 1)[0]] = own
         return selected
 
     def kept(self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """OTHERS texts, with repetition where there are fewer, padded to the longest that is allowed."""
+        """Returns OTHERS texts, repeated if there are fewer, padded to the greatest length."""
         selected = encoded.ids.chosen(root.draws("others").below(len(encoded), OTHERS))
         ids = torch.zeros(OTHERS, self.training.max_length, dtype=torch.int64)
         for row, one in enumerate(selected):
