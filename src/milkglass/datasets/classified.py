@@ -1,9 +1,12 @@
-"""Texts that are classified. GLUE (Wang et al. 2019): eight of its tasks, in the TSV files of its download script,
-quoting off. AG News (Zhang et al. 2015), TweetEval sentiment (Rosenthal et al. 2017, Barbieri et al. 2020) and the
-sentence polarity data of Pang and Lee (2005).
+"""Data sets for classification and regression.
 
-GLUE's test files have no labels, so there is no split "test", but for MRPC's in Microsoft's own files. MNLI's
-"validation" is the matched one. STS-B is a regression: the label is the score, from 0 to 5.
+They are eight tasks of GLUE (Wang et al. 2019), in the TSV files of its download script, without quoting; AG News
+(Zhang
+et al. 2015); TweetEval sentiment (Rosenthal et al. 2017, Barbieri et al. 2020); and the sentence polarity data of Pang
+and Lee (2005).
+
+GLUE's test files have no labels, so only MRPC has a split "test", from Microsoft's own files. MNLI's "validation" is
+the matched one. STS-B is a regression: the label is the score, from 0 to 5.
 """
 
 from __future__ import annotations
@@ -37,16 +40,16 @@ def _task(
     files: Mapping[str, tuple[str, ...]] = FILES, header: tuple[str, ...] | None = None, flawed: bool = False,
     flaws: str = "", hub_columns: tuple[str, ...] = (), hub_splits: Mapping[str, str] = HUB,
 ) -> Description:  # fmt: skip
-    """A classification.
+    """Returns the description of a classification.
 
     Args:
-        columns: of the files: the text, the second text where there is one, the label.
-        named: whether the files write labels by name; otherwise they write numbers, as the hub does.
+        columns: the files' columns: the text, the second text if there is one, the label.
+        named: whether the files write labels by name. Otherwise they write numbers, as the hub does.
         others: further values of the label column.
         files: for each split the names under which it was published.
-        header: of files without one.
-        flawed: whether the files have rows that nobody can use.
-        hub_columns: as the hub names them, where that differs.
+        header: the columns of files without a header.
+        flawed: whether the files have rows that cannot be used.
+        hub_columns: the hub's columns, if they differ.
     """
     values = {one: one for one in labels} if named else {}
     values |= _numbered(labels) | dict(others)
@@ -113,7 +116,7 @@ SIDES = ("negative", "positive")
 
 
 def _ag_news() -> Description:
-    """The published CSV (class from 1, title, description; no header), or text<TAB>class name."""
+    """Describes the published CSV (class from 1, title, description; no header), or text<TAB>class name."""
     table = LabelledColumn("title", "class", _numbered(CLASSES, 1), also="description")
     short = LabelledColumn("text", "class", {name: name for name in CLASSES})
     read_csv = partial(comma, needed=(), header=("class", "title", "description"))
@@ -131,7 +134,7 @@ def _ag_news() -> Description:
 
 
 def side_by_side(text: Path, labels: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Line n of one file belongs to line n of the other."""
+    """Yields line n of one file with line n of the other."""
     for (number, one), (_, label) in zip_longest(lines(text), lines(labels), fillvalue=(0, "")):
         if not number or not label.strip():
             shorter = text.name if not number else labels.name
@@ -154,7 +157,7 @@ def _tweets() -> Description:
 
 
 def two_sides(negative: Path, positive: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Latin-1, as it was published; every second row is of the other side, so that a part of them is of both."""
+    """Yields rows of Latin-1 files, as published, alternating between the sides, so that any part has both."""
     sides = (stripped_lines(negative, "latin-1"), stripped_lines(positive, "latin-1"))
     for pair in zip_longest(*sides):
         for name, result in zip(SIDES, pair, strict=True):

@@ -1,10 +1,12 @@
-"""Text that is not classified. Plain: Enron's e-mail, a sentence an entry; the Open Australian Legal Corpus, of whose
-documents each sentence is an entry; and WikiText-2 (Merity et al. 2017), a line an entry, headings and its marks
-(` @-@ `, `<unk>`) unchanged. Instructions: Alpaca (Taori et al. 2023), Dolly (Conover et al. 2023), DialogSum (Chen et
-al. 2021) and IFEval (Zhou et al. 2023): what somebody asks, and where there is one the answer.
+"""Data sets without classes: plain text and instructions.
 
-DialogSum asks nothing, so one sentence of ours comes before each dialogue. Its test file has three summaries of each
-dialogue: the first is taken. IFEval has no answers: metrics/ifeval.py grades its rules.
+Plain text: Enron's e-mail, a sentence an entry; the Open Australian Legal Corpus, a sentence of its documents an entry;
+and WikiText-2 (Merity et al. 2017), a line an entry, with headings and marks (` @-@ `, `<unk>`) unchanged.
+Instructions: Alpaca (Taori et al. 2023), Dolly (Conover et al. 2023), DialogSum (Chen et al. 2021) and IFEval (Zhou et
+al. 2023).
+
+DialogSum has no instructions, so a sentence of ours precedes each dialogue. Its test file has three summaries of each
+dialogue, of which the first is used. IFEval has no answers: metrics/ifeval.py checks its rules.
 """
 
 from __future__ import annotations

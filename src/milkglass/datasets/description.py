@@ -1,4 +1,4 @@
-"""What is known of a data set before a row of it is read, and the builders that make an Example of a row of it."""
+"""Describes a data set, and builds Examples from its rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from milkglass.errors import CodecError, EmptyText
 from milkglass.rows.place import Place, Row, missing, text_of
 
 Task = Literal["classification", "regression", "chat", "prompts", "text"]
-# None: a row that the published files are known to hold and nobody can use.
+# Returns None for a known row of the published files that cannot be used.
 Build = Callable[[Place, Row], Example | None]
 
 
@@ -22,8 +22,8 @@ class Layout:
     """One form in which a split was published.
 
     Attributes:
-        files: all of them are needed.
-        rows: takes their paths, in order.
+        files: the files that are all needed.
+        rows: reads the files, given their paths in order.
     """
 
     files: tuple[str, ...]
@@ -32,16 +32,16 @@ class Layout:
 
 
 def alternatives(rows: Callable[..., Iterator[tuple[Place, Any]]], build: Build, *names: str) -> tuple[Layout, ...]:
-    """Layouts of one file each, which was published under several names."""
+    """Returns layouts of one file each, which was published under several names."""
     return tuple(Layout((name,), rows, build) for name in names)
 
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """Where the Hugging Face hub has it.
+    """A data set on the Hugging Face hub.
 
     Attributes:
-        splits: our names to theirs.
+        splits: the hub's name of each of our splits.
     """
 
     path: str
@@ -56,9 +56,9 @@ class Description:
 
     Attributes:
         columns: of the original files, in the order text, pair, label.
-        labels: names, in the order of their numbers.
+        labels: label names, in the order of their numbers.
         metrics: names of metrics/glue.py and metrics/text.py.
-        flaws: why rows of the published files are left out (they are counted and reported); "" where none are.
+        flaws: why rows of the published files are left out (they are counted and reported), or "".
         folders: other names of its folder.
     """
 
@@ -79,19 +79,19 @@ class Description:
         return {name: number for number, name in enumerate(self.labels)}
 
     def places(self, folder: Path) -> list[Path]:
-        """Where its files may lie: in a folder of its own inside `folder`, or in `folder` itself."""
+        """Returns where its files may be: in a folder of its own inside `folder`, or in `folder` itself."""
         return [*(folder / name for name in (self.name, *self.folders)), folder]
 
 
 # --- builders ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class LabelledColumn:
-    """A text, perhaps a second one, and a label.
+    """Builds examples of a text, perhaps a second one, and a label.
 
     Attributes:
-        values: the file's value of each label's name; "" as a name: no label was agreed on, and the row is left out.
-        flawed: the published file has empty texts and broken rows, which are left out.
-        also: columns joined to the text.
+        values: the label's name for each value in the file. "": there is no agreed label, and the row is left out.
+        flawed: whether the published file has empty texts and broken rows, which are left out.
+        also: a column that is joined to the text.
     """
 
     text: str
@@ -121,7 +121,7 @@ class LabelledColumn:
 
 @dataclass(frozen=True, slots=True)
 class ScoredPair:
-    """A regression: the label is the score as the file writes it; `float` reads it."""
+    """Builds examples of a regression. The label is the score as the file writes it, which `float` reads."""
 
     text: str
     pair: str
@@ -144,12 +144,12 @@ class ScoredPair:
 
 @dataclass(frozen=True, slots=True)
 class QuestionAnswer:
-    """A question and its answer.
+    """Builds examples of a question and its answer.
 
     Attributes:
-        extra: a column that is put under the question where it is not empty.
+        extra: a column that is put under the question if it is not empty.
         before: words of ours before the question.
-        flawed: the published file has empty answers, which are left out.
+        flawed: whether the published file has empty answers, which are left out.
     """
 
     question: str
@@ -170,10 +170,10 @@ class QuestionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """One text and nothing else: a column of a row, or an entry of a list of texts.
+    """Builds examples of one text: a column of a row, or an entry of a list of texts.
 
     Attributes:
-        blank: the rows are lines of files, with what is around them: blank ones are left out.
+        blank: whether the rows are lines of files. Then blank ones are left out, and texts are stripped.
     """
 
     column: str = "text"

@@ -1,5 +1,8 @@
-"""Every data set by name, and how to read one: from a folder of files in their original layouts, or from
-the Hugging Face hub, by the library `datasets` where it is installed. Rows stream; code of the hub's is never run.
+"""All data sets by name, and how to read them.
+
+They are read from a folder of files in their original layouts, or from the Hugging Face hub if the library `datasets`
+is
+installed. Rows are streamed; code from the hub is never run.
 """
 
 from __future__ import annotations
@@ -29,10 +32,15 @@ def describe(name: str) -> Description:
 
 
 def load(name: str, folder: Path | None, split: str, progress: Log = no_log) -> Iterator[Example]:
-    """Rows of one split, streamed. folder: the data set's own, or one with a folder of its name; None: the hub.
+    """Yields the rows of one split.
 
-    progress: what is left out of a published file that is known to have flaws, said once, at the end. Raises UsageError
-    for a name, split or folder that is not there, at once; CodecError for a row that cannot be, when it is reached.
+    Args:
+        folder: the data set's own, or one with a folder of its name. None: the hub.
+        progress: receives, at the end, how many rows of a flawed published file were left out.
+
+    Raises:
+        UsageError: the name, split or folder does not exist. This is raised at once.
+        CodecError: a row is invalid. It is raised when the row is reached.
     """
     about = describe(name)
     if folder is None:
@@ -43,7 +51,7 @@ def load(name: str, folder: Path | None, split: str, progress: Log = no_log) -> 
 
 
 def files(name: str, folder: Path, split: str) -> list[Path]:
-    """The files that `load` reads."""
+    """Returns the files that `load` reads."""
     return _located(describe(name), folder, split)[1]
 
 
@@ -68,7 +76,7 @@ def _there(about: Description, folder: Path, split: str) -> tuple[Layout, list[P
 
 
 def _looked(about: Description, folder: Path, split: str) -> str:
-    """Where it was looked for what, and what is there."""
+    """Returns words on where which files were looked for, and what was found."""
     ways = " or ".join(" with ".join(layout.files) for layout in about.splits[split])
     places = ", ".join(map(str, about.places(folder)))
     located = {other: _there(about, folder, other) for other in about.splits}
@@ -96,7 +104,7 @@ def _examples(
 
 # --- from the hub -----------------------------------------------------------------------------------------------------
 def _hub_of(about: Description, split: str) -> Hub:
-    """Raises UsageError where the hub has no such set or split."""
+    """Returns the data set's entry on the hub. Raises UsageError if the hub has no such set or split."""
     if about.hub is None:
         raise UsageError(f"{about.name} is on no hub under a name that we know", "give a folder with its files")
     if split not in about.hub.splits:
@@ -105,7 +113,7 @@ def _hub_of(about: Description, split: str) -> Hub:
 
 
 def _hub_rows(place: Hub, split: str) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Raises UsageError where the library is missing, or the hub does not answer."""
+    """Yields rows of the hub. Raises UsageError if the library is missing, or the hub does not answer."""
     try:
         import datasets
     except ImportError:
@@ -129,9 +137,10 @@ def _hub_rows(place: Hub, split: str) -> Iterator[tuple[Place, dict[str, Any]]]:
 
 # --- to a file --------------------------------------------------------------------------------------------------------
 def as_row(example: Example, score: bool = False) -> dict[str, Any]:
-    """Of the shapes that `finetune`, `audit` and recipes read.
+    """Returns a row in the format that `finetune`, `audit` and recipes read.
 
-    score: the label is a number of a regression, and is written as one, for `finetune --task regression`.
+    Args:
+        score: whether the label is the number of a regression, and is written as one for `finetune --task regression`.
     """
     if example.kind == "chat":
         tools = {"tools": [dict(one) for one in example.tools]} if example.tools else {}
@@ -144,7 +153,7 @@ def as_row(example: Example, score: bool = False) -> dict[str, Any]:
 
 
 def write(examples: Iterable[Example], out: Path, score: bool = False, most: int | None = None) -> int:
-    """How many rows were written. `out` appears under its name only when it is complete; its owner alone reads it."""
+    """Writes examples, and returns how many. `out` appears when it is complete; only its owner can read it."""
     count = 0
     with atomic_write(out, newline="\n") as file:
         for example in islice(examples, most):

@@ -1,14 +1,15 @@
-"""How many rows of the table may leave the enclave: a client that may ask for every token has the table.
+"""Limits how many rows of the table may leave the enclave: a client that may ask for every token has the table.
 
-A bucket of `burst` rows that fills at `per_hour`. Through one enclave a table of n rows takes (n - burst) / per_hour
-hours or more; a call gives up to `burst` of them. The level is sealed beside the table, a full one at the build, and
-the table does not open without it: a restart fills no bucket. Rows are charged before they leave, `AHEAD` at a time:
-the lowered level is written first, and a process that is killed loses what was charged and not used.
+The limit is a bucket of `burst` rows that fills at `per_hour`. Reading a table of n rows through one enclave takes at
+least (n - burst) / per_hour hours. The level is sealed beside the table, starts full when the enclave is built, and is
+needed to open the table, so that a restart does not fill the bucket. Rows are charged before they leave, `AHEAD` at a
+time: the lowered level is written first, and a process that is killed loses the rows that were charged and not used.
 
-Out of scope, since no software prevents it without a monotonic counter and a clock of its own: an owner of the machine
-who puts an older copy of the level back, does not write it, or copies the folder wins up to a burst each time; one
-who changes the clock that the enclave is given (with SGX too, the host gives it) fills the bucket; and each enclave
-that the provider releases the table to has a bucket of its own.
+Without a monotonic counter and a clock of its own, no software prevents the following. A machine's owner who restores
+an
+older copy of the level, does not write it, or copies the folder gains up to a burst each time. One who changes the
+enclave's clock (with SGX too, the host provides it) fills the bucket. Each enclave that the provider releases the table
+to has its own bucket.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from dataclasses import dataclass, field
 
 from milkglass.errors import EnclaveError
 
-AHEAD = 256  # rows that are charged at a time: one write of the level for so many tokens of an answer
+AHEAD = 256  # rows that are charged at a time, so that the level is written once for so many tokens
 
 
 class NotCharged(Exception):
-    """Rows would leave that no written level accounts for. Never leaves the enclave."""
+    """Rows would leave that no written level accounts for. It never leaves the enclave."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class RowPolicy:
     burst: int = 20_000
 
     def hours(self, rows: int) -> float:
-        """At least so many hours are needed to read a table of so many rows."""
+        """Returns the least hours in which a table of so many rows can be read."""
         return max(0.0, (rows - self.burst) / self.per_hour)
 
 
@@ -53,9 +54,9 @@ class RowBudget:
 
     Attributes:
         policy: its size and rate.
-        level: rows that may be charged now, as of `since`.
-        since: seconds, of `clock`.
-        charged: rows that may leave, and that `level` no longer has.
+        level: the rows that may be charged, as of `since`.
+        since: seconds, by `clock`.
+        charged: rows that may leave, and that `level` does not contain.
     """
 
     policy: RowPolicy
@@ -68,8 +69,7 @@ class RowBudget:
         self.since = self.clock()
 
     def take(self, rows: int) -> None:
-        """Let charged rows leave. Raises NotCharged, and takes nothing, where fewer were charged; EnclaveError for more
-        than a burst."""
+        """Lets charged rows leave. Raises NotCharged if fewer were charged, EnclaveError for more than a burst."""
         if rows > self.policy.burst:
             raise EnclaveError(f"{rows} tokens at once, the provider allows {self.policy.burst}", "shorten the text")
         if rows > self.charged:
@@ -77,13 +77,16 @@ class RowBudget:
         self.charged -= rows
 
     def refund(self) -> float:
-        """Uncharge what was not used. Returns the level."""
+        """Returns unused charged rows to the level, and returns the level."""
         self.level, self.charged = self.level + self.charged, 0
         return self.level
 
     def charge(self, rows: int) -> float:
-        """Make sure that so many rows are charged. Returns the level that is to be written before they leave. Raises
-        EnclaveError, and charges nothing, where the bucket holds fewer."""
+        """Charges so many rows, and returns the level to be written before they leave.
+
+        Raises:
+            EnclaveError: the bucket has fewer. Nothing is charged.
+        """
         now = self.clock()
         passed = max(0.0, now - self.since)  # a clock that is set back fills nothing
         room = max(0.0, self.policy.burst - self.charged)  # what is charged is in the bucket still

@@ -1,6 +1,6 @@
 """An enclave as its host sees it: a process behind a pipe, started in one of three ways.
 
-The host is what the user runs. It hands text in and vectors on; it holds neither table nor candidate lists.
+The user runs the host. It passes text in and vectors on, and has neither table nor candidate lists.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ NAMESPACES = "user, network, processes and mounts of its own"
 
 @dataclass(frozen=True)
 class SanitizedPrompt:
-    """What the enclave gave for a text.
+    """The enclave's output for a text.
 
     Attributes:
         vectors: bytes of (tokens, d), in the table's type.
         tokens: how many.
         private: how many are of the user's text.
-        changed: how many of these were replaced by another.
+        changed: how many of these were replaced.
     """
 
     vectors: bytes = field(repr=False)
@@ -53,22 +53,24 @@ class SanitizedPrompt:
 
 
 class Enclave(contextlib.AbstractContextManager["Enclave"]):
-    """A running enclave. Every call raises EnclaveError where the process has ended. Threads may share it: it answers
-    one call at a time.
+    """A running enclave. Every call raises EnclaveError if the process has ended.
+
+    Threads may share it: it answers one call at a time.
 
     Attributes:
         kind: process, gramine-direct or gramine-sgx.
-        measurement: of its code, in hex, as it says; `attest` has it proved.
-        attested: whether a quote proved it, since the start.
+        measurement: the measurement of its code in hex, as it states; `attest` verifies it.
+        attested: whether a quote proved it since the start.
         holds: what the process gave up, in words.
-        keep: writes a state, as `state` gives it, before rows leave that it accounts for.
+        keep: writes a state, as `state` returns it, before rows leave that it accounts for.
         tokenizer: the folder of the provider's tokenizer, whose chat template `chat` renders.
-        about: of the table, after `open`: width, rows, dtype, table (SHA-256), per_hour, burst, hours,
-            and by_byte, how its tokenizer writes a character that has no token.
+        about: the table, after `open`: width, rows, dtype, table (SHA-256), per_hour, burst, hours, and by_byte, how
+            its
+            tokenizer writes a character that has no token.
     """
 
     def __init__(self, kind: str, folder: Path) -> None:
-        """Start it. folder: where Gramine's manifest lies. Raises UsageError, EnclaveError."""
+        """Starts an enclave. `folder` has Gramine's manifest. Raises UsageError, EnclaveError."""
         require_kind(kind)
         self.kind, self.about = kind, dict[str, Any]()
         self.keep: Callable[[bytes], None] = _dropped
@@ -91,7 +93,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         self.measurement, self.holds = str(hello["measurement"]), [str(one) for one in hello["holds"] if one]
 
     def attest(self, measurement: str, trust: Trust = INTEL) -> None:
-        """Require this measurement, in hex, and of gramine-sgx a new quote that proves it. Raises EnclaveError."""
+        """Requires this measurement, in hex, and from gramine-sgx a new quote that proves it. Raises EnclaveError."""
         if self.measurement != measurement:
             raise EnclaveError(
                 f"the enclave's measurement is {self.measurement}, {measurement} is expected",
@@ -106,13 +108,13 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     @property
     def notice(self) -> str:
-        """A line for the user."""
+        """Returns a line for the user."""
         how = f" ({'; '.join(self.holds)})" if self.holds else ""
         return f"enclave: {self.kind}{how}. {self.proof}"
 
     @property
     def proof(self) -> str:
-        """What every report says of this enclave."""
+        """Returns what every report says of this enclave."""
         return ATTESTED_BY_QUOTE if self.attested else NOT_ATTESTED
 
     def __exit__(self, *error: object) -> None:
@@ -131,42 +133,55 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     # --- calls --------------------------------------------------------------------------------------------------------
     def challenge(self, nonce: bytes) -> tuple[bytes, bytes]:
-        """The enclave's public key, and a quote that binds it to the provider's nonce."""
+        """Returns the enclave's public key, and a quote that binds it to the provider's nonce."""
         value, quote = self._call("challenge", nonce)
         return bytes.fromhex(value["public"]), quote
 
     def release(self, package: bytes, secret: bytes) -> dict[str, str]:
-        """Hand the provider's package in. The tokenizer's files come out, to be judged before `lists`."""
+        """Hands the provider's package in. Returns the tokenizer's files, which are checked before `lists`."""
         self.about, _ = self._call("release", package, secret=secret.hex())
         files: dict[str, str] = self.about.pop("files")
         return files
 
     def lists(self, k: int, stage: Stage = no_stage) -> tuple[bytes, bytes]:
-        """Compute candidate lists of k for what was released. Returns the package and the first state, both sealed."""
+        """Computes candidate lists of k for the released table. Returns the package and the first state, sealed."""
         self._stage = stage
         value, sealed = self._call("lists", b"", k=k)
         return sealed, bytes.fromhex(value["state"])
 
     def open(self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int]) -> None:
-        """Once. state: what `lists` or `state` gave last. counts: how often each token occurs, which decides what is
-        sensitive."""
+        """Opens the table, once.
+
+        Args:
+            state: what `lists` or `state` returned last.
+            counts: how often each token occurs, which decides what is sensitive.
+        """
         fields = {"secret": secret.hex(), "state": state.hex(), "tokenizer": str(tokenizer), "counts": counts}
         self.about, _ = self._call("open", sealed, **fields)
 
     def state(self) -> bytes:
-        """The sealed state that must be kept for the next start."""
+        """Returns the sealed state that must be kept for the next start."""
         return self._call("state", b"")[1]
 
     def text(self, text: str, instruction: str, limit: int, settings: RnmSettings) -> SanitizedPrompt:
-        """instruction: is not sanitized, and stands before the text. Raises CodecError, EnclaveError."""
+        """Sanitizes a text. Raises CodecError, EnclaveError.
+
+        Args:
+            instruction: text before it that is not sanitized.
+            limit: the most tokens.
+        """
         return self._sanitized(prompt.text_pieces(text, instruction), True, limit, settings)
 
     def chat(
         self, conversation: Sequence[Message], limit: int, settings: RnmSettings, instruction: str = ""
     ) -> SanitizedPrompt:
-        """instruction: is not sanitized where a message of the user's begins with it. Raises CodecError, EnclaveError.
+        """Sanitizes a conversation. Raises CodecError, EnclaveError.
 
         The provider's template is rendered here, in a process of its own that sees no text (prompt.py).
+
+        Args:
+            limit: the most tokens.
+            instruction: text that is not sanitized where a message of the user begins with it.
         """
         if self._template is None:
             if self.tokenizer is None:
@@ -182,7 +197,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         return SanitizedPrompt(vectors, **value)
 
     def rows(self, ids: Sequence[int]) -> bytes:
-        """Vectors of the ids of an answer."""
+        """Returns the vectors of the ids of an answer."""
         return self._call("rows", b"", ids=list(ids))[1]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -241,11 +256,11 @@ def require_kind(kind: str) -> None:
 
 
 def _dropped(state: bytes) -> None:
-    """Drop the state of an enclave that nobody opened from a folder: there is no next start."""
+    """Drops the state of an enclave that was not opened from a folder: there is no next start."""
 
 
 def _command(kind: str, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """How a kind is started, and its environment: nothing of the user's own is handed on."""
+    """Returns how a kind is started, and its environment, which has nothing of the user's own."""
     environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
     environment |= {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
     inner = [sys.executable, "-P", "-m", PROGRAM, kind]

@@ -1,13 +1,13 @@
 """An enclave at rest, in the client's folder: the sealed table, the tokenizer, and what must survive a restart.
 
-    enclave.json   kind, measurement, model, table, k; public
-    sealed.bin     the table and its candidate lists, for this enclave only
-    seal.key       a secret for kinds without SGX (mode 0600)
-    state.bin      how many rows may still leave, and the secret of the sanitizer's draws; sealed, from the build on
-    counts.json    how often each token occurs in the user's corpus, else in a list of English words (mode 0600)
-    tokenizer/     public files
+    enclave.json    kind, measurement, model, table, k; public
+    sealed.bin      the table and its candidate lists, for this enclave only
+    seal.key        a secret for kinds without SGX (mode 0600)
+    state.bin       how many rows may still leave, and the secret of the sanitizer's draws; sealed, from the build on
+    counts.json     how often each token occurs in the user's corpus, else in a list of English words (mode 0600)
+    tokenizer/      public files
 
-No text is in it. Gramine's manifest lies beside these files (gramine.py).
+It contains no text. Gramine's manifest is beside these files (gramine.py).
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ Fetch = Callable[[Enclave], bytes]  # asks the provider for a package for this e
 
 @dataclass(frozen=True)
 class EnclaveAbout:
-    """What enclave.json says.
+    """The content of enclave.json.
 
     Attributes:
-        kind: of the enclave.
-        measurement: of the code that the table was sealed for.
-        model: the provider's name for it.
+        kind: the enclave's kind.
+        measurement: the measurement of the code that the table was sealed for.
+        model: the provider's name for the model.
         table: SHA-256 of the table, in hex.
-        k: length of the candidate lists.
-        rows: of the table.
+        k: the length of the candidate lists.
+        rows: the number of rows of the table.
         counted: what decides which tokens are sensitive: CORPUS, the user's own, or WORDS, a list of English words.
     """
 
@@ -68,7 +68,7 @@ class EnclaveAbout:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Raises UsageError where the folder holds no enclave."""
+        """Reads enclave.json. Raises UsageError if the folder has no enclave."""
         if not (folder / NAME).is_file():
             raise UsageError(f"{folder} holds no enclave", "milkglass split enclave build URL --out FOLDER")
         raw = read_json(folder / NAME)
@@ -81,9 +81,9 @@ class EnclaveAbout:
 
 
 def prepare(folder: Path, kind: str) -> None:
-    """The first step of a Gramine kind: a new folder with its manifest and the script that signs it. Raises UsageError.
+    """Makes a new folder with the manifest and its signing script, the first step of a Gramine kind. Raises UsageError.
 
-    The measurement, and with it the sealing key, is settled when the script has run; `build` comes after it.
+    The script decides the measurement and so the sealing key. Call `build` after it has run.
     """
     require_kind(kind)
     if kind == "process":
@@ -97,11 +97,18 @@ def prepare(folder: Path, kind: str) -> None:
 def build(
     folder: Path, kind: str, model: str, k: int, fetch: Fetch, corpus: Path | None = None, stage: Stage = no_stage
 ) -> tuple[EnclaveAbout, Enclave]:
-    """Start an enclave, let the provider release its table to it, and keep what it sealed. The folder is new, or
-    `prepare` made it and its script has run. corpus: the user's texts, one a line, whose tokens are counted.
+    """Starts an enclave, lets the provider release its table to it, and stores what it sealed.
 
-    Returns what enclave.json says, and the enclave, which has ended and still says whether it was attested. Raises
-    UsageError, EnclaveError, RemoteError; then nothing of the table stays behind.
+    Args:
+        folder: is new, or was made by `prepare`, and its script has run.
+        fetch: gets the package from the provider.
+        corpus: the user's texts, one a line, whose tokens are counted.
+
+    Returns:
+        The content of enclave.json, and the enclave, which has ended and still says whether it was attested.
+
+    Raises:
+        UsageError: the folder exists or is not prepared; also EnclaveError and RemoteError. Nothing of the table stays.
     """
     require_kind(kind)
     with _place(folder, kind) as place, Enclave(kind, place) as enclave:
@@ -136,7 +143,7 @@ def build(
 
 @contextmanager
 def _place(folder: Path, kind: str) -> Iterator[Path]:
-    """Where an enclave is built. Where that fails, a new folder goes, and a prepared one is as it was."""
+    """Yields the folder to build in. After a failure a new folder is removed, and a prepared one restored."""
     if kind == "process":
         _require_new(folder)
         with files.new_dir(folder) as partial:
@@ -161,10 +168,11 @@ def _require_new(folder: Path) -> None:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Enclave]:
-    """The enclave with its table, at work; how many rows left it is kept when the block ends.
+    """Yields the enclave with its open table. The number of rows that left it is stored when the block ends.
 
-    Raises UsageError where another process has it open, EnclaveError where it does not prove to be the enclave that the
-    table was sealed for.
+    Raises:
+        UsageError: another process has it open.
+        EnclaveError: it does not prove to be the enclave that the table was sealed for.
     """
     about = EnclaveAbout.read(folder)
     with _alone(folder), Enclave(about.kind, folder) as enclave:
@@ -188,7 +196,7 @@ def opened(folder: Path) -> Iterator[Enclave]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Two that start from one state would spend the same rows twice. The lock ends with its process."""
+    """Locks the folder while its process lives: two enclaves from one state would spend the same rows twice."""
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,8 +209,10 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def token_counts_of(tokenizer: Any, rows: int, corpus: Path | None, stage: Stage = no_stage) -> NDArray[np.int64]:
-    """(rows,) how often each token occurs in the user's texts, one a line, which stay on this machine; without them, in
-    a list of English words."""
+    """Returns (rows,) how often each token occurs in the user's texts, or without them in a list of English words.
+
+    The texts, one a line, stay on this machine.
+    """
     if corpus is None:
         return token_counts(tokenizer, rows, stage("tokenize a list of English words", len(english())))
     batch = tokenizer(texts_of(corpus), add_special_tokens=False, split_special_tokens=True)
@@ -210,7 +220,7 @@ def token_counts_of(tokenizer: Any, rows: int, corpus: Path | None, stage: Stage
 
 
 def texts_of(corpus: Path) -> list[str]:
-    """A text a line. Raises UsageError where there is none."""
+    """Returns the texts of a file, one a line. Raises UsageError if there is none."""
     try:
         lines = [line for line in corpus.read_text("utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError:

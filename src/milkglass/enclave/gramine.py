@@ -1,9 +1,9 @@
-"""Gramine's part: the manifest of the two Gramine kinds, and the script that signs it for SGX.
+"""The manifest of the two Gramine kinds, and the script that signs it for SGX.
 
-Written against the manifest syntax of Gramine 1.9, and run by no Gramine yet. The interpreter, its packages and this
-package's source are trusted files: `gramine-sgx-sign` takes their hashes into the measurement. Of the client's folder
-the tokenizer alone is visible, as /tokenizer; it is allowed, not trusted, and the enclave compares its digest. The
-manifest names no place of that folder, so that moving it changes no measurement. stdin and stdout are the pipe.
+Written for the manifest syntax of Gramine 1.9, and not yet run by Gramine. The interpreter, its packages and this
+package's source are trusted files: `gramine-sgx-sign` includes their hashes in the measurement. Of the client's folder
+only the tokenizer is visible, as /tokenizer; it is allowed, not trusted, and the enclave compares its digest. The
+manifest names no path of that folder, so that moving it keeps the measurement. stdin and stdout are the pipe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RUNTIME = "{{ gramine.runtimedir() }}"
 
 
 def manifest(kind: str) -> str:
-    """The manifest's template, TOML. Gramine fills `{{ }}` in."""
+    """Returns the manifest's template, TOML. Gramine fills `{{ }}` in."""
     source, python = Path(__file__).parents[1], str(Path(sys.executable).resolve())
     system, packages = _system(), sorted({sysconfig.get_path(name) for name in ("purelib", "platlib")})
     trusted = ["{{ gramine.libos }}", f"{RUNTIME}/", python, *(f"{path}/" for path in system), *_library()]
@@ -61,19 +61,19 @@ def manifest(kind: str) -> str:
 
 
 def _system() -> list[str]:
-    """Folders of the system's shared libraries. /lib itself is Gramine's own C library."""
+    """Returns the folders of the system's shared libraries. /lib itself is Gramine's own C library."""
     names = [f"/{place}/{sysconfig.get_config_var('MULTIARCH')}" for place in ("lib", "usr/lib")]
     return [name for name in [*names, "/usr/lib64"] if Path(name).is_dir()]
 
 
 def _library() -> list[str]:
-    """The interpreter's own shared library, where it has one."""
+    """Returns the interpreter's own shared library, if it has one."""
     path = Path(sysconfig.get_config_var("LIBDIR") or "") / (sysconfig.get_config_var("INSTSONAME") or "")
     return [str(path)] if path.is_file() else []
 
 
 def script(kind: str) -> str:
-    """The shell script that makes the manifest ready to start."""
+    """Returns the shell script that makes the manifest ready to start."""
     steps = [f"gramine-manifest {MANIFEST} {APP}.manifest"]
     if kind == ATTESTED:
         steps.append(f"gramine-sgx-sign --manifest {APP}.manifest --output {APP}.manifest.sgx")
@@ -82,14 +82,14 @@ def script(kind: str) -> str:
 
 
 def prepare(kind: str, folder: Path) -> None:
-    """Write the manifest's template and the script into a client's folder."""
+    """Writes the manifest's template and the script into a client's folder."""
     files.write(folder / MANIFEST, manifest(kind))
     files.write(folder / SCRIPT, script(kind))
     files.private_dir(folder / TOKENIZER)  # a place to mount
 
 
 def require_signed(kind: str, folder: Path) -> None:
-    """Refuse a folder that is not prepared for this kind, or whose script has not run. Raises UsageError."""
+    """Raises UsageError for a folder that is not prepared for this kind, or whose script has not run."""
     if not (folder / MANIFEST).is_file() or (folder / SCRIPT).read_text("utf-8") != script(kind):
         raise UsageError(
             f"{folder} is not prepared for {kind}", f"milkglass split enclave prepare {folder} --kind {kind}"

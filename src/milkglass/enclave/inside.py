@@ -1,7 +1,7 @@
-"""What runs in the enclave: requests of the host are answered here, and nothing else is.
+"""The code inside the enclave, which answers requests of the host and nothing else.
 
-Plain text goes in; the vectors of sanitized tokens come out, and rows for the ids of an answer, as many as the provider
-allows (budget.py). Text is neither kept nor logged, and no error quotes it.
+Plain text goes in. The vectors of sanitized tokens come out, and rows for the ids of an answer, as many as the provider
+allows (budget.py). Text is neither stored nor logged, and no error quotes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from milkglass.progress import Stage, no_stage
 from milkglass.sanitizers.tables.vocabulary import special_rows
 
 Reply = tuple[dict[str, Any], bytes]
-TABLE, STATE = "table", "state"  # what is sealed
+TABLE, STATE = "table", "state"  # names of sealed pieces
 
 
 @dataclass
@@ -38,9 +38,9 @@ class Inside:
     """The enclave's state.
 
     Attributes:
-        kind: of the enclave: process, gramine-direct or gramine-sgx.
-        measurement: of its code, in hex.
-        watched: hears how far what takes long is.
+        kind: process, gramine-direct or gramine-sgx.
+        measurement: the measurement of its code, in hex.
+        watched: receives the progress of long work.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Inside:
     _open: OpenTable | None = field(default=None, repr=False)
 
     def answer(self, request: dict[str, Any], content: bytes) -> Reply:
-        """Raises MilkglassError, TypeError or KeyError for what is not a request."""
+        """Answers a request. Raises MilkglassError; TypeError or KeyError for what is not a request."""
         name = request.pop("call")
         calls: dict[str, Callable[..., Reply]] = {
             "hello": self._hello, "challenge": self._challenge, "release": self._release, "lists": self._lists,
@@ -73,7 +73,7 @@ class Inside:
         return {"kind": self.kind, "measurement": self.measurement}, b""
 
     def _challenge(self, nonce: bytes) -> Reply:
-        """A quote for the provider's nonce, and a key for its package."""
+        """Returns a quote for the provider's nonce, and a key for its package."""
         if len(nonce) != release.NONCE:
             raise EnclaveError(f"the provider's nonce has {len(nonce)} bytes", f"{release.NONCE} are needed")
         self._own, self._nonce = X25519PrivateKey.generate(), nonce
@@ -82,8 +82,12 @@ class Inside:
         return {"public": public.hex()}, quote
 
     def _release(self, content: bytes, secret: str) -> Reply:
-        """The tokenizer's files of the provider's package, which the host judges before `lists` seals the table.
-        secret: the host's, for kinds without SGX."""
+        """Returns the tokenizer's files of the provider's package, which the host checks before `lists` seals the
+        table.
+
+        Args:
+            secret: the host's, for kinds without SGX.
+        """
         if self._own is None:
             raise EnclaveError("a package came that was not asked for", "ask for a challenge first")
         package = self._released = TablePackage.decode(release.decrypted(content, self._own, self._nonce))
@@ -92,7 +96,7 @@ class Inside:
         return {**self._described(package), "files": package.files}, b""
 
     def _lists(self, content: bytes, k: int) -> Reply:
-        """The released package, sealed, with the candidate lists; and the first state, without which the table never
+        """Returns the released package with candidate lists, sealed, and the first state, without which the table never
         opens."""
         package, self._released = self._released, None
         if package is None:
@@ -104,8 +108,12 @@ class Inside:
 
     # --- opening ------------------------------------------------------------------------------------------------------
     def _unsealed(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int]) -> Reply:
-        """Once: a second opening could put an older state back. tokenizer: a folder, of public files. state: what
-        `lists` or `state` gave last, in hex."""
+        """Opens the table, once: a second opening could restore an older state.
+
+        Args:
+            state: what `lists` or `state` returned last, in hex.
+            tokenizer: a folder of public files.
+        """
         if self._open is not None:
             raise EnclaveError("the enclave holds a table already", "start another enclave")
         self._key = attest.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
@@ -127,15 +135,18 @@ class Inside:
         return {**self._described(package), "by_byte": decodes_by_byte(known)}, b""
 
     def _restored(self, state: str) -> tuple[float, bytes]:
-        """The budget's level, and the secret of the sanitizer's draws. Raises EnclaveError for a state that is missing,
-        or another table's."""
+        """Returns the budget's level, and the secret of the sanitizer's draws.
+
+        Raises:
+            EnclaveError: the state is missing, or belongs to another table.
+        """
         raw = json.loads(attest.unseal(self._key, STATE, bytes.fromhex(state)))
         if raw["table"] != self._sealed_table:
             raise EnclaveError("the sealed state is another table's", "build the enclave again")
         return float(raw["level"]), bytes.fromhex(raw["root"])
 
     def _state(self, content: bytes) -> Reply:
-        """What must survive a restart, sealed. Rows that leave later are charged anew."""
+        """Returns what must survive a restart, sealed. Rows that leave later are charged again."""
         return {}, self._sealed(self._table.budget.refund(), self._table.root)
 
     def _sealed(self, level: float, root: bytes) -> bytes:
@@ -159,7 +170,12 @@ class Inside:
         return self._open
 
     def _prompt(self, content: bytes, special: bool, limit: int, **settings: Any) -> Reply:
-        """content: the pieces, as `prompt.to_json` writes them. special: whether special tokens go around them."""
+        """Sanitizes a prompt.
+
+        Args:
+            content: the pieces, as `prompt.to_json` writes them.
+            special: whether special tokens are put around them.
+        """
         pieces = prompt.from_json(json.loads(content))
         tokens = prompt.tokens(self._table.tokenizer, pieces, limit, special)
         return self._table.sanitized(tokens, RnmSettings(**settings))
@@ -173,13 +189,13 @@ class Inside:
 
 @dataclass(frozen=True)
 class OpenTable:
-    """An open table at work.
+    """An open table.
 
     Attributes:
         package: the table with its lists.
-        budget: of rows that may leave.
-        sanitizer: of the user's tokens.
-        root: 32 bytes: the same text gets the same substitutes again, so that repeating it gives no second draw.
+        budget: limits the rows that may leave.
+        sanitizer: replaces the user's tokens.
+        root: 32 bytes. The same text gets the same substitutes, so that repeating it gives no second draw.
         tokenizer: the model's.
     """
 
@@ -190,10 +206,12 @@ class OpenTable:
     tokenizer: Any = field(repr=False)
 
     def sanitized(self, tokens: prompt.PromptTokens, settings: RnmSettings) -> Reply:
-        """The vectors of a prompt whose private tokens went through the sanitizer.
+        """Returns the vectors of a prompt whose private tokens were sanitized.
 
-        Raises EnclaveError for special tokens among them, which would cross as they are. The token of what a tokenizer
-        does not know is no exception: the provider chooses which words these are.
+        Raises:
+            EnclaveError: a private token is special, and would be sent unchanged. This includes the unknown token,
+                since the
+                provider chooses which words are unknown.
         """
         own = tokens.ids[tokens.private]
         if self.package.special[own].any():
@@ -207,13 +225,16 @@ class OpenTable:
         return {"tokens": len(ids), "private": int(tokens.private.sum()), "changed": changed}, content
 
     def _stream(self, ids: NDArray[np.int64], settings: RnmSettings) -> Stream:
-        """Of these words alone, whatever stands around them: a chat sends each message again with every turn, and a
-        second draw would tell more of it."""
+        """Returns a stream that depends on these tokens alone, not on what surrounds them.
+
+        A chat sends each message again with every turn, and a second draw would reveal more of it.
+        """
         label = json.dumps([settings.epsilon, settings.p, settings.share, ids.tolist()])
         return Stream(subkey(self.root, "enclave", hashlib.sha256(label.encode()).hexdigest()))
 
     def rows(self, ids: NDArray[np.int64]) -> bytes:
-        """Raises EnclaveError for an id beyond the table, NotCharged for rows that no written level accounts for."""
+        """Returns vectors. Raises EnclaveError for an id beyond the table, NotCharged for rows that no written level
+        covers."""
         if not len(ids) or ids.min() < 0 or ids.max() >= len(self.package.rows):
             raise EnclaveError("a row was asked for that the table does not have", "is the server of the same model?")
         self.budget.take(len(ids))

@@ -1,8 +1,7 @@
-"""The sanitizer in an enclave: report-noisy-max by token (`sanitizers/rnm.py`), with lists that are computed once.
+"""The sanitizer of an enclave: report-noisy-max by token (`sanitizers/rnm.py`), with lists that are computed once.
 
-Sensitive are the rarest 20 % of the tokens, by the user's corpus where one was counted, else by a list of English words
-(`sanitizers/tables/word_list.py`). The host counts: a list is public, and a corpus is
-the user's own.
+The rarest 20 % of the tokens are sensitive, by the user's corpus if one was counted, or else by a list of English words
+(`sanitizers/tables/word_list.py`). The host counts: the list is public, and the corpus is the user's own.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class RnmSettings:
     """The sanitizer's parameters (CMIF, section 3.2; p and share as in 4.1).
 
     Attributes:
-        epsilon: the budget of one token; None: nothing is sanitized.
-        p: how often a token that is not sensitive is replaced.
+        epsilon: the budget of one token. None: nothing is sanitized.
+        p: the probability that a token that is not sensitive is replaced.
         share: the share of tokens that are sensitive.
     """
 
@@ -50,7 +49,7 @@ class RnmSettings:
 
 
 def with_lists(package: TablePackage, k: int = K, stage: Stage = no_stage) -> TablePackage:
-    """Compute the candidate lists: the k others of the largest cosine for each ordinary row, scores by equation 3."""
+    """Computes candidate lists: for each ordinary row the k others of largest cosine, with scores by equation 3."""
     table = WordVectors(tuple(map(str, range(len(package.rows)))), package.vectors(), package.special, "the model")
     size = len(table.candidates)
     near, scores = Rnm(table, 1.0, k).computed_lists(stage("compute candidate lists", size))
@@ -70,7 +69,7 @@ class TokenSanitizer:
     counts: NDArray[np.int64] = field(repr=False)
 
     def sanitized(self, ids: NDArray[np.int64], settings: RnmSettings, stream: Stream) -> NDArray[np.int64]:
-        """(t,) to (t,). Special tokens are unchanged. Raises UsageError for a parameter out of its range."""
+        """Returns (t,) sanitized ids. Special tokens are unchanged. Raises UsageError for a wrong parameter."""
         if settings.epsilon is None:
             return ids
         spared = Spared(sensitive_words(self.counts, settings.share), settings.p)
@@ -83,6 +82,6 @@ class TokenSanitizer:
 
     @cached_property
     def _table(self) -> WordVectors:
-        """The rows' numbers without their vectors, which the lists make needless."""
+        """Returns the rows' numbers without vectors, which the lists replace."""
         empty = np.zeros((len(self.package.rows), 0), np.float32)
         return WordVectors(tuple(map(str, range(len(empty)))), empty, self.package.special, "the model")

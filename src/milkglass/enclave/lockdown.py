@@ -1,12 +1,12 @@
-"""A process gives up what an enclave does not need: network, debuggers, core dumps, files to write, other programs.
+"""Gives up what an enclave does not need: network, debuggers, core dumps, writing files, other programs.
 
     prctl       no core dump and no debugger of the same user (PR_SET_DUMPABLE), no new privileges
     limits      core files of 0 bytes, files of 0 bytes
-    seccomp     the calls of `CALLS` fail with EPERM, and so does opening a file for writing, a FIFO among them
-    namespaces  a user and a network of its own, by bubblewrap (enclave.py) or, where the system allows it, by unshare
+    seccomp     the calls of `CALLS` fail with EPERM, and so does opening a file for writing, also a FIFO
+    namespaces  its own user and network, by bubblewrap (enclave.py) or, if the system allows it, by unshare
 
-What was open before stays open: the pipe, and the host's stderr. The filter names what it denies and allows the rest.
-It protects against mistakes and against other programs of the same user. It protects from nobody who owns the machine.
+What is open before stays open: the pipe, and the host's stderr. The filter denies a list of calls and allows the rest.
+It protects against mistakes and against other programs of the same user, and not against the machine's owner.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALLOW, EPERM = 0x7FFF0000, 0x00050001
 HOLDS = (
     "no core dumps", "no debugger of this user", "no file opened for writing", "no network calls", "no other programs",
 )  # fmt: skip
-# The numbers of what is denied, on x86-64 and aarch64; None: it has no such call
+# The numbers of denied calls on x86-64 and aarch64; None: there is no such call
 CALLS: dict[str, tuple[int, int | None]] = {
     "socket": (41, 198),
     "socketpair": (53, 199),
@@ -60,14 +60,14 @@ CALLS: dict[str, tuple[int, int | None]] = {
     "msgget": (68, 186),
     "mq_open": (240, 180),
 }
-# Calls whose flags are looked at: their numbers, and which argument has the flags
+# Calls whose flags are checked: their numbers, and which argument has the flags
 OPENS: dict[str, tuple[tuple[int, int | None], int]] = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 SYSTEMS = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # the place of its numbers above, and its AUDIT_ARCH
 # BPF: a word of the call's data, jumps on equality, on more or equal and on common bits, an end
 LOAD, EQUAL, AT_LEAST, COMMON, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # where they are in the call's data
-X32 = 0x40000000  # calls of x86-64's second numbering
+NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # offsets in the call's data
+X32 = 0x40000000  # set in calls of x86-64's second numbering
 
 
 class _Program(ctypes.Structure):
@@ -75,15 +75,16 @@ class _Program(ctypes.Structure):
 
 
 def own_namespaces() -> str:
-    """Ask for a user and a network of this process's own, which a process of one thread may. Returns what holds."""
+    """Requests a user and a network namespace, which a process of one thread may. Returns what holds."""
     done = ctypes.CDLL(None).unshare(NEW_USER | NEW_NET) == 0
     return "a user and a network of its own" if done else ""
 
 
 def lock() -> list[str]:
-    """Give up the rest. Returns what holds, in words.
+    """Gives up the rest. Returns what holds, in words.
 
-    Raises EnclaveError where the system has no seccomp: a network that is open would make the pipe one door of many.
+    Raises:
+        EnclaveError: the system has no seccomp. With an open network, the pipe would not be the only channel.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -96,7 +97,7 @@ def lock() -> list[str]:
 
 
 def seccomp_filter(machine: str) -> bytes:
-    """BPF instructions of 8 bytes: another architecture's calls fail as well. Raises EnclaveError."""
+    """Returns BPF instructions of 8 bytes, under which other architectures' calls fail too. Raises EnclaveError."""
     if machine not in SYSTEMS:
         raise EnclaveError(
             f"the calls of {machine} are not known", f"use one of {', '.join(SYSTEMS)}, or a Gramine kind"

@@ -1,7 +1,7 @@
-"""What the provider releases and the enclave seals: the table, the tokenizer's digest, and limits; later the lists.
+"""The package that the provider releases and the enclave seals: the table, the tokenizer's digest, limits, and lists.
 
-A safetensors file: "table" (n, d) as stored, "special" (n,), and after the release "near" (n', k) and "scores" (n', k),
-the candidate lists, which are computed once.
+It is a safetensors file: "table" (n, d) as stored, "special" (n,), and after the release "near" (n', k) and "scores"
+(n', k), the candidate lists, which are computed once.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class TablePackage:
 
     Attributes:
         rows: (n, d * size) uint8: the table's bytes.
-        special: (n,) rows that are neither drawn nor replaced.
-        dtype: of a number, as it was stored.
+        special: (n,) whether a row is neither drawn nor replaced.
+        dtype: the stored type of a number.
         tokenizer: SHA-256 of the tokenizer's files, in hex.
         policy: how many rows may leave.
-        near: (m, k) the candidates of each ordinary row, by their place among these; None before `lists.py` ran.
+        near: (m, k) the candidates of each ordinary row, by their place among these. None before `lists.py` ran.
         scores: (m, k) their normalised cosines.
         files: the tokenizer's, by name, on their way to the client's folder; the sealed package has none.
     """
@@ -56,14 +56,14 @@ class TablePackage:
         return self.rows.shape[1] // SIZES[self.dtype]
 
     def vectors(self) -> NDArray[np.float32]:
-        """(n, d) as fp32."""
+        """Returns (n, d) as fp32."""
         if self.dtype == "bfloat16":  # the upper half of an fp32
             return (self.rows.view("<u2").astype(np.uint32) << 16).view(np.float32)
         return self.rows.view({"float16": "<f2", "float32": "<f4"}[self.dtype]).astype(np.float32)
 
     @classmethod
     def of_model(cls, folder: Path, table: torch.Tensor, policy: RowPolicy) -> TablePackage:
-        """What a provider releases of a model. table: (n, d) as stored."""
+        """Returns what a provider releases of a model. `table` is (n, d) as stored."""
         import torch
 
         from milkglass.models.tokenizer import load_tokenizer
@@ -76,7 +76,7 @@ class TablePackage:
         )
 
     def with_lists(self, near: NDArray[np.int32], scores: NDArray[np.float64]) -> TablePackage:
-        """The package as it is sealed: with candidate lists, and without the tokenizer's files."""
+        """Returns the package as it is sealed: with candidate lists, and without the tokenizer's files."""
         return replace(self, near=near, scores=scores, files={})
 
     def encode(self) -> bytes:
@@ -91,7 +91,7 @@ class TablePackage:
 
     @classmethod
     def decode(cls, content: bytes) -> TablePackage:
-        """Read what `encode` gave. Raises EnclaveError for anything else, such as a file that is not a tokenizer's."""
+        """Reads what `encode` returned. Raises EnclaveError for anything else, such as a file of another kind."""
         try:
             parts = load(content)
             info = json.loads(parts.pop("info").tobytes())
@@ -112,7 +112,7 @@ class TablePackage:
 
 
 def tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """The files that make a tokenizer, by name. config.json is read for the number of positions."""
+    """Returns the files of a tokenizer by name. config.json has the number of positions."""
     return {name: (folder / name).read_bytes() for name in TOKENIZER if (folder / name).is_file()}
 
 

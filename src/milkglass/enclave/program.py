@@ -1,5 +1,4 @@
-"""`python -m milkglass.enclave.program KIND`: the enclave as a process, which speaks through a pipe; and the messages
-that both sides write into it.
+"""`python -m milkglass.enclave.program KIND`: the enclave as a process, and the messages in its pipe.
 
 It loads what it needs, locks itself, says hello, and answers one request at a time until the pipe closes. A message is
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 MESSAGE_HEAD = struct.Struct("<IQ")
 MAX_OBJECT, MAX_BYTES = 64 << 20, 8 << 30
-INNER = "MILKGLASS_ENCLAVE_NAMESPACES"  # set where the process was given namespaces already
+INNER = "MILKGLASS_ENCLAVE_NAMESPACES"  # is set if the process has namespaces already
 
 
 def main(kind: str) -> None:
@@ -42,7 +41,7 @@ def main(kind: str) -> None:
 
 
 def serve(inside: Inside, reading: IO[bytes], writing: IO[bytes]) -> None:
-    """Answer requests until the pipe closes. No error quotes what came."""
+    """Answers requests until the pipe closes. No error quotes a request."""
     while (message := read_message(reading)) is not None:
         try:
             value, content = inside.answer(*message)
@@ -57,13 +56,13 @@ def serve(inside: Inside, reading: IO[bytes], writing: IO[bytes]) -> None:
 
 
 def _tell(writing: IO[bytes], name: str, size: int) -> Progress:
-    """Tell the host, before an answer, how much there is to do, and then how much more is done. The name is dropped."""
+    """Tells the host, before an answer, how much there is to do, then how much is done. The name is dropped."""
     write_message(writing, {"size": size})
     return lambda more: write_message(writing, {"progress": more})
 
 
 def write_message(pipe: IO[bytes], value: dict[str, Any], content: bytes | memoryview = b"") -> None:
-    """Send an object and bytes."""
+    """Sends an object and bytes."""
     text = json.dumps(value).encode()
     pipe.write(MESSAGE_HEAD.pack(len(text), len(content)) + text)
     pipe.write(content)
@@ -71,7 +70,7 @@ def write_message(pipe: IO[bytes], value: dict[str, Any], content: bytes | memor
 
 
 def read_message(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
-    """Receive an object and bytes; None at the end of the pipe. Raises EnclaveError for anything else."""
+    """Receives an object and bytes, or None at the end of the pipe. Raises EnclaveError for anything else."""
     head = pipe.read(MESSAGE_HEAD.size)
     if not head:
         return None

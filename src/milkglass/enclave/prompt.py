@@ -1,12 +1,12 @@
-"""A prompt in pieces, which of them the user wrote, and its tokens: the user's are sanitized, the others are not.
+"""Divides a prompt into pieces and tokens: those that the user wrote are sanitized, the others are not.
 
-The template and the tokenizer are the provider's, and the provider must not read the user's text. So neither decides
-what is private:
+The template and the tokenizer are the provider's, which must not read the user's text. So neither decides what is
+private:
 
-- The template never sees a text. It renders marks in the messages' place, and the texts are put into the marks' place.
-- Each piece is tokenized apart, so that no rule of the tokenizer can write into the template's tokens what the user's
-  text holds. The tokenizer's parts are on a list (models/tokenizer_parts.py), and the tokens of the user's pieces must
-  read as the user's text.
+- The template never sees a text. It renders marks in place of the messages, which the texts then replace.
+- Each piece is tokenized separately, so that no rule of the tokenizer can write the user's text into the template's
+  tokens. The tokenizer's parts are on a list (models/tokenizer_parts.py), and the tokens of the user's pieces must read
+  as the user's text.
 
 The host renders and divides; the enclave tokenizes (inside.py).
 """
@@ -37,7 +37,7 @@ class PromptPiece(TextPiece):
     """A part of a prompt.
 
     Attributes:
-        private: Whether it is the user's, and is sanitized.
+        private: whether it is the user's, and is sanitized.
     """
 
     private: bool
@@ -45,7 +45,7 @@ class PromptPiece(TextPiece):
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """One prompt.
+    """The tokens of one prompt.
 
     Attributes:
         ids: (t,)
@@ -57,12 +57,12 @@ class PromptTokens:
 
     @property
     def runs(self) -> list[slice]:
-        """Where the user's text is: a slice for each part that is not interrupted, as messages of a chat are."""
+        """Returns a slice for each uninterrupted part of the user's text, such as a message of a chat."""
         edges = np.flatnonzero(np.diff(self.private.astype(np.int8), prepend=0, append=0)).tolist()
         return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
     def replaced(self, replace: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> NDArray[np.int64]:
-        """(t,) the ids, each part of the user's text as `replace` gives it, token for token."""
+        """Returns (t,) the ids, with each part of the user's text replaced token for token."""
         ids = self.ids.copy()
         for run in self.runs:
             ids[run] = replace(ids[run])
@@ -70,30 +70,31 @@ class PromptTokens:
 
 
 def of_text(tokenizer: Any, text: str, instruction: str, limit: int) -> PromptTokens:
-    """The tokens of `text_pieces`, with the tokenizer's special tokens around them. Raises CodecError, EnclaveError."""
+    """Returns the tokens of `text_pieces` between special tokens. Raises CodecError, EnclaveError."""
     return tokens(tokenizer, text_pieces(text, instruction), limit, special=True)
 
 
 def of_chat(tokenizer: Any, messages: Sequence[Message], limit: int, instruction: str = "") -> PromptTokens:
-    """The tokens of `chat_pieces`. Raises CodecError, EnclaveError."""
+    """Returns the tokens of `chat_pieces`. Raises CodecError, EnclaveError."""
     return tokens(tokenizer, chat_pieces(tokenizer, messages, instruction), limit, special=False)
 
 
 def text_pieces(text: str, instruction: str) -> list[PromptPiece]:
-    """Plain text to continue, after an instruction that is not sanitized. Raises CodecError."""
+    """Returns plain text to continue, after an instruction that is not sanitized. Raises CodecError."""
     require_text([text])
     return _joined([PromptPiece(instruction, True, False), PromptPiece(text, True, True)])
 
 
 def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = "") -> list[PromptPiece]:
-    """A conversation in the model's own template.
+    """Returns a conversation in the model's own template.
 
-    What users say is sanitized. What the system and the model say is not, nor the instruction where a message of the
-    user's begins with it.
+    What users say is sanitized. What the system and the model say is not, nor an instruction with which a message of
+    the
+    user begins.
 
     Raises:
-        CodecError: The template refuses the conversation, leaves a message out, or does anything with a message but
-            write it, with or without the white space around it.
+        CodecError: the template refuses the conversation, leaves a message out, or changes a message in any way but to
+            strip the white space around it.
     """
     require_messages(tokenizer, messages)
     if strange := next((n for n, one in enumerate(messages, 1) if not ROLE.fullmatch(one["role"])), 0):
@@ -105,14 +106,16 @@ def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = 
 
 
 def tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, special: bool) -> PromptTokens:
-    """Tokenize a prompt, each piece apart.
+    """Tokenizes a prompt, each piece separately.
 
     Args:
-        special: Whether the tokenizer's special tokens are put around it.
+        limit: the most tokens.
+        special: whether the tokenizer's special tokens are put around it.
 
     Raises:
-        EmptyText, TooLong: The prompt has no token, or more than `limit`.
-        EnclaveError: The tokens of the user's text read as another text.
+        EmptyText: the prompt has no token.
+        TooLong: the prompt has more than `limit` tokens.
+        EnclaveError: the tokens of the user's text read as another text.
     """
     before, after = special_around(tokenizer) if special else ([], [])
     ids, private = list(before), [False] * len(before)
@@ -131,12 +134,12 @@ def tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, special: b
 
 
 def to_json(pieces: Sequence[PromptPiece]) -> list[list[Any]]:
-    """Return the pieces as data that crosses to the enclave."""
+    """Returns the pieces as data that is sent to the enclave."""
     return [[piece.text, piece.literal, piece.private] for piece in pieces]
 
 
 def from_json(raw: Sequence[Sequence[Any]]) -> list[PromptPiece]:
-    """Return the pieces that `to_json` wrote. Raises TypeError or ValueError for anything else."""
+    """Returns the pieces that `to_json` wrote. Raises TypeError or ValueError for anything else."""
     pieces = [PromptPiece(text, literal, private) for text, literal, private in raw]
     if not all(type(one.text) is str and type(one.literal) is bool and type(one.private) is bool for one in pieces):
         raise TypeError("a piece is a text and two truth values")
@@ -146,7 +149,7 @@ def from_json(raw: Sequence[Sequence[Any]]) -> list[PromptPiece]:
 # --- the template -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Place:
-    """Where a message stands: its number, and whether the template strips its white space before and after it."""
+    """The place of a message: its number, and whether the template strips white space before and after it."""
 
     message: int
     strips_before: bool
@@ -161,7 +164,7 @@ class _Layout:
 
     @classmethod
     def of(cls, tokenizer: Any, messages: Sequence[Message], size: int) -> _Layout:
-        """size: bytes of each half of a mark."""
+        """Renders a conversation with marks in place of its messages. `size` is the bytes of each half of a mark."""
         marks = {_Mark.drawn(size): number for number, one in enumerate(messages) if one["content"]}
         names = {number: str(mark) for mark, number in marks.items()}
         marked = [{**_seen(one), "content": names.get(number, one["content"])} for number, one in enumerate(messages)]
@@ -171,7 +174,7 @@ class _Layout:
         return cls(tuple(_split(text, marks)))
 
     def pieces(self, messages: Sequence[Message], instruction: str) -> Iterator[PromptPiece]:
-        """Yield the same with the messages in their places."""
+        """Yields the pieces with the messages in their places."""
         for part in self.parts:
             if isinstance(part, str):
                 yield PromptPiece(part, False, False)
@@ -187,12 +190,13 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Mark:
-    """What stands in a message's place.
+    """A mark that stands for a message.
 
     Attributes:
-        core: Letters that no template can know, with a quotation mark and a line feed among them: a template that
-            escapes texts would change these.
-        before, after: White space around it, which a template may strip.
+        core: letters that no template can know, with a quotation mark and a line feed among them, which a template that
+            escapes texts would change.
+        before: white space before it, which a template may strip.
+        after: white space after it, which a template may strip.
     """
 
     core: str
@@ -214,7 +218,7 @@ def _seen(message: Message) -> dict[str, str]:
 
 
 def _split(text: str, marks: Mapping[_Mark, int]) -> Iterator[str | _Place]:
-    """Yield the template's texts and the places of the marks between them."""
+    """Yields the template's texts and the places of the marks between them."""
     known = {mark.core: mark for mark in marks}
     parts = re.split(f"({'|'.join(map(re.escape, known))})" if known else "(?!)", text)
     strips_before = True
@@ -244,8 +248,11 @@ def _rewritten(how: str = "rewrites what a message says") -> CodecError:
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
 def _joined(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[PromptPiece]:
-    """The pieces that are not empty, a space at the end of one at the beginning of the next literal one: tokenizers
-    write a space into the word after it."""
+    """Returns the pieces that are not empty. A space at the end of one is moved to the beginning of the next literal
+    one.
+
+    Tokenizers write a space into the word after it.
+    """
     result = list[PromptPiece]()
     for piece in pieces:
         if not piece.text:
@@ -261,7 +268,7 @@ def _joined(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[Promp
 
 
 def _require_same(tokenizer: Any, ids: Sequence[int], text: str) -> None:
-    """Raise EnclaveError where the tokens read as another text than the user's, as the normalizer writes both."""
+    """Raises EnclaveError if the tokens read as another text than the user's, after the normalizer."""
     normalizer = tokenizer.backend_tokenizer.normalizer
     if reads_as(tokenizer, None if normalizer is None else normalizer.normalize_str, ids, text):
         return

@@ -1,6 +1,7 @@
-"""What engines' events have in common, read strictly: errors, ids, ends, log-probabilities. Raises RemoteError.
+"""Reads what engines' events have in common: errors, ids, ends, log-probabilities. It is strict, and raises
+RemoteError.
 
-Two of them, vLLM's `/inference/v1/generate` and Milkglass's own `/v1/completions`, write events of one shape:
+vLLM's `/inference/v1/generate` and Milkglass's own `/v1/completions` write events of one format:
 
     {"choices": [{"token_ids": [..], "finish_reason": null, "stop_reason": null,
                   "logprobs": {"content": [{"token_id", "logprob", "top_logprobs": [{"token_id", "logprob"}]}]}}]}
@@ -19,7 +20,7 @@ from milkglass.errors import RefusedThere, RemoteError, Unauthorized
 HINT = "is it an engine of the kind that was named?"
 MAX_ID = 1 << 31
 EMPTY_EVENTS = 1000  # events of an answer without an id, in all: engines report how far a prompt was read
-KIND = re.compile("[A-Za-z_]{1,40}")  # of an error, in an engine's words: without digits it names no id
+KIND = re.compile("[A-Za-z_]{1,40}")  # an engine's name of an error: without digits it names no id
 STATUS_HINTS = {
     400: "the engine takes no such prompt or option: is the prompt too long, are the ids this model's?",
     401: "give the engine's key as the token; that of Milkglass's own server is in its home folder",
@@ -42,7 +43,7 @@ def _content(choice: Mapping[str, Any], count: int, most: int) -> list[list[IdLo
 
 
 def require_no_error(event: Mapping[str, Any]) -> None:
-    """Engines refuse some requests only after they began to answer, with an event."""
+    """Raises RemoteError for an event that reports an error. Engines refuse some requests in the middle."""
     error = event.get("error")
     if error is None:
         return
@@ -53,8 +54,11 @@ def require_no_error(event: Mapping[str, Any]) -> None:
 
 
 def refusal(status: int, kind: Any) -> RemoteError:
-    """What an error becomes. kind: its name; the engine's own words stay here, as they may repeat ids. `status` of the
-    result is the HTTP status."""
+    """Returns the error for an HTTP status, which the result has as `status`.
+
+    Args:
+        kind: the error's name. The engine's own message is not used, because it may repeat ids.
+    """
     named = f" ({kind})" if isinstance(kind, str) and KIND.fullmatch(kind) else ""
     hint = STATUS_HINTS.get(status, "the engine's log says more")
     if 300 <= status < 400:
@@ -78,8 +82,11 @@ def finish_of(value: Any) -> Finish | None:
 
 
 def taken_and_best(content: Sequence[Mapping[str, Any]], name: str, most: int) -> list[list[IdLogprob]]:
-    """Of entries with an id under `name`, its "logprob" and the likeliest ones as "top_logprobs": what was taken, then
-    the `most` likeliest."""
+    """Returns for each entry the token that was taken, then the `most` likeliest.
+
+    Args:
+        content: entries with an id under `name`, its "logprob", and the likeliest ones as "top_logprobs".
+    """
 
     def one(entry: Mapping[str, Any]) -> IdLogprob:
         return logprob(entry.get(name), entry.get("logprob"))
@@ -94,7 +101,7 @@ def logprob(token: Any, value: Any) -> IdLogprob:
 
 
 def best_first(taken: IdLogprob, best: Sequence[IdLogprob], count: int) -> list[IdLogprob]:
-    """The token that was taken, then the `count` likeliest."""
+    """Returns the token that was taken, then the `count` likeliest."""
     return [taken, *sorted(best, key=lambda one: -one.logprob)[:count]]
 
 
@@ -112,17 +119,17 @@ class EmbedsIds(IdsEngine):
 
 
 class ChoiceEngine(EmbedsIds):
-    """An engine that honours these options, and writes events of the shape above."""
+    """An engine that writes events of the format above, and honours these options."""
 
     options: ClassVar[frozenset[str]] = frozenset(
         {
             *("top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
             *("logit_bias", "logprobs"),
         }
-    )  # by name: an option that comes later is refused until `completion` sends it
+    )  # by name: a new option is refused until `completion` sends it
 
     def reader(self, request: IdsRequest) -> Reader:
-        """The id that ended the answer is the last of `token_ids` there."""
+        """Returns a reader that drops the id that ended the answer, which is the last of `token_ids`."""
 
         def read(event: Mapping[str, Any]) -> IdsChunk:
             require_no_error(event)
@@ -146,7 +153,7 @@ def _place(row: Mapping[str, Any]) -> int:
 
 
 class AnswerBounds:
-    """What one streamed answer may hold: `max_tokens` ids, one end, and few events beside.
+    """Checks the bounds of one streamed answer: `max_tokens` ids, one end, and few events without ids.
 
     Attributes:
         ended: whether the engine said why the answer ended.
@@ -157,7 +164,7 @@ class AnswerBounds:
         self._empty, self._logprobs, self.ended = EMPTY_EVENTS, request.logprobs is not None, False
 
     def checked(self, chunk: IdsChunk) -> IdsChunk:
-        """The same chunk. Raises RemoteError for one that cannot be."""
+        """Returns the chunk. Raises RemoteError if it exceeds the bounds."""
         self._left -= len(chunk.ids)
         if self._left < 0 or (self.ended and (chunk.ids or chunk.finish)):
             raise RemoteError(f"the engine sent more than the {self._most} tokens of one answer", "don't trust it")

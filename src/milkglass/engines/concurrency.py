@@ -1,8 +1,8 @@
-"""How many calls an engine answers at a time; the others wait in the order in which they came.
+"""Limits the calls that an engine answers at a time. The others wait in order.
 
-An application's request may ask for more answers than there are connections. Its answers wait for each other without a
-limit of time: how long each of them may take at the engine is bounded elsewhere. A request none of whose answers has
-begun waits as long as for an answer's beginning, and then gets EngineBusy.
+An application's request may ask for more answers than there are connections. While one of its answers is running, the
+others wait without a time limit, because the time of each at the engine is limited elsewhere. A request without a
+running answer waits as long as for an answer's beginning, and then gets EngineBusy.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class CallLimit:
     """A limit of calls at a time.
 
     Attributes:
-        most: Calls at a time.
-        timeout: Seconds that a call waits while no other of its request is under way.
+        most: the most calls at a time.
+        timeout: seconds that a call waits while no other call of its request is running.
     """
 
     def __init__(self, most: int, timeout: float) -> None:
@@ -34,10 +34,10 @@ class CallLimit:
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        """Count a call while the block runs.
+        """Counts a call while the block runs.
 
         Raises:
-            EngineBusy: All calls at a time were under way for too long.
+            EngineBusy: the limit was reached for too long.
         """
         request = REQUEST.get()
         await self._acquire(request)

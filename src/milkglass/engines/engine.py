@@ -1,10 +1,8 @@
-"""What an engine is to a client that speaks token ids: how it is asked, and how its answers are read.
+"""The interface of an engine to a client that speaks token ids: how it is called, and how its answers are read.
 
-An engine is a translation without a connection, so that a recorded exchange is a whole test of it; upstream.py sends
-and receives. Everything here is scrambled already. An engine of a new kind is a file with a subclass of `IdsEngine` and
-a line in catalogue.py.
-
-Out of scope: keys, tokenizers, text.
+An engine translates and has no connection, so that a recorded exchange tests it completely; upstream.py sends and
+receives. All data here are scrambled already. A new engine is a file with a subclass of `IdsEngine` and a line in
+catalogue.py.
 """
 
 from __future__ import annotations
@@ -20,27 +18,27 @@ from milkglass.errors import RemoteError, UnsupportedModel, UsageError
 
 Finish = Literal["stop", "length"]
 NO_BIAS: Mapping[int, float] = {}
-NAME = re.compile(r"[!-~]{1,200}")  # of a model: nothing that steers a terminal
+NAME = re.compile(r"[!-~]{1,200}")  # a model's name, without characters that steer a terminal
 
 
 @dataclass(frozen=True)
 class IdsRequest:
-    """One prompt, and how tokens are drawn after it. Only `ALWAYS` has to be honoured by every engine.
+    """One prompt, and how tokens are drawn after it. Every engine must honour the fields of `ALWAYS`.
 
     Attributes:
-        prompt: scrambled ids, one at least.
-        max_tokens: of the answer.
-        temperature: 0 takes the likeliest.
-        top_p: the fewest tokens whose chances reach this are drawn from.
-        stop_ids: scrambled ids that end the answer, beside the model's own end ids.
-        top_k: so many of the likeliest are drawn from; 0: all.
-        min_p: tokens whose chance is below this share of the likeliest's are left out.
-        seed: of the draws.
-        presence_penalty: taken from the logit of each token that the answer has.
-        frequency_penalty: the same, for each time that it has it.
-        repetition_penalty: divides the positive logits of tokens of prompt and answer, multiplies the negative.
-        logit_bias: added to logits, by scrambled id.
-        logprobs: how many of the likeliest tokens are reported at each place, beside the one taken; None: nothing is.
+        prompt: scrambled ids, at least one.
+        max_tokens: the most tokens of the answer.
+        temperature: 0 takes the likeliest token.
+        top_p: draws from the fewest tokens whose probabilities reach this.
+        stop_ids: scrambled ids that end the answer, besides the model's own end ids.
+        top_k: draws from this many of the likeliest tokens; 0: all.
+        min_p: leaves out tokens whose probability is below this share of the likeliest's.
+        seed: the seed of the draws.
+        presence_penalty: is subtracted from the logit of each token in the answer.
+        frequency_penalty: is subtracted from the logit of a token for each time that it is in the answer.
+        repetition_penalty: divides the positive logits of tokens of prompt and answer, and multiplies the negative.
+        logit_bias: is added to logits, by scrambled id.
+        logprobs: how many of the likeliest tokens are reported at each place, besides the one taken. None: no token is.
     """
 
     prompt: Sequence[int]
@@ -58,7 +56,7 @@ class IdsRequest:
     logprobs: int | None = None
 
     def options(self) -> set[str]:
-        """Names of the fields that ask for something which not every engine can do."""
+        """Returns the names of the fields that are set and that some engines do not honour."""
         neutral = {one.name: one.default for one in fields(self)} | {"logit_bias": NO_BIAS}
         return {name for name, value in neutral.items() if name not in ALWAYS and getattr(self, name) != value}
 
@@ -68,7 +66,7 @@ ALWAYS = frozenset({"prompt", "max_tokens", "temperature", "top_p", "stop_ids"})
 
 @dataclass(frozen=True)
 class IdLogprob:
-    """A token and the natural logarithm of its chance."""
+    """A token and the natural logarithm of its probability."""
 
     id: int
     logprob: float
@@ -76,13 +74,14 @@ class IdLogprob:
 
 @dataclass(frozen=True)
 class IdsChunk:
-    """What one event of a streamed answer brings.
+    """The content of one event of a streamed answer.
 
     Attributes:
-        ids: fresh ones, in order; without those that ended the answer.
-        logprobs: for each of `ids` the token that was taken, then the likeliest ones, the best first; empty where they
-            were not asked for.
-        finish: why the answer ended; None while it goes on.
+        ids: new ids, in order, without those that ended the answer.
+        logprobs: for each of `ids` the token that was taken, then the likeliest ones, the best first; empty if they
+            were
+            not requested.
+        finish: why the answer ended. None: it goes on.
     """
 
     ids: Sequence[int] = ()
@@ -92,14 +91,14 @@ class IdsChunk:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that an engine names.
+    """A model that an engine serves. None stands for what the engine does not say.
 
     Attributes:
-        name: its id there.
-        length: tokens of prompt and answer together; None: the engine does not say.
-        key_id: of the key that scrambled it; None: the engine does not say.
-        kind: "encoder" or "decoder"; None: the engine does not say.
-        owner: what the engine calls itself, in `owned_by`; None: it does not say.
+        name: the model's id there.
+        length: the most tokens of prompt and answer together.
+        key_id: the identifier of the key that scrambled it.
+        kind: "encoder" or "decoder".
+        owner: the engine's name for itself, in `owned_by`.
     """
 
     name: str
@@ -110,8 +109,11 @@ class ServedModel:
 
 
 def name_of(record: Mapping[str, Any]) -> str:
-    """A model's name: an engine's default is often a path. It is sent back in a body and printed, in no address. Raises
-    RemoteError."""
+    """Returns a model's name, which may be a path. It is sent back in a body and printed, but is part of no URL.
+
+    Raises:
+        RemoteError: it is no proper name.
+    """
     name = record.get("id")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RemoteError(
@@ -122,7 +124,7 @@ def name_of(record: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Call:
-    """A request as it crosses: nothing else is sent but the fixed headers of upstream.py.
+    """A request as it is sent. Nothing else is sent but the fixed headers of upstream.py.
 
     Attributes:
         path: below the engine's address.
@@ -137,11 +139,11 @@ Reader = Callable[[Mapping[str, Any]], IdsChunk]  # reads the events of one answ
 
 
 class IdsEngine(abc.ABC):
-    """Authors write `completion` and `reader`, and `embedding` and `vectors` where the engine has them.
+    """The base of all engines. Subclasses write `completion` and `reader`, and `embedding` and `vectors` if they embed.
 
     Attributes:
         name: in `--engine` and in catalogue.py.
-        options: fields of IdsRequest that it honours, beside ALWAYS.
+        options: fields of IdsRequest that it honours, besides ALWAYS.
         models: the call that lists its models.
     """
 
@@ -150,21 +152,21 @@ class IdsEngine(abc.ABC):
     models: ClassVar[Call] = Call("/v1/models")
 
     def require(self, request: IdsRequest) -> None:
-        """Raises UsageError, before anything is sent, for an option that the engine would not honour."""
+        """Raises UsageError, before anything is sent, for an option that the engine does not honour."""
         if missing := sorted(request.options() - self.options):
             has = ", ".join(sorted(self.options)) or "none of the optional ones"
             raise UsageError(f"{missing[0]} is not offered by the engine {self.name}", f"it offers: {has}")
 
     @abc.abstractmethod
     def completion(self, model: str, request: IdsRequest) -> Call:
-        """What streams an answer as server-sent events."""
+        """Returns the call that streams an answer as server-sent events."""
 
     @abc.abstractmethod
     def reader(self, request: IdsRequest) -> Reader:
-        """Reads the events that answer `request`. Raises RemoteError for what cannot be."""
+        """Returns a reader of the events that answer `request`. It raises RemoteError for invalid ones."""
 
     def served(self, answer: Mapping[str, Any]) -> list[ServedModel]:
-        """Of the answer to `models`, in OpenAI's shape. Raises RemoteError."""
+        """Reads the answer to `models`, in OpenAI's format. Raises RemoteError."""
         return [
             ServedModel(
                 name_of(one),
@@ -177,11 +179,11 @@ class IdsEngine(abc.ABC):
         ]
 
     def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:
-        """Raises UnsupportedModel, as `vectors` does, where the engine embeds no ids (answers.py has what embeds)."""
+        """Returns the call that embeds rows of ids. Raises UnsupportedModel if the engine embeds none (answers.py)."""
         raise self._embeds_nothing()
 
     def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:
-        """One vector per row, in order. Raises RemoteError."""
+        """Returns one vector for each row, in order. Raises RemoteError, or UnsupportedModel like `embedding`."""
         raise self._embeds_nothing()
 
     def _embeds_nothing(self) -> UnsupportedModel:

@@ -1,4 +1,4 @@
-"""The server-sent events of one answer: their data, within bounds of size and time that the engine cannot stretch."""
+"""Reads the server-sent events of one answer, within limits of size and time that the engine cannot extend."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from milkglass.errors import RemoteError, Unreachable
 
 MAX_EVENT = 4 << 20  # bytes of one event
 MAX_COMMENTS = 256 << 10  # bytes of a whole answer that are no event: comments, and events without data
-FRAME = 128  # bytes of an event beside its data: names of fields, an id
+FRAME = 128  # bytes of an event besides its data: names of fields, an id
 TIMED_OUT = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
 
 
 @dataclass
 class Traffic:
-    """Bytes of bodies that crossed so far, those of headers not among them."""
+    """The bytes of bodies that were sent and received, without headers."""
 
     sent: int = 0
     received: int = 0
@@ -28,10 +28,10 @@ class Traffic:
 
 @final
 class AnswerEvents:
-    """The events of one answer, in order; close it (`aclosing`), so that the connection is given back.
+    """The events of one answer, in order. Close it (`aclosing`), so that the connection is given back.
 
     Attributes:
-        silence: Seconds that an event may take from when it is asked for; comments do not count.
+        silence: seconds that the next event may take. Comments do not count as events.
     """
 
     def __init__(self, answer: httpx2.Response, silence: float, traffic: Traffic) -> None:
@@ -42,11 +42,11 @@ class AnswerEvents:
         self.silence = silence
 
     async def next(self) -> str | None:
-        """Return the data of the next event that has some; None at the end of the answer.
+        """Returns the data of the next event that has some, or None at the end of the answer.
 
         Raises:
-            RemoteError: An event, or what is no event, has too many bytes.
-            Unreachable: No event came in time.
+            RemoteError: an event, or the comments, have too many bytes.
+            Unreachable: no event came in time.
         """
         try:
             async with asyncio.timeout(self.silence):
@@ -61,15 +61,15 @@ class AnswerEvents:
             raise RemoteError(f"an event of the answer has more than {MAX_EVENT} bytes", HINT) from error
 
     async def aclose(self) -> None:
-        """Read no more of the answer."""
+        """Stops reading the answer."""
         await self._events.aclose()
 
 
 class _BoundedBytes(httpx2.AsyncByteStream):
-    """The bytes of an answer, of which not too many may be no event.
+    """The bytes of an answer, with a limit on those that are no event.
 
     Attributes:
-        no_events: Bytes so far, less those of the events that were read.
+        no_events: bytes so far, without those of the events that were read.
     """
 
     def __init__(self, stream: Any, traffic: Traffic) -> None:

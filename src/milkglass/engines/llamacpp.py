@@ -1,15 +1,16 @@
-"""llama.cpp's server: `llama-server -m FILE.gguf --alias NAME`, of a file that `milkglass export` wrote.
+"""llama.cpp's server: `llama-server -m FILE.gguf --alias NAME`, with a file that `milkglass export` wrote.
 
-`POST /completion` takes ids and streams one event per token, the token that ends the answer included; only the event
-after it says that the answer ended. A token that may have ended the answer is therefore held until the next event: one
-of `stop_ids`, or one without text, which in a file that `export` wrote is an end id.
+`POST /completion` takes ids and streams one event for each token, including the token that ends the answer; only the
+next event says that the answer ended. A token that may have ended the answer is therefore held until the next event:
+one
+of `stop_ids`, or one without text, which in an exported file is an end id.
 
-The server stops at strings, not at ids. In a file that `export` wrote every token has a name of its own (opaque.py),
-which no text of other names contains, so that the name of an id stops there and nowhere else. A file with a real
-vocabulary is refused, since the server sends no event for a token that is not a whole character.
+The server stops at strings, not at ids. In an exported file every token has its own name (opaque.py), which no text of
+other names contains, so that the name of an id stops there and nowhere else. A file with a real vocabulary is refused,
+since the server sends no event for a token that is not a whole character.
 
-Presence and frequency penalties count the prompt as well here, so they are not offered. Read in llama.cpp 0.6.0
-(`tools/server`); run by tests/engines/test_real.py.
+Presence and frequency penalties count the prompt as well here, so they are not offered. Written for llama.cpp 0.6.0
+(`tools/server`); tests/engines/test_real.py runs it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class LlamaCpp(IdsEngine):
     )
 
     def completion(self, model: str, request: IdsRequest) -> Call:
-        """The server has one model, so that its name is not sent."""
+        """Returns the call. The model's name is not sent, since the server has one model."""
         body: dict[str, Any] = {
             "prompt": list(request.prompt), "n_predict": request.max_tokens, "temperature": request.temperature,
             "top_p": request.top_p, "top_k": request.top_k, "min_p": request.min_p,
@@ -76,14 +77,14 @@ class LlamaCpp(IdsEngine):
 
 
 def _model(record: Mapping[str, Any]) -> ServedModel:
-    """The file's name is the model's unless `--alias` gives one."""
+    """Returns a served model. Its name is the file's unless `--alias` gives one."""
     meta = record.get("meta")
     length = meta.get("n_ctx") if isinstance(meta, Mapping) else None
     return ServedModel(name_of(record), length if is_count(length) else None, None, "decoder", record.get("owned_by"))
 
 
 class _LlamaCppAnswer:
-    """What came of one answer, and the token that may have ended it."""
+    """The state of one answer, with the token that may have ended it."""
 
     def __init__(self, request: IdsRequest) -> None:
         self._request, self._ends, self._seen = request, frozenset(request.stop_ids), 0

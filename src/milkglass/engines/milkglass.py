@@ -1,4 +1,4 @@
-"""Milkglass's own server, `milkglass serve` (docs/api.md): the only one of the engines that trains."""
+"""Milkglass's own server, `milkglass serve` (docs/api.md), the only engine here that trains."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from milkglass.engines.engine import Call, IdsRequest
 
 @dataclass(frozen=True)
 class MilkglassServer(ChoiceEngine):
-    """`POST /v1/completions` with ids; an encoder embeds: means of its last hidden states, of length 1. It takes fields
-    from the request alone: no generation_config.json decides."""
+    """`POST /v1/completions` with ids. An encoder embeds: the mean of its last hidden states, of length 1.
+
+    All settings come from the request; no generation_config.json has an effect.
+    """
 
     name: ClassVar[str] = "milkglass"
 

@@ -1,8 +1,8 @@
-"""Opaque names: what stands for the tokens of a scrambled model where an engine insists on a vocabulary.
+"""Opaque names of tokens, for engines that require a vocabulary with a scrambled model.
 
-Token i is `t` and i in seven digits. All names have one width, so that no name begins another and text of names is cut
-in one way only; the letter begins names and is in them nowhere else, so that a name is never found across two others.
-They tell nothing: the engine sees ids anyway.
+Token i is `t` and i in seven digits. All names have one width, so that no name begins another and text of names can be
+split in one way only. The letter is only at the beginning of names, so that a name is never found across two others.
+Names reveal nothing, since the engine sees ids anyway.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PATTERN = f"t[0-9]{{{DIGITS}}}"
 
 
 def opaque_name(token: int) -> str:
-    """Raises UsageError for an id that has no such name."""
+    """Returns the name of a token. Raises UsageError for an id that has no such name."""
     if not 0 <= token < MAX_NAMES:
         raise UsageError(f"an id is not below {MAX_NAMES}, which opaque names end at", "give an id of this model")
     return f"t{token:0{DIGITS}}"

@@ -1,9 +1,9 @@
 """SGLang's server: `python -m sglang.launch_server --model-path FOLDER --skip-tokenizer-init`.
 
-`POST /generate`. An event holds all ids so far, or with `--incremental-streaming-output` the fresh ones alone, which is
-less to send: n ids take n^2 / 2 otherwise. `completion_tokens` tells the two apart. Repetition penalties count the
-answer alone there and seeds need another mode, so neither is offered. Read in SGLang 0.5.23
-(`srt/managers/tokenizer_manager.py`), not run: it needs a GPU.
+An event of `POST /generate` has all ids so far, or with `--incremental-streaming-output` only the new ones, which sends
+less: n ids take n^2 / 2 otherwise. `completion_tokens` distinguishes the two. Repetition penalties count the answer
+alone there and seeds need another mode, so neither is offered. Written for SGLang 0.5.23
+(`srt/managers/tokenizer_manager.py`) and not run, since it needs a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SGLang(EmbedsIds):
     )
 
     def completion(self, model: str, request: IdsRequest) -> Call:
-        """The server has one model; the name chooses an adapter only, and is not sent."""
+        """Returns the call. The model's name is not sent: the server has one model, and names choose only adapters."""
         sampling: dict[str, Any] = {
             "max_new_tokens": request.max_tokens, "temperature": request.temperature, "top_p": request.top_p,
             "top_k": request.top_k or -1, "min_p": request.min_p, "presence_penalty": request.presence_penalty,
@@ -47,7 +47,7 @@ class SGLang(EmbedsIds):
 
 
 class _SGLangAnswer:
-    """What came of one answer."""
+    """The state of one answer."""
 
     def __init__(self, request: IdsRequest) -> None:
         self._request, self._seen = request, 0
@@ -71,7 +71,7 @@ class _SGLangAnswer:
         return IdsChunk(ids[len(ids) - fresh :][:kept], logprobs[:kept], finish)
 
     def _logprobs(self, meta: Mapping[str, Any], fresh: int, total: int) -> list[list[IdLogprob]]:
-        """Both lists are of [log-probability, id, text] and go as far as the ids do."""
+        """Returns log-probabilities. Both lists have [log-probability, id, text] for as many tokens as ids."""
         taken, best = meta.get("output_token_logprobs"), meta.get("output_top_logprobs")
         count = self._request.logprobs or 0
         if count and (not isinstance(best, list) or len(best) not in (fresh, total)):

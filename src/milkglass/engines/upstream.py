@@ -1,9 +1,8 @@
-"""An engine over HTTP, for many conversations at once: what a proxy sends leaves this machine here.
+"""An engine over HTTP, for many conversations at once. All that a proxy sends leaves this machine here.
 
 An engine is not trusted: strict_json.py reads every answer, each wait has a deadline, redirects are not followed, and
-no more tokens are taken than were asked for. The engine's own `Call`s and fixed headers cross, and nothing else.
-
-A call whose connection was not made is tried again. A call that the engine may have begun is not.
+no more tokens are taken than were requested. Only the engine's own `Call`s and fixed headers are sent. A call whose
+connection was not made is tried again. A call that the engine may have begun is not.
 """
 
 from __future__ import annotations
@@ -35,25 +34,25 @@ from milkglass.engines.events import TIMED_OUT, AnswerEvents, Traffic
 from milkglass.errors import RemoteError, Unreachable, UsageError
 
 DONE = "[DONE]"
-AFTER_END = 16  # events that may follow the end: what counts tokens, [DONE]
+AFTER_END = 16  # events that may follow the end: the count of tokens, [DONE]
 LAST_WORDS = 5.0  # seconds that these may take
 KEEP_ALIVE = 2.0  # seconds that an idle connection is kept: engines close theirs after 5
-BROKEN_OFF = ("disconnected", "closed connection")  # in the words of httpx2's errors of protocol
+BROKEN_OFF = ("disconnected", "closed connection")  # in messages of httpx2's protocol errors
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How many seconds an engine is waited for, and how many connections to it are open.
+    """The seconds to wait for an engine, and the number of connections to it.
 
     Attributes:
-        connect: For a connection.
-        begin: For the beginning of an answer, before which come a queue and a long prompt; and as long for a free
+        connect: for a connection.
+        begin: for the beginning of an answer, before which come a queue and a long prompt; and as long for a free
             connection before that (concurrency.py).
-        silence: For each further event of an answer; comments do not count.
-        whole: For all of an answer that does not stream, once it has begun, and for an error's body.
-        attempts: Tries to connect.
-        pause: Seconds before the second try, doubling.
-        connections: Open at a time. More conversations wait.
+        silence: for each further event of an answer. Comments do not count as events.
+        whole: for a complete answer that does not stream, once it has begun, and for an error's body.
+        attempts: tries to connect.
+        pause: before the second try, doubling.
+        connections: the most open connections. More conversations wait.
     """
 
     connect: float = 10.0
@@ -66,11 +65,11 @@ class Timeouts:
 
 
 class Upstream:
-    """An engine at an address. Every call raises RemoteError or one of its kinds.
+    """An engine at an address. Every call raises RemoteError.
 
     Attributes:
-        engine: Translates requests and answers.
-        traffic: Bytes that crossed so far.
+        engine: translates requests and answers.
+        traffic: bytes that were sent and received.
     """
 
     def __init__(
@@ -82,8 +81,11 @@ class Upstream:
         authority: Path | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
-        """authority: a PEM file with the engine's certificate. Raises UsageError for an address over which the token
-        would cross in the clear."""
+        """Prepares a client. `authority` is a PEM file with the engine's certificate.
+
+        Raises:
+            UsageError: the token would cross a network unencrypted.
+        """
         self.engine, self.url, self.timeouts = engine, url.rstrip("/"), timeouts or Timeouts()
         self.traffic, self._calls = Traffic(), CallLimit(self.timeouts.connections, self.timeouts.begin)
         most = self.timeouts.connections
@@ -98,15 +100,15 @@ class Upstream:
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
     async def models(self) -> list[ServedModel]:
-        """Return the models that the engine serves."""
+        """Returns the models that the engine serves."""
         return self.engine.served(await self._whole(self.engine.models))
 
     async def embed(self, model: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return a vector for each row of ids, in order.
+        """Returns a vector for each row of ids, in order.
 
         Raises:
-            UsageError: There is no row, or an empty one.
-            UnsupportedModel: The engine embeds nothing by ids.
+            UsageError: there is no row, or an empty one.
+            UnsupportedModel: the engine embeds no ids.
         """
         if not rows or not all(rows):
             raise UsageError("there is nothing to embed: no row, or an empty one", "give at least one id a row")
@@ -116,11 +118,11 @@ class Upstream:
         return found
 
     async def generate(self, model: str, request: IdsRequest) -> AsyncGenerator[IdsChunk, None]:
-        """Yield an answer as it comes. The last chunk says why it ended. Closing the iterator ends the request.
+        """Yields an answer as it arrives. The last chunk says why it ended. Closing the iterator ends the request.
 
         Raises:
-            UsageError: The engine does not offer an option; nothing was sent.
-            Unreachable: The answer broke off, or took too long.
+            UsageError: the engine does not offer an option; nothing was sent.
+            Unreachable: the answer broke off, or took too long.
         """
         self.engine.require(request)
         call, read, bounds = self.engine.completion(model, request), self.engine.reader(request), AnswerBounds(request)
@@ -138,9 +140,9 @@ class Upstream:
             await self._last_words(events, bounds, read)
 
     async def _last_words(self, events: AnswerEvents, bounds: AnswerBounds, read: Reader) -> None:
-        """Read what follows the end, so that the connection can serve again.
+        """Reads what follows the end, so that the connection can be used again.
 
-        If the engine does not end soon, or breaks off, its connection is closed: the answer is whole.
+        If the engine does not end soon, or breaks off, the connection is closed: the answer is complete.
         """
         events.silence = min(events.silence, LAST_WORDS)
         for _ in range(AFTER_END):
@@ -154,11 +156,11 @@ class Upstream:
                 bounds.checked(read(document(data, "an event of the answer")))
 
     async def close(self) -> None:
-        """End all connections."""
+        """Closes all connections."""
         await self._client.aclose()
 
     async def _whole(self, call: Call) -> dict[str, Any]:
-        """Return the JSON object that the engine answers."""
+        """Returns the JSON object that the engine answers."""
         async with self._answer(call) as answer:
             body = await self._body(answer, MAX_ANSWER)
         if len(body) > MAX_ANSWER:
@@ -167,7 +169,7 @@ class Upstream:
 
     @asynccontextmanager
     async def _answer(self, call: Call) -> AsyncIterator[httpx2.Response]:
-        """Give an answer that began well, its body unread."""
+        """Yields a successful response, its body unread."""
         try:
             async with self._calls.call():
                 answer = await self._begun(call)
@@ -206,7 +208,7 @@ class Upstream:
         raise AssertionError("the last attempt returns or raises")
 
     async def _body(self, answer: httpx2.Response, limit: int) -> bytes:
-        """Read the body; of one longer than `limit` bytes a little more than these."""
+        """Returns the body, or a little more than `limit` bytes of a longer one."""
         body = bytearray()
         async with asyncio.timeout(self.timeouts.whole):
             async with aclosing(answer.aiter_raw()) as parts:

@@ -1,9 +1,10 @@
 """vLLM's server: `vllm serve FOLDER --tokens-only`, which loads no tokenizer.
 
-`POST /inference/v1/generate`, not `/v1/completions`. With `--tokens-only` both take ids, but the completions endpoint
-writes log-probabilities as text and needs a tokenizer for them; generate has ids and numbers only, cannot be asked for
-text, and refuses what would need it. Without `--tokens-only` (or `--skip-tokenizer-init --enable-scale-out`) it answers
-403. Read in vLLM 0.32.0 (`entrypoints/scale_out/token_in_token_out`); run by tests/engines/test_real.py.
+It is called at `POST /inference/v1/generate`, not `/v1/completions`. With `--tokens-only` both take ids, but the
+completions endpoint writes log-probabilities as text and needs a tokenizer for them. Generate has ids and numbers only,
+returns no text, and refuses what would need it. Without `--tokens-only` (or `--skip-tokenizer-init
+--enable-scale-out`) it answers 403. Written for vLLM 0.32.0 (`entrypoints/scale_out/token_in_token_out`);
+tests/engines/test_real.py runs it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from milkglass.engines.engine import Call, IdsRequest
 
 @dataclass(frozen=True)
 class VLLM(ChoiceEngine):
-    """Generates; with `--runner pooling`, which wants the folder of `milkglass export --for transformers`, embeds."""
+    """Generates; embeds with `--runner pooling` and the folder of `milkglass export --for transformers`."""
 
     name: ClassVar[str] = "vllm"
 

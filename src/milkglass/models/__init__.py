@@ -1,1 +1,1 @@
-"""Models on disk: found, read, built beside their place, and described by family."""
+"""Models on disk: finds and reads them, builds them beside their place, and describes them by family."""

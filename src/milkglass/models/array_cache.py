@@ -1,7 +1,8 @@
-"""What follows from a public model and takes long to compute, kept on this machine for the next command.
+"""Caches arrays that are computed from a public model and take long, for the next command on this machine.
 
-Safetensors in a folder of Milkglass's cache for each kind, under the digest of all that the arrays depend on. Nothing
-of a user's text or key may lie here, nor decide what lies here: the names of the files would tell of it.
+They are safetensors in a folder of Milkglass's cache for each kind, under the digest of all that they depend on.
+Nothing
+of a user's text or key may be in the arrays or decide them: the names of the files would reveal it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from milkglass.errors import CorruptCheckpoint
 from milkglass.models.resolve import cache_folder
 
 Arrays = dict[str, NDArray[Any]]
-DIGEST = "sha256"  # of the arrays, in their file
+DIGEST = "sha256"  # the note with the arrays' digest in their file
 
 
 def digest_of(about: list[Any], *arrays: NDArray[Any]) -> str:
-    """64 hex digits over values that JSON has, and over arrays. Types and shapes belong into `about`."""
+    """Returns 64 hex digits over JSON values and arrays. `about` must include the arrays' types and shapes."""
     whole = hashlib.sha256(json.dumps(about).encode())
     for one in arrays:
         whole.update(np.ascontiguousarray(one).tobytes())
@@ -36,13 +37,13 @@ def digest_of(about: list[Any], *arrays: NDArray[Any]) -> str:
 
 @dataclass
 class ArrayCache:
-    """One kind of arrays.
+    """A cache of one kind of arrays.
 
     Attributes:
-        kind: the name of its folder in the cache.
-        types: of each array, by its name.
-        folder: another place, as tests have; None: the cache.
-        reused: whether the last call found what it was asked for.
+        kind: the name of its folder.
+        types: the type of each array, by name.
+        folder: another place, for tests. None: Milkglass's cache.
+        reused: whether the last call found its arrays in the cache.
     """
 
     kind: str
@@ -53,12 +54,12 @@ class ArrayCache:
     def __call__(
         self, digest: str, make: Callable[[], Mapping[str, NDArray[Any]]], whole: Callable[[Arrays], bool]
     ) -> Arrays:
-        """The arrays of this digest, made if they are not there.
+        """Returns the arrays of this digest, and computes them if they are not in the cache.
 
         Args:
-            digest: of all that they depend on.
-            make: computes them.
-            whole: whether arrays of the right types can be used: nothing that was damaged is.
+            digest: of all that the arrays depend on.
+            make: computes the arrays.
+            whole: returns whether arrays of the right types are usable.
 
         Raises:
             CorruptCheckpoint: a file is damaged.
@@ -99,8 +100,7 @@ def content_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def _stated(path: Path) -> str | None:
-    """The digest that a file gives of its content; "" for one of an earlier version, which has none and is made again;
-    None where the file cannot be read."""
+    """Returns a file's stated digest; "" for an earlier version's file, which is made again; None if unreadable."""
     try:
         with safe_open(path, "np") as file:
             return str((file.metadata() or {}).get(DIGEST, ""))

@@ -1,7 +1,7 @@
-"""Renders a model's chat template in a process of its own, within a deadline and a bound on memory.
+"""Renders a model's chat template in a separate process, within limits of time and memory.
 
-A template is a program of whoever made the model's folder. It sees what it is given and nothing else, and it cannot
-keep its caller waiting. Out of scope: what a template may be given (client/codec/conversation.py, enclave/prompt.py).
+A template is a program by whoever made the model's folder. It sees its arguments and nothing else, and cannot keep its
+caller waiting.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 
 from milkglass.errors import CodecError
 
-SECONDS = 20.0  # for one conversation. Published templates take milliseconds, on a busy machine as well
+SECONDS = 20.0  # for one conversation. Published templates take milliseconds
 START_SECONDS = 120.0  # for the process to load its modules
 MAX_ANSWER = 1 << 28  # bytes of one answer
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "conversations")
 
 
 def start() -> None:
-    """Start the process ahead of its first use, so that it loads its modules meanwhile."""
+    """Starts the process before its first use, so that it loads its modules meanwhile."""
     _WORKER.start()
 
 
@@ -39,16 +39,15 @@ def render(
     tools: Sequence[Mapping[str, Any]] = (),
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """Render a conversation in the tokenizer's chat template.
+    """Renders a conversation in the tokenizer's chat template.
 
     Args:
-        messages: What the template sees; fields that are None are left out, as published templates expect.
-        tools: In OpenAI's shape.
-        options: Further variables of the template, such as `enable_thinking`.
+        messages: what the template sees. Fields that are None are left out, as published templates expect.
+        tools: in OpenAI's format.
+        options: further variables of the template, such as `enable_thinking`.
 
     Raises:
-        CodecError: For a template that refuses the conversation, fails, takes too long or too much memory. No error
-            quotes a message.
+        CodecError: the template refuses the conversation, fails, or exceeds the limits. No error quotes a message.
     """
     request = {
         "call": "render",
@@ -62,7 +61,7 @@ def render(
 
 
 def variables(tokenizer: Any) -> frozenset[str]:
-    """The names of what the tokenizer's chat templates read beside messages and tools, special tokens included."""
+    """Returns what the chat templates read besides messages and tools, special tokens included."""
     raw = tokenizer.chat_template or ""
     templates = list(raw.values()) if isinstance(raw, Mapping) else [str(raw)]
     return frozenset(name for one in templates for name in _variables(one))
@@ -76,7 +75,7 @@ def _variables(template: str) -> frozenset[str]:
 
 
 class _Worker:
-    """The process, started at its first use and again after it was ended. Threads take turns."""
+    """The process. It is started at its first use, and again after it was ended. Threads take turns."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -85,7 +84,7 @@ class _Worker:
         self._ready = False  # whether it said that its modules are loaded
 
     def start(self) -> None:
-        """Start the process, and don't wait for it."""
+        """Starts the process without waiting for it."""
         with self._turn:
             self._started()
 
@@ -132,7 +131,7 @@ class _Worker:
         return self._process
 
     def _asked(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> dict[str, Any] | None:
-        """The next line of the process, after it was given `line`; None where it had to be ended, or ended."""
+        """Sends `line` and returns the next line of the process. None: the process ended or had to be ended."""
         assert process.stdin is not None and process.stdout is not None
         deadline = time.monotonic() + seconds
         parts, size, left = list[bytes](), 0, memoryview(line)
@@ -162,7 +161,7 @@ class _Worker:
             return None
 
     def close(self) -> None:
-        """End the process. A fork only forgets it: it is not the fork's to end."""
+        """Ends the process. A fork does not end its parent's."""
         process, self._process = self._process, None
         if process is None or self._owner != os.getpid():
             return

@@ -1,6 +1,6 @@
-"""A Hugging Face model folder: its configs, where each tensor lies, and the digest that names the model.
+"""A Hugging Face model folder: its configs, the place of each tensor, and the digest that names the model.
 
-Knows nothing of schemes, keys or architectures. Refuses pickled weights.
+It refuses pickled weights, and is independent of schemes, keys and architectures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 MIB = 1 << 20
-SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model"})  # of a model folder: what is read whole
+SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model"})  # suffixes of files that are read whole
 MAX_OTHER_BYTES = 256 * MIB  # of such a file; a tokenizer.json of 256,000 tokens has 35
 CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
@@ -39,12 +39,12 @@ MERGING = (
 
 
 class NotFinite(Exception):
-    """A number of a JSON file that is no number."""
+    """A number in a JSON file is not finite."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A Hugging Face model folder: its config and where each tensor lies."""
+    """A Hugging Face model folder: its config and the place of each tensor."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -53,12 +53,12 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
-        """Open a model folder.
+        """Opens a model folder.
 
         Raises:
-            ModelNotFound: It is no model folder.
-            UnsafeWeights: Its weights are pickled.
-            CorruptCheckpoint: A file of it cannot be read.
+            ModelNotFound: it is no model folder.
+            UnsafeWeights: its weights are pickled.
+            CorruptCheckpoint: a file of it cannot be read.
         """
         if folder.is_dir():
             require_readable(folder)
@@ -75,7 +75,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The one that most of the weights, by size, are stored in."""
+        """Returns the dtype in which most of the weights, by size, are stored."""
         from milkglass.models.safetensors_file import DTYPES
 
         sizes: dict[str, int] = {}
@@ -88,14 +88,13 @@ class Checkpoint:
         return sorted({ref.file for ref in self.tensors.values()})
 
     def read(self, name: str) -> torch.Tensor:
-        """The whole tensor, in its own dtype, in memory of our own (one copy, not a mapping)."""
+        """Returns a copy of a whole tensor in its own dtype."""
         from milkglass.models.safetensors_file import read_whole
 
         return read_whole(self._readable(name))
 
     def mapped(self, name: str) -> torch.Tensor:
-        """The whole tensor, in its own dtype, as it lies in its file: for tables, which may be larger than the memory.
-        It must not be written to."""
+        """Maps a whole tensor in its own dtype, for tables that may exceed the memory. It must not be written to."""
         from milkglass.models.safetensors_file import mapped
 
         return mapped(self._readable(name))
@@ -107,7 +106,7 @@ class Checkpoint:
         return ref
 
     def digest(self, progress: Progress | None = None) -> str:
-        """`sha256:...` over each tensor's name, dtype, shape and bytes: the same however the model is sharded."""
+        """Returns `sha256:...` over each tensor's name, dtype, shape and bytes, which does not depend on the shards."""
         from milkglass.models.safetensors_file import read_bytes
 
         progress, whole = progress or no_progress, hashlib.sha256()
@@ -128,11 +127,11 @@ def _hint(folder: Path) -> str:
 
 
 def require_no_adapter(folder: Path) -> None:
-    """Refuse an adapter, which is a difference to a model and no model.
+    """Refuses an adapter, which is a change to a model and no model.
 
     Raises:
-        ModelNotFound: The folder is an adapter's.
-        CorruptCheckpoint: An adapter lies beside a model; nobody can tell which of the two is meant.
+        ModelNotFound: the folder is an adapter's.
+        CorruptCheckpoint: an adapter is beside a model, and it is unclear which of the two is meant.
     """
     if not (folder / ADAPTER).is_file():
         return
@@ -155,7 +154,7 @@ def require_no_adapter(folder: Path) -> None:
 
 
 def shard_names(folder: Path) -> list[str]:
-    """The safetensors files of a model folder. Index entries are plain names: a path in one is refused."""
+    """Returns the safetensors files of a model folder. Index entries must be plain names: a path is refused."""
     if (folder / INDEX).is_file():
         weight_map = read_model_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
@@ -177,10 +176,7 @@ def shard_names(folder: Path) -> list[str]:
 
 
 def require_readable(folder: Path) -> None:
-    """Raise CorruptCheckpoint for a file of configs, a tokenizer or a template that is too large to be one.
-
-    Configs that `read_model_json` refuses are refused as well.
-    """
+    """Raises CorruptCheckpoint for a config, tokenizer or template that is too large, or invalid as a config."""
     for path in folder.iterdir():
         if path.suffix in SMALL_FILES and path.is_file():
             _require_size(path)
@@ -198,8 +194,7 @@ def _require_size(path: Path) -> None:
 
 
 def read_model_json(path: Path) -> dict[str, Any]:
-    """A file of a model folder, whoever made it. Raises CorruptCheckpoint for one that is too large, and for a number
-    that JSON does not have."""
+    """Reads a JSON file of a model folder. Raises CorruptCheckpoint if it is too large, or a number is not finite."""
     _require_size(path)
     return read_json(path, finite=True)
 
@@ -211,7 +206,7 @@ def _finite(word: str) -> float:
 
 
 def read_json(path: Path, finite: bool = False) -> dict[str, Any]:
-    """Return the object in a JSON file. finite: whether NaN, infinities and what is read as one are refused."""
+    """Returns the object in a JSON file. `finite` refuses NaN and infinities."""
     try:
         text = path.read_text("utf-8")
         value = json.loads(text, parse_constant=_finite, parse_float=_finite) if finite else json.loads(text)
@@ -227,13 +222,13 @@ def read_json(path: Path, finite: bool = False) -> dict[str, Any]:
 
 
 def read_generation(folder: Path) -> dict[str, Any] | None:
-    """A folder's generation_config.json; None where it has none."""
+    """Returns a folder's generation_config.json, or None."""
     path = folder / "generation_config.json"
     return read_model_json(path) if path.is_file() else None
 
 
 def end_ids(folder: Path) -> frozenset[int]:
-    """The ids that end an answer, as generation_config.json has them, or else config.json."""
+    """Returns the ids that end an answer, from generation_config.json or else config.json."""
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
             ends = read_model_json(folder / name).get("eos_token_id")
@@ -247,5 +242,5 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def json_text(value: Mapping[str, Any]) -> str:
-    """JSON as checkpoints have it: in ASCII, keys in order."""
+    """Returns JSON as checkpoints have it: in ASCII, with sorted keys."""
     return json.dumps(value, indent=2, sort_keys=True) + "\n"

@@ -1,7 +1,7 @@
-"""What the entries of a model's configs may be, whatever the weights are.
+"""Checks the entries of a model's configs, independently of the weights.
 
-No code, nothing that is fetched, no number or list beyond what a model has, and no token id without a row. Messages
-repeat nothing of an entry but its name and a number.
+They may name no code and nothing to fetch, no number or list larger than a model has, and no token id without a row.
+Messages repeat only an entry's name and a number.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from milkglass.errors import CorruptCheckpoint, UnsupportedModel
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 HINT = "take the config that was saved with these weights"
-# Each makes from_pretrained fetch, run or decode something that is not in the folder
+# Each makes from_pretrained fetch, run or decode what is not in the folder
 FORBIDDEN = ("auto_map", "custom_pipelines", "custom_generate", "quantization_config", "trust_remote_code")
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation", "kernel")  # may name code on a hub
 LABELS = ("id2label", "label2id")
-MAX_NUMBER = 2**40  # of any integer in a config
+MAX_NUMBER = 2**40  # the largest integer in a config
 MAX_LABELS = 10_000
 MAX_DEPTH = 16  # levels of a config
-MAX_ENTRIES = 100_000  # of a config, all levels together
+MAX_ENTRIES = 100_000  # entries of a config on all levels together
 ID_ENDINGS = ("_token_id", "_token_ids", "_token_index")  # pad_token_id, eos_token_id, decoder_start_token_id, ...
 ID_LISTS = frozenset({"suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids"})
 
 
 def check_configs(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> None:
-    """Refuse what would run code, fetch something, or make something large that no file backs. Raises ModelError."""
+    """Refuses what would run code, fetch something, or allocate what no file backs. Raises ModelError."""
     _check_config(config, CONFIG)
     _check_config(generation or {}, GENERATION)
 
@@ -44,8 +44,11 @@ def _check_config(config: Mapping[str, Any], file: str) -> None:
 
 
 def entries(config: Mapping[str, Any], file: str = CONFIG) -> Iterator[tuple[str, Any]]:
-    """Every value with the key it stands under, those in lists included. Time grows with the number of entries alone.
-    Raises UnsupportedModel for a config that is too deep or too long."""
+    """Yields every value with its key, also those in lists. The time is linear in the number of entries.
+
+    Raises:
+        UnsupportedModel: the config is too deep or too long.
+    """
     waiting: list[tuple[str, Any, int]] = [("", config, 1)]
     count = 0
     while waiting:
@@ -65,8 +68,14 @@ def entries(config: Mapping[str, Any], file: str = CONFIG) -> Iterator[tuple[str
 
 
 def check_ids(config: Mapping[str, Any], vocabulary: int, file: str = CONFIG, negative: bool = False) -> None:
-    """Refuse special token ids that the model's table does not have: a lookup of one stops a GPU for the whole process.
-    negative: a number below 0 stands for none. Raises CorruptCheckpoint."""
+    """Refuses special token ids that the model's table does not have: looking one up stops a GPU for the whole process.
+
+    Args:
+        negative: whether a negative number stands for none.
+
+    Raises:
+        CorruptCheckpoint: an id is out of range.
+    """
     for key, value in entries(config, file):
         if not (key.endswith(ID_ENDINGS) or key in ID_LISTS) or value is None or isinstance(value, Mapping | list):
             continue

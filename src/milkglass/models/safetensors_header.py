@@ -1,11 +1,9 @@
-"""The header of a safetensors file, every claim checked against the file. Imports no torch.
+"""Reads the header of a safetensors file, and checks every claim against the file. It imports no torch.
 
-Accepted is what the safetensors library accepts, or less: JSON in UTF-8 that begins with a brace, no key twice, in each
-tensor's entry `dtype`, `shape` and `data_offsets` and nothing else. So `__metadata__` is the only place for notes, and
-`has_notes` sees all of them. What JSON builds from the header is bounded before it is built (`_require_bounded`): files
-come from strangers, and an empty object takes twenty times the memory of its text.
-
-Out of scope: models, and what a tensor holds.
+It accepts at most what the safetensors library accepts: JSON in UTF-8 that begins with a brace, no key twice, and in
+each tensor's entry `dtype`, `shape` and `data_offsets` and nothing else. So `__metadata__` is the only place for notes,
+and `has_notes` sees all of them. What JSON builds from the header is limited before it is built (`_require_bounded`):
+files are not trusted, and an empty object takes twenty times the memory of its text.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ from milkglass.unique_keys import unique_keys
 
 WIDTH = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
          "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
-READABLE = ("F32", "F16", "BF16")  # what tables and weights are stored in, for us to read them
+READABLE = ("F32", "F16", "BF16")  # the types of tables and weights that we can read
 METADATA = "__metadata__"
-PLAIN = {"format": "pt"}  # the only note that a file of ours carries
+PLAIN = {"format": "pt"}  # the only note of our files
 ENTRY = {"dtype", "shape", "data_offsets"}
 MAX_HEADER = 25_000_000  # bytes; a model of 100,000 tensors needs about 12 MB
 MAX_RANK, MAX_DIMENSION = 8, 1 << 40
@@ -45,12 +43,9 @@ class TensorRef:
     """The place of a tensor.
 
     Attributes:
-        name: The tensor's.
-        file: The safetensors file.
-        dtype: In safetensors' names.
-        shape: Its dimensions.
-        start: In bytes from the file's beginning.
-        stop: Likewise, after its last byte.
+        dtype: in safetensors' names.
+        start: its first byte in the file.
+        stop: the byte after its last.
     """
 
     name: str
@@ -66,21 +61,25 @@ class TensorRef:
 
 
 def read_header(path: Path) -> dict[str, TensorRef]:
-    """The tensors of one safetensors file by name.
+    """Returns the tensors of a safetensors file by name.
 
-    Raises CorruptCheckpoint when it is cut off, overlaps, or is not a safetensors file at all.
+    Raises:
+        CorruptCheckpoint: it is cut off, has overlaps, or is no safetensors file.
     """
     return read_all(path)[0]
 
 
 def has_notes(path: Path) -> bool:
-    """Whether a file carries notes of its writer. Raises CorruptCheckpoint as `read_header` does."""
+    """Returns whether a file has notes of its writer. Raises what `read_header` raises."""
     return read_all(path)[1] != PLAIN
 
 
 def read_all(path: Path) -> tuple[dict[str, TensorRef], dict[str, str]]:
-    """The tensors and the notes of one safetensors file, each by name, from one parse; notes of a file without any are
-    PLAIN. Raises CorruptCheckpoint as `read_header` does."""
+    """Returns the tensors and the notes of a file, by name, from one parse. A file without notes has PLAIN.
+
+    Raises:
+        CorruptCheckpoint: see `read_header`.
+    """
     table, base, size = _table(path)
     notes = table.pop(METADATA, PLAIN)
     result = {name: _tensor_ref(path, name, entry, base, size) for name, entry in table.items()}
@@ -89,9 +88,14 @@ def read_all(path: Path) -> tuple[dict[str, TensorRef], dict[str, str]]:
 
 
 def parse_table(header: bytes, name: str) -> dict[str, Any]:
-    """The header's JSON as a table: of each tensor an entry, and perhaps `__metadata__`, strings by name.
+    """Returns the header's JSON: an entry for each tensor, not checked further, and perhaps `__metadata__` with
+    strings.
 
-    name: the file's, for messages. Entries are not checked any further. Raises CorruptCheckpoint.
+    Args:
+        name: the file's, for messages.
+
+    Raises:
+        CorruptCheckpoint: it is not JSON as safetensors has it, or exceeds the limits.
     """
     if not header.startswith(b"{"):
         raise CorruptCheckpoint(f"the header of {name} does not begin with a brace", "save or fetch it again")
@@ -116,10 +120,10 @@ def parse_table(header: bytes, name: str) -> dict[str, Any]:
 
 
 def _require_bounded(header: bytes, name: str) -> None:
-    """Refuse a header with more strings, values, lists or levels than the entries of MAX_TENSORS tensors have.
+    """Refuses a header with more strings, values, lists or levels than the entries of MAX_TENSORS tensors have.
 
-    Takes a few copies of `header` at most, whatever is in it. It need not be JSON: where this reads a text in another
-    way than the JSON reader does, that reader has stopped before.
+    It needs a few copies of `header` at most. The header need not be JSON: if this reads a text in another way than the
+    JSON reader, that reader has already stopped.
     """
     hint = "save it again with safetensors, in smaller files"
     text = header.replace(rb"\\", b"").replace(rb"\"", b"")  # now a quote begins or ends a string
@@ -139,10 +143,12 @@ def _require_bounded(header: bytes, name: str) -> None:
 
 
 def _outline(text: bytes) -> bytes:
-    """The punctuation of JSON without escaped quotes: strings and other scalars dropped, L for a short list of scalars,
-    E for an object with the fields of a tensor's entry. `{"a":{"dtype":"U8","shape":[1],...}}` gives `{:E}`.
+    """Returns the punctuation of JSON that has no escaped quotes.
 
-    The letters keep what is nested in a list or an entry from passing as one.
+    Strings and other scalars are dropped, L stands for a short list of scalars, and E for an object with the fields of
+    a
+    tensor's entry. `{"a":{"dtype":"U8","shape":[1],...}}` gives `{:E}`. The letters keep what is nested in a list or an
+    entry from passing as one.
     """
     outline = STRING.sub(b"", text.translate(None, NOT_OUTLINE))
     for one in LISTS:
@@ -163,7 +169,7 @@ def _not_whole(text: str) -> NoReturn:
 
 
 def _table(path: Path) -> tuple[dict[str, Any], int, int]:
-    """The header's table, where the tensors begin, and the file's size, in bytes."""
+    """Returns the header's table, the byte where the tensors begin, and the file's size."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(8)
@@ -174,7 +180,7 @@ def _table(path: Path) -> tuple[dict[str, Any], int, int]:
 
 
 def _tensor_ref(path: Path, name: str, entry: Any, base: int, size: int) -> TensorRef:
-    """Every number is bounded before it is used: products of absurd ones take minutes by themselves."""
+    """Reads an entry. Every number is limited before it is used, because products of huge ones take minutes."""
     if not isinstance(entry, dict) or set(entry) != ENTRY:
         raise CorruptCheckpoint(
             f"{path.name} describes a tensor by other fields than {', '.join(sorted(ENTRY))}", "save or fetch it again"
@@ -195,7 +201,7 @@ def _tensor_ref(path: Path, name: str, entry: Any, base: int, size: int) -> Tens
 
 
 def _numbers(value: Any) -> bool:
-    """Whether it is a list of whole numbers; true and false do not count as numbers."""
+    """Returns whether a value is a list of whole numbers. True and False are no numbers."""
     return isinstance(value, list) and all(type(n) is int for n in value)
 
 

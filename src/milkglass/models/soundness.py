@@ -1,7 +1,8 @@
-"""Whether a model can be loaded: its configs checked against its weights, before anything is made as large as they say.
+"""Checks whether a model can be loaded: its configs against its weights, before anything of the stated size is made.
 
-The owner's commands ask before a model is scrambled or sent, a server before it takes one. It is the same code, so that
-a server refuses nothing that the owner's own machine could have told.
+The owner's commands check before a model is scrambled or sent, a server before it takes one. Both use this code, so
+that
+a server refuses nothing that the owner's machine could have found.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 KEY_ID, KEY_ID_FORM = "milkglass_key_id", re.compile(r"[0-9a-f]{32}")  # as the client writes it (docs/formats.md)
-CLASS_HEADS = ("score.weight", "score.bias")  # of a decoder that classifies, which has no other head
+CLASS_HEADS = ("score.weight", "score.bias")  # the only heads of a decoder that classifies
 MAX_BUFFER = 2**26  # numbers in a buffer that a model makes itself: a causal mask of 8192 positions
 
 
@@ -36,11 +37,11 @@ class ModelFacts:
     """The facts of a sound model.
 
     Attributes:
-        layers: How many it has.
-        positions: How many tokens it takes at most; None: no limit is known.
-        token_types: How many it tells apart.
-        key_id: The identifier of the key that scrambled it; None: it was made by something else than Milkglass.
-        head_missing: Whether its config says that the head is a table of its own, and the weights have none.
+        layers: the number of layers.
+        positions: the most tokens that it takes. None: no limit is known.
+        token_types: the number of token types.
+        key_id: the identifier of the key that scrambled it. None: Milkglass did not make it.
+        head_missing: whether its config states a head of its own that the weights do not have.
     """
 
     kind: Kind
@@ -54,7 +55,7 @@ class ModelFacts:
 
 
 def facts_of(checkpoint: Checkpoint) -> ModelFacts:
-    """Check the configs against the weights. Raises ModelError, naming the file and the entry to mend."""
+    """Checks the configs against the weights. Raises ModelError, which names the file and the entry to correct."""
     check_configs(checkpoint.config, checkpoint.generation_config)
     architecture = families.of(checkpoint)
     _require_layers(checkpoint)
@@ -83,7 +84,7 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
 
 
 def lacks_head(checkpoint: Checkpoint) -> bool:
-    """Whether a config says that a decoder's head is a table of its own, and the weights have none."""
+    """Returns whether a config states that a decoder has a head of its own, and the weights have none."""
     named = {name: value for name, value in checkpoint.config.items() if not name.endswith(ID_ENDINGS)}
     return _lacks_head(checkpoint, families.of(checkpoint), _resolved(named))
 
@@ -97,7 +98,7 @@ def _lacks_head(checkpoint: Checkpoint, architecture: Architecture, config: PreT
 def require_sound_tables(
     config: Mapping[str, Any], generation: Mapping[str, Any] | None, tensors: Mapping[str, TensorRef]
 ) -> None:
-    """Check what can be told of a delta, whose other tensors lie elsewhere. Raises ModelError."""
+    """Checks a delta without the tensors of its base. Raises ModelError."""
     check_configs(config, generation)
     family = families.family_of(config)
     size = next((ref.shape[0] for name, ref in sorted(tensors.items()) if ends(name, *family.table)), None)
@@ -110,7 +111,7 @@ def require_sound_tables(
 
 
 def _require_rows(said: object, rows: int) -> None:
-    """Raise CorruptCheckpoint if a config's vocabulary is of another size than the table."""
+    """Raises CorruptCheckpoint if a config's vocabulary has another size than the table."""
     if said != rows:
         raise CorruptCheckpoint(
             f"{CONFIG} says {_said(said)} for vocab_size, and the embedding table has {rows} rows",
@@ -119,12 +120,12 @@ def _require_rows(said: object, rows: int) -> None:
 
 
 def _said(value: object) -> str:
-    """A number of a config; nothing else of it is repeated."""
+    """Returns a number of a config in words. Nothing else of the config is repeated."""
     return str(value) if type(value) is int else "nothing" if value is None else "not a number"
 
 
 def _key_id(config: Mapping[str, Any]) -> str | None:
-    """Return the identifier of the key that a config names. Raises CorruptCheckpoint."""
+    """Returns the identifier of the key that a config names. Raises CorruptCheckpoint."""
     value = config.get(KEY_ID)
     if value is None or (isinstance(value, str) and KEY_ID_FORM.fullmatch(value)):
         return value
@@ -132,7 +133,7 @@ def _key_id(config: Mapping[str, Any]) -> str | None:
 
 
 def _require_layers(checkpoint: Checkpoint) -> None:
-    """Before the config is resolved: some make a list as long as they claim to have layers."""
+    """Checks the number of layers before the config is resolved: some make a list of the stated length."""
     for key, value in entries(checkpoint.config):
         if key in LAYERS and not (type(value) is int and 0 < value <= len(checkpoint.tensors)):
             raise CorruptCheckpoint(
@@ -141,7 +142,7 @@ def _require_layers(checkpoint: Checkpoint) -> None:
 
 
 def _resolved(config: Mapping[str, Any]) -> PreTrainedConfig:
-    """The config with Transformers' defaults filled in. Raises CorruptCheckpoint."""
+    """Returns the config with Transformers' defaults. Raises CorruptCheckpoint."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:
@@ -151,7 +152,7 @@ def _resolved(config: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def _outline(config: PreTrainedConfig, architecture: Architecture) -> PreTrainedModel:
-    """The model with every tensor's name and shape, and without memory for any. Raises CorruptCheckpoint."""
+    """Returns the model with every tensor's name and shape, without memory for them. Raises CorruptCheckpoint."""
     import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
@@ -164,8 +165,10 @@ def _outline(config: PreTrainedConfig, architecture: Architecture) -> PreTrained
 
 
 def _require_backed(outline: PreTrainedModel, architecture: Architecture, checkpoint: Checkpoint) -> None:
-    """Every weight of the outline lies in the files, in its own shape. What a task adds may be missing: heads, poolers;
-    none of them is larger than the table or than hidden size squared."""
+    """Requires every weight of the outline in the files, with its shape.
+
+    What a task adds may be missing: heads and poolers, which are not larger than the table or hidden size squared.
+    """
     prefix = f"{outline.base_model_prefix}."
     shapes = {_plain(name, prefix): ref.shape for name, ref in checkpoint.tensors.items()}
     for name, weight in outline.named_parameters():
@@ -180,7 +183,7 @@ def _require_backed(outline: PreTrainedModel, architecture: Architecture, checkp
 
 
 def _plain(name: str, prefix: str) -> str:
-    """Return a name as Transformers matches names: without the base model's prefix, norms by their later names."""
+    """Returns a name as Transformers matches names: without the base model's prefix, and norms by their later names."""
     name = name.removeprefix(prefix)
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         if name.endswith(old):
@@ -189,7 +192,7 @@ def _plain(name: str, prefix: str) -> str:
 
 
 def positions(config: PreTrainedConfig) -> int | None:
-    """How many tokens the model takes at most. RoBERTa counts from its padding id plus one."""
+    """Returns the most tokens that the model takes, or None. RoBERTa counts from its padding id plus one."""
     limit = getattr(config, "max_position_embeddings", None)
     if type(limit) is not int or limit < 1:
         return None

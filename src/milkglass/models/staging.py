@@ -1,7 +1,7 @@
-"""Build a checkpoint folder beside its place, go on after a kill, rename at the end.
+"""Builds a checkpoint folder beside its place, continues after a kill, and renames it at the end.
 
-`rewrite` makes a whole folder in which some tensors are replaced; `write_delta` only those tensors; `assemble` puts a
-delta and its base together again (this is what a server does with a delta).
+`rewrite` makes a whole folder in which some tensors are replaced, `write_delta` only those tensors. `assemble` joins a
+delta and its base, as a server does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DELTA_FORMAT = "milkglass-delta/1"
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link where the file system allows it, else a copy. The files of a checkpoint are never edited in place."""
+    """Makes a hard link if the file system allows it, else a copy. Files of a checkpoint are never edited in place."""
     target.unlink(missing_ok=True)
     try:
         os.link(source.resolve(), target)
@@ -39,14 +39,14 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 @dataclass
 class Staging:
-    """A folder that is built beside its place and renamed at the end; a killed run goes on where it stopped.
+    """A folder that is built beside its place and renamed at the end. A killed run continues where it stopped.
 
     Attributes:
         target: its place.
-        job: identifies what is built: a staging folder left by another job is thrown away.
+        job: identifies what is built. A staging folder of another job is deleted.
         folder: where it is built.
         done: names of files that are complete.
-        begun: of the file that is being written, its name and how many of its bytes are on the disk.
+        begun: the name of the file that is being written, and how many of its bytes are on the disk.
     """
 
     target: Path
@@ -75,7 +75,7 @@ class Staging:
         files.write_json(self._log, {"job": self.job, "done": sorted(self.done), "begun": list(self.begun)})
 
     def write(self, name: str, refs: list[TensorRef], replaced: Mapping[str, RowBlocks], progress: Progress) -> None:
-        """One file of tensors, from where a killed run stopped."""
+        """Writes one file of tensors, from where a killed run stopped."""
 
         def keep(count: int) -> None:
             self.begun = name, count
@@ -91,7 +91,7 @@ class Staging:
         self._save()
 
     def commit(self, configs: Configs) -> None:
-        """Write the configs, with which the folder is whole."""
+        """Writes the configs, which complete the folder, and renames it."""
         configs.write(self.folder)
         self._log.unlink()
         files.finish(self.folder, self.target)
@@ -99,7 +99,7 @@ class Staging:
 
 @dataclass(frozen=True)
 class Configs:
-    """The JSON files of a folder that is written; `generation` is None when the model has none."""
+    """The JSON files of a folder that is written. `generation` is None if the model has none."""
 
     config: Mapping[str, Any]
     generation: Mapping[str, Any] | None
@@ -111,13 +111,12 @@ class Configs:
 
 
 def resized(base: Checkpoint, names: Iterable[str], rows: int) -> Checkpoint:
-    """The checkpoint with room for so many rows in these tensors: each must then be replaced, its own bytes are
-    fewer."""
+    """Returns the checkpoint with room for so many rows in these tensors, which must then be replaced."""
     return reshaped(base, {name: (rows, *base.tensors[name].shape[1:]) for name in names})
 
 
 def reshaped(base: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
-    """The checkpoint with room for tensors of these shapes: each must then be replaced."""
+    """Returns the checkpoint with room for tensors of these shapes, which must then be replaced."""
     tensors = dict(base.tensors)
     for name, shape in shapes.items():
         ref = tensors[name]
@@ -126,7 +125,7 @@ def reshaped(base: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Checkpo
 
 
 def fits(old: TensorRef, new: TensorRef) -> bool:
-    """Whether one may stand in the place of the other: of its kind, with as many rows, or more (aliases)."""
+    """Returns whether a tensor may replace another: it has the same type and at least as many rows (aliases)."""
     shapes = bool(new.shape) and old.shape[1:] == new.shape[1:] and len(old.shape) == len(new.shape)
     return old.dtype == new.dtype and shapes and new.shape[0] >= old.shape[0]
 
@@ -139,10 +138,12 @@ def rewrite(
     progress: Progress = no_progress,
     links: bool = False,
 ) -> None:
-    """Write the whole model. Nothing else of the base folder comes along: no tokenizer, no README, no metadata.
+    """Writes the whole model, without anything else of the base folder: no tokenizer, no README, no metadata.
 
-    links: shards without a replaced tensor and without notes may be hard links to the base's. Only where nobody writes
-    into the folder later: that would change the base.
+    Args:
+        links: whether shards without replaced tensors and notes may be hard links to the base's. Nobody may write into
+            the
+            folder later: that would change the base.
     """
     for file in base.files:
         refs = [ref for ref in base.tensors.values() if ref.file == file]
@@ -160,9 +161,9 @@ def rewrite(
 
 
 def index_of(base: Checkpoint) -> dict[str, Any] | None:
-    """Return a rewritten folder's index; None if the base has none.
+    """Returns a rewritten folder's index, or None if the base has none.
 
-    It says where each tensor lies and how many bytes they have, and nothing that somebody wrote into the base's.
+    It says where each tensor is and how many bytes they have, and copies no notes of the base's.
     """
     if not (base.folder / INDEX).is_file():
         return None
@@ -181,7 +182,7 @@ def write_delta(
     staging: Staging,
     progress: Progress = no_progress,
 ) -> None:
-    """Write only what changed, and the digest of the model that it belongs to."""
+    """Writes only what changed, and the digest of the base model."""
     if DELTA_WEIGHTS not in staging.done:
         refs = [base.tensors[name] for name in sorted(replaced)]
         staging.write(DELTA_WEIGHTS, refs, replaced, progress)
@@ -191,7 +192,7 @@ def write_delta(
 
 @dataclass(frozen=True)
 class _Stored:
-    """A tensor that is read from another file, in blocks of rows."""
+    """A tensor of another file, read in blocks of rows."""
 
     ref: TensorRef
 
@@ -204,9 +205,11 @@ class _Stored:
 
 
 def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, progress: Progress = no_progress) -> None:
-    """Put `delta` (a folder that `write_delta` made) and its base together in `target`.
+    """Joins a delta, a folder that `write_delta` made, with its base.
 
-    Raises WrongBaseModel when the delta was made of another model, CorruptCheckpoint when its tensors do not fit.
+    Raises:
+        WrongBaseModel: the delta was made of another model.
+        CorruptCheckpoint: its tensors do not fit.
     """
     about = read_json(delta / DELTA_CONFIG)
     if about.get("format") != DELTA_FORMAT:

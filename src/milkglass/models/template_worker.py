@@ -1,11 +1,12 @@
 """`python -m milkglass.models.template_worker`: renders chat templates for another process, until its input closes.
 
-A chat template is a program that came with a model. It runs here, without the key, the passphrase or the network's
-secrets of the process that asks, in Jinja's sandbox, and with a bound on memory. The deadline is that process's: it
+A chat template is a program that came with a model. It runs here without the key, the passphrase or the network's
+secrets of the calling process, in Jinja's sandbox, and with a limit on memory. The calling process sets the deadline
+and
 ends this one (chat_template.py). Each request and each answer is one line of JSON; an empty answer comes first.
 
-What a template sees is what transformers lets one see (`utils/chat_template_utils.py`): the same extensions, filters
-and functions, and plain JSON values alone. Tests compare the two.
+A template sees what transformers shows it (`utils/chat_template_utils.py`): the same extensions, filters and functions,
+and plain JSON values only. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from milkglass.system import close_memory
 
-MEMORY = 1 << 29  # bytes that rendering may add to what the process has when it has loaded its modules
+MEMORY = 1 << 29  # bytes that rendering may add after the modules are loaded
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's thoughts; templates read the first
 
 
 class Generation(jinja2.ext.Extension):
-    """The tag `{% generation %}`, which marks an assistant's words for training: here its body is rendered."""
+    """The tag `{% generation %}`, which marks an assistant's words for training. Here its body is rendered."""
 
     tags = {"generation"}
 
@@ -46,18 +47,18 @@ class Generation(jinja2.ext.Extension):
 
 
 class TemplateDict:
-    """`dict` in a template: only what makes a dict of plain values, nothing of Python's type."""
+    """`dict` in a template: it makes a dict of plain values, and gives no access to Python's type."""
 
     def __call__(self, *pairs: Any, **entries: Any) -> dict[Any, Any]:
         return dict(*pairs, **entries)
 
     def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
-        """Return a dict of these keys with one value."""
+        """Returns a dict of these keys with one value."""
         return dict.fromkeys(*arguments)
 
 
 class TemplateNamespace(jinja2.utils.Namespace):
-    """`namespace` in a template: it takes no name that begins with an underscore, by which Python could be reached."""
+    """`namespace` in a template. It refuses names that begin with an underscore, by which Python could be reached."""
 
     def __init__(*arguments: Any, **entries: Any) -> None:
         self, *rest = arguments  # a template may call an entry `self`
@@ -87,7 +88,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON; Jinja's own filter would write `<` and the like for HTML."""
+    """Returns JSON. Jinja's own filter would escape `<` and others for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -96,7 +97,7 @@ def _now(form: str) -> str:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Return what a template runs in."""
+    """Returns the environment in which templates run."""
     result = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
@@ -119,7 +120,7 @@ def rendered(
     add_generation_prompt: bool,
     options: Mapping[str, Any],
 ) -> str:
-    """Return a conversation in a template. All values are of JSON, as the process that asks sent them."""
+    """Returns a conversation in a template. All values are JSON values of the calling process."""
     return _compiled(template).render(
         messages=[_with_thoughts(one) for one in messages],
         tools=tools,
@@ -130,19 +131,19 @@ def rendered(
 
 
 def _with_thoughts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message whose thoughts stand under the names that templates read, whatever theirs is."""
+    """Returns a message with its thoughts under all names that templates read."""
     thoughts = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 def _names(template: str) -> list[str]:
-    """Return the variables that a template reads and does not set."""
+    """Returns the variables that a template reads and does not set."""
     whole = environment()
     return sorted(jinja2.meta.find_undeclared_variables(whole.parse(template)))
 
 
 def main() -> None:
-    """Answer requests until the input closes."""
+    """Answers requests until the input closes."""
     reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     close_memory()  # it is given texts

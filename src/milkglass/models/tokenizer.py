@@ -1,10 +1,8 @@
-"""A model's own tokenizer: read from its folder alone by the `tokenizers` library, and safe for threads.
+"""A model's own tokenizer, read from its folder by the `tokenizers` library, and safe for threads.
 
-It gives the ids, texts, special tokens and chat templates that transformers' AutoTokenizer gives for the folder, and
-imports neither transformers nor PyTorch. A folder without tokenizer.json, or of a kind that is not in
-tokenizer_kinds.py, is read by transformers, where that is installed.
-
-Out of scope: keys, and what a text may be.
+It gives the ids, texts, special tokens and chat templates of transformers' AutoTokenizer, and imports neither
+transformers nor PyTorch. A folder without tokenizer.json, or of a kind that is not in tokenizer_kinds.py, is read by
+transformers, if it is installed.
 """
 
 from __future__ import annotations
@@ -26,22 +24,22 @@ from milkglass.models.tokenizer_kinds import KINDS, NAMED_TOKENS, kind_name
 from milkglass.models.tokenizer_parts import require_known_parts
 from milkglass.sequences import Ids
 
-UNLIMITED = int(1e30)  # model_max_length where a folder gives none, as transformers has it
+UNLIMITED = int(1e30)  # transformers' model_max_length of a folder that states none
 MAX_TRUNCATION = int(1e20)  # a longer limit cuts nothing
-# How BERT's decoder joins words to marks, and what stands there instead
+# How BERT's decoder joins words to marks, and the replacement
 CLEAN_UP = (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), *((f" {end}", end) for end in
             ("n't", "'m", "'s", "'ve", "'re"))  # fmt: skip
 
 
 def load_tokenizer(folder: Path, provider: bool = False) -> Tokenizer:
-    """Load a folder's tokenizer.
+    """Loads a folder's tokenizer.
 
     Args:
-        folder: Its files are read, and no other place.
-        provider: Whether the folder came from a provider that must not read the texts (tokenizer_parts.py).
+        folder: only its files are read.
+        provider: whether the folder came from a provider that must not read the texts (tokenizer_parts.py).
 
     Raises:
-        ModelError: There is none that can be loaded, or it has a part whose effect on a text is not known.
+        ModelError: no tokenizer can be loaded, or it has a part whose effect on a text is not known.
     """
     require_readable(folder)
     try:
@@ -58,21 +56,21 @@ def load_tokenizer(folder: Path, provider: bool = False) -> Tokenizer:
 
 
 class Tokenizer:
-    """Text to ids and back.
+    """Turns text into ids and back.
 
-    A tokenizer of the library keeps settings between calls, among them whether special tokens are read in a text. A
-    call sets them and then reads the text. So threads take turns: the settings of one never hold for another's text.
+    The library's tokenizer keeps settings between calls, such as whether special tokens are read in a text. A call sets
+    them and then reads the text, so threads take turns.
 
     Attributes:
-        backend_tokenizer: The library's tokenizer.
-        special_tokens_map: The special tokens with a name, such as `eos_token`.
-        all_special_tokens: Those, and the others that the folder calls special, each once.
-        chat_template: A template, several by name, or None.
-        model_max_length: Tokens that the model takes, as tokenizer_config.json states it: not checked.
-        token_types: Whether the tokenizer tells the two texts of a pair apart.
+        backend_tokenizer: the library's tokenizer.
+        special_tokens_map: the special tokens with a name, such as `eos_token`.
+        all_special_tokens: these and the folder's other special tokens, each once.
+        chat_template: a template, several by name, or None.
+        model_max_length: the most tokens of the model, as tokenizer_config.json states it, not checked.
+        token_types: whether the tokenizer distinguishes the two texts of a pair.
 
     Raises:
-        CodecError: From each method that reads or writes a text: the library panicked, for example where a pattern of
+        CodecError: from each method that reads or writes a text: the library panicked, for example because a pattern of
             the tokenizer took too many steps.
     """
 
@@ -114,19 +112,19 @@ class Tokenizer:
         return_offsets_mapping: bool = False,
         return_special_tokens_mask: bool = False,
     ) -> dict[str, Any]:
-        """Return `input_ids`, a list for each text, and as much of each token as asked for.
+        """Returns `input_ids`, a list for each text, and what else is requested of each token.
 
-        `token_type_ids` (which text of a pair a token is of) are there if the tokenizer has them.
+        `token_type_ids` (which text of a pair a token belongs to) are there if the tokenizer has them.
 
         Args:
-            texts: One text, whose lists are returned without a list around them, or several.
-            pairs: The second text of each.
-            add_special_tokens: Whether the special tokens around a text are added.
-            truncation: Whether longer texts are cut to `max_length` (default: what the model takes).
-            max_length: Tokens, the special ones among them.
-            split_special_tokens: Whether what looks like a special token in a text is text.
-            return_offsets_mapping: Whether `offset_mapping` is returned: each token's (start, stop) in its text.
-            return_special_tokens_mask: Whether `special_tokens_mask` is returned: 1 for a token that was added.
+            texts: one text, whose lists are returned without a list around them, or several.
+            pairs: the second text of each.
+            add_special_tokens: whether special tokens around a text are added.
+            truncation: whether longer texts are cut to `max_length` (default: the model's limit).
+            max_length: the most tokens, including special ones.
+            split_special_tokens: whether the text of a special token is text.
+            return_offsets_mapping: whether `offset_mapping` is returned: each token's (start, stop) in its text.
+            return_special_tokens_mask: whether `special_tokens_mask` is returned: 1 for a token that was added.
         """
         alone = isinstance(texts, str)
         first = [texts] if alone else list(texts)
@@ -152,20 +150,19 @@ class Tokenizer:
         return {name: lists[0] for name, lists in result.items()} if alone else result
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
-        """Return how many special tokens are added to a text, or to a pair of texts."""
+        """Returns how many special tokens are added to a text, or to a pair of texts."""
         return int(self.backend_tokenizer.num_special_tokens_to_add(pair))
 
     # --- ids to text --------------------------------------------------------------------------------------------------
     def decode(
         self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> str:
-        """Return the text of ids (t,), a list, an array or one number.
+        """Returns the text of ids (t,), a list, an array or one number.
 
         Args:
-            ids: Token ids.
-            skip_special_tokens: Whether special tokens are left out.
-            clean_up_tokenization_spaces: Whether WordPiece's spaces before marks are left out. None: as the folder
-                has it.
+            skip_special_tokens: whether special tokens are left out.
+            clean_up_tokenization_spaces: whether WordPiece's spaces before marks are removed. None: the folder's
+                setting.
         """
         whole = ids.tolist() if hasattr(ids, "tolist") else ids
         with self._turn() as backend:
@@ -177,7 +174,7 @@ class Tokenizer:
         return text
 
     def batch_decode(self, rows: Any, **options: Any) -> list[str]:
-        """Return the text of each row, as `decode` does."""
+        """Returns the text of each row. See `decode`."""
         return [self.decode(row, **options) for row in rows]
 
     # --- tokens -------------------------------------------------------------------------------------------------------
@@ -188,39 +185,39 @@ class Tokenizer:
         return True
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the id of each token, added ones among them."""
+        """Returns the id of each token, including added ones."""
         return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """The tokens that were added to the vocabulary, special ones among them, by id."""
+        """Returns the tokens that were added to the vocabulary, including special ones, by id."""
         return dict(self.backend_tokenizer.get_added_tokens_decoder())
 
     @property
     def added_tokens_encoder(self) -> dict[str, int]:
-        """The ids of `added_tokens_decoder`, by text."""
+        """Returns the ids of added tokens, by text."""
         return {token.content: number for number, token in sorted(self.added_tokens_decoder.items())}
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Return the id of a token, or of each: of one that does not exist that of the unknown token, or None."""
+        """Returns the id of a token, or of each. A token that does not exist gets the unknown token's id, or None."""
         if not isinstance(tokens, str):
             return [self.convert_tokens_to_ids(one) for one in tokens]
         number = self.backend_tokenizer.token_to_id(tokens)
         return self.unk_token_id if number is None and tokens != self.unk_token else number
 
     def convert_ids_to_tokens(self, ids: Any) -> Any:
-        """Return the token of an id, or of each; None for one that has none."""
+        """Returns the token of an id, or of each, or None for an id without one."""
         if np.ndim(ids) == 0:
             return self.backend_tokenizer.id_to_token(int(ids))
         return [self.backend_tokenizer.id_to_token(int(one)) for one in ids]
 
     @property
     def all_special_ids(self) -> list[int]:
-        """The ids of `all_special_tokens`."""
+        """Returns the ids of `all_special_tokens`."""
         return list(self.convert_tokens_to_ids(self.all_special_tokens))
 
     def __getattr__(self, name: str) -> Any:
-        """Return a special token by its name (`eos_token`), or its id (`eos_token_id`); None where there is none."""
+        """Returns a special token by its name (`eos_token`), or its id (`eos_token_id`), or None."""
         token, _, end = name.partition("_token")
         if name.startswith("_") or end not in ("", "_id") or f"{token}_token" not in NAMED_TOKENS:
             raise AttributeError(f"a tokenizer has no attribute {name!r}")
@@ -229,10 +226,10 @@ class Tokenizer:
 
     # --- conversations ------------------------------------------------------------------------------------------------
     def template(self, with_tools: bool = False) -> str:
-        """Return the chat template; of several the one for tools, if there are tools and it exists.
+        """Returns the chat template. Of several, it is the one for tools if there are tools and it exists.
 
         Raises:
-            ValueError: There is none, or none without a name of its own.
+            ValueError: there is none, or no default.
         """
         if not isinstance(self.chat_template, Mapping):
             if self.chat_template is None:
@@ -314,7 +311,7 @@ def _optional(path: Path) -> dict[str, Any]:
 def _special_tokens(
     folder: Path, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[int, AddedToken]]:
-    """Return the special tokens of a folder's files, those with a name of the model's own, and the added tokens."""
+    """Returns the special tokens of a folder's files, those with names of the model's own, and the added tokens."""
     tokens = {name: _token(value) for name, value in settings.items() if name.endswith(("_token", "_tokens"))}
     if not tokens.get("extra_special_tokens") and "additional_special_tokens" in tokens:
         tokens["extra_special_tokens"] = tokens.pop("additional_special_tokens")
@@ -351,7 +348,7 @@ def _special_tokens(
 
 
 def _token(value: Any) -> Any:
-    """Return an entry with each added token in it, which JSON marks, as one."""
+    """Returns an entry in which each added token that JSON marks is an AddedToken."""
     if isinstance(value, dict):
         if value.get("__type") == "AddedToken":
             return AddedToken(**{name: one for name, one in value.items() if name != "__type"})
@@ -360,7 +357,7 @@ def _token(value: Any) -> Any:
 
 
 def _mapped(name: str, value: Any, tokens: Mapping[str, Any]) -> Any:
-    """Return an entry of special_tokens_map.json, a file that older versions of transformers wrote."""
+    """Returns an entry of special_tokens_map.json, a file that older versions of transformers wrote."""
     if name == "extra_special_tokens" and isinstance(value, list):
         known = list(tokens.get(name) or [])
         return known + [one for one in map(_marked, value) if one not in known]
@@ -374,7 +371,7 @@ def _marked(value: Any) -> Any:
 def _add(
     built: tokenizers.Tokenizer, added: Mapping[int, AddedToken], named: Mapping[str, Any], extra: Sequence[Any]
 ) -> None:
-    """Add the tokens that the files name, in the order of their ids, then what is special and not among them."""
+    """Adds the tokens of the files in the order of their ids, then further special ones."""
     tokens: list[Any] = [one for _, one in sorted(added.items())]
     known = {token.content for token in built.get_added_tokens_decoder().values()} | {str(one) for one in tokens}
     tokens += [one for one in named.values() if str(one) not in known and one not in tokens]
@@ -388,7 +385,7 @@ def _add(
 
 
 def _templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """Return the chat template, or several by name: of files of their own, or of tokenizer_config.json."""
+    """Returns the chat template, or several by name, from their own files or from tokenizer_config.json."""
     files = {"default": folder / "chat_template.jinja"} if (folder / "chat_template.jinja").is_file() else {}
     files |= {one.name.removesuffix(".jinja"): one for one in (folder / "additional_chat_templates").glob("*.jinja")}
     found = {name: path.read_text("utf-8") for name, path in files.items()}
@@ -399,7 +396,7 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str
 
 
 def _by_transformers(folder: Path) -> Tokenizer:
-    """Read a tokenizer that only transformers can read.
+    """Reads a tokenizer that only transformers can read.
 
     Raises:
         ModelError: transformers is not installed, or what it reads is not a fast tokenizer.
@@ -423,17 +420,17 @@ def _by_transformers(folder: Path) -> Tokenizer:
 
 # --- what others ask of it --------------------------------------------------------------------------------------------
 def is_panic(error: BaseException) -> bool:
-    """Whether the tokenizers library panicked, as on some files and texts, with an error that is no Exception."""
+    """Returns whether the tokenizers library panicked, with an error that is no Exception."""
     return not isinstance(error, Exception) and type(error).__name__ == "PanicException"
 
 
 def decodes_by_byte(tokenizer: Tokenizer) -> bool:
-    """Whether a character that has no token is several tokens, of a byte each (SentencePiece's byte fallback)."""
+    """Returns whether a character without a token is several tokens of a byte each (SentencePiece's byte fallback)."""
     return "ByteFallback" in repr(tokenizer.backend_tokenizer.decoder)
 
 
 def longest(folder: Path, tokenizer: Tokenizer) -> int:
-    """Tokens at most. A family that counts positions from an id (RoBERTa's padding) loses those up to it."""
+    """Returns the most tokens. A family that counts positions from an id (RoBERTa's padding) loses those up to it."""
     config = read_model_json(folder / "config.json")
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     most = tokenizer.model_max_length
@@ -448,12 +445,11 @@ def longest(folder: Path, tokenizer: Tokenizer) -> int:
 
 
 def added(read: Callable[[Ids], str], before: int, one: int) -> tuple[str, bool]:
-    """Return what a token adds to the text after another one, and whether it goes on with the same word.
+    """Returns what a token adds to the text after another one, and whether it continues the same word.
 
     Args:
-        read: Returns the text of ids.
-        before: The other token; below 0 there is none.
-        one: The token.
+        read: returns the text of ids.
+        before: the other token; below 0 there is none.
     """
     alone = read(np.array([one])).strip()
     alone = alone.removeprefix("##") or alone  # a WordPiece that goes on with no word

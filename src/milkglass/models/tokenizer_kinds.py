@@ -1,9 +1,9 @@
-"""Which tokenizer a folder's files describe: the kind that transformers' AutoTokenizer takes, and what it builds.
+"""The kinds of tokenizers that transformers' AutoTokenizer builds from a folder's files.
 
-Most kinds read tokenizer.json to the letter. Some keep its vocabulary and merges alone and build the rest from their
-own code and from tokenizer_config.json (`do_lower_case`, `add_prefix_space`). A model was trained with what its kind
-builds, so the same is built here, by the `tokenizers` library alone. `tests/models/test_tokenizer.py` compares every
-kind with the installed version of transformers.
+Most kinds use tokenizer.json unchanged. Some use only its vocabulary and merges, and build the rest from their own code
+and from tokenizer_config.json (`do_lower_case`, `add_prefix_space`). A model was trained with what its kind builds, so
+the same is built here, by the `tokenizers` library alone. `tests/models/test_tokenizer.py` compares every kind with the
+installed version of transformers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 TO_THE_LETTER = frozenset(
     {"TokenizersBackend", "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer", "MistralCommonBackend"}
 )
-# The kind that a model type has where its files name none, or name one that is known to be wrong
+# The kind of a model type whose files name none, or a wrong one
 KIND_OF_TYPE = {
     "bert": "BertTokenizer", "distilbert": "BertTokenizer", "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer", "gpt2": "GPT2Tokenizer", "mistral": "TokenizersBackend",
@@ -37,13 +37,15 @@ WRONGLY_NAMED = frozenset({"qwen2"})  # model types whose published files name a
 
 @dataclass(frozen=True)
 class TokenizerKind:
-    """A kind of tokenizer, and what it takes from its own code.
+    """A kind of tokenizer, and what its own code decides.
 
     Attributes:
-        tokens: The special tokens if tokenizer_config.json names none. None: nor does the padding of tokenizer.json.
-        token_types: Whether it tells the two texts of a pair apart.
-        build: Returns the tokenizer of a file, None if only transformers can build it. None: as the file has it.
-        finish: Sets what depends on the special tokens, after they were added.
+        tokens: the special tokens if tokenizer_config.json names none. None as a token: the padding of tokenizer.json
+            is
+            not used either.
+        token_types: whether it distinguishes the two texts of a pair.
+        build: returns the tokenizer of a file, or None if only transformers can build it. None: the file's is used.
+        finish: sets what depends on the special tokens, after they were added.
     """
 
     tokens: Mapping[str, str | None]
@@ -53,12 +55,12 @@ class TokenizerKind:
 
 
 def kind_name(config: Mapping[str, Any], settings: Settings, text: str) -> str:
-    """Return the name of the kind that AutoTokenizer takes for a folder.
+    """Returns the name of the kind that AutoTokenizer uses for a folder.
 
     Args:
-        config: Of config.json.
-        settings: Of tokenizer_config.json.
-        text: Of tokenizer.json.
+        config: the content of config.json.
+        settings: the content of tokenizer_config.json.
+        text: the text of tokenizer.json.
     """
     model_type = str(config.get("model_type") or "")
     registered = KIND_OF_TYPE.get(model_type)
@@ -75,7 +77,7 @@ def kind_name(config: Mapping[str, Any], settings: Settings, text: str) -> str:
 
 
 def _general(name: str) -> str:
-    """Return a kind's name without its former ending, and one name for all kinds that take a file to the letter."""
+    """Returns a kind's name without its former ending, and one name for all kinds that use a file unchanged."""
     name = "TokenizersBackend" if name == "PreTrainedTokenizerFast" else name.removesuffix("Fast")
     return "TokenizersBackend" if name in TO_THE_LETTER else name
 
@@ -106,7 +108,7 @@ def _finish_bert(built: Tokenizer, settings: Settings, number: Callable[[str], A
 
 
 def _merged(file: Tokenizer, **flags: Any) -> Tokenizer | None:
-    """Return a tokenizer of the file's vocabulary and merges alone, with these settings of BPE."""
+    """Returns a tokenizer of the file's vocabulary and merges only, with these settings of BPE."""
     model = file.model
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
@@ -149,7 +151,7 @@ def _xlm_roberta(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | 
 
 
 def _precompiled(file: Tokenizer) -> bytes | None:
-    """Return SentencePiece's table of letters, which the file's normalizer holds."""
+    """Returns SentencePiece's table of letters in the file's normalizer, or None."""
     if file.normalizer is None:
         return None
     whole = json.loads(file.normalizer.__getstate__())

@@ -1,8 +1,8 @@
-"""Which parts a tokenizer.json may have.
+"""The parts that a tokenizer.json may have.
 
-A tokenizer is a small program: its normalizer and its pre-tokenizer may hold regular expressions that look ahead,
-replace one word by others, or run for minutes. So a folder's tokenizer is taken only where each of its parts is one
-whose effect on a text is known, and a provider's only where its regular expressions are published ones, to the letter.
+A tokenizer is a small program: its normalizer and pre-tokenizer may have regular expressions that look ahead, replace
+words by others, or run for minutes. A folder's tokenizer is therefore accepted only if the effect of each of its parts
+on a text is known, and a provider's only if its regular expressions are exactly published ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Part = dict[str, Any]
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-# How published tokenizers cut a text, to the letter
+# The exact patterns by which published tokenizers split a text
 PUBLISHED_SPLITS = frozenset(
     {
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
@@ -39,7 +39,7 @@ PUBLISHED_SPLITS = frozenset(
         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     }
 )
-# Replacements of published normalizers: (pattern, what stands in its place)
+# Replacements of published normalizers: (pattern, replacement)
 PUBLISHED_REPLACEMENTS = frozenset(
     {(" ", "▁"), ("``", '"'), ("''", '"'), ("\u2581", " "), (r" {2,}", " "), (r" {2,}", "▁"), (r"\s+", " ")}
 )
@@ -57,23 +57,24 @@ REPEATED = frozenset(
 MOST_PARTS = 16
 MOST_ADDED = 16  # tokens that a post-processor puts around a text
 PATTERNS = frozenset({r" {2,}", r"\s+"})  # of PUBLISHED_REPLACEMENTS: another text where they are no regular expression
-# Of decoders and pre-tokenizers: a field that may have one value, since every other one would change what is read
+# A field of decoders and pre-tokenizers that may have one value, since others would change what is read
 FIXED = {"Metaspace": ("replacement", "▁"), "WordPiece": ("prefix", "##"), "BPEDecoder": ("suffix", "</w>")}
-# Bytes that no text but one with control characters has: those that UTF-8 does not use, and the first bytes of
-# characters that Unicode has not assigned. A published tokenizer may lack a token for them
+# Bytes that only texts with control characters have: those that UTF-8 does not use, and the first bytes of characters
+# that Unicode has not assigned. A published tokenizer may lack a token for them
 RARE_BYTES = frozenset({*range(0x20), 0x7F, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)}) - frozenset(b"\t\n\r")
 SENTENCE = "I am not ill, and 2 of my friends now call the doctor."
 ENDS = frozenset({"ByteLevel", "BertProcessing", "RobertaProcessing"})
 
 
 def require_known_parts(tokenizer: Any, folder: str, provider: bool) -> None:
-    """Raise ModelError for a tokenizer with a part that is not on the lists of this file.
+    """Raises ModelError for a tokenizer with a part that is not on the lists of this file.
 
     Args:
-        tokenizer: A fast tokenizer, loaded.
-        folder: The name of its folder, for the error.
-        provider: Whether the folder came from a provider that must not read the texts. Then a regular expression has
-            to be a published one. In a folder of the user's own choice it may be any that leaves no letter out.
+        tokenizer: a fast tokenizer, loaded.
+        folder: the name of its folder, for the error.
+        provider: whether the folder came from a provider that must not read the texts. Then a regular expression must
+            be a
+            published one. In a folder of the user's choice it may be any that drops no letter.
     """
     backend = tokenizer.backend_tokenizer
     for kind, part, fault in _faults(backend, provider):
@@ -135,10 +136,11 @@ def _fixed_fault(part: Part) -> str:
 
 
 def _require_readable(tokenizer: Any, backend: Any, folder: str) -> None:
-    """Raise ModelError for a tokenizer that reads a plain English sentence as another one.
+    """Raises ModelError for a tokenizer that reads a plain English sentence as another one.
 
-    Its letters are ASCII, which no published normalizer changes but for their case. Nothing is said of a tokenizer that
-    has no token for a word of it.
+    Its letters are ASCII, in which published normalizers change only the case. A tokenizer that has no token for a word
+    of
+    it is accepted.
     """
     ids = tokenizer(SENTENCE, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     if tokenizer.unk_token_id not in ids and not reads_as(tokenizer, str.casefold, ids, SENTENCE):
@@ -150,18 +152,20 @@ def _require_readable(tokenizer: Any, backend: Any, folder: str) -> None:
 
 
 def _byte_letters() -> dict[int, str]:
-    """Return the letter that byte-level BPE writes for each byte (GPT-2's table)."""
+    """Returns the letter that byte-level BPE writes for each byte (GPT-2's table)."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {byte: chr(byte) for byte in plain} | {byte: chr(256 + place) for place, byte in enumerate(others)}
 
 
 def _require_no_unknown(tokenizer: Any, folder: str) -> None:
-    """Raise ModelError for a tokenizer that has no token for some text.
+    """Raises ModelError for a tokenizer that has no token for some text.
 
     Its author chooses which words these are, and their one token is not sanitized. Byte-level BPE, and BPE that falls
-    back to bytes, have a token for everything. Where a published one lacks a rare byte and has no token for what it
-    does not know, it leaves the byte out, and the text is refused (`reads_as`).
+    back
+    to bytes, have a token for everything. If a published one lacks a rare byte and has no unknown token, it drops the
+    byte,
+    and the text is refused (`reads_as`).
     """
     backend = tokenizer.backend_tokenizer
     known = backend.get_vocab(with_added_tokens=False)
@@ -180,7 +184,7 @@ def _require_no_unknown(tokenizer: Any, folder: str) -> None:
 
 
 def _require_special_apart(tokenizer: Any, folder: str) -> None:
-    """Raise ModelError for a tokenizer whose special tokens are found in plain text: they are not sanitized."""
+    """Raises ModelError for a tokenizer whose special tokens occur in plain text: they are not sanitized."""
     for number in {*tokenizer.all_special_ids, *_special(tokenizer)}:
         token = tokenizer.convert_ids_to_tokens(number)
         for text in {str(token), tokenizer.decode([number]), " " + tokenizer.decode([number]).strip()}:
@@ -198,7 +202,7 @@ def _special(tokenizer: Any) -> list[int]:
 
 
 def _parts(component: Any, name: str) -> Iterator[Part]:
-    """Yield a component's parts: those of a sequence, and of sequences in it."""
+    """Yields a component's parts, also those of nested sequences."""
     if component is not None:
         yield from _flat(json.loads(component.__getstate__()), name)
 
@@ -262,7 +266,7 @@ def _end_fault(part: Part) -> str:
 
 
 def _shown(part: Part) -> str:
-    """Return a part in a few words; what it holds is its author's, so its letters are escaped."""
+    """Returns a part in a few words. Its content is its author's, so its letters are escaped."""
     rest = {name: value for name, value in part.items() if name != "type" and value not in (None, [], {})}
     text = json.dumps(rest)
     return str(part["type"]) + ("" if not rest else f" {text}" if len(text) <= 80 else f" {text[:80]}...")

@@ -1,7 +1,7 @@
-"""A checkpoint as PyTorch runs it, with a head or without: read tensor by tensor, fp32, and nothing printed.
+"""A checkpoint as a PyTorch model, with or without a head, in fp32. It is read tensor by tensor and prints nothing.
 
-Nothing but class heads and poolers may be missing. A classifier's are drawn from torch's generator then; a pooler of a
-body is 0. What reads a layer's input is found by running it. Out of scope: defences, training.
+Only class heads and poolers may be missing. A classifier's are then drawn from torch's generator; a pooler of a body is
+0. Modules that read a layer's input are found by running the layer.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from milkglass.models.view import Model
 quiet()  # what loads a model imports this module first
 
 # One model is built at a time in a process. While transformers loads a model it replaces `PreTrainedModel.tie_weights`
-# by a function that does nothing, for the whole process, and puts back what it found before. Of two loads at once the
-# later one finds the other's replacement and may put that back last: from then on no head is tied in this process, and
-# models answer with weights of their own.
+# by a function that does nothing, for the whole process, and restores what it found before. Of two loads at once the
+# later one finds the other's replacement and may restore that last: from then on no head is tied in this process, and
+# models answer with untied weights.
 ONE_LOAD = threading.RLock()
-DRAWING = {"normal_", "uniform_", "kaiming_uniform_"}  # tensors' own, and torch.nn.init's; its others call these
+DRAWING = {"normal_", "uniform_", "kaiming_uniform_"}  # of tensors and torch.nn.init, whose others call these
 DEPTHS = ("num_hidden_layers", "n_layers", "n_layer")
 
 
 class Undrawn(TorchFunctionMode):
-    """While a model is made whose weights are all read afterwards, its memory is not filled with random numbers, which
-    takes longer than reading them. In this thread only. Nothing else may be done inside: no noise is drawn there."""
+    """Skips random initialisation while a model is made whose weights are all read afterwards, because it takes longer.
+
+    It holds in this thread only. Nothing else may be done inside: no noise is drawn there.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         info = kwargs or {}
@@ -43,8 +45,12 @@ class Undrawn(TorchFunctionMode):
 
 
 def classifier(base: Checkpoint, classes: int, attention: str | None = None) -> Any:
-    """The whole model with a head of `classes`. attention: transformers' name of an implementation; None: its choice.
-    Raises CorruptCheckpoint where more than the head and the pooler is missing."""
+    """Returns the whole model with a head of `classes`. Raises CorruptCheckpoint if more than head and pooler is
+    missing.
+
+    Args:
+        attention: transformers' name of an implementation. None: its choice.
+    """
     from transformers import AutoModelForSequenceClassification
 
     raw = {name: value for name, value in base.config.items() if name not in ("id2label", "label2id")}
@@ -52,14 +58,14 @@ def classifier(base: Checkpoint, classes: int, attention: str | None = None) -> 
 
 
 def language_model(base: Checkpoint, attention: str | None = None) -> Any:
-    """The whole model with its head over the vocabulary, which may be its table. Raises CorruptCheckpoint."""
+    """Returns the whole model with its head over the vocabulary, which may be its table. Raises CorruptCheckpoint."""
     from transformers import AutoModelForCausalLM
 
     return _built(AutoModelForCausalLM, base, dict(base.config), attention)
 
 
 def body(base: Checkpoint | Model, attention: str | None = None, layers: int | None = None) -> Any:
-    """The model without a head; with `layers`, only its first ones. Raises CorruptCheckpoint."""
+    """Returns the model without a head, or only its first `layers`. Raises CorruptCheckpoint."""
     from transformers import AutoModel
 
     raw = dict(base.config)
@@ -102,14 +108,16 @@ def _built(kind: Any, base: Checkpoint | Model, raw: dict[str, Any], attention: 
 
 
 def readers(layer: nn.Module, run: Callable[[], object]) -> list[nn.Module]:
-    """The matrices of a transformer's layer that read what enters its attention: queries, keys, values, and adapters.
-    In the order in which the layer uses them; none where it multiplies its input by no matrix.
+    """Returns the matrices of a transformer's layer that read the input of its attention, in the order of use.
 
-    Nothing is found by its name: the first matrix that a layer multiplies its input by is the query projection, and the
-    others that read the same tensor belong to it.
+    These are queries, keys, values, and adapters; none if the layer multiplies its input by no matrix. Nothing is found
+    by
+    its name: the first matrix that a layer multiplies its input by is the query projection, and the others that read
+    the
+    same tensor belong to it.
 
     Args:
-        run: calls the model that the layer is part of, on any input.
+        run: calls the model of the layer on any input.
     """
     from transformers.pytorch_utils import Conv1D
 

@@ -1,4 +1,4 @@
-"""A model as an attacker has it: named tensors and a config, in memory or lying in a folder."""
+"""A model as an attacker has it: named tensors and a config, in memory or in a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from milkglass.models.families.residual import ends
 
 @dataclass(frozen=True)
 class Stored(Mapping[str, torch.Tensor]):
-    """The tensors of a checkpoint, each read when it is asked for and not kept."""
+    """The tensors of a checkpoint, each read when it is requested and not kept."""
 
     checkpoint: Checkpoint
 
@@ -35,7 +35,7 @@ class Stored(Mapping[str, torch.Tensor]):
 
 
 def overlaid(base: Mapping[str, torch.Tensor], changed: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Tensors of a model, but for those that were changed; none is read before it is asked for."""
+    """Returns a model's tensors with some of them replaced. None is read before it is requested."""
     return ChainMap(cast("dict[str, torch.Tensor]", changed), cast("dict[str, torch.Tensor]", base))
 
 
@@ -74,7 +74,7 @@ class Model:
 
     @property
     def has_table(self) -> bool:
-        """False of the upper half of a model that was cut in two."""
+        """Returns whether there is an input table. The upper half of a cut model has none."""
         return bool(self._named(family_of(self.config).table))
 
     @property
@@ -83,30 +83,30 @@ class Model:
 
     @property
     def table(self) -> torch.Tensor:
-        """(n, d) the input embeddings, fp32."""
+        """Returns (n, d) the input embeddings, fp32."""
         return self.tensors[self.table_name].float()
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """Return what has the shape of each tensor; of a model that lies in files nothing is read."""
+        """Returns objects with the shape of each tensor, without reading tensors in files."""
         return _headers(self.tensors)
 
     def mapped(self, name: str) -> torch.Tensor:
-        """A tensor in its own dtype, as it lies in its file or in memory. It must not be written to."""
+        """Returns a tensor in its own dtype, mapped or in memory. It must not be written to."""
         return _mapped(self.tensors, name)
 
     @property
     def width(self) -> int:
-        """d of the table."""
+        """Returns d of the table."""
         return int(self.headers[self.table_name].shape[1])
 
     @property
     def size(self) -> int:
-        """n of the table."""
+        """Returns n of the table."""
         return int(self.headers[self.table_name].shape[0])
 
     @property
     def head(self) -> torch.Tensor | None:
-        """(n, d) the output embeddings where they are a tensor of their own, fp32."""
+        """Returns (n, d) the output embeddings in fp32, or None if they are not a tensor of their own."""
         names = self._named(family_of(self.config).heads)
         return self.tensors[names[0]].float() if names else None

@@ -1,7 +1,7 @@
-"""The page's addresses, and what runs while it is there.
+"""The page's addresses, and the work that runs while the page is open.
 
-The page itself is open and shows nothing: what it shows it asks for with a key of its own, which it gets for the code
-behind the # of its address. No browser sends that part along by itself.
+The page itself needs no key and has no data. It requests data with a key of its own, which it gets in exchange for the
+code behind the # of its address. Browsers do not send that part to servers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from milkglass.proxy.app import PageRoutes
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.guard import OPENING
 
-NEWS_SECONDS = 20.0  # seconds that a question for news is kept open
+NEWS_SECONDS = 20.0  # seconds that a request for news is kept open
 POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -46,13 +46,14 @@ def _drawn() -> str:
 class OneTimeCode:
     """Lets a browser into the page: with a code of one use, which it exchanges for a key of its own.
 
-    A browser keeps addresses and a tab's storage in its profile. What is kept there opens nothing later: the code is
-    used up, and the page's key ends with the command. The API key never reaches the browser.
+    A browser stores addresses and a tab's storage in its profile. These open nothing later: the code is used up, and
+    the
+    page's key ends with the command. The API key never reaches the browser.
 
     Attributes:
-        code: what opens the page next, once.
-        key: what the page gives from then on, until the command ends.
-        renewed: called with the code that follows one that was used.
+        code: opens the page next, once.
+        key: the page's key, until the command ends.
+        renewed: receives each new code after the last one was used.
     """
 
     code: str = field(default_factory=_drawn, repr=False)
@@ -60,7 +61,7 @@ class OneTimeCode:
     renewed: Log = field(default=no_log, repr=False)
 
     def exchange(self, code: str) -> str:
-        """The page's key. Raises Unauthorized for a code that is wrong, or was used."""
+        """Returns the page's key. Raises Unauthorized for a code that is wrong, or was used."""
         if not hmac.compare_digest(code.encode("utf-8", "surrogatepass"), self.code.encode()):
             hint = "open the address that milkglass ui printed last"
             raise Unauthorized("the code of this address is wrong, or was used", hint)
@@ -71,14 +72,14 @@ class OneTimeCode:
 
 @dataclass(frozen=True)
 class MonitorPage:
-    """What `proxy.run.run` takes as a page.
+    """The page, as `proxy.run.run` takes it.
 
     Attributes:
         key: the key's file.
-        attacker: None where nothing is attacked.
-        broken: why the key's scheme must not be relied on; "" where no reason is known.
+        attacker: None: nothing is attacked.
+        broken: why the key's scheme must not be relied on; "": no reason is known.
         opening: lets a browser in.
-        observer: what crossed.
+        observer: records what is sent and received.
     """
 
     key: Path
@@ -100,10 +101,10 @@ class MonitorPage:
 
 
 class CodeBody(BaseModel):
-    """The body that lets a browser in.
+    """The body of the request that lets a browser in.
 
     Attributes:
-        code: what stands behind the # of the page's address.
+        code: the part behind the # of the page's address.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -139,7 +140,7 @@ def routes(view: MonitorView, opening: OneTimeCode) -> APIRouter:
 
     @router.get("/monitor/state")
     async def state(since: int = 0) -> Response:
-        """The document as soon as it is newer than `since`; the same again after `NEWS_SECONDS` seconds."""
+        """Returns the document once it is newer than `since`, or the same again after `NEWS_SECONDS` seconds."""
         await view.log.after(since, NEWS_SECONDS)
         document = await view.document(since)
         return Response(document, media_type="application/json", headers={"Cache-Control": "no-store"})

@@ -1,8 +1,8 @@
-"""What an attacker reads while the owner looks on: the audit's attacks on this key's model, then on what crossed.
+"""Attacks while the owner watches: the audit's attacks on this key's model, then on what is sent.
 
 Attacks that need no text run once, on the model as it was uploaded, and say for each scrambled id which token it is.
-With public text, what crossed is deciphered anew as it grows. Of all readings the one that is right most often is
-shown: the owner knows the truth, an attacker does not, so that the page rather overstates.
+With public text, what is sent is deciphered again as it grows. The page shows the reading that is right most often. An
+attacker cannot choose by the truth, so the page overstates the attack, if anything.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from milkglass.threat.knowledge import Candidates
 from milkglass.threat.observations import Tokens
 
 State = Literal["working", "done", "failed"]
-IDS_A_TEXT = 64  # ids a text, where the whole vocabulary is sent once
+IDS_A_TEXT = 64  # ids of a text that sends the whole vocabulary once
 DECIPHERED = "decipherment"
-MIN_TOKENS = 50  # tokens that must have crossed before they are deciphered
-MIN_GROWTH = 1.1  # times as many tokens, before they are again
-PAUSE_SECONDS = 1.0  # seconds between two looks
-WHOLE_VOCABULARY = 0.999  # of the vocabulary
+MIN_TOKENS = 50  # tokens that must be sent before they are deciphered
+MIN_GROWTH = 1.1  # growth of the tokens before they are deciphered again
+PAUSE_SECONDS = 1.0  # seconds between two checks
+WHOLE_VOCABULARY = 0.999  # the share of the vocabulary from which on all of it counts as read
 DECIPHER_SECONDS = 30.0  # seconds of the processor for one decipherment
 T = TypeVar("T")
 THREAD = "attack"  # the name of each thread in which something is attacked
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Like asyncio.to_thread, but a program that ends does not wait for it: one step of an attack can take minutes."""
+    """Runs work like asyncio.to_thread, but a program that ends does not wait for it: a step of an attack can take
+    minutes."""
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()  # who waits may be cancelled, and the work goes on
 
@@ -62,7 +63,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def attacking() -> bool:
-    """Whether an attack goes on in a thread."""
+    """Returns whether an attack is running in a thread."""
     return any(one.name == THREAD for one in threading.enumerate())
 
 
@@ -72,7 +73,7 @@ class LiveReading:
 
     Attributes:
         title: the attack's.
-        table: (n,) the public id read for each scrambled one, NO_BELIEF for none.
+        table: (n,) the public id that is read for each scrambled one, or NO_BELIEF.
         cut: whether its budget ended it.
     """
 
@@ -83,16 +84,16 @@ class LiveReading:
 
 @dataclass(eq=False)
 class LiveAttacker:
-    """An attacker with the public model, who attacks as long as the page is there.
+    """An attacker with the public model, who attacks while the page is open.
 
     Attributes:
         base: the public model.
-        public: text that the attacker has; None: none.
-        budget: seconds of the processor for the attacks on the model.
-        state: of the attacks on the model.
+        public: text that the attacker has, or None.
+        budget: processor seconds for the attacks on the model.
+        state: the state of the attacks on the model.
         reason: why these failed.
-        trouble: why what crossed is not deciphered at present; "" where it is, or need not be.
-        readings: so far.
+        trouble: why what is sent cannot be deciphered at present, or "".
+        readings: the readings so far.
     """
 
     base: Checkpoint
@@ -107,8 +108,10 @@ class LiveAttacker:
     _stopped: bool = False
 
     async def work(self, log: ExchangeLog) -> None:
-        """Attack until there is nothing more to do, or it is cancelled: what runs in a thread then ends early. Whatever
-        fails ends up in `reason`, or in `trouble` where the attacks on the model were done."""
+        """Attacks until there is nothing more to do, or it is cancelled, which ends work in threads early.
+
+        A failure is stored in `reason`, or in `trouble` after the attacks on the model.
+        """
         try:
             scene = await in_thread(self._scene)
             show = partial(asyncio.get_running_loop().call_soon_threadsafe, log.touch)
@@ -129,7 +132,7 @@ class LiveAttacker:
     async def _on_what_crossed(
         self, log: ExchangeLog, scene: Scene, candidates: Candidates | None, public: Source
     ) -> None:
-        """Decipher what crossed, again and again. A decipherment that fails is tried again when more has crossed."""
+        """Deciphers what was sent, again and again. A decipherment that fails is tried again when more was sent."""
         corpus = (await in_thread(lambda: read(self.codec, public))).original
         seen = 0
         while True:
@@ -147,7 +150,7 @@ class LiveAttacker:
 
     # --- in a thread --------------------------------------------------------------------------------------------------
     def _scene(self) -> Scene:
-        """The scene in which every id of the vocabulary has crossed once. Raises KeyForOtherModel."""
+        """Returns the scene in which every id of the vocabulary was sent once. Raises KeyForOtherModel."""
         self.key.require_model(self.base.digest())
         ids = np.arange(len(self.key.sigma), dtype=np.int64)
         sent = Sequences.of(np.array_split(ids, max(1, len(ids) // IDS_A_TEXT)))
@@ -156,8 +159,8 @@ class LiveAttacker:
         return assemble(self.key, self.codec, self.base, every, {})
 
     def _solve(self, scene: Scene, show: Callable[[], object]) -> Candidates | None:
-        """Attack the model. Attacks that undo the scheme come first and are shown at once; where they read all, the
-        rest is left out."""
+        """Attacks the model. Attacks that undo the scheme run first and are shown at once; if they read all, the rest
+        is skipped."""
         budget, candidates = self._budget(self.budget), None
         for first in (True, False):
             some = {name: one for name, one in ATTACKS.items() if one.undoes == first}
@@ -191,11 +194,11 @@ class LiveAttacker:
 
     # --- for the page -------------------------------------------------------------------------------------------------
     def strongest(self, readings: Sequence[LiveReading]) -> LiveReading | None:
-        """The one that is right most often of the vocabulary."""
+        """Returns the reading that is right most often of the vocabulary."""
         true = self.codec.inverse
         return max(readings, key=lambda one: int((one.table == true).sum()), default=None)
 
 
 def _kind_of(error: Exception) -> str:
-    """What the page says of a failure. Only our own messages are free of texts: of others the kind is said."""
+    """Returns words for a failure. Only our own messages are free of texts; of other errors it names the kind."""
     return error.message if isinstance(error, MilkglassError) else f"an internal error ({type(error).__name__})"

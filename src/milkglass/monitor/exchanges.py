@@ -1,7 +1,7 @@
-"""What crossed, kept for the page: questions and their answers as scrambled ids, in memory alone.
+"""Questions and their answers as scrambled ids, kept in memory for the page.
 
-A conversation's next question repeats the ones before: a question that an earlier one begins is a later turn, and what
-both have in common is counted, not kept again.
+A conversation's next question repeats the ones before. A question that begins with an earlier exchange is a later turn,
+and what both have in common is counted and not stored again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from milkglass.proxy.observe import Ids, Received
 from milkglass.sequences import common_prefix
 
 EXCHANGES_KEPT = 100  # exchanges
-COMPARED = 8  # of the last ones, in search of what a question repeats
-MAX_TOKENS_KEPT = 200_000  # of all exchanges together: the oldest go first
+COMPARED = 8  # the last exchanges that a question may repeat
+MAX_TOKENS_KEPT = 200_000  # tokens of all exchanges together: the oldest are dropped first
 
 
 @dataclass
@@ -28,8 +28,9 @@ class Exchange:
         number: from 1 on.
         whole: scrambled ids of the question.
         repeated: how many of them, from the first on, an earlier exchange had.
-        answer: scrambled ids, as far as they came.
-        first, last: when the first and the last came, in seconds of the clock; 0 before.
+        answer: scrambled ids so far.
+        first: when the first id came, in seconds of the clock; 0 before.
+        last: when the last id came, in seconds of the clock; 0 before.
         changed: the log's version when it last changed.
     """
 
@@ -43,23 +44,23 @@ class Exchange:
 
     @property
     def question(self) -> list[int]:
-        """The ids of the question that earlier turns do not have."""
+        """Returns the ids of the question that earlier turns do not have."""
         return self.whole[self.repeated :]
 
     @property
     def speed(self) -> float:
-        """Tokens a second after the first; 0 before there are two."""
+        """Returns tokens a second after the first; 0 before there are two."""
         lasted = self.last - self.first
         return (len(self.answer) - 1) / lasted if lasted > 0 else 0.0
 
 
 class ExchangeLog:
-    """An observer. Everything happens in one event loop.
+    """An observer of exchanges, in one event loop.
 
     Attributes:
         version: changes with every token.
         exchanges: the oldest first.
-        count: of all exchanges, kept or not.
+        count: the number of all exchanges, also of those that were dropped.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -83,7 +84,7 @@ class ExchangeLog:
         return received
 
     def touch(self, one: Exchange | None = None) -> None:
-        """Something changed: one exchange, or what the page says of all of them."""
+        """Marks one exchange, or all of them, as changed."""
         self.version += 1
         for changed in self.exchanges if one is None else (one,):
             changed.changed = self.version
@@ -91,7 +92,7 @@ class ExchangeLog:
         self._waiting = asyncio.Event()
 
     async def after(self, version: int, seconds: float) -> None:
-        """Returns when there is something else than this version, or after `seconds`."""
+        """Returns when the version is another one, or after `seconds`."""
         if self.version == version:
             try:
                 await asyncio.wait_for(self._waiting.wait(), seconds)
@@ -99,7 +100,7 @@ class ExchangeLog:
                 return
 
     def crossed(self) -> list[list[int]]:
-        """Scrambled ids of what is kept, each text once."""
+        """Returns the scrambled ids that are kept, each text once."""
         return [part for one in self.exchanges for part in (one.question, one.answer) if part]
 
     def _repeated(self, whole: list[int]) -> int:

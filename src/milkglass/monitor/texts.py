@@ -1,8 +1,8 @@
-"""How each text is shown, kept for as long as it and the reading of it stay the same.
+"""Renders each text for the page, and caches it while it and its reading stay the same.
 
-The page asks several times a second, in the event loop that answers run through: what did not change is not made again,
-and all that is made at a time is one text. Each is given three times: as the owner reads it, as ids, and as the attack
-reads it, in runs of tokens that are read alike.
+The page asks several times a second, in the event loop that answers run through. So unchanged texts are not rendered
+again, and one step renders one text. Each text has three forms: as the owner reads it, as ids, and as the attack reads
+it, in runs of tokens that are read alike.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ UNREAD = "\u00b7"
 
 @dataclass(eq=False)
 class ShownText:
-    """One text, and what was made of it.
+    """One text, and what was computed from it.
 
     Attributes:
-        length: of the text, in ids.
-        ids: without those that no row of the model has, which an engine may send: the reply refuses them.
-        ordinary: of them, without special tokens, which are permuted and not mixed: anyone with both models reads all.
-        hits: by reading, how many of `ids` it has right.
-        right: by reading, how many of `ordinary`.
-        shown: for one reading, as JSON.
+        length: the number of ids of the text.
+        ids: the ids, without those that the model does not have, which an engine may send and the reply refuses.
+        ordinary: `ids` without special tokens, which are permuted and not mixed: anyone with both models reads all.
+        hits: by reading, how many of `ids` are right.
+        right: by reading, how many of `ordinary` are right.
+        shown: the text as JSON for one reading.
     """
 
     length: int
@@ -50,9 +50,11 @@ class ShownText:
 
 
 class TextViews:
-    """Attributes:
-    codec: the key's.
-    made: how many texts were read or rendered so far.
+    """Renders texts.
+
+    Attributes:
+        codec: the key's.
+        made: how many texts were counted or rendered so far.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -61,19 +63,19 @@ class TextViews:
 
     @cached_property
     def names(self) -> list[str]:
-        """What each public token alone reads as; of one without a text, its name. Takes long for a large vocabulary."""
+        """Returns the text of each public token, or its name if it has none. This is slow for a large vocabulary."""
         size = len(self.codec.inverse)
         named = self.codec.tokenizer.convert_ids_to_tokens
         spelt = pieces(self.codec, size)
         return [one or named(number) or "" if self.codec.known[number] else "" for number, one in enumerate(spelt)]
 
     def forget(self, exchanges: Iterable[Exchange]) -> None:
-        """Drop the views of all texts but those of these exchanges."""
+        """Drops the views of all texts but those of these exchanges."""
         kept = {one.number for one in exchanges}
         self._kept = {place: one for place, one in self._kept.items() if place[0] in kept}
 
     def counted(self, exchange: Exchange, side: Side, readings: Sequence[LiveReading]) -> ShownText:
-        """A text, with what each of the readings has right of it."""
+        """Returns a text, with how much of it each reading has right."""
         length = len(exchange.answer) if side == "answer" else len(exchange.whole) - exchange.repeated
         text = self._kept.get((exchange.number, side))
         if text is None or text.length != length:  # a text grows, and never changes otherwise
@@ -86,7 +88,7 @@ class TextViews:
         return text
 
     def rendered(self, text: ShownText, reading: LiveReading | None) -> str:
-        """A text as the page shows it, in JSON."""
+        """Returns a text as JSON for the page."""
         if text.shown is None or text.shown[0] is not reading:
             self.made += 1
             text.shown = (reading, json.dumps(self._document(text, reading), ensure_ascii=False, separators=(",", ":")))

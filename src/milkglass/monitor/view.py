@@ -1,6 +1,6 @@
-"""What the page shows, as one JSON document: who sees what of each text, and the figures above it.
+"""The content of the page, as one JSON document: who sees what of each text, and figures.
 
-It is made in the event loop, a text at a time, and other work has its turn between two texts.
+It is made in the event loop, one text at a time, so that other work runs between two texts.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ Counted = list[tuple[Exchange, tuple[ShownText, ...]]]
 
 @dataclass(frozen=True)
 class MonitorView:
-    """Attributes:
-    backend: of the proxy.
-    key: the key's file, beside which its use is counted.
-    log: what crossed.
-    attacker: None where nothing is attacked.
-    broken: why the key's scheme must not be relied on, which no attack has to show; "" where no reason is known.
+    """Makes the page's document.
+
+    Attributes:
+        backend: the proxy's.
+        key: the key's file, beside which its use is counted.
+        log: what was sent and received.
+        attacker: None: nothing is attacked.
+        broken: why the key's scheme must not be relied on, which no attack has to show; "": no reason is known.
     """
 
     backend: Backend
@@ -48,8 +50,10 @@ class MonitorView:
         return TextViews(self.backend.codec)
 
     async def document(self, since: int) -> str:
-        """All figures, and the exchanges that changed after the version `since`; all where it is of another run. What
-        changes meanwhile has a later version than the document, and comes with the next one."""
+        """Returns all figures, and the exchanges that changed after the version `since`.
+
+        A version of another run returns all exchanges. What changes meanwhile comes with the next document.
+        """
         async with self._turn:
             await asyncio.to_thread(lambda: self.texts.names)
             return await self._document(since)
@@ -101,7 +105,7 @@ class MonitorView:
         return result
 
     def _strongest(self, texts: Sequence[ShownText], readings: Sequence[LiveReading]) -> LiveReading | None:
-        """The reading that is right most often of what crossed, or of the vocabulary where nothing did."""
+        """Returns the reading that is right most often of what was sent, or of the vocabulary if nothing was."""
         if self.attacker is None:
             return None
         if not any(len(text.ids) for text in texts):
@@ -109,7 +113,7 @@ class MonitorView:
         return max(readings, key=lambda one: sum(text.hits[one] for text in texts), default=None)
 
     def _attack(self, reading: LiveReading | None, texts: Sequence[ShownText]) -> dict[str, Any]:
-        """The figures of the attack: how many ordinary tokens are kept, and how many the reading has right."""
+        """Returns the figures of the attack: how many ordinary tokens are kept, and how many the reading has right."""
         if self.attacker is None:
             return {"state": "off", "broken": self.broken}
         tokens = sum(len(text.ordinary) for text in texts)
@@ -138,14 +142,13 @@ class MonitorView:
 
 
 def level_shown(state: State, right: int, tokens: int) -> str:
-    """What the banner begins with, where the strongest reading has so many tokens right; "" where nothing can be said
-    yet."""
+    """Returns the beginning of the banner, given the right tokens of the strongest reading; "" if it is too early."""
     if not tokens or (not right and state == "working"):
         return ""
     return LABELS[level_of(right / tokens)] if right else NOTHING_READ
 
 
 def _label(audit: Any) -> str:
-    """The verdict on an audit by the content tokens that it read, in the words of the audit's own page."""
+    """Returns the verdict of an audit by the content tokens that it read, in the words of the audit's own page."""
     share = audit["tokens"] if audit["content"] is None else audit["content"]
     return LABELS[level_of(math.nan if share is None else share, share is None or not audit["finished"])]

@@ -1,1 +1,1 @@
-"""A local endpoint that speaks OpenAI's API: text in front, scrambled ids behind. It fails closed."""
+"""A local endpoint with OpenAI's API: text in front, scrambled ids behind. It fails closed."""

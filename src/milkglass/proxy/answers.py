@@ -1,4 +1,4 @@
-"""What was answered under a key, in memory alone: the ids of answers as they came, for the turns that repeat them."""
+"""Remembers, in memory, the ids of answers under a key as they were received, for turns that repeat them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from milkglass.client.codec.conversation import Message
 from milkglass.client.codec.kept_ids import ANSWER_IDS
 from milkglass.client.codec.spelling import LastAnswers
 
-MOST_TOKENS = 1_000_000  # of all answers: the ones that were longest not asked for go first
+MOST_TOKENS = 1_000_000  # of all answers: the longest unused ones are dropped first
 PREFIX_LETTERS = 32  # letters by which an answer is found whose end was changed
 LAST = 64  # answers that are looked for inside of other texts
-# Letters of an answer that is repeated in another role than its own. A shorter text may be a user's own, and an engine
-# that guessed it in an answer before would see by the ids that it guessed right
+# The least letters of an answer that is repeated in another role than its own. A shorter text may be a user's own, and
+# an engine that guessed it in an earlier answer would see by the ids that it guessed right
 MIN_QUOTED_LETTERS = 64
 
 
 @dataclass
 class AnswerMemory:
-    """Answers of one key's models.
+    """The answers of one key's models.
 
     Attributes:
         misspelt: how many answers were ended because they were spelled otherwise than the tokenizer writes.
@@ -38,12 +38,12 @@ class AnswerMemory:
     _tokens: int = 0
 
     def remember(self, model: str, texts: Sequence[str], calls: Sequence[str], ids: Sequence[int]) -> None:
-        """An answer, by what was said of it to the application.
+        """Stores an answer under what was passed to the application.
 
         Args:
-            texts: what it said, and what it thought.
-            calls: the ids of the calls of tools that it made.
-            ids: scrambled ones.
+            texts: its content and reasoning.
+            calls: the ids of its tool calls.
+            ids: its scrambled ids.
         """
         array = np.asarray(ids, np.int32)
         names = [
@@ -59,7 +59,7 @@ class AnswerMemory:
             self._tokens -= len(self._kept.popitem(last=False)[1])
 
     def inside(self, model: str, prompt: str, least: int = PREFIX_LETTERS + 1) -> list[list[int]]:
-        """The ids of answers of so many letters that a text holds whole, of the last ones, the newest first."""
+        """Returns the ids of the last answers of at least so many letters that a text contains, the newest first."""
         if len(prompt) < least:
             return []
         newest = reversed(self._kept.items())
@@ -67,7 +67,7 @@ class AnswerMemory:
         return [ids.tolist() for text, ids in islice(whole, LAST) if text in prompt]
 
     def with_ids(self, model: str, messages: Sequence[Message]) -> list[Message]:
-        """The messages; those that repeat an answer have its ids."""
+        """Returns the messages, and adds its ids to each that repeats an answer."""
         return [one if (ids := self._of(model, one)) is None else {**one, ANSWER_IDS: ids} for one in messages]
 
     def _of(self, model: str, message: Mapping[str, Any]) -> list[int] | None:

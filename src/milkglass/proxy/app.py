@@ -1,5 +1,7 @@
-"""The web application: OpenAI's addresses, on this machine. Nothing but `Backend` reaches the engine; who may ask is
-decided in guard.py."""
+"""The web application with OpenAI's addresses, on this machine. Only `Backend` reaches the engine.
+
+guard.py decides who may use it.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ class PageRoutes:
     """A page beside OpenAI's addresses.
 
     Attributes:
-        router: its addresses. "/" and `OPENING` are open, and must show nothing private to anyone without a code.
-        token: that the page itself gives, which does as well as the API key.
+        router: its addresses. "/" and `OPENING` need no key, and must show nothing private to anyone without a code.
+        token: the page's own token, which is accepted in place of the API key.
     """
 
     router: APIRouter
@@ -57,8 +59,12 @@ class PageRoutes:
 def create_app(
     backends: Backends, token: str | None = None, page: PageRoutes | None = None, limits: Limits | None = None
 ) -> FastAPI:
-    """token: that applications must give as their API key; None: any is taken, from this machine alone. limits: of how
-    long a request's body may take."""
+    """Returns the application.
+
+    Args:
+        token: the API key of applications. None: any is accepted, from this machine only.
+        limits: how long a request's body may take.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -86,7 +92,7 @@ async def _body(request: Request, kind: type[B]) -> B:
 
 
 async def _answered(request: Request, make: Callable[[], Answering], stream: bool | None, end: bool = True) -> Response:
-    """make: refuses or encodes, in a thread where a long prompt would hold up other answers."""
+    """Answers a request. `make` refuses or encodes it, in a thread if a long prompt would delay other answers."""
     long = len(await request.body()) > LONG
     answer = await asyncio.to_thread(make) if long else make()
     if stream:
@@ -96,7 +102,7 @@ async def _answered(request: Request, make: Callable[[], Answering], stream: boo
 
 
 async def _stream(answer: Answering, end: bool) -> AsyncGenerator[str, None]:
-    """A fault is an event with `error`, which official clients raise."""
+    """Yields an answer's events. An error is an event with `error`, which official clients raise."""
     number = 0
     try:
         async with aclosing(answer.events()) as events:  # type: ignore[type-var]

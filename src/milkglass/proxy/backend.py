@@ -1,6 +1,6 @@
 """A backend of the proxy joins a key's codec, an engine, and the models that the engine serves for the key.
 
-It makes every question to the engine, and refuses what cannot be asked before anything is sent.
+It makes every request to the engine, and refuses what cannot be requested before anything is sent.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from milkglass.proxy.text.sections import begins_reasoning, reasons
 from milkglass.proxy.text.template_options import template_options
 from milkglass.proxy.text.tokens import TokenNames
 
-EMBEDDED = 64  # rows of one question to the engine
-LETTERS = 128  # of a token at most, on average over a text
-DEFAULT_TOKENS = 4096  # of an answer at most, where the application names no limit
-MAX_NAMES = 10  # of models in a message
+EMBEDDED = 64  # rows of one request to the engine
+LETTERS = 128  # the most letters of a token, on average over a text
+DEFAULT_TOKENS = 4096  # the most tokens of an answer if the application sets no limit
+MAX_NAMES = 10  # names of models in a message
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Backend:
     """A key's codec with an engine.
 
     Attributes:
-        codec: The key's.
-        upstream: The engine.
-        models: The models that an application may name; the first is the default.
-        observer: Receives all that crosses.
-        memory: Holds the ids of answers, so that a later turn repeats them.
+        codec: the key's.
+        upstream: the engine.
+        models: the models that an application may name; the first is the default.
+        observer: receives all ids that are sent and received.
+        memory: stores the ids of answers, so that a later turn repeats them.
     """
 
     codec: Codec = field(repr=False)
@@ -58,7 +58,7 @@ class Backend:
     memory: AnswerMemory = field(default_factory=AnswerMemory, repr=False)
 
     def model(self, name: str) -> ServedModel:
-        """Return the model of this name; "" names the default. Raises ModelNotFound."""
+        """Returns the model of this name; "" names the default. Raises ModelNotFound."""
         for one in self.models:
             if name in (one.name, ""):
                 return one
@@ -66,12 +66,12 @@ class Backend:
 
     @property
     def drawn(self) -> dict[str, Any]:
-        """How answers are drawn where an application does not say: as the model's makers have it, if the engine can."""
+        """Returns the default sampling: the model makers' settings, as far as the engine offers them."""
         offered = ALWAYS | self.upstream.engine.options
         return {name: value for name, value in self.codec.sampling.values.items() if name in offered}
 
     def about_sampling(self) -> list[str]:
-        """Return lines that say at the start how answers are drawn, and what the engine cannot do of it."""
+        """Returns lines for the start that say how answers are drawn, and which settings the engine does not offer."""
         own, drawn = self.codec.sampling, self.drawn
         names, engine = ", ".join(one.name for one in self.models), self.upstream.engine.name
         values = ModelSampling(drawn).shown
@@ -91,20 +91,20 @@ class Backend:
         asked: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Question:
-        """Make the question of a conversation, in the model's template. Nothing is sent yet.
+        """Makes the question of a conversation, in the model's template. Nothing is sent yet.
 
         Args:
-            name: The model's.
-            messages: The conversation.
-            tools: Tools that the model may call, in OpenAI's shape.
-            choice: The tool that is to be called; "" for any one, None where the model may choose.
-            single: Whether one call is taken at most.
-            asked: Further variables of the template (`template_options`).
-            **options: As of `_question`.
+            name: the model's.
+            messages: the conversation.
+            tools: tools that the model may call, in OpenAI's format.
+            choice: the tool that must be called; "" for any one; None if the model may choose.
+            single: whether at most one call is accepted.
+            asked: further variables of the template (`template_options`).
+            **options: see `_question`.
 
         Raises:
-            CodecError: The conversation cannot be encoded.
-            UsageError: The template has no place for tools or options, or the engine does not offer one.
+            CodecError: the conversation cannot be encoded.
+            UsageError: the template has no place for tools or options, or the engine does not offer an option.
         """
         template = str(self.codec.tokenizer.chat_template or "")
         form, begun = tool_format(template) if tools else None, ""
@@ -130,13 +130,13 @@ class Backend:
         )  # fmt: skip
 
     def completion(self, name: str, prompt: str | Sequence[int], **options: Any) -> Question:
-        """Make the question of a text to go on from, or of the tokenizer's own ids of one. Nothing is sent yet.
+        """Makes the question of a text to continue, or of its ids by the tokenizer. Nothing is sent yet.
 
         The application wrote all of it, so the text of a special token is that token, as at other servers.
 
         Raises:
-            CodecError: The text cannot be encoded.
-            UsageError: As from `chat`.
+            CodecError: the text cannot be encoded.
+            UsageError: the engine does not offer an option.
         """
         self._require_decoder(name)
         if isinstance(prompt, str):
@@ -152,20 +152,20 @@ class Backend:
             raise UnsupportedModel(f"{model.name} is an encoder: it cannot generate", "ask /v1/embeddings of it")
 
     def _require_short(self, letters: int, what: str = "messages") -> None:
-        """Raise ContextLengthExceeded for a text that no tokenizer makes short enough: that would take it minutes."""
+        """Raises ContextLengthExceeded for a text that is too long by its letters: tokenizing it takes minutes."""
         if letters > LETTERS * self.codec.limit:
             raise exceeded(self.codec.limit, what, None)
 
     @contextmanager
     def _counting(self, what: str) -> Iterator[None]:
-        """Say in OpenAI's words what the codec finds too long. what: "messages", "prompt" or "input"."""
+        """Raises the codec's TooLong in OpenAI's words. `what` is "messages", "prompt" or "input"."""
         try:
             yield
         except TooLong as error:
             raise exceeded(self.codec.limit, what, error.tokens) from None
 
     def scrambled(self, ids: Sequence[int]) -> list[int]:
-        """Scramble the tokenizer's own ids. Raises UsageError for ids that it does not have."""
+        """Returns the scrambled form of the tokenizer's ids. Raises UsageError for ids that it does not have."""
         import numpy as np
 
         known = self.codec.known
@@ -184,17 +184,17 @@ class Backend:
         logit_bias: Mapping[int, float] | None = None,
         **drawing: Any,
     ) -> Question:
-        """Make a question.
+        """Makes a question.
 
         Args:
-            name: The model's.
-            ids: The scrambled prompt.
-            what: The field of the request that the ids are of.
-            most: Tokens of the answer; None: as many as fit.
-            stops: Strings that end the answer.
-            logprobs: How many of the likeliest tokens are reported at each place; None: nothing is.
-            logit_bias: Added to logits, by the tokenizer's own ids.
-            **drawing: Fields of IdsRequest.
+            name: the model's.
+            ids: the scrambled prompt.
+            what: the field of the request with the prompt.
+            most: the most tokens of the answer. None: as many as fit.
+            stops: strings that end the answer.
+            logprobs: how many of the likeliest tokens are reported at each place. None: no token is.
+            logit_bias: is added to logits, by the tokenizer's own ids.
+            **drawing: fields of IdsRequest.
         """
         model = self.model(name)
         length = min(self.codec.limit, model.length or self.codec.limit)
@@ -212,7 +212,7 @@ class Backend:
 
     # --- answers ------------------------------------------------------------------------------------------------------
     def replies(self, question: Question, count: int = 1) -> list[Reply]:
-        """Return so many replies to a question. With a seed each has one of its own, and the first the seed itself."""
+        """Returns so many replies to a question. With a seed each has its own, and the first has the seed itself."""
         result = []
         for index in range(count):
             seed = question.request.seed
@@ -223,12 +223,12 @@ class Backend:
         return result
 
     def encoded(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode texts to rows of scrambled ids. Raises CodecError, ContextLengthExceeded."""
+        """Returns texts as rows of scrambled ids. Raises CodecError, ContextLengthExceeded."""
         with self._counting("input"):
             return [row.tolist() for row in self.codec.encode(texts).ids]
 
     async def embeddings(self, name: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return a vector for each row of scrambled ids. Raises UnsupportedModel for a decoder."""
+        """Returns a vector for each row of scrambled ids. Raises UnsupportedModel for a decoder."""
         model = self.model(name)
         if model.kind == "decoder":
             raise UnsupportedModel(f"{model.name} is a decoder: it makes no embeddings", "serve an encoder for them")
@@ -242,13 +242,13 @@ class Backend:
 
 
 def exceeded(limit: int, what: str, tokens: int | None, asked: int | None = None) -> ContextLengthExceeded:
-    """Return the error in OpenAI's words, which agents look for before they shorten a conversation.
+    """Returns the error in OpenAI's words, which agents look for before they shorten a conversation.
 
     Args:
-        limit: Tokens that the model takes.
-        what: The field that is too long.
-        tokens: Tokens that it has; None: more than the limit, by its letters.
-        asked: Tokens of the answer.
+        limit: the most tokens of the model.
+        what: the field that is too long.
+        tokens: the tokens of the field. None: more than the limit, by its letters.
+        asked: the tokens of the answer.
     """
     count = f"more than {limit}" if tokens is None else str(tokens)
     if asked is None or tokens is None:
@@ -261,18 +261,18 @@ def exceeded(limit: int, what: str, tokens: int | None, asked: int | None = None
 
 
 def names_shown(models: Sequence[ServedModel]) -> str:
-    """Return the names of models, the first of many: "a, b and 3 more"."""
+    """Returns the names of models, shortened if there are many: "a, b and 3 more"."""
     more = f" and {len(models) - MAX_NAMES} more" if len(models) > MAX_NAMES else ""
     return f"{', '.join(one.name for one in models[:MAX_NAMES]) or 'none'}{more}"
 
 
 def no_such_model(name: str, models: Sequence[ServedModel]) -> ModelNotFound:
-    """Return the error for a request that names a model which is not served."""
+    """Returns the error for a request that names a model which is not served."""
     return ModelNotFound(f"there is no model {name!r} here", f"there is: {names_shown(models)}")
 
 
 def require_served(requested: Sequence[str], served: Sequence[ServedModel]) -> None:
-    """Raise ModelNotFound for the first requested name that the engine does not serve."""
+    """Raises ModelNotFound for the first requested name that the engine does not serve."""
     names = {one.name for one in served}
     if missing := [name for name in requested if name not in names]:
         raise ModelNotFound(f"the engine serves no model {missing[0]}", f"it serves: {names_shown(served)}")
@@ -281,19 +281,19 @@ def require_served(requested: Sequence[str], served: Sequence[ServedModel]) -> N
 async def connected(
     codec: Codec, upstream: Upstream, requested: Sequence[str] = (), observer: Observer | None = None
 ) -> tuple[Backend, list[str]]:
-    """Ask an engine what it serves, and return its backend, and warnings. On an error the caller closes the upstream.
+    """Asks an engine what it serves, and returns its backend, and warnings. On an error the caller closes the upstream.
 
     Args:
-        codec: The key's.
-        upstream: The engine.
-        requested: Names of models; none: all that the engine serves for this key.
-        observer: Receives all that crosses.
+        codec: the key's.
+        upstream: the engine.
+        requested: names of models; empty: all that the engine serves for this key.
+        observer: receives all ids that are sent and received.
 
     Raises:
-        KeyForOtherModel: No model there was scrambled with the key.
-        UsageError: It is another engine.
-        ModelNotFound: A requested model is not there.
-        RemoteError: The engine does not answer.
+        KeyForOtherModel: no model there was scrambled with the key.
+        UsageError: it is another engine.
+        ModelNotFound: a requested model is not there.
+        RemoteError: the engine does not answer.
     """
     own = await _served(codec, upstream, requested)
     warnings = [
@@ -305,7 +305,7 @@ async def connected(
 
 
 async def _served(codec: Codec, upstream: Upstream, requested: Sequence[str]) -> list[ServedModel]:
-    """Models of the engine that are of this key, as far as it says."""
+    """Returns the engine's models of this key, as far as the engine says."""
     if not codec.readable:
         raise UnsupportedModel(
             "under this key an id names a cluster of tokens: no text can be read back", "see THREATS.md"

@@ -1,7 +1,7 @@
-"""Several keys behind one proxy: each model of the engine is asked with the key that scrambled it.
+"""Several keys behind one proxy: each model of the engine is used with the key that scrambled it.
 
-Which key that is the engine does not decide: it would name an old key, which it has read. A key notes, sealed, under
-which names its models were uploaded; or whoever starts the proxy says it.
+The engine does not decide which key that is: it could name an old key, which it has read. A key records, sealed, under
+which names its models were uploaded, or whoever starts the proxy says it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class ServedKey:
     """A key whose models are served.
 
     Attributes:
-        file: its name, for messages.
+        file: the key file's name, for messages.
         codec: the key's.
-        info: what it says of its models.
-        observer: receives what crosses under it.
+        info: the key's information on its models.
+        observer: receives all ids that are sent and received under the key.
     """
 
     file: str
@@ -40,8 +40,8 @@ class Backends:
     """The backends of several keys behind one engine.
 
     Attributes:
-        each: A backend for each key. No model is in two of them.
-        keys: How many keys were given, those among them of which the engine lists no model.
+        each: a backend for each key. No model is in two of them.
+        keys: the number of all keys, also of those without a model on the engine.
     """
 
     each: Sequence[Backend]
@@ -52,7 +52,7 @@ class Backends:
         return [model for one in self.each for model in one.models]
 
     def of(self, name: str) -> Backend:
-        """The backend that has a model; of a single key the only one for "". Raises ModelNotFound."""
+        """Returns the backend that has a model. "" names the only one of a single key. Raises ModelNotFound."""
         shown = names_shown(self.models)
         if not name and self.keys > 1:  # else the engine's list of models would choose the key
             raise ModelNotFound("the request names no model, and several keys are served", f"name one: {shown}")
@@ -72,15 +72,16 @@ async def all_connected(
     requested: Sequence[str] = (),
     paired: Mapping[str, ServedKey] | None = None,
 ) -> tuple[Backends, list[str]]:
-    """A backend for each key that one of the engine's models was made with, and warnings.
+    """Returns a backend for each key that made one of the engine's models, and warnings.
 
     Args:
-        requested: names of models; none: all that are of one of the keys.
-        paired: names of models, and the key of each, where that is said. The keys are among `keys`.
+        requested: names of models; empty: all that belong to one of the keys.
+        paired: the key of each model for which it was stated. The keys are among `keys`.
 
     Raises:
-        KeyForOtherModel: no model is of any of the keys; there are several, and none of them knows a model that was
-        requested, or more than one does; or the engine says that a model is of another. See `connected` for the rest.
+        KeyForOtherModel: no model belongs to any of the keys; or with several keys, a requested model is known to none
+            of
+            them or to more than one; or the engine says that a model belongs to another. See `connected` for the rest.
     """
     paired = paired or {}
     if len(keys) == 1:
@@ -113,7 +114,7 @@ async def all_connected(
 
 
 def _owner(model: ServedModel, keys: Sequence[ServedKey], said: ServedKey | None) -> ServedKey:
-    """The key of a model. Raises KeyForOtherModel."""
+    """Returns the key of a model. Raises KeyForOtherModel."""
     known = [one for one in keys if one.info.knows(model.name)] if said is None else [said]
     if len(known) != 1:
         whose = "none of the keys knows" if not known else f"{' and '.join(one.file for one in known)} both know"

@@ -1,4 +1,4 @@
-"""What is encoded under a key is counted: what crosses is gathered here, and written beside the key now and then.
+"""Counts the text that is encoded under a key: it is summed here, and written beside the key at intervals.
 
 A proxy that is killed leaves the last `EVERY` seconds uncounted.
 """
@@ -21,7 +21,12 @@ EVERY = 1.0  # seconds
 
 @dataclass
 class UsageCount:
-    """An observer. Attributes: texts, tokens: not yet written."""
+    """An observer that counts.
+
+    Attributes:
+        texts: not yet written.
+        tokens: not yet written.
+    """
 
     unlocked: UnlockedKey
     notice: Log = no_log
@@ -39,7 +44,7 @@ class UsageCount:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
-        """Writes while the block runs, and at its end."""
+        """Writes the counts while the block runs, and at its end."""
         task = asyncio.create_task(self._repeat())
         try:
             yield
@@ -56,8 +61,7 @@ class UsageCount:
             await _shielded(self._write())
 
     async def _write(self) -> None:
-        """What is gathered so far, in a thread. It stays gathered where that fails, and is tried again: rather counted
-        twice, where a part was written, than lost."""
+        """Writes the counts in a thread. If that fails they stay and are written again: rather twice than never."""
         texts, tokens = self.texts, self.tokens
         if not (texts or tokens):
             return
@@ -82,7 +86,7 @@ def _why(error: OSError | MilkglassError) -> str:
 
 
 async def _shielded(work: Coroutine[Any, Any, None]) -> None:
-    """A cancelled caller waits for its end, so that nothing runs twice at a time."""
+    """Runs work to its end even if the caller is cancelled, so that nothing runs twice at a time."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

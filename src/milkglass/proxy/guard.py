@@ -1,4 +1,4 @@
-"""Who may ask the proxy, how much at a time, and how long an answer waits for its reader.
+"""Decides who may use the proxy, limits what it accepts at a time, and how long an answer waits for its reader.
 
 A page in a browser must not use it: requests with an `Origin`, or for a `Host` that is not this machine, are refused
 unless a token is required.
@@ -25,17 +25,23 @@ from milkglass.system import is_loopback
 log = logging.getLogger("milkglass.proxy")
 MAX_BODY = 64 << 20  # bytes of a request
 MAX_HELD = 3 * MAX_BODY  # bytes of all requests that are arriving or not answered yet
-READER = 600.0  # seconds that a part of an answer waits to be taken: its connection to the engine waits with it
-OPENING = "/monitor/open"  # of a page, which gives its key here for a code
+READER = 600.0  # seconds that a part of an answer waits to be read; its connection to the engine waits too
+OPENING = "/monitor/open"  # the address at which a page exchanges a code for its key
 OPEN = frozenset({"/", "/health", OPENING})
 HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
 
 
 class LocalGuard:
-    """Lets in this machine's own programs, or anyone with the token; never a page of another site."""
+    """Admits this machine's own programs, or anyone with the token, and never a page of another site."""
 
     def __init__(self, app: ASGIApp, token: str | None, further: str | None, limits: Limits) -> None:
-        """token: None: none is needed. further: another one that does as well. limits: of how long a body may take."""
+        """Wraps an application.
+
+        Args:
+            token: the API key. None: none is needed.
+            further: another token that is accepted too.
+            limits: how long a body may take.
+        """
         known = [] if token is None else [token, *([] if further is None else [further])]
         self._app, self._expected = app, [f"Bearer {one}".encode() for one in known]
         self._limits, self._memory = limits, BodyMemory(MAX_HELD)
@@ -87,4 +93,4 @@ class LocalGuard:
 
 
 class _Unread(Exception):
-    """Whoever asked takes nothing of the answer."""
+    """The client reads nothing of the answer."""

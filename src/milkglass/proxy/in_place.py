@@ -1,4 +1,4 @@
-"""One HTTP request to the proxy's application without a connection, whose answer is read as it comes."""
+"""One HTTP request to the proxy's application without a connection, whose answer is read as it arrives."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import asyncio
 import httpx2
 from starlette.types import ASGIApp, Message, Scope
 
-OWN = frozenset({b"host", b"origin", b"authorization"})  # of a request, which are not the application's to decide
+OWN = frozenset({b"host", b"origin", b"authorization"})  # headers that the application does not decide
 
 
 class InPlaceExchange:
-    """One request to an ASGI application, whose answer is read as it comes."""
+    """One request to an ASGI application."""
 
     def __init__(self, app: ASGIApp, request: httpx2.Request, body: bytes) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
@@ -40,14 +40,14 @@ class InPlaceExchange:
         return {"type": "http.disconnect"}
 
     async def begin(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Status and headers."""
+        """Returns status and headers."""
         message = await self._next()
         if message is None:
             raise httpx2.RemoteProtocolError("the proxy gave no answer")
         return int(message["status"]), list(message["headers"])
 
     async def part(self) -> bytes | None:
-        """The next of the body; None at its end. Raises RemoteProtocolError where an answer ends before its end."""
+        """Returns the next part of the body, or None at its end. Raises RemoteProtocolError if it breaks off."""
         if self._ended:
             return None
         message = await self._next()

@@ -1,4 +1,4 @@
-"""Observers are told what crosses the proxy: one counts it under the key, another shows it on a page."""
+"""Observers receive the ids that the proxy sends and receives: one counts them, another shows them on a page."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Received = Callable[[Ids], None]  # called with scrambled ids of an answer, a fe
 
 
 def unheard(ids: Ids) -> None:
-    """Ignore the ids of an answer."""
+    """Ignores the ids of an answer."""
 
 
 class Observer(Protocol):
-    """Receives what crosses, in the event loop: it must not wait."""
+    """Receives ids in the event loop. It must not wait."""
 
     def sent(self, ids: Ids) -> Received:
-        """Take the scrambled ids of one text that is about to be sent, and return what receives its answer's ids."""
+        """Takes the scrambled ids of a text that is about to be sent, and returns the receiver of its answer's ids."""
 
 
 class NoObserver:
-    """Ignores what crosses."""
+    """Ignores all ids."""
 
     def sent(self, ids: Ids) -> Received:
         return unheard

@@ -1,6 +1,6 @@
-"""Errors as an application reads them: the official clients show `message` alone, so that it holds the next step too.
+"""Errors for applications. Official clients show only `message`, so it includes the next step.
 
-They go to the owner's own program on this machine, so that a field's name may be in them; never into a log.
+They go to the owner's own program on this machine and may name a field; they never go into a log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HINTS = {
 
 
 def install(app: FastAPI) -> None:
-    """Give the app these errors."""
+    """Makes the app answer with these errors."""
 
     async def on_known(request: Request, error: Any) -> JSONResponse:
         return respond(gateway(error))
@@ -53,23 +53,27 @@ def body(error: MilkglassError) -> dict[str, Any]:
 
 
 def of_any(error: Exception) -> dict[str, Any]:
-    """Of an error after an answer began; what is not one of ours is named and not quoted."""
+    """Returns the body of an error after an answer began. An error that is not ours is not quoted."""
     if isinstance(error, MilkglassError):
         return body(gateway(error))
     return _joined(errors.body(500, errors.INTERNAL, "internal_error", "its log names the place; please report it"))
 
 
 def gateway(error: MilkglassError) -> MilkglassError:
-    """An engine's failure is not the application's: 502, unless the engine asks for patience or finds the request at
-    fault, which no client repeats."""
+    """Returns the error with the status for the application.
+
+    An engine's failure is not the application's: 502. A busy engine keeps its status, and a request that the engine
+    finds at
+    fault gets 400, which no client repeats.
+    """
     if isinstance(error, RemoteError) and error.status not in BUSY:
         error.status = 400 if isinstance(error, RefusedThere) else 502
     return error
 
 
-# Words of a hint that are for whoever starts the proxy: an application has no command line
+# Parts of a hint for whoever starts the proxy: an application has no command line
 OPTIONS = re.compile(r"--[a-z]|`milkglass |\bin Python\b")
-MAX_NUMBER = 10**12  # that is named in a message
+MAX_NUMBER = 10**12  # the largest number that a message names
 OTHERWISE = "the person who runs this proxy can mend it"
 
 
@@ -82,7 +86,7 @@ def _joined(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_fields(error: ValidationError, kind: type[BaseModel]) -> UsageError:
-    """What is wrong with a request's fields, and what to do. `param` is the first of these fields, as OpenAI has it."""
+    """Returns the error for a request's fields, with what to do. `param` is the first faulty field."""
     unknown = [".".join(map(str, one["loc"])) for one in error.errors() if one["type"] == "extra_forbidden"]
     if unknown:
         known = ", ".join(name for name in kind.model_fields)
@@ -98,8 +102,10 @@ def of_fields(error: ValidationError, kind: type[BaseModel]) -> UsageError:
 
 
 def _number(fault: Mapping[str, Any]) -> str:
-    """Return the number that an option has in place of one that it may have; "" for all else, which may be text, and
-    for numbers in lists, which may be ids of text."""
+    """Returns the refused number of an option in words.
+
+    Returns "" for all else, which may be text, and for numbers in lists, which may be ids of text.
+    """
     value = fault["input"]
     alone = len(fault["loc"]) == 1 and isinstance(value, int | float) and not isinstance(value, bool)
     return f"is {value:.10g}, " if alone and abs(value) < MAX_NUMBER else ""

@@ -1,4 +1,4 @@
-"""One answer on its way: scrambled ids from the engine, text to the application, a piece at a time."""
+"""One answer in progress: scrambled ids from the engine, text to the application, in pieces."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from milkglass.proxy.text.sections import NO_TOOLS, Kind, Part, Sections
 from milkglass.proxy.text.stops import StopStrings
 from milkglass.proxy.text.tokens import NamedLogprob, TokenNames
 
-Logprobs = tuple[NamedLogprob, list[NamedLogprob]]  # the token that was taken, and the likeliest
+Logprobs = tuple[NamedLogprob, list[NamedLogprob]]  # the token that was drawn, and the likeliest ones
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What became certain of an answer.
+    """A part of an answer that became certain.
 
     Attributes:
-        kind: of the text.
-        text: of content or reasoning; "" of a call.
-        calls: of tools.
-        logprobs: of the tokens that came since the last piece.
+        kind: content, reasoning or call.
+        text: content or reasoning; "" for a call.
+        calls: tool calls.
+        logprobs: of the tokens since the last piece.
     """
 
     kind: Kind
@@ -43,19 +43,19 @@ class Piece:
 
 @dataclass(frozen=True)
 class Question:
-    """What an answer is made from.
+    """A request to the engine, with what is needed to read its answer.
 
     Attributes:
-        model: its name at the engine.
-        request: what is asked there.
+        model: the model's name at the engine.
+        request: the request to the engine.
         stops: strings that end the text.
-        format: how the model writes calls, where tools were given.
-        tools: that the model may call.
-        demanded: whether it has to call one.
+        format: how the model writes calls, if tools were given.
+        tools: the tools that the model may call.
+        demanded: whether it must call one.
         reasons: whether the model marks its reasoning.
-        kind: of the text that comes first.
-        begun: the beginning of the answer, which the engine goes on from.
-        single: whether one call is taken at most.
+        kind: the kind of the text that comes first.
+        begun: the beginning of the answer, which the engine continues.
+        single: whether at most one call is accepted.
     """
 
     model: str
@@ -72,13 +72,13 @@ class Question:
 
 @dataclass
 class Reply:
-    """One answer. `pieces` is iterated once; closing it ends the request.
+    """One answer. Iterate `pieces` once; closing it ends the request.
 
     Attributes:
-        received: called with the ids that come.
-        index: among the answers to one question.
-        memory: keeps the answer's ids.
-        tokens: that the engine made, those that ended the answer left out.
+        received: receives the ids of the answer.
+        index: its number among the answers to one question.
+        memory: stores the answer's ids.
+        tokens: tokens that the engine made, without those that ended the answer.
         finish: "stop", "length" or "tool_calls", at the end.
     """
 
@@ -98,8 +98,13 @@ class Reply:
         self._spelling = SpellingCheck(self.codec, self.memory.last, self.question.request.temperature > HOTTEST)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Raises RemoteError for an engine that fails, ToolUseFailed for an answer that is no call though one was
-        demanded, MisspeltAnswer for one that is spelled otherwise than the tokenizer writes."""
+        """Yields the answer.
+
+        Raises:
+            RemoteError: the engine fails.
+            ToolUseFailed: a call was demanded, and the answer is none.
+            MisspeltAnswer: the answer is spelled otherwise than the tokenizer writes.
+        """
         texts, calls = {"content": "", "reasoning": ""}, list[str]()
         try:
             async with aclosing(self._answered()) as pieces:
@@ -162,7 +167,7 @@ class Reply:
                 yield chunk
 
     def _require(self, chunk: IdsChunk) -> None:
-        """Raises RemoteError for an id that no row of the model has."""
+        """Raises RemoteError for an id that the model does not have."""
         size = len(self.codec.inverse)
         if any(one >= size for one in chunk.ids) or any(one.id >= size for row in chunk.logprobs for one in row):
             raise RemoteError("the engine answered an id that the model does not have", "is it the key's model?")
@@ -193,7 +198,7 @@ class Reply:
 
 # --- several answers at once ------------------------------------------------------------------------------------------
 async def gathered(replies: Sequence[Reply]) -> list[list[Piece]]:
-    """All pieces of each. The first that fails ends the others."""
+    """Returns all pieces of each reply. The first that fails ends the others."""
 
     async def pieces(reply: Reply) -> list[Piece]:
         async with aclosing(reply.pieces()) as found:
@@ -208,8 +213,10 @@ async def gathered(replies: Sequence[Reply]) -> list[list[Piece]]:
 
 
 async def merged(replies: Sequence[Reply]) -> AsyncGenerator[tuple[Reply, Piece | None], None]:
-    """(reply, piece); None for the piece when the reply has ended. Raises what the first that fails raises; closing
-    the iterator ends all requests."""
+    """Yields (reply, piece), with None for the piece when the reply has ended.
+
+    It raises the error of the first reply that fails. Closing the iterator ends all requests.
+    """
     if len(replies) == 1:  # no queue between the engine and the application
         async with aclosing(replies[0].pieces()) as pieces:
             async for piece in pieces:

@@ -25,20 +25,20 @@ from milkglass.server.connections import logs
 from milkglass.server.connections.process import DRAIN, WebServer, allowed, listen, url_of
 from milkglass.server.settings import Limits
 
-LIMITS = Limits(total=2048, per_address=1024)  # one program may ask a thousand things at a time
+LIMITS = Limits(total=2048, per_address=1024)  # one program may send a thousand requests at a time
 
 
 @dataclass(frozen=True)
 class ProxyAddress:
-    """Where a proxy listens, and what an application has to give it.
+    """Where a proxy listens, and the API key.
 
     Attributes:
         host: the address to listen on.
-        port: 0: any free one.
-        token: that they give as their API key; None: any is taken, from this machine alone.
-        tls_certificate: as PEM; None: plain HTTP.
-        tls_key: the certificate's.
-        connections: their limits.
+        port: 0 for any free one.
+        token: the API key of applications. None: any is accepted, from this machine only.
+        tls_certificate: a PEM file. None: plain HTTP.
+        tls_key: the certificate's key.
+        connections: the limits of connections.
     """
 
     host: str = "127.0.0.1"
@@ -53,13 +53,13 @@ class Page(Protocol):
     """A page beside OpenAI's addresses.
 
     Attributes:
-        observer: receives what crosses.
+        observer: receives all ids that are sent and received.
     """
 
     @property
     def observer(self) -> Observer: ...
     def running(self, backend: Backend) -> AbstractAsyncContextManager[PageRoutes]:
-        """Its addresses, while what it needs runs."""
+        """Returns a context with the page's addresses, while what it needs runs."""
 
 
 def run(
@@ -72,17 +72,17 @@ def run(
     page: Page | None = None,
     paired: Mapping[str, UnlockedKey] | None = None,
 ) -> None:
-    """Until SIGINT or SIGTERM.
+    """Runs the proxy until SIGINT or SIGTERM.
 
     Args:
-        keys: whose models are served; each codec is of its key.
-        requested: names of models; none: all of the engine's that are of one of the keys.
-        ready: called with the address and the names of the models once connections are accepted.
-        page: that shows what crosses under the only key.
-        paired: names of models, and which of the keys each is of.
+        keys: the keys whose models are served, each with its codec.
+        requested: names of models; empty: all of the engine's that belong to one of the keys.
+        ready: receives the address and the names of the models once connections are accepted.
+        page: shows what is sent and received under the only key.
+        paired: the key of each model for which it was stated.
 
     Raises:
-        UsageError: the address cannot be had. See `all_connected` for the rest.
+        UsageError: the address cannot be used. See `all_connected` for the rest.
     """
     logs.configure(logging.WARNING)
     limits = allowed(address)
@@ -129,10 +129,10 @@ async def serve(
     page: PageRoutes | None = None,
     notice: Log = no_log,
 ) -> None:
-    """Until SIGINT or SIGTERM. ready: called with the address once connections are accepted."""
+    """Serves until SIGINT or SIGTERM. `ready` receives the address once connections are accepted."""
     app, url = create_app(backends, address.token, page, limits), url_of(listener, address)
     gc.collect()
-    gc.freeze()  # what the libraries made is not looked through again and again while answers are on their way
+    gc.freeze()  # so that the libraries' objects are not collected again and again while answers are running
     loop = asyncio.get_running_loop()
 
     def stopping() -> None:

@@ -40,18 +40,18 @@ NOWHERE = "http://127.0.0.1:9/v1"  # the port "discard", which only root can ope
 
 
 def transport(key: Path | str, passphrase: str, server: str, token: str | None = None, **options: Any) -> httpx2.Client:
-    """A client for `OpenAI(http_client=..., base_url=NOWHERE)`.
+    """Returns a client for `OpenAI(http_client=..., base_url=NOWHERE)`.
 
     Args:
         key: the key file that `milkglass obfuscate` wrote.
         server: the engine's address.
         token: the engine's.
         options: engine ("milkglass", "vllm", "sglang" or "llamacpp"), models (names at the engine), model (where the
-            original is now), certificate, allow_http, notice, as `Session.open` has them.
+            original is now), certificate, allow_http, notice; see `Session.open`.
 
     Raises:
-        KeyFileError, ModelError: a key or a model that cannot be opened. What the engine does shows with the first
-            request.
+        KeyFileError: the key cannot be opened.
+        ModelError: the model cannot be opened. The engine's errors appear with the first request.
     """
     return httpx2.Client(transport=_InPlace(_Local.opened(key, passphrase, server, token, **options)))
 
@@ -59,13 +59,13 @@ def transport(key: Path | str, passphrase: str, server: str, token: str | None =
 def async_transport(
     key: Path | str, passphrase: str, server: str, token: str | None = None, **options: Any
 ) -> httpx2.AsyncClient:
-    """The same for `AsyncOpenAI(http_client=...)`."""
+    """Returns a client for `AsyncOpenAI(http_client=...)`. See `transport`."""
     return httpx2.AsyncClient(transport=_AsyncInPlace(_Local.opened(key, passphrase, server, token, **options)))
 
 
 @dataclass
 class _Local:
-    """The proxy's application, made with the first request, in the event loop that it lives in."""
+    """The proxy's application, made with the first request, in its event loop."""
 
     unlocked: UnlockedKey
     codec: Codec
@@ -95,7 +95,7 @@ class _Local:
         return cls(unlocked, codec_of(unlocked, model), upstream, tuple(models), notice)
 
     async def app(self) -> ASGIApp:
-        """Raises RemoteError and what else `all_connected` raises."""
+        """Returns the application. Raises what `all_connected` raises."""
         async with self._lock:
             if self._app is None:
                 counter = UsageCount(self.unlocked, self.notice)
@@ -116,7 +116,7 @@ class _Local:
 
 
 def _refused(error: MilkglassError) -> httpx2.Response:
-    """An engine that cannot be reached at all, as the proxy would have said it."""
+    """Returns the proxy's response for an engine that cannot be reached."""
     known = refusals.gateway(error)
     return httpx2.Response(known.status, json=refusals.body(known))
 
@@ -124,7 +124,7 @@ def _refused(error: MilkglassError) -> httpx2.Response:
 async def _begun(
     local: _Local, request: httpx2.Request, body: bytes
 ) -> tuple[InPlaceExchange, int, list[tuple[bytes, bytes]]]:
-    """An exchange whose answer began; where that is not awaited to its end, the request ends."""
+    """Begins an exchange. If that is cancelled, the request ends."""
     exchange = InPlaceExchange(await local.app(), request, body)
     try:
         return exchange, *await exchange.begin()
@@ -162,7 +162,7 @@ class _AsyncParts(httpx2.AsyncByteStream):
 
 
 class _InPlace(httpx2.BaseTransport):
-    """Its event loop runs in a thread of its own, until it is closed."""
+    """A transport whose event loop runs in its own thread until it is closed."""
 
     def __init__(self, local: _Local) -> None:
         self._local, self._loop = local, asyncio.new_event_loop()

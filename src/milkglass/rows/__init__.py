@@ -1,1 +1,1 @@
-"""Files as rows: where a row is, its columns, the delimiter and the encoding of a file. No meaning of a column."""
+"""Reads files as rows: where a row is, its columns, the delimiter and the encoding of a file."""

@@ -1,8 +1,8 @@
-"""Which sign stands between the cells of a table, by its first rows.
+"""Finds the delimiter of a table from its first rows.
 
-A sign is one that gives every first row, the header too, the same number of cells, two at least. Where several do, or
-none does because a row is broken, the header decides: by the names of columns that the caller knows. csv.Sniffer
-counts signs of the text as well, and takes letters for delimiters.
+A delimiter gives every first row, the header too, the same number of cells, at least two. If several do, or none does
+because a row is broken, the header decides, by the names of columns that the caller knows. csv.Sniffer is not used: it
+counts characters of the text as well, and takes letters for delimiters.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from milkglass.errors import UsageError
 from milkglass.rows.encoding import UTF8
 
 NAMES = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-FIRST, ROWS = 1 << 16, 20  # characters and rows that are looked at
+FIRST, ROWS = 1 << 16, 20  # characters and rows that are read
 
 
 def delimiter_named(name: str) -> str:
-    """A sign, or its name. Raises UsageError."""
+    """Returns a delimiter, given it or its name. Raises UsageError."""
     result = NAMES.get(name, "\t" if name == "\\t" else name)
     if len(result) != 1 or result in '"\r\n' or result.isalnum():
         raise UsageError(
@@ -31,22 +31,27 @@ def delimiter_named(name: str) -> str:
 
 
 def delimiter_of(path: Path, known: Collection[str]) -> str:
-    """The delimiter of a .csv or .tsv file. known: names of columns that the caller looks for. Where nothing tells, it
-    is what the file's name says. Text that is not UTF-8 is reported by whoever reads it."""
+    """Returns the delimiter of a .csv or .tsv file. If the rows do not tell, the file's name decides.
+
+    Text that is not UTF-8 is reported by whoever reads it.
+
+    Args:
+        known: names of columns that the caller looks for.
+    """
     own = "\t" if path.suffix.lower() == ".tsv" else ","
     signs = [own, *(sign for sign in NAMES.values() if sign != own)]
     rows = {sign: _first_rows(path, sign) for sign in signs}
     even = [sign for sign in signs if len({len(cells) for cells in rows[sign]}) == 1 and len(rows[sign][0]) > 1]
 
     def named(sign: str) -> int:
-        """How many known columns the header has, read in this way."""
+        """Returns how many known columns the header has with this delimiter."""
         return len({cell.strip() for cell in rows[sign][0]} & set(known)) if rows[sign] else 0
 
     return max(even or signs, key=named)  # the first of equals: the file's own
 
 
 def _first_rows(path: Path, sign: str) -> list[list[str]]:
-    """Rows that are whole; none where the quotes do not fit this sign."""
+    """Returns complete first rows, or none if the quotes do not fit this delimiter."""
     with path.open(encoding=UTF8, errors="replace", newline="") as file:
         head = file.read(FIRST)
         cut = bool(file.read(1))
@@ -63,5 +68,5 @@ def _first_rows(path: Path, sign: str) -> list[list[str]]:
 
 
 def quotes_are_text(path: Path, sign: str) -> bool:
-    """Whether a quotation mark is part of the text, as in the TSV that GLUE writes."""
+    """Returns whether a quotation mark is part of the text, as in the TSV that GLUE writes."""
     return path.suffix.lower() == ".tsv" and sign == "\t"

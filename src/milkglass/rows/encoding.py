@@ -1,6 +1,6 @@
-"""Text files are UTF-8, with or without a byte order mark. Another encoding is refused, and named as far as it shows.
+"""Reads text files in UTF-8, with or without a byte order mark. Another encoding is refused, and named if it can be.
 
-A guess is not acted upon: text that is read by the wrong table of characters is wrong without a sign of it.
+A guess is never used, because text that is read by the wrong table of characters shows no error.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 from milkglass.errors import CodecError
 
 UTF8 = "utf-8-sig"  # a byte order mark is no part of the text
-HEAD = 4096  # bytes in which a file of another kind has a zero
+HEAD = 4096  # bytes in which a binary file has a zero
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _UNUSED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # bytes that Windows-1252 does not define
 _NAMES = {"UTF-16": "UTF-16", "WINDOWS-1252": "Windows-1252", "ISO-8859-1": "Latin-1 (ISO-8859-1)"}
 
 
 def lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
-    """Each line and its number. Only a line feed ends one: texts hold other characters that Python would split at."""
+    """Yields each line and its number. Only a line feed ends one; Python splits at other characters too."""
     try:
         with path.open(encoding=encoding, newline="\n") as file:
             for number, line in enumerate(file, 1):
@@ -29,8 +29,10 @@ def lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
 
 
 def not_utf8(path: Path) -> CodecError:
-    """The error for a file that is not UTF-8: its first line that is not, the encoding that its bytes look like, and
-    the command that converts it."""
+    """Returns the error for a file that is not UTF-8.
+
+    It names the first line that is not, the encoding that its bytes look like, and the command that converts it.
+    """
     number, bad = _first(path)
     with path.open("rb") as file:
         head = file.read(HEAD)
@@ -57,6 +59,6 @@ def _first(path: Path) -> tuple[int, bytes]:
 
 
 def _table(line: bytes) -> str:
-    """Latin-1 has control characters where Windows-1252 has quotes, dashes and the euro sign."""
+    """Returns the likely encoding. Latin-1 has no quotes, dashes or euro sign where Windows-1252 has them."""
     found = set(line)
     return "WINDOWS-1252" if found & set(range(0x80, 0xA0)) and not found & _UNUSED else "ISO-8859-1"

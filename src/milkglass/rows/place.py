@@ -1,10 +1,10 @@
-"""Where a row is and what its columns are, for messages.
+"""Names the places of rows and their columns in messages.
 
-A message names the file, the line and the column, and never a cell's content: it may be private. The first line of a
-file without a header is a row of text. It is taken as a header, and shown whole, where one of its cells is a column
-that the user or the program looks for, however it is written ("Customer said" for customer_said): a row of text that
-holds that very word as a cell is not to be expected. In any other first line a cell with a blank, such as "my arm
-hurts", may be text. Of those only the single words that look like names are shown, and the rest is counted.
+A message names the file, the line and the column, and never a cell's content, which may be private. The first line of
+a file without a header is a row of text. It counts as a header, and is shown completely, only if one of its cells is a
+column that the user or the program looks for, in any spelling ("Customer said" for customer_said): a row of text is
+not expected to have that very word as a cell. In any other first line a cell with a blank, such as "my arm hurts", may
+be text. Then only single words that look like names are shown, and the rest is counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHOWN = 20  # column names in a message
 FIRST = 3  # places in a message
 
 WIDEST = 64  # characters of a column's name in a message
-USUAL = frozenset({"text", "sentence", "label"})  # columns that are looked for in any file
+USUAL = frozenset({"text", "sentence", "label"})  # columns that any file may have
 
 _NAME = re.compile(r"[A-Za-z_#][\w#.-]{0,31}", re.ASCII)
 _BETWEEN = re.compile(r"[\W_]+")
@@ -36,9 +36,9 @@ class Place:
     """The place of a row: "line 7 of dev.tsv".
 
     Attributes:
-        file: The file's name.
-        number: From 1.
-        noun: What a row is called.
+        file: the file's name.
+        number: from 1.
+        noun: what a row is called.
     """
 
     file: str
@@ -54,7 +54,7 @@ Rows = Iterator[tuple[Place, Row]]
 
 
 def listed(places: Sequence[Place]) -> str:
-    """Write the places of one file as "line 7", "lines 7, 9 and 12" or "lines 7, 9, 12 and 4 more"."""
+    """Returns the places of one file as "line 7", "lines 7, 9 and 12" or "lines 7, 9, 12 and 4 more"."""
     first = [str(one.number) for one in places[:FIRST]]
     more = len(places) - len(first)
     if len(places) == 1:
@@ -65,7 +65,12 @@ def listed(places: Sequence[Place]) -> str:
 
 
 def require_columns(file: str, names: Sequence[str], needed: Sequence[str], texts: Sequence[str] = ()) -> None:
-    """Raise CodecError for a header that lacks a column or has one twice. texts: columns of which one must be there."""
+    """Raises CodecError for a header that lacks a column or has one twice.
+
+    Args:
+        needed: columns that must all exist.
+        texts: columns of which one must exist.
+    """
     if texts and not {*texts} & {*names}:
         raise CodecError(
             f"the header of {file} names no column {' or '.join(texts[:2])}",
@@ -77,7 +82,7 @@ def require_columns(file: str, names: Sequence[str], needed: Sequence[str], text
 
 
 def require_unique(file: str, names: Sequence[str]) -> None:
-    """Raise CodecError for a header that names a column twice: readers differ in which of the two they take.
+    """Raises CodecError for a header that names a column twice: readers differ in which of the two they take.
 
     Columns without a name are not read.
     """
@@ -88,16 +93,16 @@ def require_unique(file: str, names: Sequence[str]) -> None:
 
 
 def repeated(place: Place | str, error: RepeatedKey) -> CodecError:
-    """The error for a JSON object with a key twice: readers differ in which of the two they take."""
+    """Returns the error for a JSON object with a key twice: readers differ in which of the two they take."""
     return CodecError(f"{place} has the key {shown_name(error.key)} twice", "rename one of them")
 
 
 def columns_there(names: Collection[str], known: Collection[str] = ()) -> str:
-    """Write "the columns there are: id, customer said". Names that may be text are counted and not shown (see above).
+    """Returns words such as "the columns there are: id, customer said". Names that may be text are only counted.
 
     Args:
-        names: The columns.
-        known: Columns that are looked for, beside the USUAL ones.
+        names: the columns.
+        known: columns that are looked for, besides the USUAL ones.
     """
     looked_for = {_plain(name) for name in (*known, *USUAL)} - {""}
     header = any(_plain(name) in looked_for for name in names)
@@ -114,25 +119,25 @@ def columns_there(names: Collection[str], known: Collection[str] = ()) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name as names are compared: in small letters, without what stands between words."""
+    """Returns a name for comparison: in small letters, without what is between words."""
     return _BETWEEN.sub("", name).casefold()
 
 
 def shown_name(name: str) -> str:
-    """A name in a message: printable, on one line, of bounded length."""
+    """Returns a name for a message: printable, on one line, of bounded length."""
     line = "".join(one if one.isprintable() else "\ufffd" for one in name)
     return line if len(line) <= WIDEST else f"{line[:WIDEST]}..."
 
 
 def missing(cell: Any) -> bool:
-    """Whether a cell holds nothing: null, NaN as a number, or no more than blanks. The text "nan" is a text."""
+    """Returns whether a cell is empty: null, NaN as a number, or only blanks. The text "nan" is a text."""
     if isinstance(cell, str):
         return not cell.strip()
     return cell is None or (isinstance(cell, float | Decimal) and math.isnan(cell))
 
 
 def text_of(place: Place, row: Row, column: str) -> str:
-    """A cell that must hold text. Raises CodecError, EmptyText."""
+    """Returns a cell that must be text. Raises CodecError, EmptyText."""
     if column not in row:
         raise CodecError(f"{place} has no {column}", columns_there(list(row), (column,)))
     value = row[column]

@@ -1,7 +1,7 @@
-"""Rows of files: TSV, CSV, JSON Lines, one JSON list, plain lines, Parquet. One row at a time, as they were written.
+"""Reads rows of files, one at a time: TSV, CSV, JSON Lines, one JSON list, plain lines, Parquet.
 
-What is raised here names the file, the line and the column, and never a cell's content. blank: receives a 1 for each
-blank line that is skipped. needed, texts: columns that a header must have all of, or one of.
+Errors name the file, the line and the column, and never a cell's content. Common arguments: `blank` receives a 1 for
+each blank line that is skipped; a header must have all columns of `needed`, and one of `texts`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from milkglass.unique_keys import RepeatedKey, unique_keys
 MAX_FIELD = 1 << 24  # characters of one CSV cell
 BLOCK = 1 << 20  # characters of a JSON list read at a time
 BATCH = 1024  # rows of Parquet read at a time
-SENTENCE = 5  # words
+SENTENCE = 5  # the least words of a sentence
 MARKS = (".", ";", "?", "!")
 _ENDS = re.compile(r"(?<=[.;?!])\s+")
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def stripped_lines(path: Path, encoding: str = UTF8) -> Rows:
-    """Every line that is not blank, as the column "text"."""
+    """Yields every line that is not blank, stripped, as the column "text"."""
     for number, line in lines(path, encoding):
         if line.strip():
             yield Place(path.name, number), {"text": line.strip()}
 
 
 def text_lines(path: Path, blank: Progress = no_progress) -> Rows:
-    """Yield every line that is not blank as the column `text`, with the white space at its ends."""
+    """Yields every line that is not blank as the column `text`, with the white space at its ends."""
     for number, line in lines(path):
         if line.strip():
             yield Place(path.name, number), {"text": line}
@@ -48,8 +48,14 @@ def tsv(
     path: Path, needed: Sequence[str], header: Sequence[str] | None = None, flawed: bool = False,
     blank: Progress = no_progress, texts: Sequence[str] = (),
 ) -> Rows:  # fmt: skip
-    """Quoting off, as GLUE writes it. header: of a file without one. flawed: the published file is known to hold rows
-    with another number of cells; they come out empty, for the caller to leave out and to count."""
+    """Yields rows of TSV without quoting, as GLUE writes it.
+
+    Args:
+        header: the columns of a file without a header.
+        flawed: whether the published file has rows with another number of cells. They become empty rows, for the caller
+            to
+            leave out and count.
+    """
     split = ((number, line.split("\t") if line else []) for number, line in lines(path))
     yield from _named(path, split, needed, header, flawed, blank, texts)
 
@@ -58,7 +64,7 @@ def comma(
     path: Path, needed: Sequence[str], header: Sequence[str] | None = None, delimiter: str = ",",
     blank: Progress = no_progress, texts: Sequence[str] = (),
 ) -> Rows:  # fmt: skip
-    """CSV, quotes doubled inside quotes. header: of a file without one."""
+    """Yields rows of CSV, in which quotes are doubled inside quotes. `header` has the columns of a file without one."""
     limit, number = csv.field_size_limit(MAX_FIELD), 0
 
     def split(reader: Any) -> Iterator[tuple[int, Sequence[str]]]:
@@ -83,7 +89,11 @@ def _named(
     path: Path, split: Iterable[tuple[int, Sequence[str]]], needed: Sequence[str], header: Sequence[str] | None,
     flawed: bool, blank: Progress, texts: Sequence[str],
 ) -> Rows:  # fmt: skip
-    """The cells of each line by the names of the header. split: the number of each line, and its cells."""
+    """Yields the cells of each line by the names of the header.
+
+    Args:
+        split: the number of each line, and its cells.
+    """
     names = header
     for number, cells in split:
         place = Place(path.name, number)
@@ -121,8 +131,10 @@ def json_lines(path: Path, blank: Progress = no_progress) -> Rows:
 
 
 def json_sentences(path: Path) -> Rows:
-    """The sentences of the column "text" of JSON Lines, each a row of its own, of documents with a paragraph a line.
-    Left out are those of fewer than SENTENCE words, what ends without a mark, such as headings, and repeats."""
+    """Yields the sentences of the column "text" of JSON Lines, whose documents have a paragraph a line.
+
+    Sentences of fewer than SENTENCE words, text without a final mark, such as headings, and repeats are left out.
+    """
     before = set[int]()  # hashes: the corpus has sentences by the million
     for place, row in json_lines(path):
         for paragraph in text_of(place, row, "text").splitlines():
@@ -133,7 +145,7 @@ def json_sentences(path: Path) -> Rows:
 
 
 def json_rows(path: Path, blank: Progress = no_progress) -> Rows:
-    """JSON Lines, or one list of objects, whatever the file is called."""
+    """Yields rows of JSON Lines, or of one list of objects, whatever the file's name."""
     return json_objects(path) if is_json_list(path) else json_lines(path, blank)
 
 
@@ -145,7 +157,7 @@ def is_json_list(path: Path) -> bool:
 
 
 def json_objects(path: Path) -> Rows:
-    """The entries of a JSON list, which must be objects."""
+    """Yields the entries of a JSON list, which must be objects."""
     for place, value in json_list(path):
         yield place, _object(place, value)
 
@@ -157,7 +169,7 @@ def _object(place: Place, value: Any) -> Mapping[str, Any]:
 
 
 def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
-    """The entries of a file that is one JSON list; a block of it is held at a time, and one entry."""
+    """Yields the entries of a file that is one JSON list, with one block and one entry in memory."""
     try:
         with path.open(encoding=UTF8) as file:
             buffer = file.read(BLOCK)
@@ -195,7 +207,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
 
 
 def _entry(buffer: str, at: int) -> tuple[Any, int, bool] | None:
-    """The entry that begins at `at`, where the next one begins, and whether it is the last. None: not to be read."""
+    """Returns the entry at `at`, where the next one begins, and whether it is the last. None: it is not complete."""
     if buffer[at : at + 1] == "]":
         return _END, at + 1, True
     try:
@@ -216,7 +228,7 @@ def _skip(buffer: str, at: int) -> int:
 
 
 def parquet(path: Path, needed: Sequence[str], texts: Sequence[str] = ()) -> Rows:
-    """Yield the rows of a Parquet file. needed: columns that must be there; all are read, for messages."""
+    """Yields the rows of a Parquet file with all columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

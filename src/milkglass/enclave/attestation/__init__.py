@@ -1,1 +1,1 @@
-"""What an enclave proves of itself, and what is given to it on that proof."""
+"""Proves to a provider what an enclave runs, and releases data to it on that proof."""

@@ -1,11 +1,12 @@
-"""What an enclave says of itself, its measurement and a quote that binds report data to it; and what is sealed for it.
+"""An enclave's measurement, the quotes that bind report data to it, and data that is sealed for it.
 
-With `gramine-sgx` both come from the processor, through Gramine's pseudo-files. The other kinds measure the source code
-of this package and make a *software quote*: it names the kind, is signed by nobody, and proves nothing.
+With `gramine-sgx` measurement and quote come from the processor, through Gramine's pseudo-files. The other kinds
+measure the source code of this package and make a *software quote*: it names the kind, is not signed, and proves
+nothing.
 
-Data at rest is encrypted for one enclave: the key comes from its measurement and from a secret of the machine. With SGX
-the secret is the processor's, and other code gets another key. The other kinds have a file beside the data: they keep
-nothing from anyone who owns the machine, which NOT ATTESTED says.
+Data at rest is encrypted for one enclave, under a key from its measurement and a secret of the machine. With SGX the
+secret is the processor's, and other code gets another key. The other kinds keep the secret in a file beside the data,
+which protects nothing from the machine's owner, as NOT ATTESTED says.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ NOT_ATTESTED = "NOT ATTESTED: nothing proves to the provider what runs here; thi
 
 
 def measurement_of(kind: str) -> str:
-    """The measurement of an enclave's code, in hex: MRENCLAVE, or SHA-256 over the names and bytes of this package's
-    source."""
+    """Returns the measurement of an enclave's code in hex.
+
+    It is MRENCLAVE, or SHA-256 over the names and bytes of this package's source.
+    """
     if kind == ATTESTED:
         return SgxQuote.parse(quote(kind, "", bytes(64))).report.mr_enclave.hex()
     whole, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[2]
@@ -44,7 +47,7 @@ def measurement_of(kind: str) -> str:
 
 
 def quote(kind: str, measurement: str, report_data: bytes) -> bytes:
-    """Raises EnclaveError where the processor gives none."""
+    """Returns a quote with this report data. Raises EnclaveError if the processor gives none."""
     if kind != ATTESTED:
         return software_quote(kind, measurement, report_data)
     try:
@@ -65,7 +68,11 @@ def software_quote(kind: str, measurement: str, report_data: bytes) -> bytes:
 
 
 def machine_secret(kind: str, secret: str) -> bytes:
-    """What the sealing key is made from. secret: the host's file, in hex, for kinds without SGX."""
+    """Returns the secret for the sealing key.
+
+    Args:
+        secret: the content of the host's file, in hex, for kinds without SGX.
+    """
     if kind != ATTESTED:
         return bytes.fromhex(secret)
     try:
@@ -75,18 +82,22 @@ def machine_secret(kind: str, secret: str) -> bytes:
 
 
 def sealing_key(secret: bytes, measurement: str) -> bytes:
-    """32 bytes for one enclave."""
+    """Returns the 32 bytes of one enclave's sealing key."""
     return HKDF(hashes.SHA256(), 32, measurement.encode(), b"milkglass/1 seal").derive(secret)
 
 
 def seal(key: bytes, name: str, content: bytes) -> bytes:
-    """name: what it is, so that no piece can take another's place."""
+    """Encrypts and authenticates content.
+
+    Args:
+        name: what the content is, so that no piece can replace another.
+    """
     nonce = secrets.token_bytes(NONCE)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, name.encode())
 
 
 def unseal(key: bytes, name: str, sealed: bytes) -> bytes:
-    """Open what `seal` gave. Raises EnclaveError where it was sealed for another enclave, or changed."""
+    """Opens what `seal` returned. Raises EnclaveError if it was sealed for another enclave, or changed."""
     try:
         return ChaCha20Poly1305(key).decrypt(sealed[:NONCE], sealed[NONCE:], name.encode())
     except (InvalidTag, ValueError):

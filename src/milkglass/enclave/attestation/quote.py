@@ -1,4 +1,4 @@
-"""A DCAP quote of SGX (version 3, ECDSA over P-256), parsed and verified as Intel's quoting library documents it.
+"""Parses and verifies a DCAP quote of SGX (version 3, ECDSA over P-256), as Intel's quoting library documents it.
 
     header 48 | report 384 | u32 length | signature 64 | attestation key 64 | QE report 384 | its signature 64
     | u16 length, QE data | u16 type 5 | u32 length, PEM chain
@@ -33,7 +33,7 @@ HEADER, REPORT, PAIR = 48, 384, 64
 INITIALISED, DEBUG, MODE64, PROVISION = 0x01, 0x02, 0x04, 0x10
 # Intel's quoting enclave (its QE identity of 2024-03-13): ISVPRODID, and the least ISVSVN that is up to date
 QE_PRODUCT, QE_SVN = 1, 8
-PCK_EXTENSION = x509.ObjectIdentifier("1.2.840.113741.1.13.1")  # Intel's, of PCK certificates alone
+PCK_EXTENSION = x509.ObjectIdentifier("1.2.840.113741.1.13.1")  # Intel's, in PCK certificates only
 PEM_CHAIN = 5
 MAX_QUOTE = 64 << 10
 # Intel SGX Root CA: its public key, x and y. And MRSIGNER of Intel's quoting enclave.
@@ -47,7 +47,7 @@ HINT = "start the enclave with gramine-sgx, and allow its measurement with --all
 
 @dataclass(frozen=True)
 class Trust:
-    """The roots that a quote must end at.
+    """The roots that a quote must lead to.
 
     Attributes:
         root: x and y of the root certificate's key.
@@ -66,11 +66,11 @@ class SgxReport:
     """An enclave's report.
 
     Attributes:
-        raw: 384 bytes, which are what is signed.
-        misc: MISCSELECT, of what more is written when the enclave is left.
-        flags: of its attributes.
-        mr_enclave: its measurement, 32 bytes.
-        mr_signer: of the key that signed it, 32 bytes.
+        raw: the 384 bytes that are signed.
+        misc: MISCSELECT, which says what else is written when the enclave is left.
+        flags: the attributes' flags.
+        mr_enclave: the enclave's measurement, 32 bytes.
+        mr_signer: the measurement of the key that signed it, 32 bytes.
         product: its product number.
         svn: its security version.
         report_data: 64 bytes that the enclave chose.
@@ -93,13 +93,13 @@ class SgxReport:
         return cls(raw, misc, flags, raw[64:96], raw[128:160], product, svn, raw[320:384])
 
     def has(self, flags: int) -> bool:
-        """Whether these are its attributes, and no other but 64 bits; and that nothing more is written on its exits."""
+        """Returns whether these are its only attributes besides 64 bits, and nothing else is written on its exits."""
         return self.flags & ~MODE64 == flags and not self.misc
 
 
 @dataclass(frozen=True)
 class SgxQuote:
-    """A quote's parts. `signed` is what the attestation key signed."""
+    """The parts of a quote. `signed` is what the attestation key signed."""
 
     signed: bytes
     report: SgxReport
@@ -112,7 +112,7 @@ class SgxQuote:
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
-        """Read a quote. Raises EnclaveError for anything else than a quote of this form."""
+        """Parses a quote. Raises EnclaveError for anything else than a quote of this form."""
         try:
             version, key_type = struct.unpack_from("<HH", raw)
             if (version, key_type) != (3, 2) or len(raw) > MAX_QUOTE:
@@ -141,9 +141,10 @@ def verify(
     trust: Trust = INTEL,
     now: datetime | None = None,
 ) -> SgxReport:
-    """The report of an enclave that may be trusted. measurements: MRENCLAVE in hex.
+    """Verifies a quote, and returns the enclave's report. Raises EnclaveError with the first fault.
 
-    Raises EnclaveError with the first thing that is wrong.
+    Args:
+        measurements: the allowed values of MRENCLAVE, in hex.
     """
     quote = SgxQuote.parse(raw)
     leaf = _leaf_key(quote.chain, trust.root, now or datetime.now(UTC))
@@ -184,7 +185,7 @@ def _require_production(report: SgxReport) -> None:
 
 
 def _leaf_key(pem: bytes, root: bytes, now: datetime) -> ec.EllipticCurvePublicKey:
-    """The first certificate's key, after the chain was checked up to the root's."""
+    """Verifies the chain up to the root, and returns the first certificate's key."""
     try:
         chain = x509.load_pem_x509_certificates(pem.rstrip(b"\0"))
         for one, issuer in zip(chain, [*chain[1:], chain[-1]], strict=True):
@@ -196,7 +197,7 @@ def _leaf_key(pem: bytes, root: bytes, now: datetime) -> ec.EllipticCurvePublicK
         kinds = {extension.oid for extension in chain[0].extensions}
     except EnclaveError:
         raise
-    except Exception as error:  # noqa: BLE001  (for a stranger's bytes the library has many kinds of errors)
+    except Exception as error:  # noqa: BLE001  (the library raises many kinds of errors for untrusted bytes)
         raise EnclaveError(
             f"the quote's certificates cannot be read, or do not sign each other ({type(error).__name__})", HINT
         ) from None

@@ -1,10 +1,10 @@
-"""The release of a provider's table to an enclave, and to nobody on the way.
+"""Releases a provider's table to an enclave, so that no one on the way can read it.
 
-    enclave   a new X25519 key; a quote whose report data is SHA-512 of its public half and the provider's nonce
-    provider  checks the quote (quote.py), then sends its own public half and the package, encrypted in pieces
+    enclave     a new X25519 key; a quote whose report data is SHA-512 of its public half and the provider's nonce
+    provider    checks the quote (quote.py), then sends its own public half and the package, encrypted in pieces
 
-The key of the package is HKDF-SHA256 of the shared secret with the nonce as salt. Each piece has its number and whether
-it is the last in its ChaCha20-Poly1305 nonce, so that none can be left out, repeated or put elsewhere.
+The key of the package is HKDF-SHA256 of the shared secret with the nonce as salt. Each piece has its number, and
+whether it is the last, in its ChaCha20-Poly1305 nonce, so that none can be left out, repeated or moved.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NONCE = 32
 
 
 def report_data(public: bytes, nonce: bytes) -> bytes:
-    """64 bytes that bind a quote to a key and to the provider's question."""
+    """Returns the 64 bytes that bind a quote to a key and to the provider's nonce."""
     return hashlib.sha512(b"milkglass release 1" + public + nonce).digest()
 
 
 def encrypted(package: bytes, public: bytes, nonce: bytes) -> Iterator[bytes]:
-    """The provider's answer: its public half, then the pieces. Raises EnclaveError for a key that is none."""
+    """Yields the provider's answer: its public half, then the pieces. Raises EnclaveError for an invalid key."""
     own = X25519PrivateKey.generate()
     cipher = ChaCha20Poly1305(_key(own, public, nonce))
     yield own.public_key().public_bytes_raw()
@@ -42,7 +42,7 @@ def encrypted(package: bytes, public: bytes, nonce: bytes) -> Iterator[bytes]:
 
 
 def decrypted(answer: bytes, own: X25519PrivateKey, nonce: bytes) -> bytes:
-    """The package. Raises EnclaveError where a byte is not the provider's."""
+    """Returns the package. Raises EnclaveError if any byte is not the provider's."""
     if len(answer) < PUBLIC + TAG:
         raise EnclaveError("the provider's package is cut off", "build the enclave again")
     cipher = ChaCha20Poly1305(_key(own, answer[:PUBLIC], nonce))

@@ -1,1 +1,1 @@
-"""A scrambled model in the form that an engine insists on, with a vocabulary that reveals no text."""
+"""Exports a scrambled model in the formats that engines require, with a vocabulary that reveals no text."""

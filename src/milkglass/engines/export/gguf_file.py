@@ -1,11 +1,9 @@
-"""A scrambled model as a GGUF file for llama.cpp, with opaque names for tokens.
+"""Writes a scrambled model as a GGUF file for llama.cpp, with opaque names for tokens.
 
-llama.cpp loads no model without a vocabulary, so the file has one in which each token's text is its opaque name
-(engines/opaque.py). All are ordinary tokens but the end ids, which are control tokens: they have no text, by which
-engines/llamacpp.py knows them. Tensors are written one at a time, in the checkpoint's own dtype; vectors in fp32, as
-llama.cpp wants them.
-
-Out of scope: quantisation, which `llama-quantize` does with the file.
+llama.cpp loads no model without a vocabulary, so each token's text is its opaque name (engines/opaque.py). End ids are
+control tokens, which have no text, so that engines/llamacpp.py recognises them; all others are ordinary tokens. Tensors
+are written one at a time, in the checkpoint's own dtype; vectors in fp32, as llama.cpp wants them. `llama-quantize` can
+quantise the file.
 """
 
 from __future__ import annotations
@@ -27,13 +25,18 @@ from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.families import of
 from milkglass.progress import Progress, Stage, no_stage
 
-ENDS = ("eos", "eot", "eom")  # the places that llama.cpp has for end ids
-BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # which follow from the config
+ENDS = ("eos", "eot", "eom")  # llama.cpp's fields for end ids
+BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # these follow from the config
 
 
 def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
-    """The scrambled model of `folder` as one file. Raises UsageError for a folder that may not leave, UnsupportedModel,
-    FileExistsError for a name that is taken: all before anything is written."""
+    """Writes the scrambled model of `folder` as one file. All errors are raised before anything is written.
+
+    Raises:
+        UsageError: the folder may not leave.
+        UnsupportedModel: the model cannot be written.
+        FileExistsError: the name is taken.
+    """
     from gguf import GGUFWriter, TokenType
 
     require_scrambled(folder)
@@ -65,7 +68,7 @@ def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
 
 
 def _names(model: Checkpoint, layout: GGUFLayout) -> dict[str, str]:
-    """llama.cpp's name of each tensor. Raises UnsupportedModel for one that has none."""
+    """Returns llama.cpp's name of each tensor. Raises UnsupportedModel for a tensor that has none."""
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch = next(one for one in MODEL_ARCH if MODEL_ARCH_NAMES[one] == layout.arch)
@@ -120,7 +123,7 @@ def _write_tensors(
 
 
 def _kind(dtype: str, dimensions: int) -> str:
-    """GGML's name of a type. Raises UnsupportedModel for one that it does not have."""
+    """Returns GGML's name of a type. Raises UnsupportedModel for a type that it does not have."""
     if dtype not in ("F32", "F16", "BF16"):
         raise UnsupportedModel(f"weights stored as {dtype} are not written", "scramble a model in fp32, fp16 or bf16")
     return "F32" if dimensions < 2 else dtype

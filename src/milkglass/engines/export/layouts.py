@@ -1,14 +1,12 @@
-"""How llama.cpp names a family's hyperparameters, and where its tensors differ from those of a checkpoint.
+"""llama.cpp's names for a family's hyperparameters, and where its tensors differ from those of a checkpoint.
 
 Llama and Mistral are one architecture there. Its rotary positions turn neighbouring dimensions, while transformers
-turns a head's first half against its second: so the rows of queries and keys are reordered, each head for itself,
+turns a head's first half against its second. The rows of queries and keys are therefore reordered within each head,
 
-    row 2 i + j of a head is row j h / 2 + i of transformers'          i < h / 2, j in (0, 1)
+    row 2 i + j of a head is row j h / 2 + i of transformers'    i < h / 2, j in (0, 1)
 
-and the function stays. Qwen2 and Qwen3 keep the order of transformers. GPT-2's linear layers are stored transposed.
-Read in llama.cpp 0.6.0 (`conversion`, `src/models`).
-
-Out of scope: other families, which vLLM and SGLang serve from the folder as it is.
+which keeps the function. Qwen2 and Qwen3 keep the order of transformers. GPT-2's linear layers are stored transposed.
+Written for llama.cpp 0.6.0 (`conversion`, `src/models`). vLLM and SGLang serve other families from the folder.
 """
 
 from __future__ import annotations
@@ -32,9 +30,10 @@ class GGUFLayout:
 
     Attributes:
         arch: its name there.
-        values: hyperparameters under llama.cpp's names, without the architecture's. Raises UnsupportedModel for a
-            config that it would not honour.
-        changed: a tensor of the checkpoint, by its name there, as llama.cpp wants it.
+        values: returns hyperparameters under llama.cpp's names, without the architecture's. Raises UnsupportedModel for
+            a
+            config that llama.cpp would not honour.
+        changed: returns a tensor of the checkpoint, by its name there, as llama.cpp wants it.
     """
 
     arch: str
@@ -54,14 +53,16 @@ def head_size(config: Config) -> int:
 
 
 def rope(config: Config) -> Mapping[str, Any]:
-    """`rope_theta`, `rope_type` and the rest, in whichever of the two ways transformers wrote them."""
+    """Returns `rope_theta`, `rope_type` and the rest, from either of the two formats of transformers."""
     new = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return {"rope_theta": config.get("rope_theta", 10_000.0), "rope_type": new.get("type", "default"), **new}
 
 
 def rope_factors(config: Config) -> torch.Tensor | None:
-    """(h / 2,): by what each speed of rotation is divided; None: by nothing. Of Llama 3.1 (transformers,
-    `_compute_llama3_parameters`). Raises UnsupportedModel for another kind."""
+    """Returns (h / 2,) the divisor of each rotation speed, or None, for Llama 3.1.
+
+    See transformers, `_compute_llama3_parameters`. Raises UnsupportedModel for another kind.
+    """
     rotary = rope(config)
     if rotary["rope_type"] == "default":
         return None

@@ -1,10 +1,8 @@
 """A tokenizer that reveals no text, for programs that load no model without one: token i is its opaque name.
 
-A word-level `tokenizer.json` over the names of engines/opaque.py: ids are written as names without spaces, and read
-back one by one. Servers and trainers of text so become servers and trainers of ids. Names have one width: text of
-names that begin each other could be cut in several ways.
-
-Out of scope: our own server, which takes ids and refuses every tokenizer.
+It is a word-level `tokenizer.json` over the names of engines/opaque.py. Ids are written as names without spaces, and
+read back one by one, so that servers and trainers of text become servers and trainers of ids. All names have one
+width, because text of names that begin each other could be split in several ways.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from milkglass.models.staging import link_or_copy
 
 
 def tokenizer_document(size: int) -> dict[str, Any]:
-    """What `tokenizer.json` holds for a vocabulary of so many tokens. Raises UnsupportedModel."""
+    """Returns the content of `tokenizer.json` for a vocabulary of so many tokens. Raises UnsupportedModel."""
     if size > MAX_NAMES:
         raise UnsupportedModel(f"the model has {size} tokens; opaque names are for {MAX_NAMES}", "give a smaller model")
     split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}
@@ -36,7 +34,7 @@ def tokenizer_document(size: int) -> dict[str, Any]:
 
 
 def settings_document(model: Checkpoint) -> dict[str, Any]:
-    """What `tokenizer_config.json` holds: the class, and the names of ids that the config has anyway."""
+    """Returns the content of `tokenizer_config.json`: the class, and the names of ids that the config has anyway."""
     ends, config = sorted(end_ids(model.folder)), model.config
     special = {"pad_token": config.get("pad_token_id"), "bos_token": config.get("bos_token_id")}
     if ends:
@@ -52,8 +50,7 @@ def settings_document(model: Checkpoint) -> dict[str, Any]:
 
 
 def with_tokenizer(folder: Path, target: Path) -> None:
-    """The scrambled model of `folder` and an opaque tokenizer, as a new folder. Raises UsageError for a folder that may
-    not leave, FileExistsError."""
+    """Copies a scrambled model and adds an opaque tokenizer. Raises UsageError if it may not leave, FileExistsError."""
     weights, model = require_scrambled(folder), Checkpoint.open(folder)
     document, settings = tokenizer_document(of(model).vocab_size), settings_document(model)
     with files.new_dir(target, private=False) as partial:

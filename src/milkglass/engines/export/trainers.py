@@ -1,8 +1,8 @@
-"""Configurations for trainers of others: TRL, Axolotl and LLaMA-Factory over scrambled rows, in full.
+"""Configurations for other trainers (TRL, Axolotl, LLaMA-Factory) that train all weights on scrambled rows.
 
-They get what `milkglass export --for transformers` and `milkglass encode --layout` wrote: a model with an opaque
-tokenizer, and rows that need none. How fast is as in ObfusLM's appendix C.3. What is trained is all weights: under
-adapters the tables have to be trained as well, which each trainer asks for in a way of its own.
+They use what `milkglass export --for transformers` and `milkglass encode --layout` wrote: a model with an opaque
+tokenizer, and rows that need none. The rates are those of ObfusLM's appendix C.3. Adapters are not used, because the
+tables must be trained too, for which each trainer has its own option.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class TrainerSettings:
     """The settings of another trainer.
 
     Attributes:
-        model: The folder of `milkglass export --for transformers`.
-        rows: The rows that `milkglass encode` wrote: Parquet, JSON Lines, or a folder.
-        out: The folder that the trainer makes.
-        epochs: Passes over the rows.
-        batch_size: Rows a step, of each process.
-        learning_rate: The highest.
-        max_length: Tokens of a row at most; longer ones are cut.
-        cpu: Whether the trainer's machine has no GPU. TRL's processes would wait for one for ever.
+        model: the folder of `milkglass export --for transformers`.
+        rows: the rows that `milkglass encode` wrote: Parquet, JSON Lines, or a folder.
+        out: the folder that the trainer makes.
+        epochs: passes over the rows.
+        batch_size: rows a step, of each process.
+        learning_rate: the highest rate.
+        max_length: the most tokens of a row; longer ones are cut.
+        cpu: whether the trainer's machine has no GPU. TRL's processes would wait for one forever.
     """
 
     model: Path
@@ -62,14 +62,14 @@ class TrainerSettings:
 
 
 def configuration(trainer: str, settings: TrainerSettings) -> dict[str, Any]:
-    """The fields of a trainer's YAML. Raises UsageError for a trainer that is not known."""
+    """Returns the fields of a trainer's YAML. Raises UsageError for an unknown trainer."""
     if trainer not in RUN:
         raise UsageError(f"there is no trainer {trainer!r}", f"there are: {', '.join(RUN)}")
     return {"trl": _trl, "axolotl": _axolotl, "llamafactory": _llamafactory}[trainer](settings)
 
 
 def as_yaml(document: Mapping[str, Any]) -> str:
-    """JSON's values are YAML's: one field a line."""
+    """Returns YAML with one field a line. JSON's values are YAML's."""
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in document.items())
 
 
@@ -78,7 +78,7 @@ def _kind(rows: Path) -> str:
 
 
 def _trl(settings: TrainerSettings) -> dict[str, Any]:
-    """`trl sft` (trl.SFTConfig): rows with input_ids and labels are taken as they are."""
+    """Returns settings of `trl sft` (trl.SFTConfig), which takes rows with input_ids and labels unchanged."""
     return {
         "model_name_or_path": str(settings.model),
         "datasets": [{"path": _kind(settings.rows), "data_files": str(settings.rows)}],
@@ -99,7 +99,7 @@ def _trl(settings: TrainerSettings) -> dict[str, Any]:
 
 
 def _axolotl(settings: TrainerSettings) -> dict[str, Any]:
-    """Rows with input_ids, attention_mask and labels: a data set without a type is taken as it is."""
+    """Returns settings of Axolotl, which takes rows with input_ids, attention_mask and labels unchanged."""
     return {
         "base_model": str(settings.model),
         "datasets": [{"path": str(settings.rows), "ds_type": _kind(settings.rows), "type": None}],
@@ -119,7 +119,7 @@ def _axolotl(settings: TrainerSettings) -> dict[str, Any]:
 
 
 def _llamafactory(settings: TrainerSettings) -> dict[str, Any]:
-    """A folder of `save_to_disk` as `tokenized_path`; the template is not used."""
+    """Returns settings of LLaMA-Factory, with rows of `save_to_disk` as `tokenized_path`, without a template."""
     return {
         "model_name_or_path": str(settings.model),
         "tokenized_path": str(settings.rows),

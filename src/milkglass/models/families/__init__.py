@@ -1,6 +1,6 @@
-"""What a scheme may know of a model family: which tensors are indexed by token id, and which ids must not move.
+"""Model families: which tensors are indexed by token id, and which ids must not move.
 
-One file is one family. A scheme asks `of(checkpoint)` and never tests a model's name.
+Each file is one family. A scheme calls `of(checkpoint)` and never tests a model's name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FAMILIES: Catalogue[Family] = Catalogue(
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the family of a config. Raises UnsupportedModel, naming the model type and what is supported."""
+    """Returns the family of a config. Raises UnsupportedModel, which names the model type and what is supported."""
     model_type = str(config.get("model_type", "(none)"))
     for family in FAMILIES.values():
         if model_type in family.model_types:
@@ -45,7 +45,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 def of(checkpoint: Checkpoint) -> Architecture:
-    """Find the tables of this checkpoint. Raises UnsupportedModel when one that its family needs is missing."""
+    """Finds the tables of a checkpoint. Raises UnsupportedModel if one that its family needs is missing."""
     return family_of(checkpoint.config).locate(checkpoint)
 
 

@@ -1,4 +1,4 @@
-"""BERT: encoder, post-layer-norm, the masked-language head tied to the table with a bias of its own."""
+"""BERT: an encoder, post-layer-norm, whose masked-language head is tied to the table and has its own bias."""
 
 from milkglass.models.families.family import Family
 

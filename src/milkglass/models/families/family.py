@@ -1,4 +1,4 @@
-"""A model family, and one model of it with its token-indexed tensors found."""
+"""A model family, and one model of it with its token-indexed tensors."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Architecture:
     All of these are permuted and mixed in the same way, so that tied tensors stay tied.
 
     Attributes:
-        family: of the model.
+        family: the model's.
         kind: "encoder" or "decoder".
         vocab_size: n.
         table: the name of the input embedding (n, d).
-        heads: the names of output embeddings (n, d); empty when tied or absent.
+        heads: the names of output embeddings (n, d); empty if they are tied or absent.
         biases: the names of output biases (n,).
         pinned: ids that must keep their place.
     """

@@ -1,4 +1,4 @@
-"""GPT-2: decoder with learned positions, the head tied to the table."""
+"""GPT-2: a decoder with learned positions, whose head is tied to the table."""
 
 from milkglass.models.families.family import Family
 

@@ -1,6 +1,6 @@
-"""What a decoder's layers hold: heads of queries, keys and values, and gated neurons; which tensor is which.
+"""The parts of a decoder's layers, heads of queries, keys and values, and gated neurons, and their tensors.
 
-Needed by schemes that change every layer (schemes/covariant/). What touches the residual stream is residual.py's.
+Schemes that change every layer need it (schemes/covariant/). residual.py describes the residual stream.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from milkglass.models.checkpoint import Checkpoint
 
 Part = Literal["queries", "keys", "values", "output", "gate", "up", "down"]
 HINT = "use obfuslm for this model"
-ROTARY_BASE = 10_000.0  # where a config does not say
+ROTARY_BASE = 10_000.0  # the default of configs
 
 
 @dataclass(frozen=True)
 class LayerNames:
-    """How a family names the parts of a layer.
+    """A family's names for the parts of a layer.
 
     Attributes:
-        parts: by the end of a module's name, what it computes.
+        parts: what a module computes, by the end of its name.
         without: model types of the family whose layers cannot be changed, and why.
     """
 
@@ -36,13 +36,13 @@ class LayerLayout:
     """The layers of one checkpoint.
 
     Attributes:
-        places: The number of its layer and the part, by the name of each weight and bias.
-        layers: How many layers.
-        heads: Heads of queries.
-        key_heads: Heads of keys and values.
-        head_size: Dimensions of a head.
-        neurons: Of the feed-forward network.
-        rotary_base: Theta of the rotary positions.
+        places: the number of its layer and the part, by the name of each weight and bias.
+        layers: the number of layers.
+        heads: the number of query heads.
+        key_heads: the number of key and value heads.
+        head_size: the dimensions of a head.
+        neurons: the neurons of the feed-forward network.
+        rotary_base: theta of the rotary positions.
     """
 
     places: Mapping[str, tuple[int, Part]]
@@ -55,7 +55,11 @@ class LayerLayout:
 
     @classmethod
     def of(cls, names: LayerNames, checkpoint: Checkpoint, tables: tuple[str, ...]) -> LayerLayout:
-        """Find the layers of a checkpoint. tables: the tensors indexed by token id. Raises UnsupportedModel."""
+        """Finds the layers of a checkpoint. Raises UnsupportedModel.
+
+        Args:
+            tables: the tensors that are indexed by token id.
+        """
         config = checkpoint.config
         kind = str(config.get("model_type"))
         if reason := names.without.get(kind):

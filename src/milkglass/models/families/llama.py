@@ -1,7 +1,6 @@
-"""The Llama family: rotary positions, RMS norms, a head that is tied or not.
+"""The Llama family: decoders with rotary positions, RMS norms, and a head that is tied or not.
 
-Gemma multiplies its embeddings by sqrt(d) after the look-up: a scale commutes with mixing rows, so nothing is special
-about it here.
+Gemma multiplies its embeddings by sqrt(d) after the look-up. A scale commutes with mixing rows, so this needs no care.
 """
 
 from milkglass.models.families.family import Family

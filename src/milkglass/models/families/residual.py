@@ -1,7 +1,7 @@
-"""What touches the residual stream: which tensors read its d dimensions, which write to them, and the norms between.
+"""The residual stream: which tensors read its d dimensions, which write to them, and the norms between.
 
-Needed by a scheme that mixes these dimensions (ObfusLM+). A tensor that this file cannot name is a reason to refuse: it
-might read the stream, and the model would silently be another.
+A scheme that mixes these dimensions needs it (ObfusLM+). A tensor that this file cannot name is refused: it might read
+the stream, and the model would silently change.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from milkglass.models.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class StreamNames:
-    """How a family names what touches the stream, each by the end of its name.
+    """A family's names for the tensors of the stream, each by the end of its name.
 
     Attributes:
-        readers: matrices (g, d) by the norm of their own layer whose gain is applied before them.
-        writers: (d, h).
-        biases: of the writers, (d,).
+        readers: matrices (g, d), with the norm of their own layer whose gain is applied before them.
+        writers: matrices (d, h).
+        biases: the writers' biases (d,).
         final: the norm before the head.
-        inside: tensors that never meet the stream, though a size of theirs may be d by chance.
-        unit: a gain is what is stored plus this (Gemma stores it less one).
+        inside: tensors that never meet the stream, though they may have a size of d by chance.
+        unit: is added to a stored gain (Gemma stores it less one).
         without: model types of the family that cannot be mixed, and why.
     """
 
@@ -42,13 +42,13 @@ class Residual:
     """The residual stream of one checkpoint.
 
     Attributes:
-        width: Its dimensions.
-        readers: The norm before each tensor that reads it, by the tensor's name.
-        writers: The tensors that write to it.
-        biases: Their biases.
-        norms: Of the layers, and the final one.
-        final: The norm before the head.
-        unit: A gain is what is stored plus this.
+        width: its dimensions.
+        readers: the norm before each tensor that reads it, by the tensor's name.
+        writers: the tensors that write to it.
+        biases: the writers' biases.
+        norms: the norms of the layers, and the final one.
+        final: the norm before the head.
+        unit: is added to a stored gain.
     """
 
     width: int
@@ -61,7 +61,11 @@ class Residual:
 
     @classmethod
     def of(cls, stream: StreamNames, checkpoint: Checkpoint, tables: tuple[str, ...]) -> Residual:
-        """Find the stream of a checkpoint. tables: the tensors indexed by token id. Raises UnsupportedModel."""
+        """Finds the stream of a checkpoint. Raises UnsupportedModel.
+
+        Args:
+            tables: the tensors that are indexed by token id.
+        """
         kind = str(checkpoint.config.get("model_type"))
         if reason := stream.without.get(kind):
             raise UnsupportedModel(f"the dimensions of {kind} cannot be mixed: {reason}", "use ObfusLM without plus")
@@ -86,12 +90,12 @@ class Residual:
 
 
 def ends(name: str, *parts: str) -> bool:
-    """Whether a tensor's full name is one of these, or ends with one after a dot."""
+    """Returns whether a tensor's full name is one of these, or ends with one after a dot."""
     return any(name == one or name.endswith("." + one) for one in parts)
 
 
 def _one(names: list[str], end: str) -> str:
-    """The tensor of that name outside all layers."""
+    """Returns the tensor of that name outside all layers."""
     result = [name for name in names if ends(name, end) and not re.search(r"\.\d+\.", name)]
     if len(result) != 1:
         raise UnsupportedModel(f"there are {len(result)} tensors named {end}, 1 is needed", "use ObfusLM without plus")
@@ -99,6 +103,6 @@ def _one(names: list[str], end: str) -> str:
 
 
 def _sibling(name: str, norm: str) -> str:
-    """The norm of the layer that `name` is in."""
+    """Returns the norm in the layer of `name`."""
     layer = re.match(r"(.*\.\d+\.)", name)
     return f"{layer[1] if layer else ''}{norm}"

@@ -1,6 +1,6 @@
 """RoBERTa: positions are counted from the *number* of the padding id, which also indexes the position table.
 
-The padding id therefore keeps its place. It says nothing: the attention mask shows the padding anyway.
+The padding id therefore keeps its place. This reveals nothing: the attention mask shows the padding anyway.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""What may be asked of the proxy: the bodies of OpenAI's calls.
+"""The bodies of OpenAI's calls that the proxy accepts.
 
-A field that is not known is refused, and so is one that cannot be kept private: nothing is passed on to the engine but
-what `sampling` names, so that no field crosses by oversight.
+A field that is not known is refused, and so is one that cannot be kept private. Only what `drawing` names is passed on
+to the engine, so that no field is sent by oversight.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=1000)]], Fi
 Tool = dict[str, Any]
 Message = dict[str, Any]
 
-# Fields of OpenAI's that are about its own service: they change nothing of an answer here, and are sent to no one.
+# OpenAI's fields about its own service: they change nothing of an answer here, and are not sent.
 IGNORED = (
     "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store",
     "include",
 )  # fmt: skip
 LOGPROBS = "message.output_text.logprobs"
-# What `include` may name beside it: parts of calls of OpenAI's own tools and of its service, which no answer here has.
+# What else `include` may name: parts of OpenAI's own tools and service, which no answer here has.
 ABSENT = frozenset({
     "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
     "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
     "reasoning.encrypted_content",
 })  # fmt: skip
 CONSTRAINED = "constrained decoding needs the texts of tokens at the engine, which must not have them"
-# What would tell the engine the tokens' texts, or has no meaning for text: why, and the values that ask for nothing.
+# Fields that would reveal the tokens' texts to the engine, or mean nothing for text: why, and values without effect.
 PRIVATE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "response_format": (CONSTRAINED, ("", {}, {"type": "text"})),
     "structured_outputs": (CONSTRAINED, ({},)),
@@ -53,7 +53,7 @@ PRIVATE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "max_tool_calls": ("an application calls the tools itself, and counts them", ()),
     "prompt_template": ("templates are kept by a service that is not asked", ()),
 }
-# Values by which clients say "not given", beside null
+# Values by which clients say "not given", besides null
 UNSET: Mapping[str, Sequence[Any]] = {
     "seed": (-1,),
     "stop": ("",),
@@ -70,12 +70,12 @@ LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # -1: as 
 
 
 def _is_one_of(value: Any, several: Sequence[Any]) -> bool:
-    """True is not 1 here, nor is False 0."""
+    """Returns whether a value is one of several, where True is not 1 and False is not 0."""
     return any(type(value) is type(one) and value == one for one in several)
 
 
 def _known(value: Any) -> Any:
-    """Take out what changes nothing, and name what cannot be had."""
+    """Removes fields that change nothing, and names those that cannot be honoured."""
     if not isinstance(value, dict):
         return value
     included = value.get("include")
@@ -136,7 +136,7 @@ class Generating(RequestBody):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def drawing(self) -> dict[str, Any]:
-        """Fields of `engines.engine.IdsRequest` that were given; `logit_bias` is by the tokenizer's own ids."""
+        """Returns the fields of `engines.engine.IdsRequest` that were given, without the bias."""
         names = (
             "temperature", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
         )  # fmt: skip
@@ -147,7 +147,7 @@ class Generating(RequestBody):
 
 
 class Templated(Generating):
-    """Fields of what is put into the chat template; template_options.py reads them."""
+    """Fields of calls that use the chat template; template_options.py reads them."""
 
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
     enable_thinking: bool | None = None
@@ -156,7 +156,7 @@ class Templated(Generating):
     reasoning_effort: str | None = Field(None, max_length=64)
 
     def of_template(self) -> dict[str, Any]:
-        """Those that were given."""
+        """Returns the template's fields that were given."""
         return {name: value for name in READERS if (value := getattr(self, name)) is not None}
 
 

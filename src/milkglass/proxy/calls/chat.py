@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`, in OpenAI's shapes."""
+"""`POST /v1/chat/completions`, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from milkglass.server.storage.store import new_id
 
 
 class ChatAnswer:
-    """One request's answers. Made before anything is sent; raises CodecError, UsageError for what cannot be.
+    """The answers of one request. It is made before anything is sent, and raises CodecError or UsageError.
 
     Attributes:
-        replies: see reply.py; none before it begins, in the event loop.
+        replies: see reply.py; empty before it begins, in the event loop.
     """
 
     def __init__(self, backend: Backend, body: ChatBody) -> None:
@@ -48,7 +48,7 @@ class ChatAnswer:
         }
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of a streamed answer."""
+        """Yields the chunks of a streamed answer."""
         head: dict[str, Any] = {**self._head, "object": "chat.completion.chunk"}
         self.replies = self._begin()
         calls = [0] * len(self.replies)

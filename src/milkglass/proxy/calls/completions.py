@@ -1,4 +1,4 @@
-"""`POST /v1/completions`, in OpenAI's shapes: a text that is gone on from."""
+"""`POST /v1/completions`, in OpenAI's format: a text to continue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_PROMPTS = 128  # answers of one request, all prompts together
 
 
 def prompts_of(given: Any, most: int = MOST_PROMPTS) -> list[str | list[int]]:
-    """Of a text, texts, ids, or lists of ids. Raises UsageError for more than `most`."""
+    """Returns the prompts in a text, texts, ids, or lists of ids. Raises UsageError for more than `most`."""
     many = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
     if len(many) > most:
         raise UsageError(f"{len(many)} inputs are more than the {most} of one request", "send several")
@@ -28,10 +28,10 @@ def prompts_of(given: Any, most: int = MOST_PROMPTS) -> list[str | list[int]]:
 
 
 class CompletionAnswer:
-    """One request's answers. Made before anything is sent; raises CodecError, UsageError for what cannot be.
+    """The answers of one request. It is made before anything is sent, and raises CodecError or UsageError.
 
     Attributes:
-        replies: of all prompts, those of one prompt side by side.
+        replies: for all prompts, those of one prompt side by side.
     """
 
     def __init__(self, backend: Backend, body: CompletionBody) -> None:
@@ -62,7 +62,7 @@ class CompletionAnswer:
         return {**self._head, "choices": answers, "usage": usage(self._prompt, self.replies)}
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of a streamed answer."""
+        """Yields the chunks of a streamed answer."""
         self.replies = self._begin()
         offsets = [0] * len(self.replies)
         async with aclosing(merged(self.replies)) as pieces:
@@ -82,7 +82,7 @@ def _choice(
 
 
 def _logprobs(found: Sequence[Logprobs], offset: int) -> dict[str, Any] | None:
-    """offset: letters of the tokens before these."""
+    """Returns log-probabilities in OpenAI's format. `offset` is the number of letters of the tokens before."""
     if not found:
         return None
     return {

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`, in OpenAI's shape."""
+"""`POST /v1/embeddings`, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_INPUTS = 2048  # of one request, as OpenAI's
 
 
 async def embedded(backend: Backend, body: EmbeddingBody) -> dict[str, Any]:
-    """Raises CodecError or UsageError before anything is sent, UnsupportedModel where the engine makes none."""
+    """Embeds texts. Raises CodecError or UsageError before anything is sent, UnsupportedModel if the engine cannot."""
     texts = prompts_of(body.input, MOST_INPUTS)
     if any(not isinstance(one, str) for one in texts):
         raise UsageError(

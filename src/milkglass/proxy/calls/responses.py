@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, in OpenAI's shapes. No conversation is kept: each request has the whole of it."""
+"""`POST /v1/responses`, in OpenAI's format. No conversation is stored: each request has all of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_ITEMS = ("type", "id", "status", "phase")  # of a message among the input's i
 
 
 def messages_of(body: ResponseBody) -> list[dict[str, Any]]:
-    """The input's items as messages of a chat. Raises UsageError for an item that is of no known kind."""
+    """Returns the input's items as messages of a chat. Raises UsageError for an unknown kind of item."""
     start = [{"role": "system", "content": body.instructions}] if body.instructions else []
     if isinstance(body.input, str):
         return [*start, {"role": "user", "content": body.input}]
@@ -42,7 +42,7 @@ def messages_of(body: ResponseBody) -> list[dict[str, Any]]:
 
 
 def _add_call(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
-    """Calls that follow each other, or what the model said before them, are one message."""
+    """Adds a call. It is one message with calls before it, and with what the model said before them."""
     function = {"name": item.get("name"), "arguments": item.get("arguments")}
     call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
     if messages and messages[-1]["role"] == "assistant":
@@ -52,7 +52,7 @@ def _add_call(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
 
 
 class ResponseAnswer:
-    """One request's answer. Made before anything is sent; raises CodecError, UsageError for what cannot be."""
+    """The answer of one request. It is made before anything is sent, and raises CodecError or UsageError."""
 
     def __init__(self, backend: Backend, body: ResponseBody) -> None:
         if body.n not in (None, 1) or body.stops:
@@ -95,7 +95,7 @@ class ResponseAnswer:
         return {**self._head, "status": status, "incomplete_details": reason, "output": list(output), "usage": usage}
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Each with its `type` and number."""
+        """Yields events with their `type` and number."""
         items, number, reply = _Items(), 0, self._begin()
         for kind in ("response.created", "response.in_progress"):
             yield {"type": kind, "sequence_number": number, "response": self._document(reply, [], "in_progress")}
@@ -114,7 +114,12 @@ class ResponseAnswer:
 
 @dataclass
 class _Items:
-    """The output's items, as they grow. Attributes: done: whole ones. open: that which is being written."""
+    """The output's items as they grow.
+
+    Attributes:
+        done: complete items.
+        open: the item that is being written.
+    """
 
     done: list[dict[str, Any]] = field(default_factory=list)
     open: dict[str, Any] | None = None
@@ -122,7 +127,7 @@ class _Items:
     _logprobs: list[Logprobs] = field(default_factory=list)
 
     def take(self, piece: Piece) -> list[dict[str, Any]]:
-        """The events of a piece."""
+        """Returns the events of a piece."""
         events: list[dict[str, Any]] = []
         if piece.text:
             kind = "reasoning" if piece.kind == "reasoning" else "message"
@@ -140,7 +145,7 @@ class _Items:
         return self.done
 
     def close(self) -> list[dict[str, Any]]:
-        """End the item that is open."""
+        """Ends the open item, and returns its events."""
         item, place = self.open, len(self.done)
         if item is None:
             return []

@@ -1,1 +1,1 @@
-"""What the proxy does with text: messages, stop strings, names of tokens, marked sections, tool calls."""
+"""Text in the proxy: messages, stop strings, names of tokens, marked sections, tool calls."""

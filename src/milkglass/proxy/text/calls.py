@@ -1,6 +1,6 @@
-"""Calls of tools as models write them: what comes before one, and its JSON.
+"""Reads tool calls as models write them: what comes before one, and its JSON.
 
-A call is a JSON object that names a tool of the request. The marks before it only tell where it may begin.
+A call is a JSON object that names a tool of the request. The marks before it only say where it may begin.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ UNKNOWN_MARKS = ("<function=", "<arg_key>")  # of calls in XML between Hermes' m
 STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*+[}\]])', re.DOTALL)
 MAX_SHOWN = 64  # characters of a name in a message
 WHITE = re.compile(r"[ \t\r\n]*+")
-ESCAPE = re.compile(r"\\(?:u00([2-6][0-9A-Fa-f]|7[0-9A-Ea-e])|.)", re.DOTALL)  # those of printable ASCII: their code
+ESCAPE = re.compile(r"\\(?:u00([2-6][0-9A-Fa-f]|7[0-9A-Ea-e])|.)", re.DOTALL)  # group 1: a code of printable ASCII
 ESCAPED = "\"\\<>&'"
-FENCE = r"(?:```[\w-]{0,20}\s{0,64}+)?"  # of code, which some models put round a call
+FENCE = r"(?:```[\w-]{0,20}\s{0,64}+)?"  # a code fence, which some models put round a call
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class ToolFormat:
     """How a model writes calls.
 
     Attributes:
-        shown_by: a chat template has one of these if its model calls so.
-        mark: before calls.
-        closing: after them; "" where there is none.
+        shown_by: the chat template of a model with this format has one of these.
+        mark: precedes calls.
+        closing: follows them; "" if nothing does.
         bare: whether the mark may be left out.
-        named: whether a tool's name may stand between the mark and its arguments.
+        named: whether a tool's name may be between the mark and its arguments.
         special: tokens of the tokenizer that must stay in the text.
         begun: the beginning of an answer that calls the tool {name}.
-        short_ids: whether its templates take ids of calls of nine letters and digits alone.
+        short_ids: whether its templates accept only ids of calls of nine letters and digits.
     """
 
     shown_by: tuple[str, ...]
@@ -55,7 +55,7 @@ class ToolFormat:
     short_ids: bool = False
 
     def head(self, tools: Tools) -> regex.Pattern[str]:
-        """What comes before the JSON of a call; its groups are `mark`, where it has one, and `name`."""
+        """Returns a pattern of what precedes the JSON of a call. Its groups are `mark`, if it has one, and `name`."""
         after = r"(?=[\[{])"
         if self.named:
             name = r"(?P<name>[\w.\-]{1,128})\s{0,64}+(?:\[CALL_ID\][\w\-]{1,128})?(?:\[ARGS\])?\s{0,64}+(?=\{)"
@@ -66,12 +66,12 @@ class ToolFormat:
         return regex.compile(FENCE + (f"(?:{marked}|{_bare(tools)})" if self.bare else marked))
 
     def begin(self, name: str) -> str:
-        """The beginning of an answer that calls this tool; of any tool for ""."""
+        """Returns the beginning of an answer that calls this tool, or any tool for ""."""
         return self.begun.format(name=name) if name else self.begun.partition("{name}")[0].replace("{{", "{")
 
 
 def _bare(tools: Tools) -> str:
-    """The beginning of an object, or of a list of them, that may be a call without a mark."""
+    """Returns a pattern of the beginning of an object, or a list of them, that may be a call without a mark."""
     names = "|".join(map(regex.escape, tools))
     plain = all(name.isascii() and name.isprintable() for name in tools)  # others may be written with escapes
     value = rf'"(?:{names})"' if plain else '"'
@@ -98,7 +98,7 @@ FORMATS = (HERMES, NAMED, MISTRAL, LLAMA)
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """That of a chat template; None: it shows none that is known here."""
+    """Returns the format of a chat template. None: it shows no known format."""
     if any(mark in template for mark in UNKNOWN_MARKS):
         return None
     return next((one for one in FORMATS if any(mark in template for mark in one.shown_by)), None)
@@ -109,9 +109,9 @@ class ToolCall:
     """A call that a model wrote.
 
     Attributes:
-        name: of the tool.
+        name: the tool's.
         arguments: JSON, as text.
-        escapes: of plain letters in arguments that were JSON inside of a string.
+        escapes: how many plain letters were escaped in arguments that were JSON inside a string.
     """
 
     name: str
@@ -124,12 +124,12 @@ class ToolCall:
 
 
 def short_id(key: str) -> str:
-    """The same of nine letters and digits, of which no two keys have one."""
+    """Returns a key as nine letters and digits. Different keys get different ones."""
     return key if SHORT_ID.fullmatch(key) else hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message of a chat, its ids of calls short."""
+    """Returns a message of a chat with short ids of calls."""
     result = dict(message)
     if "tool_call_id" in result:
         result["tool_call_id"] = short_id(result["tool_call_id"])
@@ -146,11 +146,11 @@ DECODER = json.JSONDecoder(strict=False, parse_constant=_no_number)  # models wr
 
 
 def calls_in(text: str, tools: Tools, name: str | None = None, bare: bool = False) -> list[ToolCall] | None:
-    """The calls that a JSON object or list says; None: it says none, or is of a tool that is not among `tools`.
+    """Returns the calls in a JSON object or list. None: it has none, or one of a tool that is not in `tools`.
 
     Args:
-        name: of the tool, where the object is its arguments alone.
-        bare: whether no mark was before it, so that an object with a description is the description of a tool.
+        name: the tool's name, if the object is its arguments only.
+        bare: whether no mark came before, so that an object with a description is the description of a tool.
     """
     try:
         text, _ = _value(text)
@@ -166,9 +166,10 @@ def calls_in(text: str, tools: Tools, name: str | None = None, bare: bool = Fals
 
 
 def _value(text: str) -> tuple[str, Any]:
-    """The text of the JSON value that a text begins with, without commas after a last member, and the value.
+    """Returns the text of the JSON value at the beginning, without commas after a last member, and the value.
 
-    Raises ValueError, RecursionError.
+    Raises:
+        ValueError, RecursionError: there is none.
     """
     try:
         value, end = DECODER.raw_decode(text)
@@ -179,7 +180,7 @@ def _value(text: str) -> tuple[str, Any]:
 
 
 def _members(text: str) -> Iterator[tuple[str, str]]:
-    """Yield what a sound JSON object or list holds, each as its text, with its name in an object."""
+    """Yields the members of a valid JSON object or list, each as its text, with its name in an object."""
     at = _white(text, 1)
     while text[at] not in "}]":
         name = ""
@@ -193,13 +194,13 @@ def _members(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _white(text: str, at: int) -> int:
-    """The place after white space."""
+    """Returns the place after white space."""
     found = WHITE.match(text, at)
     return at if found is None else found.end()
 
 
 def _call(text: str, tools: Tools, bare: bool) -> ToolCall | None:
-    """The call that a JSON value says. None: it says none, or something beside its name that may be its arguments."""
+    """Returns the call in a JSON value. None: it is none, or has further fields that may be its arguments."""
     if not text.startswith("{"):
         return None
     given = dict(_members(text))
@@ -221,13 +222,13 @@ def _call(text: str, tools: Tools, bare: bool) -> ToolCall | None:
 
 
 def _is_empty(text: str) -> bool:
-    """Whether a JSON text is null, or holds nothing."""
+    """Returns whether a JSON text is null or empty."""
     value = DECODER.decode(text)
     return value is None or value in ([], {}) or (isinstance(value, str) and not value.strip())
 
 
 def _made(name: Any, text: str, tools: Tools) -> ToolCall | None:
-    """A call of a tool with these arguments, in JSON; "": it has none. Raises ValueError, RecursionError."""
+    """Returns a call of a tool with these arguments in JSON; "": it has none. Raises ValueError, RecursionError."""
     if not isinstance(name, str) or name not in tools:
         return None
     text, given, escapes = (*_value(text), 0) if text else ("", None, 0)
@@ -240,17 +241,18 @@ def _made(name: Any, text: str, tools: Tools) -> ToolCall | None:
 
 
 def letter_escapes(text: str) -> int:
-    """How many plain letters a JSON text writes as escapes, which neither models nor programs do.
+    """Returns how many plain letters a JSON text writes as escapes, which neither models nor programs do.
 
-    The next turn writes them as letters, in the tokenizer's own tokens. Not counted are those that JSON must escape,
-    and those that programs escape for the sake of HTML.
+    The next turn writes them as letters, in the tokenizer's own tokens. Escapes that JSON requires, and those that
+    programs
+    write for HTML, are not counted.
     """
     codes = (one[1] for one in ESCAPE.finditer(text))
     return sum(code is not None and chr(int(code, 16)) not in ESCAPED for code in codes)
 
 
 def _written(text: str, arguments: Mapping[str, Any]) -> str:
-    """Arguments as the model wrote them (1.10 stays 1.10), or where that is no strict JSON, in other words."""
+    """Returns arguments as the model wrote them (1.10 stays 1.10), or rewritten if that is no strict JSON."""
     plain = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     try:
         json.loads(text)
@@ -264,7 +266,7 @@ def _written(text: str, arguments: Mapping[str, Any]) -> str:
 
 
 def requirements(tools: Sequence[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
-    """Of tools in OpenAI's shape: what each requires by its schema."""
+    """Returns what each tool, in OpenAI's format, requires by its schema."""
     found = {}
     for one in tools:
         schema = one["function"].get("parameters")
@@ -275,14 +277,14 @@ def requirements(tools: Sequence[Mapping[str, Any]]) -> dict[str, frozenset[str]
 
 
 def demanded_tool(choice: Any, names: frozenset[str]) -> str | None:
-    """Return the name of the tool that `tool_choice` demands; "" for any one, None where the model may choose.
+    """Returns the name of the tool that `tool_choice` demands; "" for any one; None if the model may choose.
 
     Args:
-        choice: Of a request.
-        names: Of its tools.
+        choice: the request's `tool_choice`.
+        names: the names of its tools.
 
     Raises:
-        UsageError: It names no tool of the request.
+        UsageError: it names no tool of the request.
     """
     if choice in (None, "auto", "none"):
         return None

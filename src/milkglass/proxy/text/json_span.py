@@ -1,4 +1,4 @@
-"""Where a JSON object or list ends in text that comes in pieces.
+"""Finds the end of a JSON object or list in text that arrives in pieces.
 
 Nothing is read twice: a long string in an answer of many small pieces costs no more than its length.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-OUTSIDE = re.compile(r'["{}\[\]]|[^\s\w:,+.\-]')  # what opens, closes, or is in no JSON outside of a string
+OUTSIDE = re.compile(r'["{}\[\]]|[^\s\w:,+.\-]')  # opens or closes, or is invalid outside of a string
 INSIDE = re.compile(r'"|\\.', re.DOTALL)
 ONE_LINE = re.compile(r'"|\\.|\n', re.DOTALL)
 
@@ -18,9 +18,9 @@ class JsonSpan:
     """The span of one value that begins with a bracket.
 
     Attributes:
-        at: so much of the text was looked at; at first, where the value begins.
-        lines: whether a string may hold a line feed, as models write them.
-        broken: it is no JSON.
+        at: how much of the text was read; at first, where the value begins.
+        lines: whether a string may have a line feed, as models write them.
+        broken: whether it is no JSON.
     """
 
     at: int = 0
@@ -30,7 +30,7 @@ class JsonSpan:
     _string: bool = False
 
     def end(self, text: str) -> int | None:
-        """Where the value ends in the text, which only grows from call to call; None: not yet, or it is broken."""
+        """Returns where the value ends in the text, which only grows between calls. None: not yet, or it is broken."""
         while not self.broken:
             inside = INSIDE if self.lines else ONE_LINE
             found = (inside if self._string else OUTSIDE).search(text, self.at)

@@ -1,7 +1,8 @@
-"""What an answer consists of: reasoning, calls of tools, and what is said. Found in pieces of text, as they come.
+"""Splits an answer into reasoning, tool calls and content, as its text arrives in pieces.
 
-Models write `<think>...</think>` before an answer, and calls of tools as calls.py describes. The parts of an answer do
-not depend on the pieces in which it came.
+Models write `<think>...</think>` before an answer, and calls as calls.py describes. The parts of an answer do not
+depend
+on the pieces in which it arrived.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ NO_TOOLS: Tools = {}
 
 @dataclass(frozen=True)
 class Part:
-    """What became certain of an answer: text of one kind, or calls. escapes: of plain letters in the JSON of calls."""
+    """A part of an answer that became certain: text of one kind, or calls.
+
+    Attributes:
+        escapes: how many plain letters were escaped in the JSON of calls.
+    """
 
     kind: Kind
     text: str = ""
@@ -41,8 +46,14 @@ NOTHING = Part("content")
 
 @dataclass
 class _Json:
-    """A JSON value that may be a call. begin: where it begins in the text. marked: whether a mark was before it. name:
-    of the tool, where that was before it. fences: of code that are open."""
+    """A JSON value that may be a call.
+
+    Attributes:
+        begin: where it begins in the text.
+        marked: whether a mark was before it.
+        name: the tool's, if it was before the value.
+        fences: the number of open code fences.
+    """
 
     span: JsonSpan
     begin: int = 0
@@ -53,15 +64,17 @@ class _Json:
 
 @dataclass
 class Sections:
-    """Text as it comes, in parts of one kind each. What may be the beginning of a mark or of a call is held back.
+    """Splits text into parts of one kind each.
 
-    White space around calls is the model's layout, and is left out; so are fences of code round a call.
+    What may be the beginning of a mark or of a call is held back. White space and code fences around calls are the
+    model's
+    layout, and are left out.
 
     Attributes:
-        format: of calls; None where no tools were given.
-        tools: that may be called.
+        format: of calls. None: no tools were given.
+        tools: the tools that may be called.
         reasons: whether reasoning is marked.
-        kind: of the text that comes next.
+        kind: the kind of the text that comes next.
         called: whether a call was found.
     """
 
@@ -71,21 +84,21 @@ class Sections:
     kind: Literal["content", "reasoning"] = "content"
     called: bool = False
     _held: str = field(default="", repr=False)
-    _white: str = ""  # before anything that was said
-    _said: bool = False  # something, since the beginning or the last call
-    _begun: bool = False  # the answer itself: a mark of reasoning in it is text
+    _white: str = ""  # white space that is held back
+    _said: bool = False  # whether there was content since the beginning or the last call
+    _begun: bool = False  # whether the answer itself began: a mark of reasoning in it is text
     _json: _Json | None = None
     _text: JsonSpan | None = None  # JSON that is no call: no call begins inside of it
     _after: _Json | None = None  # the call that was just found
-    _open: bool = False  # the marks of its section are not closed
+    _open: bool = False  # whether its section is not closed
 
     def push(self, text: str) -> Iterator[Part]:
-        """What became certain."""
+        """Adds text, and yields the parts that became certain."""
         self._held += text
         yield from self._steps(final=False)
 
     def flush(self) -> Iterator[Part]:
-        """What was held back, at the end."""
+        """Yields what was held back, at the end."""
         yield from self._steps(final=True)
         if self._white and not self.called:
             yield Part("content", self._white)
@@ -97,7 +110,7 @@ class Sections:
                 yield part
 
     def _step(self, final: bool) -> Part | None:
-        """None: more text is needed."""
+        """Returns the next part. None: more text is needed."""
         if self.kind == "reasoning":
             return self._reasoning(final)
         if self._after is not None:
@@ -155,7 +168,7 @@ class Sections:
         return NOTHING
 
     def _shown(self, size: int) -> Part:
-        """So much of what is held is said. White space is held back until something else is, where calls may come."""
+        """Takes so much of the held text as content. If calls may come, white space is held until text follows."""
         fresh, self._held = self._held[:size], self._held[size:]
         if self.format is not None and not self._said:
             fresh, self._white = self._white + fresh, ""
@@ -196,7 +209,7 @@ class Sections:
         return Part("call", calls=calls, escapes=escapes)
 
     def _gap(self, json: _Json, final: bool) -> Part | None:
-        """After a call: layout, closing marks, and in the same section the next call."""
+        """Reads what follows a call: layout, closing marks, and in the same section the next call."""
         assert self.format is not None
         self._held = self._held.lstrip(BETWEEN if self._open else None)
         closings = ([self.format.closing] if self.format.closing else []) + ([FENCE] if json.fences else [])
@@ -217,10 +230,10 @@ class Sections:
 
 
 def reasons(template: str) -> bool:
-    """Whether the model of a chat template marks its reasoning."""
+    """Returns whether the model of a chat template marks its reasoning."""
     return THINK in template
 
 
 def begins_reasoning(prompt: str) -> bool:
-    """Whether a rendered prompt ends inside of it."""
+    """Returns whether a rendered prompt ends inside the reasoning."""
     return re.search(rf"{THINK}\s*\Z", prompt) is not None

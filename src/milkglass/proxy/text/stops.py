@@ -1,6 +1,6 @@
-"""Stop strings, found in text that comes in pieces: no part of one is shown before it is certain that it is none.
+"""Finds stop strings in text that arrives in pieces. Text that may begin one is held back.
 
-The engine never sees them; it is asked to end at token ids alone.
+The engine never sees them; it is asked to end at token ids only.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 @dataclass
 class StopStrings:
-    """Text that comes in pieces, up to the first stop string.
+    """Text that arrives in pieces, up to the first stop string.
 
     Attributes:
         stops: none of them empty.
-        found: whether one was met: nothing more comes out.
+        found: whether one was found. Nothing more comes out then.
     """
 
     stops: Sequence[str]
@@ -23,7 +23,7 @@ class StopStrings:
     _held: str = ""
 
     def push(self, text: str) -> str:
-        """What became certain."""
+        """Adds text, and returns what became certain."""
         if self.found or not self.stops:
             return "" if self.found else text
         self._held += text
@@ -38,11 +38,11 @@ class StopStrings:
         return fresh
 
     def flush(self) -> str:
-        """What was held back, at the end."""
+        """Returns what was held back, at the end."""
         fresh, self._held = self._held, ""
         return fresh
 
 
 def unfinished(text: str, mark: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `mark`."""
+    """Returns how many characters at the end of `text` may be the beginning of `mark`."""
     return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-size:])), 0)

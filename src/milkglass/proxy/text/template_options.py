@@ -1,6 +1,6 @@
-"""What a request asks of the chat template besides its messages: how much the model thinks, and options by name.
+"""Options of a request for the chat template: how much the model thinks, and options by name.
 
-Applications ask in several ways. Each becomes a variable that the template reads, or is refused: none is ignored.
+Applications have several fields for them. Each becomes a variable that the template reads, or is refused.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from milkglass.errors import UsageError
 
 SWITCHES = ("enable_thinking", "thinking")  # variables by which templates switch thinking on and off
 EFFORT = "reasoning_effort"
-OWN = frozenset({"messages", "tools", "add_generation_prompt", "documents"})  # which the proxy gives, or cannot
-WORD = re.compile(r"[\w .:+-]{1,64}")  # no special token of a tokenizer can be spelled so
+OWN = frozenset({"messages", "tools", "add_generation_prompt", "documents"})  # set by the proxy, or never
+WORD = re.compile(r"[\w .:+-]{1,64}")  # no special token of a tokenizer is spelled so
 
 
 def template_options(asked: Mapping[str, Any], known: frozenset[str], reasons: bool) -> dict[str, Any]:
-    """Variables of the template for what was asked.
+    """Returns variables of the template.
 
     Args:
-        asked: fields of the request, by name, without those that were not given.
+        asked: the request's fields that were given, by name.
         known: variables that the template reads.
         reasons: whether the model marks its reasoning, as far as the template shows.
 
     Raises:
-        UsageError: for what the template has no variable for; it names the field.
+        UsageError: the template has no variable for a field, which the message names.
     """
     found = _Found(known - OWN, reasons)
     for name, value in asked.items():
@@ -46,7 +46,7 @@ class _Found:
             raise UsageError(f"the request asks for two values of {name}", "give one", param=asked)
 
     def thinks(self, asked: str, value: Any) -> None:
-        """A switch of thinking."""
+        """Reads a switch of thinking."""
         if not isinstance(value, bool):
             raise UsageError(f"`{asked}` is neither true nor false", "give one of them", param=asked)
         switch = next((one for one in SWITCHES if one in self.known), None)
@@ -57,7 +57,7 @@ class _Found:
             raise _refused(asked, f"by its chat template the model {what}")
 
     def effort(self, asked: str, value: Any) -> None:
-        """How much is thought."""
+        """Reads an effort of thinking."""
         if not isinstance(value, str) or not WORD.fullmatch(value):
             raise UsageError(f"`{asked}` is not a word", "give one such as low", param=asked)
         if EFFORT in self.known:
@@ -68,7 +68,7 @@ class _Found:
             raise _refused(asked, "the model's chat template does not read an effort")
 
     def variables(self, asked: str, value: Any) -> None:
-        """Variables of the template by name."""
+        """Reads variables of the template by name."""
         for name, one in _fields(asked, value).items():
             if name not in self.known:
                 has = ", ".join(sorted(self.known)) or "none"
@@ -80,7 +80,7 @@ class _Found:
             self.set(name, one, asked)
 
     def typed(self, asked: str, value: Any) -> None:
-        """`{"type": "enabled"}` or `{"type": "disabled"}`."""
+        """Reads `{"type": "enabled"}` or `{"type": "disabled"}`."""
         given = _fields(asked, value)
         kind = given.pop("type", None)
         if kind not in ("enabled", "disabled") or given:
@@ -88,7 +88,7 @@ class _Found:
         self.thinks(asked, kind == "enabled")
 
     def reasoning(self, asked: str, value: Any) -> None:
-        """`{"enabled": false}`, `{"effort": "low"}`, as several services have them."""
+        """Reads `{"enabled": false}` and `{"effort": "low"}`, as several services have them."""
         for name, one in _fields(asked, value).items():
             path = f"{asked}.{name}"
             if name == "enabled":

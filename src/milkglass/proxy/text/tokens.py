@@ -1,4 +1,4 @@
-"""Names of tokens where OpenAI's API has them: log-probabilities with real token texts, biases by the tokenizer's ids.
+"""Names tokens where OpenAI's API does: log-probabilities with real token texts, biases by the tokenizer's ids.
 
 The engine sees scrambled ids in both places.
 """
@@ -23,7 +23,7 @@ SPACE = "\u2581"  # SentencePiece's
 
 @dataclass(frozen=True)
 class NamedLogprob:
-    """A token, its own bytes, and the natural logarithm of its chance."""
+    """A token, its own bytes, and the natural logarithm of its probability."""
 
     token: str
     raw: bytes
@@ -41,7 +41,7 @@ class TokenNames:
 
     @cached_property
     def _letters(self) -> dict[str, int] | None:
-        """Of a byte-level vocabulary: the byte that each letter stands for."""
+        """Returns the byte of each letter of a byte-level vocabulary, or None for others."""
         if "ByteLevel" not in repr(self.codec.tokenizer.backend_tokenizer.decoder):
             return None
         shown = [byte for byte in range(256) if chr(byte).isprintable() and byte not in (0x20, 0xA0, 0xAD)]
@@ -49,7 +49,7 @@ class TokenNames:
         return {chr(byte): byte for byte in shown} | {chr(256 + at): byte for at, byte in enumerate(others)}
 
     def raw(self, original: int) -> bytes:
-        """The bytes that a token adds to a text; of one without a text, its name."""
+        """Returns the bytes that a token adds to a text, or its name if it has no text."""
         token: str = self.codec.tokenizer.convert_ids_to_tokens(original) or ""
         if token in self.codec.tokenizer.added_tokens_encoder:
             return token.encode()
@@ -63,7 +63,7 @@ class TokenNames:
         return self.codec.tokenizer.decode([original], clean_up_tokenization_spaces=False).encode()
 
     def named(self, entries: Sequence[IdLogprob]) -> list[NamedLogprob]:
-        """In order; ids of one token, which a key may give several, are one entry with their chances together."""
+        """Returns the entries in order. Several ids of one token become one entry with their probabilities added."""
         chances: dict[int, float] = {}
         for entry in entries:
             original = int(self.codec.inverse[entry.id])
@@ -76,11 +76,11 @@ class TokenNames:
         return result
 
     def at_place(self, entries: Sequence[IdLogprob]) -> tuple[NamedLogprob, list[NamedLogprob]]:
-        """The token that was taken, and the likeliest. entries: the taken one first, then the likeliest."""
+        """Returns the token that was drawn, and the likeliest ones, from entries in this order."""
         return self.named(entries[:1])[0], self.named(entries[1:])
 
     def biases(self, by_token: Mapping[int, float]) -> dict[int, float]:
-        """By scrambled id. Raises UsageError for an id that the tokenizer does not have."""
+        """Returns biases by scrambled id. Raises UsageError for an id that the tokenizer does not have."""
         known = self.codec.known
         if wrong := [token for token in by_token if token >= len(known) or not known[token]]:
             raise UsageError(f"logit_bias names id {wrong[0]}, which the tokenizer does not have", "give its own ids")
