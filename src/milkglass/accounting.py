@@ -1,5 +1,6 @@
-"""Privacy accounting of Gaussian noise, by dp-accounting: the analytic Gaussian mechanism (Balle and Wang 2018, Theorem
-8).
+"""Accounts for the privacy of Gaussian noise, by dp-accounting.
+
+The mechanism is the analytic Gaussian mechanism (Balle and Wang 2018, Theorem 8).
 
     delta = Phi(D / 2s - eps s / D) - exp(eps) Phi(-D / 2s - eps s / D),  D: sensitivity in L2, s: standard deviation
 

@@ -19,11 +19,13 @@ def cores() -> int:
 
 
 def memory(available: bool) -> int | None:
-    """Returns how many bytes of main memory this process may use, within a container's limit. None: the system does not
-    say.
+    """Returns how many bytes of main memory this process may use, within a container's limit.
 
     Args:
         available: whether to count only memory that is free or can be freed at once.
+
+    Returns:
+        None if the system does not say.
     """
     try:
         told = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE))

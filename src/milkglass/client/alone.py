@@ -128,7 +128,7 @@ class FittedCommittee:
     def log_probabilities(self, texts: Sequence[str], pairs: Sequence[str] | None, classes: int) -> Floats:
         """Returns (b, classes), by the classes' numbers.
 
-        A class without a row gets the probability that one further row of it would give it.
+        A class without a row gets the probability 1 / (rows + 1).
 
         Raises:
             UsageError: the labels are scores.

@@ -48,8 +48,10 @@ def _is_id_key(name: str) -> bool:
 
 
 def config_entries(model_type: str) -> frozenset[str]:
-    """Returns the entries that a config of this model type can have, with those of generation, which older configs
-    contain."""
+    """Returns the entries that a config of this model type can have.
+
+    Those of generation are among them, since older configs contain them.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]

@@ -54,10 +54,10 @@ class Scale:
         return self.mean + self.spread * answer
 
     def suits(self, other: Scale) -> bool:
-        """Returns whether data of the scale `other` may be sent by this one, so that a second fine-tune reads like the
-        first.
+        """Returns whether data of the scale `other` may be sent by this one.
 
-        This holds if the sent mean is within 1 of 0, and the sent spread between 1/2 and 2.
+        A second fine-tune then reads like the first. This holds if the sent mean is within 1 of 0, and the sent spread
+        between 1/2 and 2.
         """
         return abs(self.sent(other.mean)) <= 1 and 0.5 <= other.spread / self.spread <= 2
 

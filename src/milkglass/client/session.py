@@ -209,8 +209,7 @@ class Session(AbstractContextManager["Session"]):
             model: the model's id on the server.
             prompt: the text, or its scrambled ids.
             sampling: how tokens are drawn. Fields that are not set are the model's (`codec.sampling`), and
-                `stop_token_ids`
-                the codec's.
+                `stop_token_ids` the codec's.
 
         Raises:
             UnsupportedModel: the model is an encoder, or the key's ids name no token.
@@ -288,8 +287,7 @@ class Session(AbstractContextManager["Session"]):
             suffix: ends the fine-tuned model's name.
             hold_out: whether a tenth of the rows, which are then not trained on, takes the place of `validation`.
             skip_long: whether conversations without an answer within `max_length` tokens are left out. Otherwise they
-                are
-                refused.
+                are refused.
             stage: receives how many rows are written and bytes sent.
             **hyperparameters: fields of `server.spec.Hyperparameters`. `training_defaults` has those that are left out.
 

@@ -59,8 +59,7 @@ def held_out_rows(root: bytes, digest: str, rows: int) -> NDArray[np.bool_]:
     """Returns (rows,) whether each row is held out.
 
     The choice depends only on the key and the number of rows. An interrupted upload can therefore go on, and a key
-    whose
-    symbols are found from labelled rows does not see the held-out ones (client/obfuscate/symbols.py).
+    whose symbols are found from labelled rows does not see the held-out ones (client/obfuscate/symbols.py).
 
     Args:
         root: the key's secret.

@@ -117,8 +117,10 @@ class TrainingRequest:
         self, unlocked: UnlockedKey, codec: Codec, folder: Path, skip_long: bool, stage: Stage = no_stage,
         notice: Log = no_log,
     ) -> tuple[list[Path], WrittenParquet]:  # fmt: skip
-        """Writes the parts as scrambled Parquet files into a folder. Returns their paths, and what the first one
-        contains.
+        """Writes the parts as scrambled Parquet files into a folder.
+
+        Returns:
+            Their paths, and what the first one contains.
         """
         done, paths = (
             list[WrittenParquet](),
@@ -133,7 +135,11 @@ class TrainingRequest:
         return paths, done[0]
 
     def announced(self, rows: int) -> str:
-        """How long the training is, in steps; in minutes only the server's machine can tell. rows: as written."""
+        """Returns how long the training is, in steps: only the server's machine can tell minutes.
+
+        Args:
+            rows: the number of training rows as written.
+        """
         chosen = Hyperparameters(**self.settings)
         epochs = "" if chosen.max_steps else f" for {chosen.n_epochs:g} epoch{'' if chosen.n_epochs == 1 else 's'}"
         steps, size = steps_of(rows, chosen), chosen.batch_size
@@ -147,8 +153,11 @@ class TrainingRequest:
 
 
 def _held_out(train: Summary, name: str) -> int:
-    """How many rows are held out of the training data. Raises UsageError where they would be too few, or have no label
-    to compare epochs by."""
+    """Returns how many rows are held out of the training data.
+
+    Raises:
+        UsageError: they are too few, or have no label to compare epochs by.
+    """
     if train.task == "causal-lm":
         raise UsageError(
             f"{name} has no labels to compare epochs by", "give --validation FILE, or leave --hold-out out"
@@ -162,8 +171,14 @@ def _held_out(train: Summary, name: str) -> int:
 
 
 def require_hyperparameters(requested: Mapping[str, Any], called: Callable[[str], str]) -> None:
-    """What `Session.finetune` would refuse of these is refused before a key is opened. called: a hyperparameter's name
-    in messages. Raises UsageError."""
+    """Refuses, before a key is opened, the hyperparameters that `Session.finetune` would refuse.
+
+    Args:
+        called: gives a hyperparameter's name in messages.
+
+    Raises:
+        UsageError: they are refused.
+    """
     if columns := [name for name in requested if name.endswith("_column")]:
         raise UsageError(f"there is no hyperparameter {columns[0]!r}", "columns are named by DataFile(path, text=NAME)")
     length = requested.get("max_length")  # a larger one becomes what the model takes

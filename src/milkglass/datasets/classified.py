@@ -1,9 +1,8 @@
 """Data sets for classification and regression.
 
 They are eight tasks of GLUE (Wang et al. 2019), in the TSV files of its download script, without quoting; AG News
-(Zhang
-et al. 2015); TweetEval sentiment (Rosenthal et al. 2017, Barbieri et al. 2020); and the sentence polarity data of Pang
-and Lee (2005).
+(Zhang et al. 2015); TweetEval sentiment (Rosenthal et al. 2017, Barbieri et al. 2020); and the sentence polarity data
+of Pang and Lee (2005).
 
 GLUE's test files have no labels, so only MRPC has a split "test", from Microsoft's own files. MNLI's "validation" is
 the matched one. STS-B is a regression: the label is the score, from 0 to 5.

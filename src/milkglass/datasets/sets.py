@@ -1,8 +1,7 @@
 """All data sets by name, and how to read them.
 
 They are read from a folder of files in their original layouts, or from the Hugging Face hub if the library `datasets`
-is
-installed. Rows are streamed; code from the hub is never run.
+is installed. Rows are streamed; code from the hub is never run.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ needed to open the table, so that a restart does not fill the bucket. Rows are c
 time: the lowered level is written first, and a process that is killed loses the rows that were charged and not used.
 
 Without a monotonic counter and a clock of its own, no software prevents the following. A machine's owner who restores
-an
-older copy of the level, does not write it, or copies the folder gains up to a burst each time. One who changes the
+an older copy of the level, does not write it, or copies the folder gains up to a burst each time. One who changes the
 enclave's clock (with SGX too, the host provides it) fills the bucket. Each enclave that the provider releases the table
 to has its own bucket.
 """

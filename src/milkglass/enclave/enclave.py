@@ -65,8 +65,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         keep: writes a state, as `state` returns it, before rows leave that it accounts for.
         tokenizer: the folder of the provider's tokenizer, whose chat template `chat` renders.
         about: the table, after `open`: width, rows, dtype, table (SHA-256), per_hour, burst, hours, and by_byte, how
-            its
-            tokenizer writes a character that has no token.
+            its tokenizer writes a character that has no token.
     """
 
     def __init__(self, kind: str, folder: Path) -> None:

@@ -82,8 +82,9 @@ class Inside:
         return {"public": public.hex()}, quote
 
     def _release(self, content: bytes, secret: str) -> Reply:
-        """Returns the tokenizer's files of the provider's package, which the host checks before `lists` seals the
-        table.
+        """Returns the tokenizer's files of the provider's package.
+
+        The host checks them before `lists` seals the table.
 
         Args:
             secret: the host's, for kinds without SGX.
@@ -96,8 +97,10 @@ class Inside:
         return {**self._described(package), "files": package.files}, b""
 
     def _lists(self, content: bytes, k: int) -> Reply:
-        """Returns the released package with candidate lists, sealed, and the first state, without which the table never
-        opens."""
+        """Returns the released package with candidate lists, sealed, and the first state.
+
+        Without the state the table never opens.
+        """
         package, self._released = self._released, None
         if package is None:
             raise EnclaveError("candidate lists were asked for before a table came", "release one first")
@@ -210,8 +213,7 @@ class OpenTable:
 
         Raises:
             EnclaveError: a private token is special, and would be sent unchanged. This includes the unknown token,
-                since the
-                provider chooses which words are unknown.
+                since the provider chooses which words are unknown.
         """
         own = tokens.ids[tokens.private]
         if self.package.special[own].any():
@@ -233,8 +235,12 @@ class OpenTable:
         return Stream(subkey(self.root, "enclave", hashlib.sha256(label.encode()).hexdigest()))
 
     def rows(self, ids: NDArray[np.int64]) -> bytes:
-        """Returns vectors. Raises EnclaveError for an id beyond the table, NotCharged for rows that no written level
-        covers."""
+        """Returns the vectors of ids.
+
+        Raises:
+            EnclaveError: an id is beyond the table.
+            NotCharged: no written level covers the rows.
+        """
         if not len(ids) or ids.min() < 0 or ids.max() >= len(self.package.rows):
             raise EnclaveError("a row was asked for that the table does not have", "is the server of the same model?")
         self.budget.take(len(ids))

@@ -89,8 +89,7 @@ def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = 
     """Returns a conversation in the model's own template.
 
     What users say is sanitized. What the system and the model say is not, nor an instruction with which a message of
-    the
-    user begins.
+    the user begins.
 
     Raises:
         CodecError: the template refuses the conversation, leaves a message out, or changes a message in any way but to
@@ -248,8 +247,7 @@ def _rewritten(how: str = "rewrites what a message says") -> CodecError:
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
 def _joined(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[PromptPiece]:
-    """Returns the pieces that are not empty. A space at the end of one is moved to the beginning of the next literal
-    one.
+    """Returns the pieces that are not empty, with a space at the end of one moved to the next literal one.
 
     Tokenizers write a space into the word after it.
     """

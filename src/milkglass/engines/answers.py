@@ -1,7 +1,7 @@
-"""Reads what engines' events have in common: errors, ids, ends, log-probabilities. It is strict, and raises
-RemoteError.
+"""Reads what engines' events have in common: errors, ids, ends, log-probabilities.
 
-vLLM's `/inference/v1/generate` and Milkglass's own `/v1/completions` write events of one format:
+It is strict: whatever has another form raises RemoteError. vLLM's `/inference/v1/generate` and Milkglass's own
+`/v1/completions` write events of one format:
 
     {"choices": [{"token_ids": [..], "finish_reason": null, "stop_reason": null,
                   "logprobs": {"content": [{"token_id", "logprob", "top_logprobs": [{"token_id", "logprob"}]}]}}]}

@@ -79,8 +79,7 @@ class IdsChunk:
     Attributes:
         ids: new ids, in order, without those that ended the answer.
         logprobs: for each of `ids` the token that was taken, then the likeliest ones, the best first; empty if they
-            were
-            not requested.
+            were not requested.
         finish: why the answer ended. None: it goes on.
     """
 

@@ -2,8 +2,7 @@
 
 `POST /completion` takes ids and streams one event for each token, including the token that ends the answer; only the
 next event says that the answer ended. A token that may have ended the answer is therefore held until the next event:
-one
-of `stop_ids`, or one without text, which in an exported file is an end id.
+one of `stop_ids`, or one without text, which in an exported file is an end id.
 
 The server stops at strings, not at ids. In an exported file every token has its own name (opaque.py), which no text of
 other names contains, so that the name of an id stops there and nowhere else. A file with a real vocabulary is refused,

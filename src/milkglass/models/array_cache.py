@@ -1,8 +1,7 @@
 """Caches arrays that are computed from a public model and take long, for the next command on this machine.
 
 They are safetensors in a folder of Milkglass's cache for each kind, under the digest of all that they depend on.
-Nothing
-of a user's text or key may be in the arrays or decide them: the names of the files would reveal it.
+Nothing of a user's text or key may be in the arrays or decide them: the names of the files would reveal it.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def reads_as(tokenizer: Any, normalize: Callable[[str], str] | None, ids: Sequen
     """Returns whether the tokens of a text read as `normalize` of it, except for white space.
 
     An added token may be found in the text before it is normalized, and reads as it was written. What is read may
-    therefore
-    also be equal after `normalize`: otherwise a tokenizer's author could choose words that make a text refused.
+    therefore also be equal after `normalize`: otherwise a tokenizer's author could choose words that make a text
+    refused.
     """
     read = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     normalize = normalize or str

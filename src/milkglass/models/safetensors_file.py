@@ -1,8 +1,7 @@
 """Reads and writes one safetensors file: streams or maps a tensor, and writes a new file in blocks of rows.
 
 A tensor that does not change is never decoded, and one whose rows are needed is mapped, so no tensor must fit in
-memory.
-safetensors_header.py reads the header.
+memory. safetensors_header.py reads the header.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ def mapped(ref: TensorRef) -> torch.Tensor:
     """Maps a tensor, whose type is in DTYPES: the system reads pages when they are used, and may drop them.
 
     It must not be written to: that ends the process, and so does cutting the file off. A tensor that does not begin at
-    a
-    multiple of its numbers' size, as in some writers' files, cannot be mapped and is copied.
+    a multiple of its numbers' size, as in some writers' files, cannot be mapped and is copied.
     """
     dtype = DTYPES[ref.dtype]
     if not ref.bytes or ref.start % dtype.itemsize:

@@ -88,8 +88,9 @@ def read_all(path: Path) -> tuple[dict[str, TensorRef], dict[str, str]]:
 
 
 def parse_table(header: bytes, name: str) -> dict[str, Any]:
-    """Returns the header's JSON: an entry for each tensor, not checked further, and perhaps `__metadata__` with
-    strings.
+    """Returns the header's JSON.
+
+    It has an entry for each tensor, which is not checked further, and perhaps `__metadata__` with strings.
 
     Args:
         name: the file's, for messages.
@@ -146,9 +147,8 @@ def _outline(text: bytes) -> bytes:
     """Returns the punctuation of JSON that has no escaped quotes.
 
     Strings and other scalars are dropped, L stands for a short list of scalars, and E for an object with the fields of
-    a
-    tensor's entry. `{"a":{"dtype":"U8","shape":[1],...}}` gives `{:E}`. The letters keep what is nested in a list or an
-    entry from passing as one.
+    a tensor's entry. `{"a":{"dtype":"U8","shape":[1],...}}` gives `{:E}`. The letters keep what is nested in a list or
+    an entry from passing as one.
     """
     outline = STRING.sub(b"", text.translate(None, NOT_OUTLINE))
     for one in LISTS:

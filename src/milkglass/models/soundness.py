@@ -1,8 +1,7 @@
 """Checks whether a model can be loaded: its configs against its weights, before anything of the stated size is made.
 
 The owner's commands check before a model is scrambled or sent, a server before it takes one. Both use this code, so
-that
-a server refuses nothing that the owner's machine could have found.
+that a server refuses nothing that the owner's machine could have found.
 """
 
 from __future__ import annotations

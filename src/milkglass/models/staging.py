@@ -142,8 +142,7 @@ def rewrite(
 
     Args:
         links: whether shards without replaced tensors and notes may be hard links to the base's. Nobody may write into
-            the
-            folder later: that would change the base.
+            the folder later: that would change the base.
     """
     for file in base.files:
         refs = [ref for ref in base.tensors.values() if ref.file == file]

@@ -2,8 +2,7 @@
 
 A chat template is a program that came with a model. It runs here without the key, the passphrase or the network's
 secrets of the calling process, in Jinja's sandbox, and with a limit on memory. The calling process sets the deadline
-and
-ends this one (chat_template.py). Each request and each answer is one line of JSON; an empty answer comes first.
+and ends this one (chat_template.py). Each request and each answer is one line of JSON; an empty answer comes first.
 
 A template sees what transformers shows it (`utils/chat_template_utils.py`): the same extensions, filters and functions,
 and plain JSON values only. Tests compare the two.

@@ -41,8 +41,7 @@ class TokenizerKind:
 
     Attributes:
         tokens: the special tokens if tokenizer_config.json names none. None as a token: the padding of tokenizer.json
-            is
-            not used either.
+            is not used either.
         token_types: whether it distinguishes the two texts of a pair.
         build: returns the tokenizer of a file, or None if only transformers can build it. None: the file's is used.
         finish: sets what depends on the special tokens, after they were added.

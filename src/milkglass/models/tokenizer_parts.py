@@ -73,8 +73,7 @@ def require_known_parts(tokenizer: Any, folder: str, provider: bool) -> None:
         tokenizer: a fast tokenizer, loaded.
         folder: the name of its folder, for the error.
         provider: whether the folder came from a provider that must not read the texts. Then a regular expression must
-            be a
-            published one. In a folder of the user's choice it may be any that drops no letter.
+            be a published one. In a folder of the user's choice it may be any that drops no letter.
     """
     backend = tokenizer.backend_tokenizer
     for kind, part, fault in _faults(backend, provider):
@@ -139,8 +138,7 @@ def _require_readable(tokenizer: Any, backend: Any, folder: str) -> None:
     """Raises ModelError for a tokenizer that reads a plain English sentence as another one.
 
     Its letters are ASCII, in which published normalizers change only the case. A tokenizer that has no token for a word
-    of
-    it is accepted.
+    of it is accepted.
     """
     ids = tokenizer(SENTENCE, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     if tokenizer.unk_token_id not in ids and not reads_as(tokenizer, str.casefold, ids, SENTENCE):
@@ -162,10 +160,8 @@ def _require_no_unknown(tokenizer: Any, folder: str) -> None:
     """Raises ModelError for a tokenizer that has no token for some text.
 
     Its author chooses which words these are, and their one token is not sanitized. Byte-level BPE, and BPE that falls
-    back
-    to bytes, have a token for everything. If a published one lacks a rare byte and has no unknown token, it drops the
-    byte,
-    and the text is refused (`reads_as`).
+    back to bytes, have a token for everything. If a published one lacks a rare byte and has no unknown token, it drops
+    the byte, and the text is refused (`reads_as`).
     """
     backend = tokenizer.backend_tokenizer
     known = backend.get_vocab(with_added_tokens=False)

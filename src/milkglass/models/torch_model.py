@@ -45,11 +45,13 @@ class Undrawn(TorchFunctionMode):
 
 
 def classifier(base: Checkpoint, classes: int, attention: str | None = None) -> Any:
-    """Returns the whole model with a head of `classes`. Raises CorruptCheckpoint if more than head and pooler is
-    missing.
+    """Returns the whole model with a head of `classes`.
 
     Args:
         attention: transformers' name of an implementation. None: its choice.
+
+    Raises:
+        CorruptCheckpoint: more than head and pooler is missing.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -111,10 +113,8 @@ def readers(layer: nn.Module, run: Callable[[], object]) -> list[nn.Module]:
     """Returns the matrices of a transformer's layer that read the input of its attention, in the order of use.
 
     These are queries, keys, values, and adapters; none if the layer multiplies its input by no matrix. Nothing is found
-    by
-    its name: the first matrix that a layer multiplies its input by is the query projection, and the others that read
-    the
-    same tensor belong to it.
+    by its name: the first matrix that a layer multiplies its input by is the query projection, and the others that read
+    the same tensor belong to it.
 
     Args:
         run: calls the model of the layer on any input.

@@ -47,8 +47,7 @@ class OneTimeCode:
     """Lets a browser into the page: with a code of one use, which it exchanges for a key of its own.
 
     A browser stores addresses and a tab's storage in its profile. These open nothing later: the code is used up, and
-    the
-    page's key ends with the command. The API key never reaches the browser.
+    the page's key ends with the command. The API key never reaches the browser.
 
     Attributes:
         code: opens the page next, once.

@@ -47,8 +47,10 @@ THREAD = "attack"  # the name of each thread in which something is attacked
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Runs work like asyncio.to_thread, but a program that ends does not wait for it: a step of an attack can take
-    minutes."""
+    """Runs work like asyncio.to_thread, but a program that ends does not wait for it.
+
+    A step of an attack can take minutes.
+    """
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()  # who waits may be cancelled, and the work goes on
 
@@ -159,8 +161,10 @@ class LiveAttacker:
         return assemble(self.key, self.codec, self.base, every, {})
 
     def _solve(self, scene: Scene, show: Callable[[], object]) -> Candidates | None:
-        """Attacks the model. Attacks that undo the scheme run first and are shown at once; if they read all, the rest
-        is skipped."""
+        """Attacks the model.
+
+        Attacks that undo the scheme run first and are shown at once; if they read all, the rest is skipped.
+        """
         budget, candidates = self._budget(self.budget), None
         for first in (True, False):
             some = {name: one for name, one in ATTACKS.items() if one.undoes == first}

@@ -80,8 +80,8 @@ async def all_connected(
 
     Raises:
         KeyForOtherModel: no model belongs to any of the keys; or with several keys, a requested model is known to none
-            of
-            them or to more than one; or the engine says that a model belongs to another. See `connected` for the rest.
+            of them or to more than one; or the engine says that a model belongs to another. See `connected` for the
+            rest.
     """
     paired = paired or {}
     if len(keys) == 1:

@@ -63,8 +63,7 @@ def gateway(error: MilkglassError) -> MilkglassError:
     """Returns the error with the status for the application.
 
     An engine's failure is not the application's: 502. A busy engine keeps its status, and a request that the engine
-    finds at
-    fault gets 400, which no client repeats.
+    finds at fault gets 400, which no client repeats.
     """
     if isinstance(error, RemoteError) and error.status not in BUSY:
         error.status = 400 if isinstance(error, RefusedThere) else 502

@@ -53,8 +53,7 @@ def tsv(
     Args:
         header: the columns of a file without a header.
         flawed: whether the published file has rows with another number of cells. They become empty rows, for the caller
-            to
-            leave out and count.
+            to leave out and count.
     """
     split = ((number, line.split("\t") if line else []) for number, line in lines(path))
     yield from _named(path, split, needed, header, flawed, blank, texts)

@@ -53,10 +53,9 @@ class Hyperparameters(BaseModel):
     """The hyperparameters of a training. The defaults are ObfusLM's appendix C.3.
 
     Encoders are trained in full; decoders with LoRA of rank 256 and alpha 16 on every linear layer, the first two
-    layers
-    and the last one in full. Three defaults are ours: 3 epochs (the paper trains 10), fp32 (it trains Llama-3 in bf16),
-    and
-    that embedding tables are trained under LoRA (it does not say so; `train_tables=False` is the literal reading).
+    layers and the last one in full. Three defaults are ours: 3 epochs (the paper trains 10), fp32 (it trains Llama-3 in
+    bf16), and that embedding tables are trained under LoRA (it does not say so; `train_tables=False` is the literal
+    reading).
 
     Regression is what Hugging Face's Trainer does for a model of one label: problem_type "regression", the mean squared
     error of one number a row, judged by Pearson's correlation as GLUE judges STS-B.
@@ -122,8 +121,7 @@ class Hyperparameters(BaseModel):
         """Returns the hyperparameters for a model of so many layers.
 
         Under LoRA, defaults of `full_first` and `full_last` are lowered if they would leave no layer to adapt. Raises
-        UsageError
-        if they were set to such values.
+        UsageError if they were set to such values.
 
         Args:
             layers: None: the number is not known.
@@ -163,8 +161,7 @@ class Event(BaseModel):
     """One event of a job. Nothing in it comes from the training data itself.
 
     `metrics` events have data: step, total_steps, loss, learning_rate, epoch, eta_seconds; or eval_loss, and accuracy
-    with
-    confusion (counts: a row for each class, a column for what it was taken for), or pearson.
+    with confusion (counts: a row for each class, a column for what it was taken for), or pearson.
     """
 
     time: float  # seconds since 1970

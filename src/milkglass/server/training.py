@@ -2,8 +2,7 @@
 
 spec.py describes the folder. On SIGTERM it saves a checkpoint and exits with 143, without a status. Run again on the
 same folder, after that or after a kill, it resumes from the newest complete checkpoint. It sees ids and weights only:
-no
-key, no tokenizer, no text. With the further argument "attached" it is interrupted when the process that started it
+no key, no tokenizer, no text. With the further argument "attached" it is interrupted when the process that started it
 ends.
 
 The Trainer's optimiser state is a torch file in the job's folder. It is read with `weights_only`, and no such file is
@@ -170,8 +169,12 @@ def shape_of(model: Path) -> Shape:
 
 
 def reserved(job: Path, spec: JobSpec, shape: Shape) -> Reserve:
-    """Reserves room for the next save, before anything is learnt. Raises DiskFull or MemoryShort for a job that does
-    not fit."""
+    """Reserves room for the next save, before anything is learnt.
+
+    Raises:
+        DiskFull: the job does not fit on the disk.
+        MemoryShort: the job does not fit in memory.
+    """
     chosen = spec.hyperparameters.fitted(len(shape.layers))
     gpu = torch.cuda.is_available()
 
@@ -210,8 +213,7 @@ def is_full(error: BaseException, job: Path) -> bool:
     """Returns whether something failed because the disk is full. Call it before anything is removed from the disk.
 
     A full disk has many errors: OSError, safetensors' own, and torch's, which says only that writing failed. So this
-    looks
-    at the disk.
+    looks at the disk.
     """
     cause = error.__cause__ if isinstance(error, SaveFailed) and error.__cause__ else error
     known = isinstance(cause, DiskFull) or (isinstance(cause, OSError) and cause.errno in FULL_DISK)

@@ -74,12 +74,14 @@ class ClientHalf:
         answer: Answer,
         progress: Progress = no_progress,
     ) -> NDArray[np.float64]:
-        """Returns (texts, classes) probabilities. Raises CodecError, before anything is sent, for a text that cannot
-        be.
+        """Returns (texts, classes) probabilities.
 
         Args:
             info: what the server takes.
             answer: sends a frame and returns its logits.
+
+        Raises:
+            CodecError: a text cannot be sent; nothing was sent.
         """
         self.require(info, pairs is not None)
         lengths = self.client.rows(self.client.reader.encode(texts, pairs).ids.lengths)

@@ -113,8 +113,10 @@ def _broken(folder: Path) -> CorruptCheckpoint:
 
 
 def weights_digest(folder: Path) -> str:
-    """Returns the SHA-256 of a half's weights in hex, by which a client recognises its server. Raises
-    CorruptCheckpoint.
+    """Returns the SHA-256 of a half's weights in hex, by which a client recognises its server.
+
+    Raises:
+        CorruptCheckpoint: the folder has no weights.
     """
     if not (folder / WEIGHTS).is_file():
         raise CorruptCheckpoint(f"{folder} has no {WEIGHTS}", "copy the folder again")

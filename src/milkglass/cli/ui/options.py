@@ -314,10 +314,10 @@ def original(ref: str) -> Checkpoint:
 
 
 def kept_name(model: str, folder: Path) -> str:
-    """Returns the name that a command stores for a model: its absolute folder, the embedded model, or the hub id and
-    commit.
+    """Returns the name that a command stores for a model.
 
-    A commit that was not given is reported.
+    It is the model's absolute folder, the embedded model, or the hub id and commit. A commit that was not given is
+    reported.
     """
     from milkglass.models.resolve import recorded
 

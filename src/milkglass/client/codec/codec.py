@@ -136,8 +136,7 @@ class Codec:
             truncate: whether longer texts are cut. Otherwise they are refused.
             reserved: tokens that the caller adds to each text, which count against the limit.
             templated: whether the texts are prompts that a program put together. The text of a special token in them is
-                then
-                that token.
+                then that token.
 
         Raises:
             EmptyText: a text has no token. This and the other errors have the text's number.
@@ -287,8 +286,9 @@ class Codec:
         max_length: int | None = None,
         tools: Sequence[Sequence[Tool]] = (),
     ) -> LabelledIds:
-        """Encodes like `encode_examples` with `truncate`, and leaves out and reports conversations that lose all
-        answers.
+        """Encodes like `encode_examples` with `truncate`.
+
+        Conversations that lose all answers are left out and reported.
         """
         return self._labelled(conversations, max_length, tools)[0]
 
@@ -312,16 +312,18 @@ class Codec:
         return replace(bare, sigma=own.astype(np.int32), inverse=own)
 
     def scrambled(self, ids: NDArray[np.int64]) -> Ids:
-        """Returns the scrambled ids (t,) of one text's original ids (t,). One of several ids is drawn anew at each
-        call.
+        """Returns the scrambled ids (t,) of one text's original ids (t,).
+
+        Where a token has several ids, one is drawn anew at each call.
         """
         result = self.sigma.take(ids) if self.choices is None else self.choices.pick(ids, self.draw())
         return result if self.responses is None else self.responses.exchanged(ids, result)
 
     # --- ids to text --------------------------------------------------------------------------------------------------
     def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:
-        """Returns the text of scrambled ids (t,). Ids of padding rows, which a model can emit, have none
-        (`count_unknown`).
+        """Returns the text of scrambled ids (t,).
+
+        Ids of padding rows, which a model can emit, have no text (`count_unknown`).
 
         Args:
             skip_special: whether special tokens are left out.

@@ -302,15 +302,12 @@ def supervised(
     """Returns the training examples of one conversation.
 
     It is one example that teaches all of the assistant's turns, unless the template writes earlier turns differently
-    once
-    there are later ones, for example without their reasoning. Then each answer is an example, with the conversation
-    before
-    it as the model is asked.
+    once there are later ones, for example without their reasoning. Then each answer is an example, with the
+    conversation before it as the model is asked.
 
     Args:
         messages: checked by `require_messages`. An assistant's turn is not learnt if it has `"weight": 0`, or if it is
-            the
-            first message.
+            the first message.
 
     Raises:
         CodecError: there is no answer to learn, or the template writes an answer elsewhere than where it asks for one.

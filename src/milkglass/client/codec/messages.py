@@ -123,8 +123,7 @@ def tools_of(given: Sequence[Mapping[str, Any]] | None, strict: bool = True) -> 
     Args:
         given: functions in OpenAI's formats.
         strict: whether `strict` may be true, which asks an engine to follow the schema. It is dropped, because no
-            engine
-            here receives the schema.
+            engine here receives the schema.
 
     Raises:
         UsageError: an entry is no function, or has a field that would be ignored.

@@ -14,8 +14,7 @@ class StreamDecoder:
     """Decodes ids as they arrive. It shows no text that a later id could change.
 
     It decodes only a short window of ids at a time; the first `_shown` characters of the window's text are shown
-    already. A
-    final U+FFFD may be a character whose last bytes are still to come, so it is held back.
+    already. A final U+FFFD may be a character whose last bytes are still to come, so it is held back.
     """
 
     visible: Callable[[Sequence[int] | NDArray[Any]], list[int]]  # scrambled ids -> the original ones that have text

@@ -106,8 +106,11 @@ def to_send(path: Path) -> Iterator[Path]:
 
 
 def parquet_tensors(path: Path) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yields the rows of a file of `write_parquet` as parts of the tensors of `rows/1`. Raises UsageError for other
-    columns."""
+    """Yields the rows of a file of `write_parquet` as parts of the tensors of `rows/1`.
+
+    Raises:
+        UsageError: it has other columns.
+    """
     with pq.ParquetFile(path, memory_map=False) as file:
         names = _checked_columns(path, file.schema_arrow)
         for batch in file.iter_batches(BATCH, columns=names):

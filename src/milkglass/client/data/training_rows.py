@@ -73,8 +73,7 @@ def numbers_of(key: Key, train: Summary) -> Numbers:
     """Returns the numbers of the labels, or the scale of the scores.
 
     Label names that the key knows keep their numbers, so that a second fine-tune reads like the first, and so does a
-    known
-    scale if it suits the data. Raises UsageError for rows from which nothing could be learnt under this key.
+    known scale if it suits the data. Raises UsageError for rows from which nothing could be learnt under this key.
     """
     if train.task == "causal-lm" and key.shares:
         raise UsageError(
@@ -89,12 +88,11 @@ def numbers_of(key: Key, train: Summary) -> Numbers:
 
 
 def in_secret_order(names: Sequence[str], key: Key) -> tuple[str, ...]:
-    """Returns the names in an order that the key decides. The same names give the same order, so that an upload can
-    resume.
+    """Returns the names in an order that the key decides.
 
-    The server sees numbers. In alphabetical order, anyone who guesses the set of names would know which number is
-    which.
-    Drawn under the key, all orders are equally likely. The server can count how often each occurs.
+    The same names give the same order, so that an upload can resume. The server sees numbers. In alphabetical order,
+    anyone who guesses the set of names would know which number is which. Drawn under the key, all orders are equally
+    likely. The server can count how often each occurs.
     """
     listed = sorted(names)
     info = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
@@ -139,8 +137,7 @@ def write_parquet(
     """Writes `source` scrambled: input_ids, attention_mask, labels, and token_type_ids if the model has them.
 
     Longer rows are cut and counted. `out` appears when it is complete, and is marked as scrambled (marked_rows.py)
-    unless
-    the codec does not scramble.
+    unless the codec does not scramble.
 
     Args:
         labels: the numbers of the labels, or the scale by which scores are sent (float32).

@@ -286,8 +286,7 @@ class UnlockedKey:
             numbers: label names with their numbers, or the scale. None: neither.
             job: the fine-tuning job that they belong to.
             model: the server's name of the key's model that the job trains, or that was uploaded. A proxy with several
-                keys
-                trusts these names, and not the server, for which key a model belongs to.
+                keys trusts these names, and not the server, for which key a model belongs to.
         """
 
         def changed(info: KeyInfo) -> KeyInfo:

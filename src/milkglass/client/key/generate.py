@@ -15,9 +15,9 @@ four jobs' rows (of one row: 11.3 %):
 
 With the same rows the permutation is worthless, since all jobs are one cipher; they are not offered. New clusters look
 best, and are worst as soon as ids are linked by other means, such as deciphering: a token is in the intersection of its
-clusters, which has one token after two jobs (median members: 10, 1, 1, 1). With the same clusters, linking tells no
-more than solving them does, and averaging the new noise gains nothing. They are therefore the default. A server that
-has a table of the parent can solve them.
+clusters, which has one token after two jobs (median members: 10, 1, 1, 1). The same clusters can be linked, which
+tells no more than solving them does; inside them the new noise links nothing, and averaging it gains nothing. They are
+therefore the default. A server that has a table of the parent can solve them.
 """
 
 from __future__ import annotations
@@ -121,10 +121,8 @@ def visited(key: Key) -> NDArray[np.int64]:
     """Returns (n,) the tokens in the order in which clusters are begun.
 
     The order is the key's own. Older keys use the order of scrambled ids, and must keep their clusters. The lowest id
-    of a
-    cluster is then its seed, which lies nearest to the middle, so that anyone who solved the clusters learns a little
-    of
-    the order inside.
+    of a cluster is then its seed, which lies nearest to the middle, so that anyone who solved the clusters learns a
+    little of the order inside.
     """
     if key.info.own_order:
         own = subkey(key.root, key.model_digest, "order/embedding")

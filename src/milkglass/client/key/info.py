@@ -112,10 +112,10 @@ class KeyInfo:
 
     @property
     def responses(self) -> Mapping[str, Any] | None:
-        """Returns the draws of responses that a key or codec shares with the key it was made from. None: it has its
-        own.
+        """Returns the draws of responses that a key or codec shares with the key it was made from.
 
         `stream` has the 32 bytes in hex from which all draws of these keys follow, and `ids` the order of the draws.
+        None: it has draws of its own.
         """
         return self.document.get("responses")
 
@@ -147,8 +147,9 @@ class KeyInfo:
         return list(self.document.get("uploads") or [])
 
     def knows(self, model: str) -> bool:
-        """Returns whether a server's name is of a model of this key: one that this machine uploaded or began to
-        fine-tune.
+        """Returns whether a server's name is of a model of this key.
+
+        This machine uploaded it, or began to fine-tune it.
         """
         jobs = {*(self.document.get("jobs") or []), *self.labels_by_job, *(self.document.get("scales") or {})}
         numbers = [found[1] for job in jobs if (found := JOB.fullmatch(job))]

@@ -70,8 +70,7 @@ class Key:
 
     Attributes:
         secret: the root, 32 bytes, from which everything else is derived. None: this is a codec alone, which encodes
-            and
-            decodes and can make nothing else.
+            and decodes and can make nothing else.
         model_digest: the digest of the base model.
         sigma: (n',) int32, the scrambled id of each slot. It is stored too, so that text can be recovered should the
             derivation ever change. A slot is an original id and n' is n, except with aliases (`slots`) and symbols
@@ -137,8 +136,7 @@ class Key:
         """Returns the key's information with its draws of responses in it.
 
         A codec, or a job's key, with these draws exchanges a text as this key does. Sending the text under both then
-        reveals no
-        more than sending it once.
+        reveals no more than sending it once.
         """
         stream, ids = self.responses_key, self.response_ids
         return self.info if stream is None or not len(ids) else self.info.with_responses(stream, ids.tolist())
@@ -166,8 +164,9 @@ class Key:
 
     @property
     def response_ids(self) -> NDArray[np.int64]:
-        """Returns (m,) for each symbol of several tokens the id by whose order draws are made. Empty: no id is
-        exchanged.
+        """Returns (m,) for each symbol of several tokens the id by whose order draws are made.
+
+        It is empty if no id is exchanged.
         """
         if self.token_symbols is None or self.info.scheme.get("epsilon") is None:
             return np.empty(0, np.int64)
@@ -230,10 +229,8 @@ class Key:
         """Returns 16 bytes in hex that identify the key of a scrambled model. They are public, and sent to servers.
 
         HKDF's outputs for two labels are independent to anyone without the root, so the identifier reveals nothing of
-        the
-        permutation, the noise or the root. It links all that was made with one key, as comparing the tables does. It is
-        derived
-        and not stored, so that every key file has one; a codec alone keeps it.
+        the permutation, the noise or the root. It links all that was made with one key, as comparing the tables does.
+        It is derived and not stored, so that every key file has one; a codec alone keeps it.
         """
         if self.kept_identifier is not None:
             return self.kept_identifier

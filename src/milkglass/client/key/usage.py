@@ -36,8 +36,7 @@ class Usage:
         tokens: tokens encoded so far.
         audited: when it was last audited, in seconds since 1970; 0 for never.
         spent: for each attacker, the tokens after which it reads a share ("10 %") of the content tokens, by the worst
-            of
-            all audits.
+            of all audits.
         parent: the key file that this one was made from, or "".
         jobs: tokens encoded under keys made from this one, by file name.
         audits: the last audits, the oldest first (`audit_record`).

@@ -1,10 +1,9 @@
 """Applies a covariant scheme to a checkpoint: every tensor of a decoder is written in coordinates that the key draws.
 
 Tensors are changed one at a time. Memory beyond one of them and its products in fp64: the family of key matrices, (d,
-d)
-in fp64, and the secrets of its layer. Gains of norms and kappa are folded into what reads after them and become ones,
-so a head that is tied to the table gets its own tensor. Noise is drawn in blocks of rows, so that any block can be
-written again.
+d) in fp64, and the secrets of its layer. Gains of norms and kappa are folded into what reads after them and become
+ones, so a head that is tied to the table gets its own tensor. Noise is drawn in blocks of rows, so that any block can
+be written again.
 """
 
 from __future__ import annotations

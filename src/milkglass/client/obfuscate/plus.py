@@ -1,11 +1,9 @@
 """Applies ObfusLM+ to a checkpoint: W* and sigma* of the key change every tensor of the residual stream (section 4.4).
 
 Tensors are changed one at a time. Memory: one matrix of a layer with its product in fp32, and two (d, d) matrices.
-While
-W* is drawn, the mixed table is held as columns in its own dtype: EmbedCluster compares each column with every other,
-and
-from a table of rows each comparison would read all pages. Gains of norms are folded into what reads after them and
-become ones, so a head that is tied to the table gets its own tensor.
+While W* is drawn, the mixed table is held as columns in its own dtype: EmbedCluster compares each column with every
+other, and from a table of rows each comparison would read all pages. Gains of norms are folded into what reads after
+them and become ones, so a head that is tied to the table gets its own tensor.
 """
 
 from __future__ import annotations

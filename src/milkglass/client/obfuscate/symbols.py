@@ -127,8 +127,7 @@ def coarse_key(
     """Makes a key with a map that was found under its own streams.
 
     The labels of rows that `finetune` would hold out of the same file are not used: otherwise the accuracy on them
-    would be
-    far above the accuracy on new texts.
+    would be far above the accuracy on new texts.
 
     Args:
         root: see `new_key`.

@@ -70,8 +70,7 @@ def require_scrambled(folder: Path) -> list[Path]:
     """Returns the weight files of a folder that may leave this machine, by name.
 
     It finds tokenizers, names that scrambling removes, files that do not belong to the model, and notes and names in
-    the
-    headers of weights.
+    the headers of weights.
 
     Raises:
         UsageError: the folder may not leave.

@@ -31,7 +31,7 @@ LOST = frozenset({502, 504})  # a proxy has no answer; the server may have carri
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 MAX_ANSWER = 64 << 20  # bytes of one JSON answer
 MAX_ERROR = 64 << 10  # bytes read of an error's body
-ANSWER_TIME = 30.0  # seconds that an answer may take after it began
+ANSWER_TIME = 30.0  # seconds that an exchange may take beyond the silence that is allowed
 SLOWEST = 16 << 10  # bytes a second: the slowest that a request's body may be sent
 MAX_SHOWN = 200  # characters of an address in a message
 EXAMPLE = "https://gpu.example:8420"
@@ -75,8 +75,7 @@ class Connection:
     """A connection to one server. Every call raises Unreachable, Unauthorized or RemoteError.
 
     `timeout` is in seconds of silence. A whole exchange may take ANSWER_TIME more, and a request's body as long as it
-    takes
-    at SLOWEST bytes a second.
+    takes at SLOWEST bytes a second.
     """
 
     def __init__(
@@ -124,8 +123,7 @@ class Connection:
             path: below the server's address.
             body: sent as JSON.
             again: whether the call may be repeated though the server may have carried it out. None: a GET may. A call
-                that
-                never reached the server is always tried again.
+                that never reached the server is always tried again.
             content: bytes to send in place of a body.
             headers: further headers.
             timeout: seconds of silence before the answer begins.

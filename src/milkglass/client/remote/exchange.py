@@ -129,13 +129,11 @@ def server_events(stream: ServerEvents, quiet: float | None = None) -> Iterator[
 
     Args:
         quiet: seconds without an event after which the connection is cut. Comments are no events. The caller's time for
-            an
-            event does not count.
+            an event does not count.
 
     Raises:
         RemoteError: an event is longer than MAX_EVENT, comments before one are longer than MAX_COMMENTS, or an id
-            cannot
-            be sent back in a header.
+            cannot be sent back in a header.
     """
     quiet = stream.silence if quiet is None else quiet
     number: str | None = None

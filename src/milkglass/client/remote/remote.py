@@ -192,8 +192,10 @@ class Remote(AbstractContextManager["Remote"]):
             raise
 
     def require(self, route: str, name: str) -> None:
-        """Raises RemoteError for an object that does not exist. One that the server cannot read exists, and can be
-        deleted."""
+        """Raises RemoteError for an object that does not exist.
+
+        One that the server cannot read exists, and can be deleted.
+        """
         try:
             self.connection.json("GET", f"{route}/{plain_name(name)}")
         except RemoteError as error:

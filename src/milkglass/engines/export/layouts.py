@@ -31,8 +31,7 @@ class GGUFLayout:
     Attributes:
         arch: its name there.
         values: returns hyperparameters under llama.cpp's names, without the architecture's. Raises UnsupportedModel for
-            a
-            config that llama.cpp would not honour.
+            a config that llama.cpp would not honour.
         changed: returns a tensor of the checkpoint, by its name there, as llama.cpp wants it.
     """
 

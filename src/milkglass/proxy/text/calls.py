@@ -244,8 +244,7 @@ def letter_escapes(text: str) -> int:
     """Returns how many plain letters a JSON text writes as escapes, which neither models nor programs do.
 
     The next turn writes them as letters, in the tokenizer's own tokens. Escapes that JSON requires, and those that
-    programs
-    write for HTML, are not counted.
+    programs write for HTML, are not counted.
     """
     codes = (one[1] for one in ESCAPE.finditer(text))
     return sum(code is not None and chr(int(code, 16)) not in ESCAPED for code in codes)

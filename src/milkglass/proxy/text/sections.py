@@ -1,8 +1,7 @@
 """Splits an answer into reasoning, tool calls and content, as its text arrives in pieces.
 
 Models write `<think>...</think>` before an answer, and calls as calls.py describes. The parts of an answer do not
-depend
-on the pieces in which it arrived.
+depend on the pieces in which it arrived.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ class Sections:
     """Splits text into parts of one kind each.
 
     What may be the beginning of a mark or of a call is held back. White space and code fences around calls are the
-    model's
-    layout, and are left out.
+    model's layout, and are left out.
 
     Attributes:
         format: of calls. None: no tools were given.

@@ -82,8 +82,7 @@ class ServerConnection(H11Protocol):
         """Hands the transport over to another protocol.
 
         That protocol must report when the connection is gone, and must not answer pings while the peer reads nothing,
-        since the
-        answers would fill the memory.
+        since the answers would fill the memory.
         """
         self._upgraded = self.answered = True
         super().handle_websocket_upgrade(event)

@@ -66,7 +66,7 @@ def start_upload(body: NewUpload, shared: Shared) -> dict[str, Any]:
 
 @router.get("/v1/uploads")
 def list_uploads(shared: Shared) -> dict[str, Any]:
-    """List the uploads that are not complete. Each takes room until it is completed or deleted."""
+    """Lists the uploads that are not complete. Each takes room until it is completed or deleted."""
     data = [upload_json(upload, shared.settings.chunk_bytes) for upload in shared.store.uploads.all()]
     return {"object": "list", "data": data}
 

@@ -87,20 +87,20 @@ def cancel_job(key: PathName, shared: Shared) -> dict[str, Any]:
 
 @router.post("/v1/fine_tuning/jobs/{key}/resume")
 def resume_job(key: PathName, shared: Shared) -> dict[str, Any]:
-    """Let a job that a full disk ended go on from its newest checkpoint."""
+    """Lets a job that a full disk ended go on from its newest checkpoint."""
     return job_json(shared.jobs.resume(key), shared)
 
 
 @router.delete("/v1/fine_tuning/jobs/{key}")
 def delete_job(key: PathName, shared: Shared) -> dict[str, Any]:
-    """Delete a job that has ended. Its model stays."""
+    """Deletes a job that has ended. Its model stays."""
     shared.jobs.remove(key)
     return {"id": key, "object": "fine_tuning.job", "deleted": True}
 
 
 @router.get("/v1/fine_tuning/jobs/{key}/checkpoints")
 def list_checkpoints(key: PathName, shared: Shared) -> dict[str, Any]:
-    """List the checkpoints of a job that has not ended or can be resumed. `metrics` are those of the same step."""
+    """Lists the checkpoints of a job that has not ended or can be resumed. `metrics` are those of the same step."""
     job = shared.store.jobs.get(key)
     info = [entry.event.data for entry in events.read(shared.jobs.folder(key)) if entry.event.type == "metrics"]
     data: list[dict[str, Any]] = [
@@ -127,7 +127,7 @@ async def job_events(
     after: EventId = "0",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Return a list, or with `stream` or `Accept: text/event-stream` server-sent events that end with `done`.
+    """Returns a list, or with `stream` or `Accept: text/event-stream` server-sent events that end with `done`.
 
     `after` and `Last-Event-ID` are the id of the last event that was seen, with or without `ftevent-`.
     """

@@ -72,7 +72,7 @@ async def add_model(body: NewModel, shared: Shared) -> dict[str, Any]:
 
 @router.get("/v1/base-models/{digest}")
 async def get_base_model(digest: Digest, shared: Shared) -> dict[str, Any]:
-    """Say whether this server has the base model of a delta."""
+    """Says whether this server has the base model of a delta."""
     await shared.slowly(lambda: shared.registry.require_base(digest))
     return {"id": digest, "object": "base_model"}
 
@@ -95,7 +95,7 @@ def delete_model(key: PathName, shared: Shared) -> dict[str, Any]:
 
 @router.get("/v1/models/{key}/files")
 def list_model_files(key: PathName, shared: Shared) -> dict[str, Any]:
-    """List the files of a model. Weights have a `sha256`."""
+    """Lists the files of a model. Weights have a `sha256`."""
     known = shared.store.models.get(key).sha256
     paths = shared.registry.files(key)
     data = [{"name": p.name, "bytes": p.stat().st_size, "sha256": known.get(p.name)} for p in paths]
@@ -104,5 +104,5 @@ def list_model_files(key: PathName, shared: Shared) -> dict[str, Any]:
 
 @router.get("/v1/models/{key}/files/{name}")
 def get_model_file(key: PathName, name: PathName, shared: Shared) -> FileResponse:
-    """Return a file. Takes `Range`, so that a download can resume."""
+    """Returns a file. Takes `Range`, so that a download can resume."""
     return FileResponse(shared.registry.file(key, name), media_type="application/octet-stream")

@@ -27,8 +27,7 @@ class EventStream(StreamingResponse):
     """A response of server-sent events.
 
     When it ends, even before the first event, it closes `events` and calls `on_close` once. Otherwise events whose
-    reader
-    left would keep what they use until the garbage collector finds them.
+    reader left would keep what they use until the garbage collector finds them.
     """
 
     def __init__(self, events: AsyncGenerator[str, None], on_close: Callable[[], None]) -> None:

@@ -90,7 +90,7 @@ class Classifier(Engine[ClassifierRow]):
 
 
 class Embedder(Classifier):
-    """Returns vectors of length 1: the mean of a row's last hidden states, as sentence encoders are trained."""
+    """Embeds rows as vectors of length 1: the mean of the last hidden states, as sentence encoders are trained."""
 
     def _answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Returns (b, d)."""

@@ -96,8 +96,11 @@ class Scheduler:
     """
 
     def __init__(self, max_batch: int, on_leave: OnLeave | None = None) -> None:
-        """Makes an empty scheduler. `on_leave` is called with each sequence that leaves and its row, before the row is
-        gone."""
+        """Makes an empty scheduler.
+
+        Args:
+            on_leave: is called with each sequence that leaves and its row, before the row is gone.
+        """
         self._max_batch, self._on_leave = max_batch, on_leave
         self.running: list[Sequence] = []
         self.newest: list[int] = []

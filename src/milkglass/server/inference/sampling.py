@@ -75,12 +75,13 @@ def draw(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -
 def adjusted(
     logits: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], answer: Sequence[int]
 ) -> torch.Tensor:
-    """Returns logits (v,) with penalties and biases, in the order of vLLM and transformers: repetition, OpenAI's,
-    biases.
+    """Returns logits (v,) with penalties and biases.
+
+    The order is that of vLLM and transformers: repetition, OpenAI's penalties, biases.
 
     Args:
-        prompt: ids so far.
-        answer: ids so far.
+        prompt: its ids.
+        answer: its ids so far.
     """
     result = logits.float().clone()
     if sampling.repetition != 1 and (seen := sorted({*prompt, *answer})):

@@ -6,8 +6,7 @@
 
 Frozen weights are in the model that the job began with. The newest complete checkpoint is kept, and the best one if
 epochs are compared; kept.py says which one a job resumes from. If the reserve cannot be made again, training stops
-while
-all that was learnt is on the disk.
+while all that was learnt is on the disk.
 """
 
 from __future__ import annotations

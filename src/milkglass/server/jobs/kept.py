@@ -2,8 +2,7 @@
 
 It is the newest complete checkpoint, even if a newer one has the weights without the optimiser's state: only from a
 complete one does training end at the weights of an uninterrupted run. One without the optimiser's state is used if
-there
-is no complete one.
+there is no complete one.
 """
 
 from __future__ import annotations

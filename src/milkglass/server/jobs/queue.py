@@ -105,8 +105,7 @@ class Jobs:
         """Raises DiskFull or MemoryShort for a job that this machine cannot run.
 
         Jobs run one at a time: temporary files of unfinished ones are free again before this one starts. The worker
-        checks
-        again when the job starts.
+        checks again when the job starts.
 
         Args:
             own: the folder of a job that resumes.

@@ -20,8 +20,10 @@ _SHELL = 'echo $$ > worker.pid && exec "$@"'  # the worker itself writes its id,
 
 
 def _environment() -> dict[str, str]:
-    """Returns this process's environment without variables of other parts of Milkglass (a passphrase, a token), and
-    offline."""
+    """Returns this process's environment for a worker, which is offline.
+
+    Variables of other parts of Milkglass (a passphrase, a token) are left out.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MILKGLASS_")}
     # Threads that wait by spinning cost a training step up to five times its time where others use the cores, too.
     return {"OMP_WAIT_POLICY": "PASSIVE", **kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

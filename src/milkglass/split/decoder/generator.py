@@ -59,8 +59,9 @@ class SplitGenerator(Engine[SplitSequence]):
         return any(one.due for group in self._groups() for one in running(group))
 
     def step(self) -> None:
-        """Drops cancelled rows and reads new prompts. Without any, advances each row whose vector has arrived by a
-        token.
+        """Drops cancelled rows and reads new prompts.
+
+        Without new prompts, it advances each row whose vector has arrived by a token.
         """
         for group in self._groups():
             group.drop_cancelled()

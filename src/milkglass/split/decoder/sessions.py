@@ -33,8 +33,9 @@ class SplitSession:
         self._sequence: SplitSequence | None = None
 
     async def answer(self, message: bytes) -> NextToken:
-        """Hands vectors to the engine, and returns the token that follows. Raises BadUpload, TooLong, Busy, or its
-        error.
+        """Hands vectors to the engine, and returns the token that follows.
+
+        Raises BadUpload, TooLong, Busy, or the engine's error.
         """
         info, first = self._info, self._sequence is None
         vectors = frames.decode_vectors(message, info.width, self.request.dtype, info.max_length if first else 1)
