@@ -1,1 +1,1 @@
-"""Mechanisms as two halves, by name: obfuscated tables, sanitized text, and the halves that send token ids."""
+"""Defences as two halves, by name: obfuscated tables, sanitized text, and the halves that send token ids."""

@@ -1,4 +1,4 @@
-"""Every defence by name, as a recipe gives it: {} is none, else the entry says what kind it is and its parameters.
+"""All defences as a recipe writes them: {} is no defence, else the entry names its kind and parameters.
 
     k = 10, epsilon = 0.1                                      a scheme that rewrites tables; `scheme` where not ObfusLM
     k = 10, epsilon = 0.1, bands = 2.0                         the same in frequency bands, counted on the corpus
@@ -7,7 +7,7 @@
     encoder = "dp-forward", epsilon = 8                        a model cut in two, hidden states disturbed
     defence = "reversed"                                       a whole defence that an installed package brings
 
-Importing this page imports them all: commands do so only when they need it.
+Importing this module imports every defence. Commands import it only when they need it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ OTHER_DEFENCES: Catalogue[Defence] = Catalogue("defence", group="milkglass.defen
 
 
 def other_defence_of(name: str, parameters: Mapping[str, Any]) -> Defence:
-    """Returns a whole defence of an installed package. Raises UsageError, also for one of hidden states, which is given
-    as an encoder."""
+    """Returns a whole defence of an installed package.
+
+    Raises:
+        UsageError: there is none, or it is a defence of hidden states, which an entry must name as `encoder`.
+    """
     defence = OTHER_DEFENCES.make(name, parameters)
     if isinstance(defence, HiddenStateDefence):
         raise UsageError(f"{name} is a defence of hidden states", f'write encoder = "{name}"')
@@ -43,12 +46,16 @@ def other_defence_of(name: str, parameters: Mapping[str, Any]) -> Defence:
 
 
 def hidden_state_defence_of(name: str, parameters: Mapping[str, Any]) -> HiddenStateDefence:
-    """A defence of hidden states, or a control. Raises UsageError."""
+    """Returns a defence of hidden states, or a control. Raises UsageError."""
     return (CONTROLS if name in CONTROLS else HIDDEN_STATE_DEFENCES).make(name, parameters)
 
 
 def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
-    """data: the folder from which an entry's file names start. Raises UsageError."""
+    """Returns the defence of a recipe's entry. Raises UsageError.
+
+    Args:
+        data: the folder in which an entry's file names start.
+    """
     values = dict(entry)
     if not values:
         return Plain()
@@ -71,7 +78,11 @@ def _sanitizer(name: str, values: dict[str, Any], data: Path | None) -> Defence:
 
 
 def sanitizer_of(name: str, entry: Mapping[str, Any], words: Path | None) -> SanitizerDefence:
-    """words: a GloVe file. By tokens where the paper's method is and no file is given, unless `by` says otherwise."""
+    """Returns a sanitizer as a defence.
+
+    Args:
+        words: a GloVe file. Without one it replaces tokens if the paper's method does, unless `by` says otherwise.
+    """
     values = dict(entry)
     by = values.pop("by", None)
     method = SANITIZERS.make(name, values)

@@ -1,4 +1,4 @@
-"""Every scheme that rewrites tables, and no defence at all, as defences: the scrambled checkpoint and its codec."""
+"""Schemes that rewrite tables, and no defence at all, as defences: the scrambled checkpoint and its codec."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ from milkglass.threat.defence import Defence, LabelledTexts
 
 @dataclass(frozen=True)
 class TableClient(TokenClient):
-    """Where a token has several ids, the choice follows from the secret and the text: the same text is sent equally
-    again, which shows that it is the same, and a recipe's cells can be made again. (A `Codec` alone draws anew.)"""
+    """Sends scrambled ids.
+
+    If a token has several ids, the choice follows from the secret and the text. The same text is sent in the same ids
+    again, which shows that it is the same, and a recipe's cells can be made again. (A `Codec` alone draws anew.)
+    """
 
     def before(self, texts: Sequence[str]) -> list[str]:
         return list(texts)
@@ -59,19 +62,23 @@ class TableClient(TokenClient):
 
 
 def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = "", digest: str = "") -> Key:
-    """The key that a secret makes; without a scheme the identity. digest: the base's, where it is known already."""
+    """Returns the key that a secret makes. Without a scheme it is the identity.
+
+    Args:
+        digest: the base's, if it is already known.
+    """
     key = new_key(base, ref or base.folder.name, scheme, digest or base.digest(), secret)
     return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))
 
 
 def public_codec(base: Checkpoint, secret: bytes = bytes(SECRET)) -> Codec:
-    """The model's own ids."""
+    """Returns a codec of the model's own ids."""
     return Codec.open(key_from(base, None, secret), base.folder)
 
 
 @dataclass(frozen=True)
 class Plain(Defence):
-    """No defence: the ids and the model are the public ones. What an attack must read whole, and the best utility."""
+    """No defence: ids and model are public. Attacks must read all of it, and its utility is the best."""
 
     name: ClassVar[str] = "plain"
     paper: ClassVar[Paper | None] = None
@@ -100,12 +107,15 @@ class Plain(Defence):
 
 @dataclass(frozen=True)
 class TableDefence(Defence):
-    """A scheme of `schemes/`: the vocabulary permuted, the tables rewritten. It has no guarantee, but for a coarse
-    vocabulary with an epsilon: ObfusLM's (k, epsilon)-anonymity is nominal, since its sensitivity depends on the data.
+    """A scheme of `schemes/`: the vocabulary is permuted, the tables are rewritten.
+
+    Only a coarse vocabulary with an epsilon has a guarantee. ObfusLM's (k, epsilon)-anonymity is nominal, since its
+    sensitivity depends on the data.
 
     Attributes:
+        scheme: the scheme.
         bands: the factor of frequency bands that are counted on the corpus. None: no bands, or bands that the scheme
-            has already.
+            already has.
     """
 
     scheme: Scheme
@@ -124,7 +134,7 @@ class TableDefence(Defence):
         )
 
     def document(self) -> dict[str, Any]:
-        """Bands by their factor: the corpus says the rest."""
+        """Returns the parameters. Bands are given by their factor: the corpus decides the rest."""
         return {**self.scheme.document(), **({} if self.bands is None else {"bands": self.bands})}
 
     def refuses(self, base: Checkpoint) -> str | None:
@@ -146,7 +156,7 @@ class TableDefence(Defence):
         return self._client(base, key, secret), TokenServer(folder)
 
     def fitted(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes) -> Scheme:
-        """The scheme with what it finds in a corpus, where it needs one. Raises UsageError where there is none."""
+        """Returns the scheme with what it finds in a corpus, if it needs one. Raises UsageError if there is none."""
         if self.scheme.needs_texts:
             if corpus is None:
                 raise UsageError("symbols are found from a corpus", "give one, or a scheme with its map")
@@ -170,7 +180,7 @@ class TableDefence(Defence):
 
 
 def copied(base: Checkpoint, folder: Path) -> None:
-    """The unchanged base in a new folder: linked where the file system can, since nothing writes into a checkpoint."""
+    """Copies the unchanged base to a new folder, by links if the file system can: nothing writes into a checkpoint."""
 
     def link(source: str, target: str) -> None:
         try:

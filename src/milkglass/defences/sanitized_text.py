@@ -1,13 +1,13 @@
-"""Every sanitizer as a defence: the model is the public one, the words or the tokens are others.
+"""Sanitizers as defences: the model is public, and the words or tokens are replaced.
 
-By words a sanitizer replaces words of the text, which is tokenized afterwards; the table is a GloVe file or the model's
-whole words. By tokens it replaces the ids of the tokenized text, and the table is the model's own, row for row: pieces
-of words and punctuation are tokens like all others, special tokens cross. RNM is by tokens (CMIF, section 3.2: w_i is a
-row of the embedding layer), unless an entry asks for words.
+By words, a sanitizer replaces words of the text, which is tokenized afterwards. The table is a GloVe file or the
+model's whole words. By tokens, it replaces the ids of the tokenized text. The table is then the model's own, row for
+row: pieces of words and punctuation are tokens like all others, and special tokens cross. RNM is by tokens (CMIF,
+section 3.2: w_i is a row of the embedding layer), unless an entry asks for words.
 
-Draws come from a ChaCha20 stream of the secret and the text: the same text gives the same words again, so sending it
-twice does not give an attacker a second draw. A sanitizer that must know how often words occur counts the corpus; the
-counts are saved with the client half.
+Draws come from a ChaCha20 stream of the secret and the text. The same text gives the same words again, so sending it
+twice gives an attacker no second draw. A sanitizer that needs word frequencies counts the corpus; the counts are saved
+with the client half.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SanitizingClient(TokenClient):
     """A client half with a sanitizer.
 
     Attributes:
-        counts: (n,) how often the corpus has each row of the table, where that was counted.
+        counts: (n,) how often each row of the table occurs in the corpus. None: not counted.
     """
 
     counts: NDArray[np.int64] | None = field(repr=False)
@@ -78,13 +78,13 @@ class SanitizedTextClient(SanitizingClient):
         return ["".join(after) for _, after in self.parts(texts)]
 
     def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
-        """See `TextSanitizer.parts`. Text by text: what else is sent with a text changes nothing."""
+        """Returns `TextSanitizer.parts` of each text separately, so that other texts change nothing."""
         return [self.sanitizer.parts([text], self.stream(text))[0] for text in texts]
 
 
 @dataclass(frozen=True)
 class SanitizedTokensClient(SanitizingClient):
-    """Replaces tokens: each keeps its place.
+    """Replaces tokens, each in its place.
 
     Attributes:
         mechanism: over the model's own table.
@@ -96,7 +96,7 @@ class SanitizedTokensClient(SanitizingClient):
         return list(texts)
 
     def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
-        """A pair's tokens are drawn by both texts."""
+        """Returns the replaced ids. A pair's draws depend on both texts."""
         whole = super().encoded(texts, pairs)
         labels = texts if pairs is None else [json.dumps(both) for both in zip(texts, pairs, strict=True)]
         ids = [
@@ -108,12 +108,14 @@ class SanitizedTokensClient(SanitizingClient):
 
 @dataclass(frozen=True)
 class SanitizerDefence(Defence):
-    """A sanitizer in front of a public model. It has no guarantee of its own: what is proved depends on the table, and
-    the client half's sanitizer or mechanism says it.
+    """A sanitizer in front of a public model.
+
+    It has no guarantee of its own: what is proved depends on the table, and the client half's sanitizer or mechanism
+    has it.
 
     Attributes:
         method: the mechanism and its parameters.
-        words: a GloVe file, or None for the model's own table.
+        words: a GloVe file. None: the model's own table.
         by: what is replaced.
     """
 
@@ -178,7 +180,7 @@ class SanitizerDefence(Defence):
         return SanitizedTextClient(codec, secret, self.document(), counts, self.method.over(table, counts))
 
     def document(self) -> dict[str, Any]:
-        """Words that are allowed by their digest: they are the user's."""
+        """Returns the parameters. Allowed words are given by their digest, since they are the user's."""
         allowed = hashlib.sha256("\n".join(sorted(self.method.allow)).encode()).hexdigest()
         return {
             "name": self.name,

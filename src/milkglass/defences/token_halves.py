@@ -1,7 +1,7 @@
-"""The two halves of every defence that sends token ids: a codec here, an ordinary checkpoint there.
+"""The two halves of every defence that sends token ids: a codec and an ordinary checkpoint.
 
-What differs between such defences is the checkpoint (client/obfuscate/scramble.py) or the text before it is encoded
-(sanitized_text.py); how a server trains and answers is the same for all of them.
+Such defences differ in the checkpoint (client/obfuscate/scramble.py) or in the text before it is encoded
+(sanitized_text.py). A server trains and answers in the same way for all.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class TokenClient(Client):
     """The client half.
 
     Attributes:
+        codec: encodes texts.
         secret: 32 bytes, from which all else of this half follows.
         document: name and parameters of the defence.
     """
@@ -48,8 +49,10 @@ class TokenClient(Client):
 
     @abc.abstractmethod
     def before(self, texts: Sequence[str]) -> list[str]:
-        """The texts that are encoded in place of these. Each client says so itself: whoever forgot it would send them
-        undisturbed."""
+        """Returns the texts that are encoded in place of these.
+
+        It is abstract so that no client sends undisturbed texts by omission.
+        """
 
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
         second = None if pairs is None else self.before(pairs)
@@ -65,13 +68,13 @@ class TokenClient(Client):
             self.write(partial)
 
     def write(self, folder: Path) -> None:
-        """All files of this half, into a folder that only its owner can read."""
+        """Writes all files of this half into a folder that only its owner can read."""
         (folder / ABOUT).write_bytes(json.dumps(dict(self.document)).encode() + b"\n")
         (folder / SECRET).write_bytes(self.secret)
 
 
 def read_saved(folder: Path) -> tuple[bytes, dict[str, Any]]:
-    """The secret and `TokenClient.document`. Raises KeyFileError."""
+    """Returns the secret and `TokenClient.document`. Raises KeyFileError."""
     if not (folder / SECRET).is_file() or not (folder / ABOUT).is_file():
         raise KeyFileError(f"{folder} holds no client half", "give the folder that Client.save wrote")
     secret = (folder / SECRET).read_bytes()
@@ -104,7 +107,7 @@ class TokenServer(Server):
 
 
 def _logits(model: Any, rows: list[tuple[Ids, Ids | None]]) -> NDArray[np.float32]:
-    """(rows, classes) from the ids and types of each row, padded to the longest of them."""
+    """Returns (rows, classes) for the ids and types of each row, padded to the longest."""
     import torch
 
     width = max(len(ids) for ids, _ in rows)

@@ -1,11 +1,9 @@
 """No defence, in two halves: the control of the methods that disturb hidden states.
 
-What is sent is what the client's half computes. With `send = "tokens"` the two halves are the whole model, trained by
-the same loop as the methods beside it; with "mean" or "first" the server has CAPE's head over one vector a text. What
-is left between a method and its control is the noise, the method's own loss, CAPE's scaling to 0 ... 1, and a learning
-rate or batch size of its own where a recipe gives it one.
-
-It is in no catalogue that a command offers: there is nothing to protect a text here.
+It sends what the client's half computes. With `send = "tokens"` the two halves are the whole model, trained by the same
+loop as those methods; with "mean" or "first" the server has CAPE's head over one vector a text. A method differs from
+its control in the noise, its own loss, CAPE's scaling to 0 ... 1, and in the learning rate or batch size if a recipe
+sets its own. Commands do not offer it, because it protects nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from milkglass.papers import Paper
 
 @dataclass(frozen=True)
 class Undisturbed(HiddenStateDefence):
-    """The control and its parameters.
+    """The control.
 
     Attributes:
         send: every token's state, or one vector a text.

@@ -64,9 +64,7 @@ class MagnitudePruning(GradientDefence):
         return {name: one * mask.view_as(one) for (name, one), mask in zip(tensors.items(), kept, strict=True)}
 
     def _left(self, count: int) -> int:
-        """Returns how many entries remain, by the decimal fraction that was given: 0.29 of 100 in floats is less than
-        29.
-        """
+        """Returns how many entries remain, by the given decimal fraction: 0.29 of 100 in floats is less than 29."""
         return count - int(Fraction(str(self.ratio)) * count)
 
 

@@ -1,14 +1,15 @@
 """Aliases: each ordinary token has several scrambled ids, and the client draws one at each occurrence. Ours.
 
-A scrambled id then occurs 1/r as often as its token does, so that counts and neighbours, by which a corpus is
-deciphered, are spread over r ids. With W^(a) the mixture of alias a, drawn with noise of its own over the same
-clusters, and o(s) the token of slot s, a(s) which of its aliases it is:
+A scrambled id then occurs 1/r as often as its token. Counts and neighbours, by which a corpus is deciphered, are spread
+over r ids. With W^(a) the mixture of alias a, drawn with its own noise over the same clusters, o(s) the token of slot s
+and a(s) its alias:
 
     row s of the scrambled table, before it is permuted = row o(s) of W^(a(s)) E
 
-Likewise heads and biases, so that the logits of all aliases of a token name the same token. An ordinary token has r
-places in the softmax and a special one has 1: until it is tuned, a model that generates ends its texts later than the
-original would, by log r nats; and log r nats of the loss cannot be learnt, since the alias is drawn at random.
+Heads and biases are mixed in the same way, so that the logits of all aliases of a token name the same token. An
+ordinary token has r places in the softmax and a special one has 1. Until it is tuned, a generating model therefore ends
+its texts later than the original, by log r nats; and log r nats of the loss cannot be learnt, since the alias is
+random.
 
 What it does not hide: two aliases of one token mix the same cluster, and occur between the same neighbours.
 """
@@ -29,11 +30,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slots:
-    """Which token each of n' places is for, before the permutation: origin (n',) ids of tokens, copy (n',) which of
-    the token's aliases, from 0.
+    """The token of each of n' places, before the permutation.
 
-    The first n slots are the n tokens in order; then come, alias by alias from the second, all tokens with aliases in
+    The first n slots are the n tokens in order. Then follow, alias by alias from the second, all tokens with aliases in
     ascending order. n' = n + (r - 1) (n - single).
+
+    Attributes:
+        origin: (n',) ids of tokens.
+        copy: (n',) which of the token's aliases, from 0.
+        copies: r.
     """
 
     origin: Ids
@@ -42,7 +47,7 @@ class Slots:
 
     @classmethod
     def of(cls, n: int, copies: int = 1, single: Sequence[int] = ()) -> Slots:
-        """single: ids with one place only, for any `copies`."""
+        """Returns the slots. `single` are ids with only one place, for any `copies`."""
         tokens, several = np.arange(n), np.setdiff1d(np.arange(n), np.asarray(single, np.int64))
         origin = np.concatenate([tokens, *[several] * (copies - 1)])
         copy = np.concatenate([np.zeros(n, np.int64), np.repeat(np.arange(1, copies), len(several))])
@@ -50,19 +55,19 @@ class Slots:
 
     @property
     def tokens(self) -> int:
-        """n."""
+        """Returns n."""
         return int((self.copy == 0).sum())
 
 
 @dataclass(frozen=True)
 class Aliased:
-    """A mixture of n rows for each alias; what is in the place of a table's rows is numbered by slots."""
+    """A mixture of n rows for each alias. The rows of the result are numbered by slots."""
 
     parts: tuple[RowMap, ...]
     slots: Slots
 
     def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        """rows: slots. table: (n, ...)."""
+        """Returns the rows of the new table (n, ...) for these slots."""
         import torch
 
         result = table.new_empty((len(rows), *table.shape[1:]))
@@ -74,5 +79,5 @@ class Aliased:
         return result
 
     def promise(self, k: int) -> Promise:
-        """In tokens, as without aliases."""
+        """Returns the promise in tokens, as without aliases."""
         return replace(self.parts[0].promise(k), aliases=self.slots.copies)

@@ -1,14 +1,14 @@
-"""Frequency bands: clusters of tokens that are about equally common. Ours; the paper clusters by similarity alone.
+"""Frequency bands: clusters of tokens that are about equally frequent. Ours; the paper clusters by similarity alone.
 
-A cluster of one common word among nine rare ones hides little: always naming the commonest token of a cluster reads
-half of running text at k = 10. Within a band all tokens occur about equally often in the text that the bands were
-counted on, so that this guess falls toward 1/k.
+A cluster of one common word among nine rare ones hides little: an attacker who always guesses the most frequent token
+of a cluster reads much of a text. Within a band all tokens are about equally frequent in the text on which the bands
+were counted, so this guess falls toward 1/k.
 
-Cost: members of a cluster are less similar, so that their mixture is further from each. It does not help against an
-attacker who uses neighbours (attacks/token_ids/decipherment/decipherment.py). Measured in docs/log.md.
+Cost: members of a cluster are less similar, so their mixture is further from each. It does not help against an attacker
+who uses neighbours (attacks/token_ids/decipherment/decipherment.py). docs/log.md has measurements.
 
-The classes are kept in the key file, since the scheme must give the same clusters again; they are as private as the
-key, and a server that solves the clusters sees them.
+The key file contains the classes, since the scheme must give the same clusters again. They are as private as the key,
+and a server that solves the clusters sees them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Bands:
 
     Attributes:
         factor: counts in a band differ by less than this factor.
-        classes: base64 of zlib of (n,) uint8, the band of each token before small ones are joined, 0 for those that
+        classes: base64 of zlib of (n,) uint8, the band of each token before small ones are joined, 0 for tokens that
             never occurred.
     """
 
@@ -45,7 +45,7 @@ class Bands:
 
     @classmethod
     def counted(cls, counts: NDArray[np.int64], factor: float) -> Bands:
-        """counts: (n,) of each token in the text that is to be protected, or one like it."""
+        """Returns bands for counts (n,) of each token in the text that is to be protected, or in one like it."""
         if not counts.any():
             raise UsageError("the text for --bands has no tokens", "give text like the one that will be sent")
         cls(factor, "")  # raises UsageError for a factor that cannot be
@@ -54,7 +54,7 @@ class Bands:
         return cls(factor, base64.b64encode(zlib.compress(classes.tobytes(), 9)).decode())
 
     def split(self, order: Ids, n: int, k: int) -> list[Ids]:
-        """Returns the rows of `order` in bands, the commonest band first.
+        """Returns the rows of `order` in bands, the most frequent band first.
 
         Each band keeps the order and has MIN_CLUSTERS_A_BAND * k rows or more.
         """

@@ -1,4 +1,4 @@
-"""Every scheme by the name that a key file keeps. Adding one is one file and one line here."""
+"""All schemes by the name that a key file has. To add one, write a file and add a line here."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SCHEMES: Catalogue[Scheme] = Catalogue(
 
 
 def scheme_named(name: str, parameters: Mapping[str, Any]) -> Scheme:
-    """parameters: as `Scheme.document` gives them, or typed. Raises UsageError."""
+    """Returns a scheme. Raises UsageError. `parameters` are as in `Scheme.document`, or typed."""
     return SCHEMES.make(name.removesuffix("+"), parameters)
 
 
 def scheme_of_recipe(parameters: Mapping[str, Any]) -> Scheme:
-    """A recipe's variant: the scheme's parameters, and its name under `scheme` where it is not ObfusLM."""
+    """Returns the scheme of a recipe's variant: parameters, and its name under `scheme` unless it is ObfusLM."""
     values = dict(parameters)
     return scheme_named(str(values.pop("scheme", "obfuslm")), values)

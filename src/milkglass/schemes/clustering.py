@@ -1,4 +1,4 @@
-"""EmbedCluster, Algorithm 1 of ObfusLM (appendix B): clusters of similar rows, and how small ones are merged.
+"""EmbedCluster, Algorithm 1 of ObfusLM (appendix B): clusters similar rows, and merges small clusters.
 
 Deviations 1 to 3 of obfuslm.py are made here.
 """
@@ -28,19 +28,21 @@ WAVE, FEWEST, WAVE_BYTES = 192, 32, 128 << 20  # seeds compared at a time, at le
 
 
 def unit_rows(table: torch.Tensor, rows: Ids, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Rows scaled to length 1, a zero row to zero; arithmetic in `dtype`, not in the checkpoint's."""
+    """Returns rows scaled to length 1, a zero row unchanged, computed in `dtype` and not in the checkpoint's type."""
     chosen = table.index_select(0, torch.from_numpy(rows).to(table.device))
     return torch.nn.functional.normalize(chosen.to(dtype), dim=1, eps=1e-30)
 
 
 def reach(n: int, beta: float) -> int:
-    """How many of n similarities reach their beta-quantile (NumPy's, linear), ties aside. The product is rounded, so
-    that 0.9 * 10 is 9."""
+    """Returns how many of n similarities reach their beta-quantile (NumPy's, linear), apart from ties.
+
+    The product is rounded, so that 0.9 * 10 is 9.
+    """
     return n - int(np.ceil(round(beta * (n - 1), 9)))
 
 
 def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
-    """Rows with no direction, hence no cosine (padding rows, in most models)."""
+    """Returns which rows are zero and have no cosine, such as padding rows."""
     result = torch.empty(len(table), dtype=torch.bool, device="cpu")
     for part in blocks(table):
         result[part] = (table[part] == 0).all(dim=1)
@@ -48,10 +50,12 @@ def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
 
 
 def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress: Progress | None = None) -> list[Ids]:
-    """Algorithm 1 on the rows `order` of `table` (n, d), visited in that order; ties fall to the one visited first.
+    """Clusters the rows `order` of `table` (n, d) by Algorithm 1, visited in that order.
 
-    Only rows of D of seeds that are still free are needed. They are made for some seeds at a time, few enough that few
-    of them are taken by a seed before them, and roughly; what is near a border is measured (nearest/).
+    Ties go to the row visited first.
+
+    Only the rows of D for free seeds are needed. They are computed roughly for some seeds at a time, few enough that
+    seldom one of them is taken by an earlier seed. Values near a border are measured exactly (nearest/).
     """
     place = np.full(len(table), -1, np.int64)
     place[order] = np.arange(len(order))
@@ -72,8 +76,7 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
 def _rows(
     cosines: Cosines, order: Ids, free: NDArray[np.bool_], place: Ids, counts: tuple[int, int], share: int
 ) -> Iterator[SeedRow]:
-    """A row of D for each seed whose turn comes while it is free. The next seeds' are made meanwhile, so that some are
-    made in vain.
+    """Yields a row of D for each seed that is free when its turn comes. The next seeds' rows are computed meanwhile.
 
     Args:
         counts: how many rows shall reach each of a row's likely values.
@@ -110,15 +113,15 @@ def _rows(
 
 @dataclass(frozen=True)
 class _Wave:
-    """Rows of D of some seeds. Workers make it in few calls: many would keep the one that reads from its work.
+    """The rows of D of some seeds. Workers compute it in few calls, since many would slow the reader.
 
     Attributes:
         cosines: of the table.
         seeds: (b,) rows of the table.
-        rough: (b, n) their cosines, `OUTSIDE` where a row does not take part.
-        slack: by how much they are off at most.
+        rough: (b, n) their cosines, `OUTSIDE` for a row that does not take part.
+        slack: the largest error of these.
         place: (n,) in the order.
-        likely: what of each row reaches what is likely to be asked for.
+        likely: the entries of each row that reach likely thresholds.
     """
 
     cosines: Cosines = field(repr=False)
@@ -136,17 +139,17 @@ class _Wave:
         return cls(cosines, seeds, values, slack, place, Likely.of(values, *counts))
 
     def free_ones(self, free: NDArray[np.bool_]) -> Iterator[SeedRow]:
-        """Of seeds that are free when their turn comes."""
+        """Yields the rows of seeds that are free when their turn comes."""
         for at, seed in enumerate(self.seeds.tolist()):
             if free[seed]:
                 yield SeedRow(self.cosines, seed, self.rough[at], self.slack, self.place, self.likely[at])
 
 
 def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
-    """Join each cluster smaller than k, in order, to the one whose mean direction is nearest, below 2k tokens in all.
+    """Joins each cluster smaller than k, in order, to the one of the nearest mean direction, below 2k tokens in all.
 
-    The bound matters: without it the mean of a grown cluster draws every outlier (SmolLM2 had one of 3,077 tokens,
-    which all become similar to their common mean). Only where nothing fits below 2k does the nearest one grow further.
+    Without this bound the mean of a grown cluster attracts every outlier, since these all become similar to their
+    common mean. Only if nothing fits below 2k does the nearest cluster grow further.
     """
     merged = list(clusters)
     means = _mean_directions(table, clusters)
@@ -176,7 +179,7 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
 
 
 def _mean_directions(table: torch.Tensor, clusters: list[Ids]) -> NDArray[np.float32]:
-    """(c, d) the mean of each cluster's unit rows; clusters of one size are done together."""
+    """Returns (c, d) the mean of each cluster's unit rows. Clusters of one size are computed together."""
     sizes = np.array([len(cluster) for cluster in clusters])
     means = np.empty((len(clusters), table.shape[1]), np.float32)
     for size in np.unique(sizes).tolist():

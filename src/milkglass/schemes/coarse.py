@@ -1,24 +1,22 @@
-"""A coarse vocabulary: many tokens, one symbol. What crosses holds at most log2(m) bits a token. Ours.
+"""A coarse vocabulary: many tokens share one symbol, so that at most log2(m) bits a token cross. Ours.
 
-The n tokens are mapped to m symbols, m far below n, and the server's model has a row a symbol. No key has to be secret
-for that: anyone with the map, the permutation and any amount of text still receives one of m numbers for each token.
-What a reader with a language model makes of the sequence is what has to be measured; the rate only bounds it.
+The n tokens are mapped to m symbols, m far below n, and the server's model has a row for each symbol. No key has to be
+secret for that: anyone with the map, the permutation and any amount of text still receives one of m numbers for each
+token. The rate is only a bound; what a reader with a language model reads of the sequence has to be measured. Special
+tokens have their own symbols, and so may the most frequent tokens (`function_words`), which anyone guesses. All others
+share a symbol with at least `least_bits` bits of entropy (symbols/diversity.py).
 
-Special tokens have symbols of their own, and so may have the commonest tokens (`function_words`), which anyone
-guesses. All others share a symbol with at least `least_bits` bits of company
-(symbols/diversity.py).
+Cost: the model cannot learn what symbols do not distinguish. Symbols that follow the labels of the client's task keep
+more of it. Not hidden: lengths, which texts are equal, the labels that are sent in training, and the map, which anyone
+can solve from the rows. The map was found from the client's labels, so it tells of each token, in at most log2(m) bits,
+how texts with it were labelled.
 
-Cost: what the symbols do not tell apart, the model cannot learn. A symbol that follows the labels of the client's task
-keeps more of it. What is not hidden: lengths, which texts are equal, the labels that are sent in training; and the map
-itself, which anyone solves from the rows. It was found from the client's labels, so it says of tokens, log2(m) bits
-each at most, how texts that hold them were labelled.
+With `epsilon` the client exchanges a symbol for another at each occurrence by randomised response (noise/responses.py).
+Then a token that shares a symbol is epsilon-DP locally, given the map and all other tokens. What is sent at a place
+changes a reader's odds between two such tokens at that place by a factor of at most exp(epsilon). A text of t tokens
+has t times epsilon, and the neighbours of a place still tell about it.
 
-With `epsilon` the client exchanges a symbol for another at each occurrence by randomised response (noise/responses.py):
-then a token that shares a symbol is epsilon-DP locally, given the map and all other tokens. What is sent at a place
-moves a reader's odds between two such tokens at that place by a factor of exp(epsilon) at most; a text of t tokens has
-t times epsilon, and what stands around a place tells of it as before.
-
-A decoder is trained as a classifier too. Maps that are learnt with an information-bottleneck objective are not built.
+A decoder can be trained as a classifier too. Maps learnt with an information-bottleneck objective are not implemented.
 """
 
 from __future__ import annotations
@@ -50,17 +48,17 @@ UNSEEN = 0.3  # occurrences that a token which was never counted is taken to hav
 
 @dataclass(frozen=True)
 class Coarse(Scheme):
-    """The scheme and its parameters.
+    """The coarse vocabulary scheme.
 
     Attributes:
-        symbols: m, without those of single tokens; fewer where limits joined some.
-        function_words: so many of the commonest tokens keep symbols of their own.
+        symbols: m, without symbols of single tokens; fewer if limits joined some.
+        function_words: how many of the most frequent tokens keep their own symbols.
         least_bits: h, the least entropy of the tokens of a symbol, in bits.
         most_share: p_max, the largest share of one token in the mass of its symbol.
-        epsilon: of the exchange of symbols at each occurrence; None: they are sent as they are.
+        epsilon: of the exchange of symbols at each occurrence. None: they are sent unchanged.
         way: how the map is found: by "kmeans" from vectors and label scores, or "learnt" with the task.
         kmeans, learnt: parameters of each way.
-        map: the map; None: it is not found yet.
+        map: the map. None: it is not found yet.
     """
 
     symbols: int = limited(16, least=2)
@@ -83,7 +81,7 @@ class Coarse(Scheme):
 
     @property
     def k(self) -> int:
-        """2^h, rounded down: among so many equally likely tokens a symbol with h bits would hide one."""
+        """Returns 2^h rounded down: a symbol with h bits hides a token like this many equally likely ones."""
         return max(1, int(2.0**self.least_bits))
 
     @property
@@ -129,15 +127,18 @@ class Coarse(Scheme):
             )
 
     def exempt(self, counts: NDArray[np.int64], special: Ids, pinned: tuple[int, ...]) -> Ids:
-        """Ids of the tokens that get symbols of their own, ascending: special ones, pinned ones and the commonest
-        others. counts: (n,)."""
+        """Returns the ids that get their own symbols, ascending: special, pinned, and the most frequent tokens.
+
+        Args:
+            counts: (n,) of each token.
+        """
         alone = np.union1d(special, np.asarray(pinned, np.int64)).astype(np.int64)
         common = np.argsort(-counts, kind="stable")
         common = common[~np.isin(common, alone)][: self.function_words]
         return np.union1d(alone, common).astype(np.int64)
 
     def found(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Coarse:
-        """The scheme with a map."""
+        """Returns the scheme with a map."""
         n = len(evidence.counts)
         self.require_tokens(n, len(evidence.special))
         alone = self.exempt(evidence.counts, evidence.special, evidence.pinned)
@@ -151,7 +152,7 @@ class Coarse(Scheme):
         return replace(self, map=SymbolMap.of(_with_pinned(numbers, evidence.pinned), evidence.weights))
 
     def _require_company(self, numbers: Ids) -> None:
-        """With an epsilon a token without company would be sent as it is."""
+        """Raises UsageError if a token without company would be sent unchanged despite an epsilon."""
         single = int((np.bincount(numbers) == 1).sum())
         if self.epsilon is not None and single:
             raise UsageError(
@@ -163,7 +164,7 @@ class Coarse(Scheme):
         self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
         slots: Slots, groups: list[Ids] | None = None,
     ) -> MergedRows:  # fmt: skip
-        """The rows of the result are numbered by symbols."""
+        """Returns the rows of the new table, numbered by symbols."""
         if len(self._map.array) != len(table):
             raise UsageError(f"the map is of {len(self._map.array)} tokens, the table has {len(table)}", HINT)
         progress(len(order))
@@ -171,12 +172,12 @@ class Coarse(Scheme):
 
 
 def mass_of(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(n,) above 0: how common each token is taken to be."""
+    """Returns (n,) the assumed frequency of each token, above 0."""
     return counts.astype(np.float64) + UNSEEN
 
 
 def _with_pinned(numbers: Ids, pinned: tuple[int, ...]) -> Ids:
-    """The numbers, exchanged so that each pinned token has its own id as the number of its symbol."""
+    """Returns the numbers, exchanged so that each pinned token's symbol has the token's id as its number."""
     result = numbers.copy()
     for token in pinned:
         if token > int(result.max()):

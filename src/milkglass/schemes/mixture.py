@@ -1,7 +1,7 @@
-"""A mixture of rows within clusters: the weight matrix W of a scheme that mixes, its random numbers and its promise.
+"""A mixture of rows within clusters: the weight matrix W of a scheme, its random numbers and its promise.
 
-W @ table is the mixed table. It is given in blocks of rows and reads only the rows that these mix, BLOCK_BYTES of them
-in fp32 at a time, so the table may be larger than the memory.
+W @ table is the mixed table. It is computed in blocks of rows and reads only the rows that these mix, BLOCK_BYTES of
+them in fp32 at a time, so the table may be larger than memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCK_BYTES = 16 << 20  # of rows that are being mixed, in fp32: larger blocks t
 
 
 class Draws(Protocol):
-    """Secret numbers of one purpose; a key's stream."""
+    """Secret numbers of one purpose, from a key's stream."""
 
     def uniform(self, count: int) -> NDArray[np.float64]: ...
 
@@ -29,10 +29,13 @@ class Draws(Protocol):
 
 
 class RowMap(Protocol):
-    """What is in the place of a table's rows, before they are permuted."""
+    """What replaces a table's rows, before they are permuted."""
 
     def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        """Those rows of the new table, in the table's dtype; a bias is a table of one column without it."""
+        """Returns these rows of the new table in the table's dtype.
+
+        A bias is a table of one column, without that dimension.
+        """
         ...
 
     def promise(self, k: int) -> Promise: ...
@@ -40,7 +43,7 @@ class RowMap(Protocol):
 
 @dataclass(frozen=True)
 class Mixture:
-    """The weight matrix W (n, n) as compressed rows; only the blocks of the clusters exist.
+    """The weight matrix W (n, n) as compressed rows; only the blocks of the clusters are stored.
 
     Row i mixes `members[indptr[i]:indptr[i + 1]]` with the same slice of `weights`. A row outside every cluster is its
     own and only member.
@@ -69,12 +72,14 @@ class Mixture:
 
     @classmethod
     def identity(cls, n: int) -> Mixture:
-        """W = I: the permutation alone."""
+        """Returns W = I, for the permutation alone."""
         return cls.of(n, [], [])
 
     def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        """Those rows of W @ table, in the table's dtype; sums in fp32. So many rows at a time that what they mix, in
-        fp32, stays small: a few thousand rows of one block mix most of the table."""
+        """Returns these rows of W @ table in the table's dtype, with sums in fp32.
+
+        Blocks are chosen so that the rows they mix stay small in fp32: a few thousand rows mix most of the table.
+        """
         import torch  # not for the commands that open a key and no table
 
         counts = self.indptr[rows + 1] - self.indptr[rows]
@@ -88,8 +93,11 @@ class Mixture:
         return result
 
     def _mixed(self, table: torch.Tensor, rows: Ids, most: int) -> torch.Tensor:
-        """One row, or several that mix few. A row that mixes more than `most` is summed in parts: each goes on from the
-        sum before, so that the sum is the same to the last bit as in one."""
+        """Returns one row, or several that mix few rows.
+
+        A row that mixes more than `most` rows is summed in parts, each starting from the sum before, so that the sum is
+        the same to the last bit.
+        """
         counts = self.indptr[rows + 1] - self.indptr[rows]
         places = np.repeat(self.indptr[rows] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
         places += np.arange(len(places))
@@ -104,7 +112,7 @@ class Mixture:
 
     @classmethod
     def means(cls, n: int, clusters: list[Ids]) -> Mixture:
-        """Every row of a cluster is the mean of its members."""
+        """Returns a mixture in which every row of a cluster is the mean of its members."""
         sizes = [len(cluster) for cluster in clusters]
         same = cls.of(n, clusters, [np.full((size, size), 1 / size, np.float32) for size in sizes])
         return replace(same, shared=True)
@@ -127,8 +135,11 @@ class Mixture:
 def _sums(
     table: torch.Tensor, members: Ids, weights: NDArray[np.float32], counts: Ids, before: torch.Tensor | None
 ) -> torch.Tensor:
-    """(r, ...) fp32 weighted sums of rows of the table, `counts` (r,) of them each. before: what the one sum already
-    is."""
+    """Returns (r, ...) fp32 weighted sums of rows of the table, `counts` (r,) rows each.
+
+    Args:
+        before: the value from which a single sum starts. None: zero.
+    """
     import torch
 
     local = members
@@ -154,16 +165,18 @@ def _sums(
 
 @dataclass(frozen=True)
 class Promise:
-    """What of the (k, epsilon) promise holds in fact.
+    """What actually holds of the (k, epsilon) promise.
 
     Attributes:
-        sizes: how many clusters of each size.
+        k: the promised cluster size.
+        clusters: their number.
+        sizes: how many clusters there are of each size.
         below_k: tokens in clusters smaller than k.
         singletons: tokens alone in their cluster, which are sent verbatim.
-        verbatim: rows outside every cluster (special tokens, zero rows), which are permuted only.
-        condition: of W*, where the dimensions are mixed too (obfuslm_plus.py).
+        verbatim: rows outside every cluster (special tokens, zero rows), which are only permuted.
+        condition: of W*, if the dimensions are mixed too (obfuslm_plus.py).
         aliases: ids of each ordinary token.
-        shared: whether all rows of a cluster are one.
+        shared: whether all rows of a cluster are equal.
     """
 
     k: int

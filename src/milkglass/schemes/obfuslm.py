@@ -1,11 +1,11 @@
-"""ObfusLM: cluster the embeddings, then replace each by a noisy mixture of its cluster (Lin et al. 2025).
+"""ObfusLM: clusters the embeddings, then replaces each by a noisy mixture of its cluster (Lin et al. 2025).
 
 EmbedCluster is Algorithm 1 (clustering.py), WeightSynth Algorithm 2 (weight_synth.py), both in appendix B.
 `reference/obfuslm.py` transcribes them literally and is the oracle: the same clusters for the same order, the same
 weights for the same noise.
 
-The sensitivity in Algorithm 2 depends on the data, and the noise does not depend on epsilon at all (deviation 4):
-`Promise` (mixture.py) reports what holds in fact, and only attacks show what that is worth.
+The sensitivity in Algorithm 2 depends on the data, and the noise does not depend on epsilon at all (deviation 4).
+`Promise` (mixture.py) reports what actually holds, and only attacks show what that is worth.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ MOST_ALIASES = 16  # tables grow by this factor, and beyond it nothing was measu
 
 @dataclass(frozen=True)
 class ObfusLM(Scheme):
-    """The scheme and its parameters. `bands`, `aliases` and `rows` are ours.
+    """The ObfusLM scheme. `bands`, `aliases` and `rows` are ours.
 
     Attributes:
         k: the cluster size.
         epsilon: how strongly similarity decides the weights; 0: not at all.
         beta: a candidate's cosine must reach this quantile of its row.
         leftover: clusters smaller than k join the nearest one ("merge") or are left ("paper").
-        cluster_special: whether special tokens are clustered too, or keep a row of their own.
-        plus: how the dimensions are mixed as well (ObfusLM+), or None.
-        bands: which tokens may share a cluster; None: any.
-        aliases: how many scrambled ids each ordinary token has (aliases.py); None: one.
-        rows: "shared" where all rows of a cluster are its mean: an id, drawn anew at each occurrence, then names the
+        cluster_special: whether special tokens are clustered too, or keep their own rows.
+        plus: how the dimensions are mixed as well (ObfusLM+). None: they are not.
+        bands: which tokens may share a cluster. None: any.
+        aliases: the number of scrambled ids of each ordinary token (aliases.py). None: one.
+        rows: "shared" if all rows of a cluster are its mean. An id, drawn anew at each occurrence, then names the
             cluster and no token.
     """
 
@@ -105,7 +105,7 @@ class ObfusLM(Scheme):
         return replace(self, bands=Bands.counted(counts, factor))
 
     def mixture(self, table: torch.Tensor, order: Ids, noise: Noise, progress: Progress | None = None) -> Mixture:
-        """Cluster the rows of `table` (n, d) that `order` lists, in that order, and draw their weights."""
+        """Clusters the rows of `table` (n, d) that `order` lists, in that order, and draws their weights."""
         clusters = self.cluster(table, order, progress)
         return Mixture.of(len(table), clusters, weight_synth(table, clusters, self.epsilon, noise))
 
@@ -116,7 +116,7 @@ class ObfusLM(Scheme):
         self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
         slots: Slots, groups: list[Ids] | None = None,
     ) -> RowMap:  # fmt: skip
-        """EmbedCluster and WeightSynth over the tokens that take part; WeightSynth once for each alias."""
+        """Returns EmbedCluster and WeightSynth over the tokens that take part, with a WeightSynth for each alias."""
         clusters = self.groups(table, order, special, progress) if groups is None else groups
         if self.shares:
             return Mixture.means(len(table), clusters)
@@ -127,15 +127,17 @@ class ObfusLM(Scheme):
         return parts[0] if self.copies == 1 else Aliased(tuple(parts), slots)
 
     def groups(self, table: torch.Tensor, order: Ids, special: Ids, progress: Progress) -> list[Ids]:
-        """EmbedCluster over the tokens that take part."""
+        """Returns EmbedCluster over the tokens that take part."""
         outside = zero_rows(table)
         if not self.cluster_special:
             outside[special] = True
         return self.cluster(table, order[~outside[order]], progress)
 
     def cluster(self, table: torch.Tensor, order: Ids, progress: Progress | None = None) -> list[Ids]:
-        """The clusters, each an array of rows, seed first. Each band separately, with a beta that leaves 2k candidates
-        where the band is small."""
+        """Returns the clusters as arrays of rows, seed first.
+
+        Each band is clustered separately, with a beta that leaves 2k candidates if the band is small.
+        """
         self.require_candidates(len(order))
         parts, result = [(order, self.beta)], list[Ids]()
         if self.bands is not None:
@@ -147,7 +149,7 @@ class ObfusLM(Scheme):
         return result
 
     def require_candidates(self, tokens: int) -> None:
-        """Raises UsageError where so few tokens take part that no cluster can have k."""
+        """Raises UsageError if so few tokens take part that no cluster can have k."""
         allowed = reach(tokens, self.beta)
         if self.bands is None and allowed < self.k:
             fits = np.floor(1000 * (tokens - self.k) / max(1, tokens - 1)) / 1000  # a beta, where any does
@@ -159,5 +161,5 @@ class ObfusLM(Scheme):
 
 
 def noise_labels(copies: int) -> list[str]:
-    """Of the streams of noise, one for each alias: no two rows are mixed with one draw."""
+    """Returns the labels of the noise streams, one for each alias, so that no two rows are mixed with one draw."""
     return ["noise/embedding", *(f"noise/embedding/{alias}" for alias in range(1, copies))]

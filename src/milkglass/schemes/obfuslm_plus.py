@@ -1,4 +1,4 @@
-"""ObfusLM+: mix the embedding's d dimensions as well, in every matrix that meets the residual stream (section 4.4).
+"""ObfusLM+: mixes the embedding's d dimensions too, in every matrix that meets the residual stream (section 4.4).
 
 Equation 2. With E~ the table that ObfusLM mixed, W* = WeightSynth(EmbedCluster(E~^T)) mixes its columns, sigma*
 permutes them, P is sigma* as a matrix, and T = W* P:
@@ -12,14 +12,13 @@ permutes them, P is sigma* as a matrix, and T = W* P:
     symmetrise  S P      S P                P^T S          S = (W* + W*^T) / 2 mends the writers, not the readers
     exact       W* P     (W* P)^-T          (W* P)^T       only the norms: W* does not keep a row's length
 
-Fine-tuning has to make up for it. The condition number of W* says how hard that is, and how much "exact" magnifies the
+Fine-tuning has to compensate. The condition number of W* shows how hard that is, and how much "exact" magnifies the
 rounding of the checkpoint's dtype.
 
 **It hides nothing from anyone with the public layers**: Phi* = Phi T has one unknown, and least squares finds it
 (attacks/embeddings/known_weight.py). What is left is ObfusLM.
 
-**Memory.** Clustering dimensions takes the whole of E~ at once, as columns: that is a table in its own dtype. All else
-is (d, d).
+**Memory.** Clustering dimensions needs the whole of E~ as columns, a table in its own dtype. All else is (d, d).
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Plus:
         k: the paper's k*, 10 (appendix C.3).
         epsilon: the paper's epsilon*, 3 (appendix C.3).
         beta: the paper's 0.99 leaves few or no candidates among some hundred dimensions; 0.95 leaves 29 of 576.
-        form: see above.
+        form: see the module.
         leftover: as in ObfusLM.
     """
 
@@ -74,13 +73,13 @@ class Plus:
     def turn(
         self, columns: torch.Tensor, order: Ids, noise: Noise, sigma: Ids, progress: Progress = no_progress
     ) -> Turn:
-        """W* and sigma*.
+        """Returns W* and sigma*, as the matrices that multiply each kind of tensor.
 
         Args:
             columns: (d, n) E~^T, in any dtype: blocks of it are converted.
             order: of the dimensions, in which clusters are started.
             noise: of W*.
-            sigma: (d,) where each goes.
+            sigma: (d,) the new place of each dimension.
             progress: receives how many dimensions are in clusters.
         """
         d = len(columns)
@@ -99,11 +98,10 @@ class Plus:
 
 @dataclass(frozen=True)
 class Turn:
-    """What each kind of tensor is multiplied by, (d, d) fp32 each.
+    """The matrices that multiply each kind of tensor, (d, d) fp32 each.
 
     Attributes:
-        tables: from the right.
-        readers: from the right.
+        tables, readers: from the right.
         writers: from the left.
         condition: of W*, or of S.
     """
@@ -115,7 +113,7 @@ class Turn:
 
     @classmethod
     def of(cls, mixing: torch.Tensor, sigma: Ids, form: Form) -> Turn:
-        """mixing: W* (d, d). Raises UsageError where "exact" would be noise."""
+        """Returns the matrices for W* (d, d) = `mixing`. Raises UsageError if "exact" would be noise."""
         w = mixing.double()
         if form == "symmetrise":
             w = (w + w.T) / 2

@@ -119,7 +119,7 @@ class Scheme(abc.ABC):
         raise UsageError(f"{self.name} reads no rows", "leave them out")
 
     def require_tokens(self, tokens: int, special: int) -> None:  # noqa: B027 - most schemes take any number
-        """Check the size of a vocabulary.
+        """Checks the size of a vocabulary.
 
         Args:
             tokens: how many there are.

@@ -1,7 +1,7 @@
-"""SentinelLMs: permute the vocabulary with a key, move each embedding by glide-reflections (Mishra et al. 2024).
+"""SentinelLMs: permutes the vocabulary with a key, and moves each embedding by glide-reflections (Mishra et al. 2024).
 
-**Broken**: EDNN recovers every token (Lin et al. 2024), because each line and translation is a multiple of the
-vector of ones. It is a control: an attack that finds nothing elsewhere is seen to find something here.
+**Broken**: EDNN recovers every token (Lin et al. 2024), because each line and translation is a multiple of the vector
+of ones. It is a control: an attack that reads nothing elsewhere is seen to read something here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from milkglass.schemes.scheme import Scheme
 
 @dataclass(frozen=True)
 class SentinelLMs(Scheme):
-    """The scheme and its parameter.
+    """The SentinelLMs scheme.
 
     Attributes:
         reflections: how many glide-reflections are applied, 10 in the papers.
@@ -51,7 +51,7 @@ class SentinelLMs(Scheme):
         return self.glide(draws("glide").uniform)
 
     def glide(self, uniform: Callable[[int], NDArray[np.float64]]) -> Glide:
-        """uniform: that many numbers in (0, 1), for each reflection its a and its b."""
+        """Returns the reflections. `uniform` gives numbers in (0, 1), for each reflection its a and its b."""
         return Glide(uniform(2 * self.reflections).reshape(-1, 2))
 
 
@@ -59,8 +59,8 @@ class SentinelLMs(Scheme):
 class Glide:
     """Consecutive glide-reflections: lines (r, 2), a and b of each.
 
-    e' = e - 2 (e.l / l.l) l + t with l = a 1, t = b 1, and a, b uniform in [0, 1) (EDNN paper, equation 1). a cancels:
-    the length of a reflection's normal has no effect. fp64, back in the table's dtype.
+    e' = e - 2 (e.l / l.l) l + t with l = a 1, t = b 1, and a, b uniform in [0, 1) (EDNN paper, equation 1). a cancels,
+    since the length of a reflection's normal has no effect. Computed in fp64, returned in the table's dtype.
     """
 
     lines: NDArray[np.float64]
@@ -76,5 +76,5 @@ class Glide:
         return result.to(table.dtype)
 
     def promise(self, k: int) -> Promise:
-        """Nothing."""
+        """Returns a promise of nothing."""
         return Promise(k=k, clusters=0, sizes={}, below_k=0, singletons=0, verbatim=0)

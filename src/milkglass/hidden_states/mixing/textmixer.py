@@ -148,7 +148,7 @@ class TextMixer(HiddenStateDefence):
         return MixedUpper(model, self.cut(base), self.inputs, classes)
 
     def loss(self, step: TrainingStep, upper: torch.nn.Module, aids: torch.nn.Module, root: NoiseRoot) -> torch.Tensor:
-        """Returns the loss of mixing every text of the batch with others of it; each place predicts its own text's
+        """Returns the loss when every text is mixed with others of the batch; each place predicts its own text's
         label.
         """
         keys = keys_of(root, self.mixing, self.inputs, step.hidden.shape[2])

@@ -2,9 +2,10 @@
 
     E~ = Pi (E + alpha_e sigma_E N) P          H~ = Pi (H + alpha_h sigma_H N') Q^T       N, N' standard normal
 
-Pi permutes the vocabulary, sigma is the standard deviation of a table's entries, P and Q are stream_keys.py's, and what
-happens inside the layers is layer_keys.py's. RMSNorm divides by the length of x P, which is kappa times that of x on
-average and not for each x: the function is kept approximately, with lambda = 0, h = 0, beta = 1 and no noise exactly.
+Pi permutes the vocabulary, and sigma is the standard deviation of a table's entries. stream_keys.py makes P and Q,
+layer_keys.py the secrets inside the layers. RMSNorm divides by the length of x P, which is kappa times that of x on
+average and not for each x. So the function is kept approximately, and exactly with lambda = 0, h = 0, beta = 1 and no
+noise.
 
 **Broken**: neuron alignment names the ids from the uploaded model alone (docs/log.md, 2026-11-23).
 """
@@ -29,15 +30,15 @@ from milkglass.schemes.covariant.stream_keys import KeyDraws, KeyMatrices, Strea
 
 @dataclass(frozen=True)
 class AloePri(Covariant):
-    """The scheme and its parameters; the defaults are those of the paper.
+    """The AloePri scheme. The defaults are those of the paper.
 
     Attributes:
-        alpha_e: noise of the input embeddings, in standard deviations of the table's entries.
-        alpha_h: noise of the output embeddings, the same.
+        alpha_e, alpha_h: noise of the input and of the output embeddings, in standard deviations of the table's
+            entries.
         spread: lambda, how far B and each U are from orthogonal.
-        expansion: h; the stream gets 2h dimensions more, and a few for the heads to divide their number.
-        window: beta, how many pairs of a head's dimensions are permuted among each other at most; 1 permutes none.
-        sharpness: gamma, how strongly windows keep to pairs that turn alike.
+        expansion: h; the stream gets 2h more dimensions, and a few more so that the heads divide their number.
+        window: beta, the most pairs of a head's dimensions that are permuted among each other; 1 permutes none.
+        sharpness: gamma, how strongly windows keep to pairs of similar frequency.
         largest_scale: s; scales of pairs and of neurons are between 1/s and s, uniform in their logarithm.
     """
 
@@ -79,7 +80,10 @@ class AloePri(Covariant):
         return width + 2 * self._expansion(width, heads)
 
     def _expansion(self, width: int, heads: int) -> int:
-        """The least h from `expansion` on with which the heads divide d + 2h. Raises UsageError where none does."""
+        """Returns the least h from `expansion` on for which the heads divide d + 2h.
+
+        Raises UsageError if there is none.
+        """
         fitting = (h for h in range(self.expansion, self.expansion + heads) if (width + 2 * h) % heads == 0)
         result = next(fitting, None)
         if result is None:
@@ -90,7 +94,7 @@ class AloePri(Covariant):
         return result
 
     def mixing(self, size: int, draws: KeyDraws) -> Tensor:
-        """B of Algorithm 1: orthogonal, with `spread` of a Gaussian matrix."""
+        """Returns B of Algorithm 1: orthogonal, plus `spread` times a Gaussian matrix."""
         return draws.orthogonal(size) + self.spread * draws.gaussian(size, size).double() / size**0.5
 
     def stream_keys(self, width: int, heads: int, draws: KeyDraws) -> StreamKeys:

@@ -1,10 +1,10 @@
 """A covariant scheme: all weights of a decoder change under a secret, and its function stays.
 
-What the scheme decides is here: coordinates of the residual stream, coordinates inside each layer, and how much noise
-the tables get. Writing a checkpoint of it is client/obfuscate/covariant.py, the same for all schemes of this folder.
+The scheme decides the coordinates of the residual stream, the coordinates inside each layer, and the noise of the
+tables. client/obfuscate/covariant.py writes the checkpoint for all schemes of this folder.
 
-**None of them hides which id is which.** A nonlinearity acts on each neuron separately, so neurons can be permuted and
-no more: anyone who runs each id alone aligns them with the public model's (attacks/hidden_states/neuron_alignment.py).
+**None of them hides which id is which.** A nonlinearity acts on each neuron separately, so neurons can only be
+permuted: anyone who runs each id alone aligns them with the public model's (attacks/hidden_states/neuron_alignment.py).
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ class Covariant(Scheme):
 
     @property
     def table_noise(self) -> float:
-        """Of the input embeddings, in standard deviations of their entries."""
+        """Returns the noise of the input embeddings, in standard deviations of their entries."""
         return 0.0
 
     @property
     def head_noise(self) -> float:
-        """Of the output embeddings, in standard deviations of their entries."""
+        """Returns the noise of the output embeddings, in standard deviations of their entries."""
         return 0.0
 
     @abc.abstractmethod
     def mixing(self, size: int, draws: KeyDraws) -> Tensor:
-        """(size, size) fp64, invertible: of the stream's own dimensions, or of a head's values."""
+        """Returns (size, size) an invertible fp64 matrix for the stream's own dimensions, or for a head's values."""
 
     def stream_keys(self, width: int, heads: int, draws: KeyDraws) -> StreamKeys:
         return OrthogonalKeys(self.mixing(width, draws))
 
     @abc.abstractmethod
     def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
-        """What is done to the queries and keys of one key head."""
+        """Returns what is done to the queries and keys of one key head."""
 
     def neuron_scales(self, count: int, draws: KeyDraws) -> Tensor:
-        """(count,) fp64, none of them 0."""
+        """Returns (count,) nonzero fp64 numbers."""
         return torch.ones(count, dtype=torch.float64)
 
     def layer_keys(self, shape: LayerShape, draws: KeyDraws) -> LayerKeys:
@@ -68,6 +68,6 @@ class Covariant(Scheme):
         self, table: Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
         slots: Slots, groups: list[Ids] | None = None,
     ) -> Mixture:  # fmt: skip
-        """No row is mixed with another."""
+        """Returns the identity: no row is mixed with another."""
         progress(len(order))
         return Mixture.identity(len(table))

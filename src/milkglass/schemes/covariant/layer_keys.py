@@ -1,7 +1,7 @@
 """Secret coordinates inside a decoder's layer: of each head's queries, keys and values, of heads, and of neurons.
 
-AloePri, Algorithm 2 (section 5.2.3) and the feed-forward network (5.2.4). Rows are vectors; the heads of a group read
-one key head, and what is drawn for its keys holds for all their queries:
+AloePri, Algorithm 2 (section 5.2.3) and the feed-forward network (5.2.4). Rows are vectors. The heads of a group read
+one key head, and the draws for its keys apply to all their queries:
 
     q T, k T^-T     T = R H Z: each pair of dimensions that rotary positions turn together is turned by a secret angle
                     (R) and scaled (H), which commutes with rotary positions; pairs are permuted in windows (Z)
@@ -9,7 +9,7 @@ one key head, and what is drawn for its keys holds for all their queries:
     heads           key heads are permuted, and inside each group the queries' heads
     neurons         gate Z', up H' Z', (H' Z')^-1 down: permuted, and scaled where nothing nonlinear follows
 
-Z is exact where the pairs of a window turn equally fast, and an approximation elsewhere.
+Z is exact if the pairs of a window turn equally fast, and approximate otherwise.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LayerShape:
 
     @property
     def frequencies(self) -> Tensor:
-        """(e/2,) radians a token."""
+        """Returns (e/2,) radians a token."""
         return self.rotary_base ** (-torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size)
 
 
@@ -67,7 +67,7 @@ class Pairs:
 
     @classmethod
     def unchanged(cls, count: int) -> Pairs:
-        """Of so many pairs, none turned, scaled or moved."""
+        """Returns `count` pairs that are not turned, scaled or moved."""
         return cls(
             torch.zeros(count, dtype=torch.float64),
             torch.ones(count, dtype=torch.float64),
@@ -75,7 +75,7 @@ class Pairs:
         )
 
     def matrix(self, inverse: bool = False) -> Tensor:
-        """T, or T^-T: (e, e) fp64."""
+        """Returns T or T^-T, (e, e) fp64."""
         sizes = 1 / self.scales if inverse else self.scales
         cosine, sine = torch.diag(self.angles.cos() * sizes), torch.diag(self.angles.sin() * sizes)
         turned = torch.cat([torch.cat([cosine, sine], dim=1), torch.cat([-sine, cosine], dim=1)])
@@ -87,17 +87,17 @@ class LayerKeys:
     """The secrets of one layer, fp64.
 
     Attributes:
-        matrices: by part, (key_heads, e, e) from the right of queries, keys and values; of "output", U^-1.
-        key_order: (key_heads,) which key head is in each place.
-        query_order: (key_heads, heads / key_heads) which head of its group, by the key head.
-        neurons: (f,) which neuron is in each place.
+        matrices: by part, (key_heads, e, e) that multiply queries, keys and values from the right; for "output", U^-1.
+        key_order: (key_heads,) the key head in each place.
+        query_order: (key_heads, heads / key_heads) the head of the group in each place.
+        neurons: (f,) the neuron in each place.
         scales: (f,) of what the gate multiplies.
     """
 
     def __init__(
         self, shape: LayerShape, pairs: list[Pairs], mixing: list[Tensor], scales: Tensor, draws: KeyDraws
     ) -> None:
-        """pairs, mixing: for each key head its own, and U."""
+        """Draws the orders. `pairs` and `mixing` (U) have an entry for each key head."""
         self.matrices: dict[Part, Tensor] = {
             "queries": torch.stack([one.matrix() for one in pairs]),
             "keys": torch.stack([one.matrix(inverse=True) for one in pairs]),
@@ -109,7 +109,7 @@ class LayerKeys:
         self.key_order, self.neurons, self.scales = draws.order(shape.key_heads), draws.order(shape.neurons), scales
 
     def rows(self, part: Part, matrix: Tensor) -> Tensor:
-        """What reads the stream: (g, ...) of a weight or a bias, fp64, as it becomes."""
+        """Returns the new value of a weight or bias (g, ...), fp64, that reads the stream."""
         if part in ("gate", "up"):
             scaled = matrix if part == "gate" else matrix * self.scales.reshape(-1, *(1,) * (matrix.dim() - 1))
             return scaled[torch.from_numpy(self.neurons)]
@@ -119,7 +119,7 @@ class LayerKeys:
         return self._permuted(turned, part == "queries").reshape(matrix.shape)
 
     def columns(self, part: Part, matrix: Tensor) -> Tensor:
-        """What writes to the stream: (d, g), fp64, as it becomes."""
+        """Returns the new value of a weight (d, g), fp64, that writes to the stream."""
         if part == "down":
             return (matrix / self.scales)[:, torch.from_numpy(self.neurons)]
         keys, e = len(self.key_order), self.matrices[part].shape[1]
@@ -128,20 +128,23 @@ class LayerKeys:
         return self._permuted(turned, True).reshape(matrix.T.shape).T
 
     def _permuted(self, heads: Tensor, grouped: bool) -> Tensor:
-        """(key_heads, group, ...): heads inside each group, then groups."""
+        """Permutes (key_heads, group, ...): heads inside each group, then groups."""
         if grouped:
             heads = torch.stack([one[torch.from_numpy(self.query_order[k])] for k, one in enumerate(heads)])
         return heads[torch.from_numpy(self.key_order)]
 
 
 def uniform(count: int, draws: KeyDraws) -> Tensor:
-    """(count,) between 0 and 1, fp64."""
+    """Returns (count,) fp64 numbers between 0 and 1."""
     return torch.special.ndtr(draws.gaussian(count).double())
 
 
 def windowed(frequencies: Tensor, most: int, sharpness: float, draws: KeyDraws) -> Ids:
-    """(e/2,) an order of the pairs: windows one after another, each permuted. A window at pair t has w of `most` pairs,
-    with odds exp(sharpness (frequency of its last pair - frequency of t)): wide ones where pairs turn alike."""
+    """Returns (e/2,) an order of the pairs: consecutive windows, each permuted.
+
+    A window at pair t has w of at most `most` pairs, with odds exp(sharpness (frequency of its last pair - frequency of
+    t)): it is wide where frequencies are similar.
+    """
     count = len(frequencies)
     result: list[int] = []
     while len(result) < count:

@@ -1,9 +1,10 @@
 """Orthogonal conjugation: the stream and each head's values in secret orthogonal coordinates, without noise.
 
-The idea of ConjFormer: an orthogonal change of coordinates commutes with RMSNorm once its gains are folded away, so the
-model's function is kept exactly. Queries and keys are turned pair by pair, heads, neurons and the vocabulary permuted.
+ConjFormer's idea is that an orthogonal change of coordinates commutes with RMSNorm once its gains are folded away, so
+the model's function is kept exactly. Queries and keys are turned pair by pair; heads, neurons and the vocabulary are
+permuted.
 
-**Broken**, as all covariant schemes are (covariant.py); the lengths and products of the table's rows stay as well.
+**Broken**, like all covariant schemes (covariant.py). The lengths and products of the table's rows stay as well.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from milkglass.schemes.covariant.stream_keys import KeyDraws
 
 @dataclass(frozen=True)
 class Orthogonal(Covariant):
-    """The scheme; it has no parameters."""
+    """The orthogonal conjugation scheme. It has no parameters."""
 
     name: ClassVar[str] = "orthogonal"
     broken: ClassVar[str | None] = "orthogonal conjugation is broken: anyone with the public model can read every id"

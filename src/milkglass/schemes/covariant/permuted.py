@@ -1,7 +1,7 @@
 """Permutation only: the vocabulary, the stream's dimensions, heads, each head's values and neurons are permuted.
 
-The mildest covariant scheme: no entry of a tensor changes but for the folded gains. The dimensions of queries and keys
-keep their places, since rotary positions turn each pair at a speed of its own.
+This is the mildest covariant scheme: no entry of a tensor changes except by folded gains. The dimensions of queries and
+keys keep their places, since rotary positions turn each pair at its own speed.
 
 **Broken**: sorting a row's entries names its token (attacks/embeddings/sorted_rows.py).
 """
@@ -22,7 +22,7 @@ from milkglass.schemes.covariant.stream_keys import KeyDraws
 
 @dataclass(frozen=True)
 class Permuted(Covariant):
-    """The scheme; it has no parameters."""
+    """The permutation scheme. It has no parameters."""
 
     name: ClassVar[str] = "permuted"
     broken: ClassVar[str | None] = "permuting all weights is broken: anyone with the public model can read every id"

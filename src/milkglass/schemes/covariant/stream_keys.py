@@ -5,7 +5,6 @@ AloePri, Algorithm 1 (section 5.2.1), for d dimensions and an expansion of h, wi
     P = [B  C  E] Z          B = U + lambda V       (d, d), V of variance 1/d
     Q = Z^T [B^-1; F; D]     E = E1 E2, F = F1 F2   (d, h), (h, d), of rank h/2
                              C F = 0, E D = 0       C (d, h), D (h, d), anew for each P and each Q
-
     P Q = B B^-1 + C F + E D = I, whichever C and D: all P of one family go with all of its Q.
 
 Rows are vectors: a state x (d,) becomes x P, and x P Q = x.
@@ -37,24 +36,24 @@ class StreamKeys(abc.ABC):
     """A family of P (d, D) and Q (D, d), fp64.
 
     Attributes:
-        kappa: the root mean square of x P over that of x, for x of no preferred direction. RMSNorm divides by the
-            former; what reads after it is multiplied by kappa.
+        kappa: the root mean square of x P relative to that of x, for x of no preferred direction. RMSNorm divides by
+            the former, so what reads after it is multiplied by kappa.
     """
 
     kappa: float
 
     @abc.abstractmethod
     def writing(self, draws: KeyDraws) -> Tensor:
-        """A P, for one tensor that writes."""
+        """Returns a P for one tensor that writes."""
 
     @abc.abstractmethod
     def reading(self, draws: KeyDraws) -> Tensor:
-        """A Q, for one tensor that reads."""
+        """Returns a Q for one tensor that reads."""
 
 
 @dataclass(frozen=True)
 class OrthogonalKeys(StreamKeys):
-    """One P, orthogonal, and Q its transpose. It keeps lengths, so the norms are exact.
+    """One orthogonal P, with its transpose as Q. It keeps lengths, so the norms are exact.
 
     Attributes:
         matrix: P (d, d).
@@ -74,14 +73,14 @@ class KeyMatrices(StreamKeys):
     """Algorithm 1: what all P and Q of a key share.
 
     Attributes:
-        b, b_inverse, e, f, z: as above.
+        b, b_inverse, e, f, z: see the module.
         beside_f: (h, h - h/2) an orthonormal basis of the rows c with c F = 0.
-        beside_e: (h, h - h/2) the same of the columns d with E d = 0.
+        beside_e: (h, h - h/2) an orthonormal basis of the columns d with E d = 0.
         kappa: its mean square over the draws of C: |B|^2 + |E|^2 + d (h - h/2) / d over D, each a Frobenius norm.
     """
 
     def __init__(self, near_orthogonal: Tensor, expansion: int, draws: KeyDraws) -> None:
-        """near_orthogonal: B (d, d). expansion: h."""
+        """Draws the shared matrices for B (d, d) = `near_orthogonal` and h = `expansion`."""
         self.b, self.b_inverse = near_orthogonal, torch.linalg.inv(near_orthogonal)
         d, h, rank = len(near_orthogonal), expansion, expansion // 2
 

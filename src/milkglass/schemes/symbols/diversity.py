@@ -1,13 +1,12 @@
-"""What every symbol must keep: bits of entropy over its tokens, and no token with most of its mass.
+"""The limits of every symbol: bits of entropy over its tokens, and the largest share of one token.
 
 With p(t) the share of token t in the mass of its symbol,
 
     bits(s) = - sum of p(t) log2 p(t) >= h         share(s) = max of p(t) <= p_max
 
-A symbol that breaks one of them is joined to the nearest symbol with which both hold, else to the nearest at all, and
-looked at again. At most half of the symbols are given up so; what is still broken then is reported and not hidden.
-
-Two tokens of one word count as two tokens.
+A symbol that breaks a limit is joined to the nearest symbol with which both hold, or else to the nearest, and checked
+again. At most half of the symbols are given up like this; those that still break a limit are reported. Two tokens of
+one word count as two tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SLACK = 1e-9  # sums in another order may round to the other side of a limit
 
 @dataclass(frozen=True)
 class DiversityLimits:
-    """h in bits, and p_max."""
+    """The limits: h in bits, and p_max."""
 
     least_bits: float
     most_share: float
@@ -36,12 +35,12 @@ class DiversityLimits:
 
 
 def bits_and_shares(numbers: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses]:
-    """(m,) entropy in bits, and (m,) the largest share of one token, of each symbol. mass: (c,) of the tokens."""
+    """Returns (m,) each symbol's entropy in bits and (m,) its largest share of one token, for masses (c,) of tokens."""
     return _measures(*_sums(numbers, mass, symbols))
 
 
 def joined(clusters: FoundSymbols, mass: Masses, limits: DiversityLimits) -> Ids:
-    """(c,) numbers from 0 without a gap, after symbols that break a limit were joined to others."""
+    """Returns (c,) numbers from 0 without gaps, after symbols that break a limit were joined to others."""
     _, numbers = np.unique(clusters.numbers, return_inverse=True)
     symbols = int(numbers.max()) + 1
     total, entropy, top = _sums(numbers, mass, symbols)
@@ -71,7 +70,7 @@ def joined(clusters: FoundSymbols, mass: Masses, limits: DiversityLimits) -> Ids
 
 
 def _sums(numbers: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses, Masses]:
-    """(m,) of each symbol: its mass, the sum of mass log2 mass, the mass of its heaviest token."""
+    """Returns (m,) of each symbol its mass, the sum of mass log2 mass, and the mass of its heaviest token."""
     top = np.zeros(symbols)
     np.maximum.at(top, numbers, mass)
     total = np.bincount(numbers, mass, symbols).astype(np.float64)
@@ -79,5 +78,5 @@ def _sums(numbers: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses, Mas
 
 
 def _measures(total: Masses, entropy: Masses, top: Masses) -> tuple[Masses, Masses]:
-    """H = log2 M - (sum of w log2 w) / M, and the largest share."""
+    """Returns H = log2 M - (sum of w log2 w) / M, and the largest share."""
     return np.log2(total) - entropy / total, top / total

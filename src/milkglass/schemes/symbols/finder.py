@@ -1,4 +1,4 @@
-"""What a map of symbols is found from, and what a way to find one is: one file of this folder is one way."""
+"""The input of a map of symbols, and the interface of ways to find one. One file of this folder is one way."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TaskTexts:
     Attributes:
         texts: in original ids; a pair is one text.
         labels: (b,) numbers of classes from 0, or standardised scores of a regression.
-        classes: how many classes there are; 0: a regression.
+        classes: their number; 0 for a regression.
     """
 
     texts: Sequences
@@ -36,16 +36,16 @@ class TaskTexts:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What a map is found from. It stays with the client.
+    """The input from which a map is found. It stays with the client.
 
     Attributes:
-        counts: (n,) how often each token occurs: in public text where there is some, else in the client's.
-        weights: (n,) of the tokens in the rows of their symbols. Counts of a public text, or all equal: anyone with the
+        counts: (n,) how often each token occurs, in public text if there is some, else in the client's.
+        weights: (n,) of the tokens in the rows of their symbols: counts of a public text, or all equal. Anyone with the
             public table can solve a row for them, so they must not be counts of private text.
-        special: ids of special tokens, which keep symbols of their own.
+        special: ids of special tokens, which keep their own symbols.
         pinned: ids that must keep their number, since the architecture uses it.
-        labelled: None where there are no labels.
-        vectors: (n, d) a vector of each token: the public encoder's, or its row of the input table.
+        labelled: None: there are no labels.
+        vectors: returns (n, d) a vector of each token: the public encoder's, or its row of the input table.
     """
 
     counts: NDArray[np.int64]
@@ -58,11 +58,11 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class FoundSymbols:
-    """What a way to find a map returns.
+    """The result of a way to find a map.
 
     Attributes:
         numbers: (c,) a number from 0 for each token that is clustered.
-        points: (c, f) where these lie, which says which symbols are near to each other.
+        points: (c, f) their positions, by which symbols are near each other.
     """
 
     numbers: Ids
@@ -70,8 +70,10 @@ class FoundSymbols:
 
 
 class MapFinder(abc.ABC):
-    """A way to find a map. Final subclasses are frozen dataclasses whose fields are the parameters
-    (milkglass/parameters.py); an instance is a field of `Coarse`."""
+    """A way to find a map.
+
+    Final subclasses are frozen dataclasses whose fields are the parameters; `Coarse` has them.
+    """
 
     def __post_init__(self) -> None:
         require(self)
@@ -81,16 +83,17 @@ class MapFinder(abc.ABC):
         self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbols: int,
         draws: Callable[[str], Draws], progress: Progress,
     ) -> FoundSymbols:  # fmt: skip
-        """At most `symbols` clusters of these tokens.
+        """Returns at most `symbols` clusters of these tokens.
 
         Args:
+            evidence: the input.
             tokens: (c,) ids of those that are clustered.
             mass: (c,) how common each is, above 0.
             draws: a stream of the key for each label.
-            progress: receives the share of the work that was done since the last call, in thousandths.
+            progress: receives the share of the work done since the last call, in thousandths.
         """
 
 
 def thousandths(done: int, of: int) -> int:
-    """How many thousandths of the work its last step was, `done` steps out of `of` being done: their sum is 1000."""
+    """Returns the thousandths of the work in the last step, after `done` of `of` steps. They sum to 1000."""
     return 1000 * done // of - 1000 * (done - 1) // of

@@ -1,20 +1,20 @@
-"""FoundSymbols by weighted k-means with a price on mass, over vectors of tokens and what their labels say.
+"""Finds symbols by weighted k-means with a price on mass, over vectors of tokens and what their labels say.
 
     token t goes to the symbol j of least  |x_t - c_j|^2 + price_j
     c_j = mean of its tokens, weighted by sqrt(mass_t)
     price_j <- 0.7 price_j + 0.3 P log(m load_j + 0.05),    load_j the symbol's share of all mass, P `mass_price`
 
-x_t is a token's vector, centred and of length 1, then `label_weight` times its label score. The first centres
-are tokens drawn with probabilities in proportion to sqrt(mass), without repetition.
+x_t is a token's vector, centred and of length 1, followed by `label_weight` times its label score. The first centres
+are tokens drawn with probabilities proportional to sqrt(mass), without repetition.
 
-The label score of a token is what its presence says of the label, by the client's own rows (naive Bayes). With c_k(t)
-the texts of class k that hold t, n_k all texts of class k, and "other" all other classes,
+The label score of a token is what its presence says about the label, by the client's own rows (naive Bayes). With
+c_k(t) the number of texts of class k that contain t, n_k that of all texts of class k, and "other" all other classes,
 
     score_k(t) = log (c_k + 1) / (n_k + 2) - log (c_other + 1) / (n_other + 2)       (Laplace's rule on both sides)
 
-times trust(t) = c / (c + 4), c = c_k + c_other: a token that was seen once says little. One coordinate a class, over
-sqrt 2: with two classes the coordinates are opposite, and distances are those of one log odds. For a regression there
-is one coordinate, the mean score of the texts that hold the token, times trust. A token that was seen in fewer than two
+times trust(t) = c / (c + 4), c = c_k + c_other, since a token that was seen once says little. There is one coordinate a
+class, over sqrt 2: with two classes the coordinates are opposite, and distances are those of one log odds. For a
+regression there is one coordinate, the mean score of the texts with the token, times trust. A token in fewer than two
 texts takes 0.7 of the mean of all others, weighted by trust and exp(12 (cos - 1)).
 """
 
@@ -45,13 +45,13 @@ COSINES = 1024  # rows of cosines held at a time
 
 @dataclass(frozen=True)
 class KMeans(MapFinder):
-    """The way and its parameters.
+    """The k-means way.
 
     Attributes:
         vectors: each token alone through the public encoder, mean of its last states ("encoder"), or its row of the
             input table ("table").
         label_weight: of the label score; 0: labels are not used.
-        mass_price: how dear a symbol of more than its share of running text is; 0: no price.
+        mass_price: the price of a symbol with more than its share of running text; 0: none.
         rounds: of assignment.
     """
 
@@ -64,7 +64,7 @@ class KMeans(MapFinder):
         self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbols: int,
         draws: Callable[[str], Draws], progress: Progress,
     ) -> FoundSymbols:  # fmt: skip
-        """Draws from "symbols/start"."""
+        """Returns the clusters. Draws from "symbols/start"."""
         points, clusters = self.points(evidence)[tokens], Clusters(tokens, mass, symbols)
         drawn = draws("symbols/start")
         clusters.start(points, drawn)
@@ -74,7 +74,7 @@ class KMeans(MapFinder):
         return FoundSymbols(clusters.numbers, points)
 
     def points(self, evidence: Evidence) -> Floats:
-        """(n, f) x_t above, of all tokens."""
+        """Returns (n, f) x_t of all tokens."""
         unit = centred(evidence.vectors(self.vectors))
         if not self.label_weight or evidence.labelled is None:
             return unit
@@ -83,12 +83,12 @@ class KMeans(MapFinder):
 
 
 class Clusters:
-    """Symbols while they are found: the centres above, with the tokens and the price of each.
+    """Symbols while they are being found: centres, tokens and prices.
 
     Attributes:
         tokens: (c,) ids of those that are clustered.
         mass, weights: (c,) how common each is, above 0, and the square root of that.
-        centres: (m, f); None before `start`.
+        centres: (m, f). None: before `start`.
         numbers: (c,) the symbol of each token.
         price: (m,).
     """
@@ -99,17 +99,17 @@ class Clusters:
         self.numbers, self.price = np.zeros(len(tokens), np.int64), np.zeros(symbols)
 
     def of_tokens(self, n: int) -> Ids:
-        """(n,) the symbol of each token, 0 for those that are not clustered."""
+        """Returns (n,) the symbol of each token, 0 for tokens that are not clustered."""
         result = np.zeros(n, np.int64)
         result[self.tokens] = self.numbers
         return result
 
     def start(self, points: Floats, drawn: Draws) -> None:
-        """Centres are drawn. points: (c, f)."""
+        """Draws centres among the points (c, f)."""
         self.centres = points[sample(self.weights, len(self.price), drawn)].copy()
 
     def move(self, points: Floats, price: float, drawn: Draws) -> None:
-        """One round from where the centres are; a symbol without tokens is drawn again. price: P above."""
+        """Makes one round. A symbol without tokens is drawn again. `price` is P of the module."""
         assert self.centres is not None
         m = len(self.price)
         self.numbers = assign(points, self.centres, self.price)
@@ -122,14 +122,16 @@ class Clusters:
 
 
 def centred(vectors: Floats) -> Floats:
-    """(n, d) x_t above: less their mean, then of length 1."""
+    """Returns (n, d) x_t: the vectors less their mean, then scaled to length 1."""
     apart = vectors.astype(np.float32) - vectors.astype(np.float32).mean(0)
     result: Floats = apart / (np.linalg.norm(apart, axis=1, keepdims=True) + 1e-9)
     return result
 
 
 def assign(points: Floats, centres: Floats, price: NDArray[np.float64]) -> Ids:
-    """(c,) the cheapest symbol of each token; ties fall to the lower number. |x|^2 is the same for all symbols."""
+    """Returns (c,) the cheapest symbol of each token; ties go to the lower number. |x|^2 is the same for all
+    symbols.
+    """
     own = (centres.astype(np.float64) ** 2).sum(1) + price
     parts = [
         (own - 2.0 * (points[start : start + ROWS_AT_A_TIME] @ centres.T)).argmin(1)
@@ -139,27 +141,29 @@ def assign(points: Floats, centres: Floats, price: NDArray[np.float64]) -> Ids:
 
 
 def next_price(price: NDArray[np.float64], mass: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
-    """(m,) the prices of the next round. mass: (m,) of the symbols."""
+    """Returns (m,) the prices of the next round, from the symbols' masses (m,)."""
     load = mass / mass.sum()
     return PRICE_MOMENTUM * price + (1 - PRICE_MOMENTUM) * factor * np.log(load * len(load) + FLOOR)
 
 
 def sums(rows: Floats, numbers: Ids, symbols: int) -> Floats:
-    """(m, f) the sum of the rows of each symbol."""
+    """Returns (m, f) the sum of the rows of each symbol."""
     result = np.zeros((symbols, rows.shape[1]), np.float32)
     np.add.at(result, numbers, rows)
     return result
 
 
 def sample(weights: NDArray[np.float64], count: int, drawn: Draws) -> Ids:
-    """`count` places without repetition, in proportion to their weights: those of the first arrivals of Poisson
-    processes with these rates."""
+    """Returns `count` places without repetition, in proportion to their weights.
+
+    They are the first arrivals of Poisson processes with these rates.
+    """
     arrivals = -np.log(drawn.uniform(len(weights))) / weights
     return np.argsort(arrivals, kind="stable")[:count].astype(np.int64)
 
 
 def label_scores(labelled: TaskTexts, size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(n, f) the scores times trust, and (n,) the trust."""
+    """Returns (n, f) the scores times trust, and (n,) the trust."""
     pairs = np.unique(labelled.texts.owner * size + labelled.texts.ids)  # a token counts once a text
     text, token = pairs // size, pairs % size
     seen = np.bincount(token, minlength=size).astype(np.float64)
