@@ -1,11 +1,10 @@
-"""The k nearest rows of every row of a table, by cosine, each pair of rows compared once.
+"""Finds the k nearest rows of every row of a table by cosine, and compares each pair of rows once.
 
-The cosine of i and j is that of j and i, so that only tiles on and above the diagonal are multiplied: half the work.
-What a row must reach to be ranked is guessed from a sample of columns. A guess that was too high leaves fewer than k;
-such a row is compared with all others again, so that guesses cost time and never a neighbour. Where a guess was too low
-(a table with many equal rows), the pairs of a strip of rows are cut back to the k best of each row whenever they are
-too many, and the bound becomes the k-th of these. Memory: the pairs of a strip of TILE rows, and two tiles for each
-core (where all rows are equal 20 MB each), never n x n.
+Cosines are symmetric, so only tiles on and above the diagonal are multiplied. A sample of columns gives a guess of the
+bound that a pair must reach. A guess that is too high leaves fewer than k pairs; such a row is compared with all others
+again, so that guesses cost time and never a neighbour. A guess that is too low (a table with many equal rows) leaves
+too many pairs in a strip of rows. They are then cut to the k best of each row, and the bound becomes the k-th of these.
+Memory: the pairs of a strip of TILE rows, and two tiles for each core (20 MB each if all rows are equal), never n x n.
 """
 
 from __future__ import annotations
@@ -36,12 +35,15 @@ HELD = 512  # pairs that a row of a strip holds on average, at most, unless k is
 
 
 def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists:
-    """For every row the k others of the largest cosine, and these cosines, in fp32. Uses all cores.
+    """Returns for every row the k other rows of the largest cosine, and these cosines, in fp32. Uses all cores.
 
-    Cosines that are equal as computed are in the order of their rows; those of equal rows may differ in their last bit.
-    progress: of n rows, by the share of the tiles that are compared.
+    Equal computed cosines are in the order of their rows; cosines of equal rows may differ in the last bit.
 
-    Raises UsageError where k is not from 1 to n - 1, or a row is not finite.
+    Args:
+        progress: receives how many of n rows are done, by the share of the tiles that are compared.
+
+    Raises:
+        UsageError: k is not from 1 to n - 1, or a row is not finite.
     """
     from milkglass.nearest.products import threads_each  # imports torch, which listing methods does not need
 
@@ -72,7 +74,7 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
 def _ahead(
     pool: ThreadPoolExecutor, work: Callable[[int], tuple[Pairs, Pairs]], lefts: range
 ) -> Iterator[tuple[Pairs, Pairs]]:
-    """The results in order, whichever is done first; few wait for whoever takes them."""
+    """Yields the results in order, whichever is done first. Only a few wait to be taken."""
     most, waiting = 2 * cores(), deque[Future[tuple[Pairs, Pairs]]]()
     for left in lefts:
         waiting.append(pool.submit(work, left))
@@ -83,7 +85,7 @@ def _ahead(
 
 
 def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.float32]:
-    """(n,) a cosine that more than k others are likely to reach: three deviations more than k are expected to."""
+    """Returns (n,) a cosine that more than k others are likely to reach: three deviations above the expected number."""
     import torch
 
     from milkglass.nearest.products import Cosines
@@ -104,7 +106,10 @@ def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.floa
 
 
 def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, left: int) -> tuple[Pairs, Pairs]:
-    """One tile: what reaches its row's bound; and what reaches its column's, turned. On the diagonal both are alike."""
+    """Compares one tile.
+
+    Returns the pairs that reach their row's bound, and, transposed, those that reach their column's.
+    """
     import torch
 
     from milkglass.nearest.products import product
@@ -135,9 +140,9 @@ class _Strip:
     Attributes:
         top: its first row.
         k: neighbours that each row needs.
-        bounds: (b,) what a pair must reach; a view of those of all rows.
-        pairs: so far, in parts.
-        held: how many.
+        bounds: (b,) what a pair must reach; a view of the bounds of all rows.
+        pairs: the pairs so far, in parts.
+        held: their number.
     """
 
     top: int
@@ -147,14 +152,17 @@ class _Strip:
     held: int = 0
 
     def add(self, pairs: Pairs) -> None:
-        """Pairs of larger columns than all before."""
+        """Adds pairs whose columns are larger than all before."""
         self.pairs.append(pairs)
         self.held += len(pairs[0])
         if self.held > len(self.bounds) * max(HELD, 4 * self.k):
             self._cut()
 
     def finish(self, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> Ids:
-        """Write the lists of this strip's rows; which rows have fewer than k neighbours, whose lists are wrong."""
+        """Writes the lists of this strip's rows.
+
+        Returns the rows with fewer than k neighbours, whose lists are wrong.
+        """
         columns, values, counts = self._ranked()
         self.pairs = []
         rows = slice(self.top, self.top + len(self.bounds))
@@ -162,7 +170,7 @@ class _Strip:
         return self.top + np.flatnonzero(counts < self.k)
 
     def _cut(self) -> None:
-        """Leave the k best of each row. A pair that comes later must be better: ties fall to the smaller index."""
+        """Keeps the k best pairs of each row. A later pair must be better, since ties go to the smaller index."""
         columns, values, counts = self._ranked()
         full = counts >= self.k
         self.bounds[full] = np.nextafter(values[full, -1], np.float32(np.inf))
@@ -170,7 +178,7 @@ class _Strip:
         self.pairs, self.held = [(row.astype(np.int16), columns[row, place], values[row, place])], len(row)
 
     def _ranked(self) -> tuple[NDArray[np.int32], NDArray[np.float32], Ids]:
-        """(b, k) the best columns and their cosines, and (b,) how many pairs a row has. Ties: by column."""
+        """Returns (b, k) the best columns and their cosines, ties by column, and (b,) how many pairs each row has."""
         row, column, value = (np.concatenate(parts) for parts in zip(*self.pairs, strict=True))
         counts = np.bincount(row, minlength=len(self.bounds))
         keys = np.full((len(counts), max(self.k, int(counts.max()))), np.iinfo(np.int64).max)
@@ -180,24 +188,26 @@ class _Strip:
 
 
 def _packed(column: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Integers in the order of falling values, then of columns: NumPy sorts them several times as fast as it finds the
-    order of values."""
+    """Packs pairs into integers in the order of falling values, then of columns.
+
+    NumPy sorts integers faster than it ranks.
+    """
     falling = ~_ordered_bits((value + np.float32(0)).view(np.int32))  # -0 is 0
     return falling.astype(np.int64) << 32 | column
 
 
 def _unpacked(keys: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The columns and the values."""
+    """Returns the columns and the values."""
     return keys.astype(np.int32), _ordered_bits(~(keys >> 32).astype(np.int32)).view(np.float32)
 
 
 def _ordered_bits(bits: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The bits of numbers as integers in their order, and back."""
+    """Maps the bits of numbers to integers in the same order, and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def _again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> None:
-    """Write the lists of these rows anew, after a comparison with all others."""
+    """Recomputes the lists of these rows by comparison with all others."""
     for start in range(0, len(rows), ROWS_COMPARED_AGAIN):
         part = rows[start : start + ROWS_COMPARED_AGAIN]
         block = unit[part] @ unit.T

@@ -1,4 +1,4 @@
-"""A partition of a table into groups of near rows. Memory is a block times n, never n x n."""
+"""Partitions a table into groups of near rows. Memory is a block times n, never n x n."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ SEEDS = 64  # seeds compared at a time: few are taken by a seed before them, so 
 
 
 def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> list[Ids]:
-    """Every row in one group of k: the first free row in `order` takes the k - 1 free rows that are nearest.
+    """Returns every row in one group of k: the first free row in `order` takes the k - 1 nearest free rows.
 
-    What is left at the end, fewer than k rows, joins the last group, which then has up to 2k - 1: a smaller group
-    would hide its rows less than requested. progress: of n rows.
+    The fewer than k rows that remain at the end join the last group, which then has up to 2k - 1. A smaller group would
+    hide its rows less than requested.
+
+    Args:
+        progress: receives how many of n rows are done.
     """
     n = len(vectors)
     require_k(k, n)

@@ -1,9 +1,9 @@
-"""Products and cosines of some rows with all rows of a table, in fp32, and exact ones of a few.
+"""Products and cosines of some rows with all rows of a table in fp32, and exact cosines of a few.
 
-oneDNN, which torch brings, makes the products: on processors of AMD it is up to three times as fast as the library that
-`torch.mm` calls. Where the processor has instructions for bf16 (AMX, AVX-512 BF16), a first look is made in bf16. It
-takes half the time or less. Its error is measured (`Cosines.lost`), and what it leaves open is compared again
-(`Cosines.measured`), so that no first look is made where cosines crowd.
+oneDNN, which torch includes, makes the products, since it is faster than `torch.mm` on processors of AMD. If the
+processor has instructions for bf16 (AMX, AVX-512 BF16), a first look is made in bf16. Its error is measured
+(`Cosines.lost`), and what it leaves open is compared again (`Cosines.measured`), so no first look is made if many
+cosines are close.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Slack:
 def quick_in_bf16() -> bool:
     """Returns whether the processor has instructions for bf16 and oneDNN may use them.
 
-    DNNL_MAX_CPU_ISA can forbid it. Older releases of torch cannot say: then the answer is no.
+    DNNL_MAX_CPU_ISA can forbid it. Older releases of torch cannot tell; then the result is false.
     """
     capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)
     info = capabilities()
@@ -77,9 +77,9 @@ def quick_in_bf16() -> bool:
 
 
 def onednn_linear() -> Linear | None:
-    """Returns oneDNN's linear layer, or None where torch does not have it for this processor.
+    """Returns oneDNN's linear layer. None: torch does not have it for this processor.
 
-    It takes x (..., d), weight (m, d) and bias (m,) or None, all of one dtype on the processor, and gives (..., m).
+    It takes x (..., d), weight (m, d) and bias (m,) or None, all of one dtype on the processor, and returns (..., m).
     """
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if operator is None or not torch.backends.mkldnn.is_available():
@@ -88,23 +88,23 @@ def onednn_linear() -> Linear | None:
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of a weight (m, d) as oneDNN lays it out, which it would otherwise do at each call.
+    """Returns a copy of a weight (m, d) in oneDNN's layout, which it would otherwise make at each call.
 
-    Products are the same but for rounding. Where torch cannot lay it out, the weight itself is returned.
+    Products are equal up to rounding. If torch cannot make the layout, the weight itself is returned.
     """
     operator = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
     return weight if operator is None else operator(weight, None)
 
 
 def multiply_by_onednn(model: torch.nn.Module, bf16: bool) -> None:
-    """Let oneDNN multiply the linear layers of a model, in fp32, and in bf16 where autocast asks for it.
+    """Lets oneDNN multiply the linear layers of a model, in fp32, and in bf16 if autocast asks for it.
 
-    Weights are converted and laid out once, which takes the memory of a copy. The model must not be trained, copied or
-    loaded into afterwards.
+    Weights are converted once, which needs memory for a copy. The model must not be trained, copied or loaded into
+    afterwards.
 
     Args:
-        model: it is changed.
-        bf16: whether it will be run in bf16 too.
+        model: is changed.
+        bf16: whether it will run in bf16 too.
     """
     linear = onednn_linear()
     if linear is None:
@@ -142,7 +142,7 @@ class _ThreadLimit:
             return self._count
 
     def leave(self) -> None:
-        """Restores what was before when the last caller leaves."""
+        """Restores the earlier limits when the last caller leaves."""
         with self._lock:
             self._inside -= 1
             if not self._inside:
@@ -154,16 +154,16 @@ _THREADS = _ThreadLimit()
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """Returns the libraries that have threads of their own; to look for them takes a hundredth of a second."""
+    """Returns the libraries that have their own threads. Finding them takes a hundredth of a second."""
     return ThreadpoolController()
 
 
 @contextmanager
 def threads_each(count: int) -> Iterator[Callable[[], None]]:
-    """Limit torch to `count` threads in each worker, and NumPy to one, until the last caller leaves.
+    """Limits torch to `count` threads in each worker, and NumPy to one, until the last caller leaves.
 
-    More threads would only wait for one another. oneDNN's operator takes all cores in a thread where torch has done
-    nothing before: each worker therefore begins with the function that is yielded.
+    More threads would only wait for each other. oneDNN's operator takes all cores in a thread where torch has done
+    nothing before, so each worker must begin with the function that is yielded.
     """
     held = _THREADS.enter(count)
     try:
@@ -175,14 +175,14 @@ def threads_each(count: int) -> Iterator[Callable[[], None]]:
 # --- cosines ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Cosines:
-    """Of rows with a table as it lies: nothing of its size is copied or kept, unless it is small.
+    """Cosines of rows with a table in place. Nothing of the table's size is copied or kept, unless it is small.
 
     Attributes:
         table: (n, d), in any dtype, on any device.
         scale: (n,) one over each row's length.
-        shift: (d,) what is taken off each row before; None: nothing.
-        unit: of a small table the rows of length 1, as oneDNN lays them out; it would do so for each product.
-        lost: how much of a row of length 1 is lost in bf16, at most, where a first look is made in it; else None.
+        shift: (d,) subtracted from each row. None: nothing.
+        unit: for a small table the rows of length 1 in oneDNN's layout.
+        lost: how much of a row of length 1 is lost in bf16 at most, if a first look is made in it; else None.
     """
 
     table: torch.Tensor = field(repr=False)
@@ -193,8 +193,12 @@ class Cosines:
 
     @classmethod
     def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, look: int = 0) -> Cosines:
-        """look: of how many nearest rows the values will matter, to make a first look in bf16 where that is quicker; 0:
-        none is made."""
+        """Prepares a table.
+
+        Args:
+            look: how many nearest rows matter, if a first look in bf16 may be made where that is faster. 0: none is
+                made.
+        """
         scale = torch.empty(len(table), dtype=torch.float32, device=table.device)
         for part in blocks(table):  # into one piece: small tensors kept between the blocks would hold their memory
             scale[part] = lengths(table[part] if shift is None else table[part].float() - shift)
@@ -209,14 +213,14 @@ class Cosines:
 
     @classmethod
     def _in_bf16(cls, table: torch.Tensor, scale: torch.Tensor, unit: torch.Tensor | None) -> Cosines | None:
-        """With a first look; None where numbers of the table may be lost altogether."""
+        """Returns cosines with a first look. None: numbers of the table may be lost altogether."""
         if unit is not None:
             return cls(table, scale, None, packed(unit.bfloat16()), _lost(unit, torch.ones_like(scale)))
         odd = (scale < 1e-15) | ((scale > 1e15) & (scale < 1 / TINY))
         return None if odd.any() else cls(table, scale, None, None, _lost(table, scale))
 
     def _undecided(self, k: int) -> float:
-        """How many rows may be among the k nearest of a row, by this look; the mean of some rows of the table."""
+        """Returns how many rows may be among the k nearest by this look, as the mean over some rows of the table."""
         some = self.table[torch.linspace(0, len(self.table) - 1, PROBED).long()]
         values, slack = self(some)
         values.nan_to_num_(-torch.inf)
@@ -224,8 +228,10 @@ class Cosines:
         return float((values >= slack.below(slack.below(least))).sum(1).float().mean())
 
     def __call__(self, queries: torch.Tensor) -> tuple[torch.Tensor, Slack]:
-        """(b, n) fp32 cosines, and by how much they are off at most. queries: (b, d), of any length, shifted as the
-        table is."""
+        """Returns (b, n) fp32 cosines, and their largest error.
+
+        `queries` (b, d) are of any length, shifted like the table.
+        """
         rows = queries.to(self.table.device).float()
         rows = rows / lengths(rows)[:, None]
         slack = self.slack
@@ -238,7 +244,7 @@ class Cosines:
         return product(rows, self.unit).float(), slack
 
     def measured(self, row: int, others: Ids) -> NDArray[np.float32]:
-        """(m,) cosines of one row of the table with some, off by at most `slack`, in fp32."""
+        """Returns (m,) fp32 cosines of one row of the table with some others, off by at most `slack`."""
         step = max(1, BLOCK_BYTES // (4 * self.table.shape[1]))
         if len(others) > step:
             return np.concatenate([self.measured(row, others[at : at + step]) for at in range(0, len(others), step)])
@@ -248,7 +254,9 @@ class Cosines:
         return result
 
     def products(self, rows: torch.Tensor) -> torch.Tensor:
-        """(b, n) fp32 scalar products of rows (b, d) with those of the table, shifted, in the dtype of the rows."""
+        """Returns (b, n) fp32 scalar products of rows (b, d) with the shifted rows of the table, in the dtype of the
+        rows.
+        """
         parts, direct = blocks(self.table), self.table.dtype == rows.dtype and self.shift is None
         if direct and len(parts) == 1:
             return product(rows, self.table).float()
@@ -265,19 +273,21 @@ class Cosines:
 
     @property
     def slack(self) -> Slack:
-        """By how much cosines in fp32 are off at most: twice what was seen. Constant rows of 8,192 numbers are off by
-        1.8e-5, of 16,384 by 3.6e-5."""
+        """Returns the largest error of cosines in fp32: twice what was observed.
+
+        Constant rows of 8,192 numbers are off by 1.8e-5, of 16,384 by 3.6e-5.
+        """
         return Slack(4e-5 * max(1.0, self.table.shape[1] / 8192))
 
 
 def product(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """(b, m) rows (b, d) with others (m, d), both in fp32, or both in bf16."""
+    """Returns (b, m) products of rows (b, d) with others (m, d), both in fp32 or both in bf16."""
     linear = onednn_linear() if rows.device.type == "cpu" else None
     return rows @ others.T if linear is None else linear(rows, others, None)
 
 
 def lengths(rows: torch.Tensor) -> torch.Tensor:
-    """(b,) fp32, at least `TINY`."""
+    """Returns (b,) the lengths in fp32, at least `TINY`."""
     rows = rows.float()
     result = torch.linalg.vector_norm(rows, dim=1)
     odd = (result < 1e-15) | (result > 1e15)  # squares leave fp32
@@ -287,7 +297,7 @@ def lengths(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _lost(table: torch.Tensor, scale: torch.Tensor) -> float:
-    """The length of what rows lose in bf16 where they are scaled to 1, at most; rows that are no numbers aside."""
+    """Returns the greatest length that rows scaled to 1 lose in bf16. Rows that are not finite do not count."""
     lost = 0.0
     for part in blocks(table) if table.dtype != torch.bfloat16 else []:
         rows = table[part].float()
@@ -297,13 +307,13 @@ def _lost(table: torch.Tensor, scale: torch.Tensor) -> float:
 
 
 def blocks(table: torch.Tensor) -> list[slice]:
-    """Slices of rows that take BLOCK_BYTES in fp32."""
+    """Returns slices of rows that take BLOCK_BYTES in fp32."""
     step = max(1, BLOCK_BYTES // (4 * table.shape[1]))
     return [slice(at, at + step) for at in range(0, len(table), step)]
 
 
 def exact(table: torch.Tensor, row: int, others: Ids) -> NDArray[np.float64]:
-    """(m,) cosines of one row with others in fp64; those of a row of zeros are 0."""
+    """Returns (m,) fp64 cosines of one row with others; those of a row of zeros are 0."""
     step = max(1, BLOCK_BYTES // (8 * table.shape[1]))
     if len(others) > step:
         return np.concatenate([exact(table, row, others[at : at + step]) for at in range(0, len(others), step)])
@@ -314,7 +324,7 @@ def exact(table: torch.Tensor, row: int, others: Ids) -> NDArray[np.float64]:
 
 
 def taken(table: torch.Tensor, rows: Ids, dtype: type[Number]) -> NDArray[Number]:
-    """(m, d) some rows of a table; NumPy takes them far faster than torch does."""
+    """Returns (m, d) some rows of a table. NumPy takes them far faster than torch."""
     if table.device.type == "cpu" and table.dtype == torch.float32 and table.is_contiguous():
         return table.numpy().take(rows, axis=0).astype(dtype, copy=False)
     some = table.index_select(0, torch.from_numpy(rows).to(table.device)).cpu()

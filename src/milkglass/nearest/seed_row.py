@@ -1,7 +1,7 @@
-"""One row's cosines with all rows of a table, of which rough values are known: the nearest ones, and a quantile.
+"""One row's cosines with all rows of a table, of which rough values are known: the nearest rows, and a quantile.
 
 Rough values decide wherever they cannot mislead. What they leave open, a few rows near a border or nearly as near as
-one another, is measured in fp64 and rounded to ten decimals, so that the answers are the same on every machine.
+each other, is measured in fp64 and rounded to ten decimals, so that results are the same on every machine.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ OUTSIDE = -2.0  # the rough value of rows that do not take part
 
 @dataclass(frozen=True)
 class SeedRow:
-    """Attributes:
-    cosines: of the table (n, d).
-    row: whose cosines these are; it takes part itself.
-    rough: (n,) fp32; `OUTSIDE` where a row does not take part.
-    slack: by how much the others are off at most.
-    place: (n,) the order in which equal cosines come.
-    likely: rows that reach a bound which some dozens of rows do; and values that reach one which as many do as the
-        quantile leaves. A bound that is too high costs time only.
+    """One row's cosines with all rows of a table.
+
+    Attributes:
+        cosines: of the table (n, d).
+        row: whose cosines these are; it takes part itself.
+        rough: (n,) fp32; `OUTSIDE` for a row that does not take part.
+        slack: the largest error of the other values.
+        place: (n,) the order of equal cosines.
+        likely: rows that reach a bound which some dozens of rows reach, and values that reach a bound which as many
+            reach as the quantile leaves. A bound that is too high only costs time.
     """
 
     cosines: Cosines = field(repr=False)
@@ -38,8 +40,12 @@ class SeedRow:
     likely: LikelyRow = field(repr=False)
 
     def nearest(self, free: NDArray[np.bool_], count: int, at: float) -> Ids:
-        """The `count` nearest free rows, nearest first, of those that reach the quantile at index `at` (from 0, of all
-        that take part, largest first; linear between two)."""
+        """Returns the `count` nearest free rows, nearest first, of those that reach a quantile.
+
+        Args:
+            free: (n,) which rows are free.
+            at: the index of the quantile, from 0, over all rows that take part, largest first; linear between two.
+        """
         rows, values = self._candidates(free, count, at)
         order = np.argsort(-values)
         rows, values = rows[order], values[order]
@@ -56,9 +62,11 @@ class SeedRow:
         return rows[:reach]
 
     def _reaching_quantile(self, cosines: NDArray[np.float64], at: float) -> int:
-        """How many of these, exact and largest first, reach the quantile, which is computed only where rough values
-        leave one in doubt: a row that at most int(at) rows exceed reaches it; one that int(at) + 2 exceed, and so both
-        of the values between which the quantile lies, does not."""
+        """Returns how many of these exact cosines, largest first, reach the quantile.
+
+        The quantile is computed only if rough values leave one in doubt. A row that at most int(at) rows exceed reaches
+        it. A row that int(at) + 2 exceed, and so both values between which the quantile lies, does not.
+        """
         for number in range(len(cosines), 0, -1):
             cosine = float(cosines[number - 1])
             if self._at_most_nearer(cosine) <= int(at):
@@ -68,7 +76,10 @@ class SeedRow:
         return 0
 
     def quantile(self, at: float) -> float:
-        """From exact cosines: what is surely above the two between which it lies is counted, what is near measured."""
+        """Returns the quantile of exact cosines.
+
+        Values that are surely above its two neighbours are counted, near ones measured.
+        """
         index = int(at)
         rows, above = _around(self.rough, self._rough_pair(index), self.slack)
         rows, index = rows[self.rough[rows] > OUTSIDE], index - above
@@ -81,22 +92,26 @@ class SeedRow:
         return round(high + (at - int(at)) * (low - high), DECIMALS)
 
     def _apart(self, values: NDArray[np.float32]) -> bool:
-        """Whether there is no doubt about the order of values of fp32, largest first. Twice the slack would do, but for
-        cosines that are rounded to one number."""
+        """Returns whether the order of fp32 values, largest first, is certain.
+
+        Twice the slack would do, except for cosines that are rounded to one number.
+        """
         return float((values[:-1] - values[1:]).min(initial=np.inf)) > 3 * self.cosines.slack.fixed
 
     @property
     def _coarse(self) -> bool:
-        """Whether rough values are further off than those of fp32: by a share of themselves at least."""
+        """Returns whether rough values have larger errors than those of fp32."""
         return self.slack != self.cosines.slack
 
     def _at_most_nearer(self, cosine: float) -> int:
-        """At most so many rows have a larger cosine."""
+        """Returns an upper bound on the number of rows with a larger cosine."""
         least = self.slack.below(cosine)
         return int(np.count_nonzero((self.likely.values if least >= self.likely.bounds[0] else self.rough) > least))
 
     def _candidates(self, free: NDArray[np.bool_], count: int, at: float) -> tuple[Ids, NDArray[np.float32]]:
-        """All free rows that may be among the `count` nearest, and reach the quantile; and their values of fp32."""
+        """Returns all free rows that may be among the `count` nearest and reach the quantile, with their fp32
+        values.
+        """
         (high, _), rows, values, _ = self.likely
         rows, values = rows[free[rows]], values[free[rows]]
         enough = len(rows) >= count
@@ -111,28 +126,28 @@ class SeedRow:
         return _best(rows, self.cosines.measured(self.row, rows), count, self.cosines.slack)
 
     def _rough_pair(self, index: int) -> tuple[float, float]:
-        """The rough values of an index and the next, from 0, largest first."""
+        """Returns the rough values of an index and the next, from 0, largest first."""
         values = self.likely.low_values
         if len(values) < index + 2 or len(values) == len(self.rough):
             values = self.rough[self.rough > OUTSIDE]
         return _pair(values, index)
 
     def _measured(self, rows: Ids) -> tuple[Ids, NDArray[np.float64]]:
-        """Rows and exact cosines, nearest first, ties by place."""
+        """Returns rows and exact cosines, nearest first, ties by place."""
         cosines = np.round(exact(self.cosines.table, self.row, rows), DECIMALS)
         by = np.lexsort((self.place[rows], -cosines))
         return rows[by], cosines[by]
 
 
 def _pair(values: NDArray[np.float32], index: int) -> tuple[float, float]:
-    """Of an index and the next one, from 0, largest first."""
+    """Returns the values of an index and the next, from 0, largest first."""
     first, second = len(values) - 1 - index, max(0, len(values) - 2 - index)
     ranked = np.partition(values, [second, first])
     return float(ranked[first]), float(ranked[second])
 
 
 def _best(rows: Ids, values: NDArray[np.float32], count: int, slack: Slack) -> tuple[Ids, NDArray[np.float32]]:
-    """Those that may be among the `count` of the largest values."""
+    """Returns the rows that may be among the `count` of the largest values."""
     if len(rows) <= count:
         return rows, values
     best = values >= _twice_below(_kth(values, count), slack)
@@ -140,17 +155,19 @@ def _best(rows: Ids, values: NDArray[np.float32], count: int, slack: Slack) -> t
 
 
 def _around(values: NDArray[np.float32], pair: tuple[float, float], slack: Slack) -> tuple[Ids, int]:
-    """Which values may be either of two that are found as a pair, the larger first; and how many are surely larger."""
+    """Returns which values may be either of a pair, the larger first, and how many are surely larger."""
     upper, lower = slack.above(slack.above(pair[0])), _twice_below(pair[1], slack)
     return np.flatnonzero((values >= lower) & (values <= upper)), int(np.count_nonzero(values > upper))
 
 
 def _twice_below(found: float, slack: Slack) -> float:
-    """If a row's true cosine is at least that of a row whose rough one is `found`, its own rough one is at least this:
-    one slack for each of the two."""
+    """Returns a bound that a row's rough cosine reaches if its true cosine is at least that of the row with `found`.
+
+    It is lower by one slack for each of the two rows.
+    """
     return float(slack.below(slack.below(found)))
 
 
 def _kth(values: NDArray[np.float32], count: int) -> float:
-    """The count-th largest."""
+    """Returns the count-th largest value."""
     return float(np.partition(values, len(values) - count)[len(values) - count])

@@ -1,7 +1,7 @@
-"""Partial selection: the best of each row of similarities, or a value that the best ones reach, without sorting a row.
+"""Partial selection: the best of each row of similarities, or a value that the best reach, without sorting the row.
 
-Columns are dealt into heaps. The j-th largest of the heaps' maxima is no larger than the j-th largest of the row, so
-that only what reaches it, little more than j, has to be looked at.
+Columns are dealt into heaps. The j-th largest of the heaps' maxima is at most the j-th largest of the row, so only the
+values that reach it, little more than j, have to be looked at.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ HEAP = 32  # columns
 
 
 class LikelyRow(NamedTuple):
-    """What of one row reaches two bounds, the higher one first.
+    """The values of one row that reach two bounds, the higher one first.
 
     Attributes:
-        bounds: values that at least so many of the row's columns reach; -inf where that is too many for heaps of two.
-        columns: which reach the higher one, in their order.
-        values: what is in them.
-        low_values: values that reach the lower one, of the whole row where that is -inf.
+        bounds: values that at least so many of the row's columns reach; -inf if that is too many for heaps of two.
+        columns: those that reach the higher one, in order.
+        values: of these columns.
+        low_values: values that reach the lower one; the whole row if that is -inf.
     """
 
     bounds: tuple[float, float]
@@ -35,14 +35,14 @@ class LikelyRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Likely:
-    """The same of many rows, of which some are asked for.
+    """The `LikelyRow` of many rows, of which some are used.
 
     Attributes:
         similarity: (b, n).
         bounds: (b, 2).
-        lower: which of the two was searched for: 1, or 0 where the lower one is -inf.
+        lower: which bound was searched for: 1, or 0 if the lower one is -inf.
         places: of all rows' columns that reach it, in order.
-        spans: (b + 1,) where each row's begin.
+        spans: (b + 1,) where each row's places begin.
     """
 
     similarity: NDArray[np.float32] = field(repr=False)
@@ -53,7 +53,7 @@ class Likely:
 
     @classmethod
     def of(cls, similarity: NDArray[np.float32], few: int, many: int) -> Likely:
-        """By bounds that so few, and so many, columns reach. The work is done here, in few calls."""
+        """Computes bounds that `few` and `many` columns reach. The work is done here, in few calls."""
         rows, n = similarity.shape
         bounds = _bounds(similarity, (few, max(few, many)))
         lower = int(np.isfinite(bounds[:, 1]).all())
@@ -84,7 +84,7 @@ def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[n
 
 
 def best(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.float32]]:
-    """The k largest of every row, largest first, ties by index; both (b, k)."""
+    """Returns the k largest of every row, largest first, ties by index, as (b, k) columns and values."""
     count, n = similarity.shape
     heaps = max(k, n // HEAP)
     bound = np.partition(_maxima(similarity, heaps), heaps - k, axis=1)[:, heaps - k]
@@ -97,7 +97,7 @@ def best(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.float
 
 
 def _maxima(similarity: NDArray[np.float32], heaps: int) -> NDArray[np.float32]:
-    """(b, heaps), of as many columns as fill the heaps."""
+    """Returns (b, heaps) the maxima of as many columns as fill the heaps."""
     count, n = similarity.shape
     deep = n // heaps
     result: NDArray[np.float32] = similarity[:, : deep * heaps].reshape(count, deep, heaps).max(1)

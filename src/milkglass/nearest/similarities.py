@@ -1,4 +1,4 @@
-"""Similarities of rows, by NumPy: directions, cosines or distances, and which k fits a table."""
+"""Similarities of rows in NumPy: directions, cosines or distances, and which k fits a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Vectors = NDArray[np.float32]
 
 
 def directions(vectors: Vectors) -> Vectors:
-    """Rows of length one. A row of zeros has no direction and stays: its cosine with everything is 0."""
+    """Returns rows of length one. A row of zeros stays zero: its cosine with everything is 0."""
     with np.errstate(over="ignore"):
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.maximum(norms, np.finfo(np.float32).tiny)
@@ -32,7 +32,7 @@ def require_k(k: int, n: int, lowest: int = 2) -> None:
 
 
 def similarities(rows: Vectors, others: Vectors, metric: Metric) -> NDArray[np.float32]:
-    """(b, n), the larger the nearer. Cosine of unit rows, or minus the Euclidean distance."""
+    """Returns (b, n), larger for nearer rows: the cosine of unit rows, or minus the Euclidean distance."""
     product = rows @ others.T
     if metric == "cosine":
         return product

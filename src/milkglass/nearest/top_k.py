@@ -1,7 +1,7 @@
-"""The k nearest rows of a table for each of some queries: exact, in blocks, on a processor or a GPU.
+"""Finds the k nearest rows of a table for each query, exactly, in blocks, on a processor or a GPU.
 
-A block of queries meets the whole table in one product. The pairs that may be among the k best are measured once more,
-each by itself, so that the answer does not depend on the blocks, and equal rows tie.
+A block of queries meets the whole table in one product. Pairs that may be among the k best are measured again one by
+one, so that the result does not depend on the blocks, and equal rows tie.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ COSINE_BYTES = 16 << 20  # bytes of cosines at a time: more is taken from the sy
 
 @dataclass(frozen=True)
 class TopK:
-    """Attributes:
-    rows: (q, k) of the table, nearest first; ties fall to the lower one.
-    values: (q, k) fp32 cosines; or minus half the squared Euclidean distances.
+    """The nearest rows of some queries.
+
+    Attributes:
+        rows: (q, k) of the table, nearest first; ties go to the lower one.
+        values: (q, k) fp32 cosines, or minus half the squared Euclidean distances.
     """
 
     rows: torch.Tensor = field(repr=False)
@@ -30,7 +32,7 @@ class TopK:
 
 
 def top_k(queries: torch.Tensor, table: torch.Tensor, k: int, metric: Metric = "cosine") -> TopK:
-    """For each of queries (q, d) the k nearest rows of a table (n, d), where it has as many."""
+    """Returns for each of queries (q, d) the k nearest rows of a table (n, d), or all rows if it has fewer."""
     return ExactIndex.of(table, metric, k).top_k(queries, k)
 
 
@@ -41,7 +43,7 @@ class ExactIndex:
     Attributes:
         table: (n, d), in any dtype, on any device.
         metric: what "nearest" means. A row of zeros has a cosine of 0 with everything.
-        cosines: of the table; for distances of its rows less their mean, which distances don't see and products do.
+        cosines: of the table; for distances, of its rows less their mean, which changes products and not distances.
         shift: (d,) that mean; zeros for cosines.
         half: (n,) |t|^2 / 2 of these rows; zeros for cosines.
     """
@@ -54,7 +56,7 @@ class ExactIndex:
 
     @classmethod
     def of(cls, table: torch.Tensor, metric: Metric = "cosine", k: int = 1) -> ExactIndex:
-        """k: how many neighbours will mostly be asked for; it decides what is faster, and no answer."""
+        """Prepares a table. `k` is how many neighbours will mostly be asked for; it affects speed and not results."""
         if metric == "cosine":
             cosines = Cosines.of(table, look=k)
             return cls(table, metric, cosines, table.new_zeros(table.shape[1]), torch.zeros_like(cosines.scale))
@@ -63,7 +65,7 @@ class ExactIndex:
         return cls(table, metric, cosines, shift, cosines.scale.reciprocal().square_() / 2)
 
     def top_k(self, queries: torch.Tensor, k: int) -> TopK:
-        """queries: (q, d)."""
+        """Returns the k nearest rows for queries (q, d)."""
         k = min(k, len(self.table))
         step = max(16, COSINE_BYTES // (4 * len(self.table)))
         parts = [self._block(part.float(), k) for part in queries.to(self.table.device).split(step) if len(part)]
@@ -86,7 +88,7 @@ class ExactIndex:
         return TopK(row[first[:, None] + places[:, :k]], best[:, :k].float())
 
     def _compared(self, queries: torch.Tensor) -> tuple[torch.Tensor, Slack]:
-        """(b, n) values, and by how much they are off at most."""
+        """Returns (b, n) values, and their largest error."""
         if self.metric == "cosine":
             return self.cosines(queries)
         longest = float(self.cosines.scale.nan_to_num(torch.inf).min().reciprocal())
@@ -95,7 +97,7 @@ class ExactIndex:
         return self.cosines.products(rows).sub_(self.half), Slack(slack.nan_to_num(0)[:, None])
 
     def _measured(self, queries: torch.Tensor, query: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        """(p,) of pairs; of distances in fp64."""
+        """Returns (p,) the values of pairs, in fp64 for distances."""
         step = max(1, BLOCK_BYTES // (8 * self.table.shape[1]))
         unit = self.metric == "cosine"
         given = queries / lengths(queries)[:, None] if unit else queries.double()  # products of tiny rows would be zero
@@ -110,7 +112,7 @@ class ExactIndex:
 
 
 def _mean(table: torch.Tensor) -> torch.Tensor:
-    """(d,) fp32, of the rows that are numbers."""
+    """Returns (d,) the fp32 mean of the finite rows."""
     total, count = torch.zeros(table.shape[1], dtype=torch.float64, device=table.device), 0
     for part in blocks(table):
         some = table[part].float()
@@ -120,7 +122,7 @@ def _mean(table: torch.Tensor) -> torch.Tensor:
 
 
 def _reached_by(values: torch.Tensor, k: int) -> torch.Tensor:
-    """(b,) a value that at least k columns of each row reach, and few more where k is small (select.py)."""
+    """Returns (b,) a value that at least k columns of each row reach, and few more if k is small (select.py)."""
     heaps = values.shape[1] // HEAP
     if k > heaps // 2:
         return values.topk(k, dim=1).values[:, -1]
@@ -129,7 +131,7 @@ def _reached_by(values: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def _places(reached: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The row and the column of each that is true, by rows. NumPy finds them ten times as fast as torch does."""
+    """Returns the row and the column of each true entry, by rows. NumPy finds them faster than torch."""
     if reached.device.type != "cpu":
         query, row = reached.nonzero(as_tuple=True)
         return query, row

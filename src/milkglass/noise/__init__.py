@@ -1,4 +1,4 @@
-"""Randomness that a guarantee or a secret rests on: one place, one cryptographic source.
+"""Randomness on which a guarantee or a secret rests: one place, one cryptographic source.
 
     stream.py       ChaCha20 key streams, sub-keys, integers, orders; streams bound to the data that their noise covers
     root.py         the secret of a client half, and a stream for each text and each use
@@ -8,6 +8,6 @@
     selection.py    report-noisy-max and the exponential mechanism, over integers
     operators.py    PyTorch's random operators (dropout), drawn from a stream
 
-No other file of Milkglass may draw what is secret or what a guarantee rests on; tests/noise/test_sources.py searches
-the source for generators of PyTorch, NumPy and Python, and lists those that are allowed, each with its reason.
+No other file of Milkglass may draw what is secret or what a guarantee rests on. tests/noise/test_sources.py searches
+the source for generators of PyTorch, NumPy and Python, and lists the allowed ones with reasons.
 """

@@ -1,9 +1,9 @@
-"""Bounds on data that hold for the numbers as they are stored, not only up to rounding.
+"""Bounds on data that hold for the stored numbers, and not only up to rounding.
 
     x' = x min(1, C (1 - s) / |x|),     |x| in fp64,   s = 2^-20
 
-A sum of n squares in fp64 is off by less than n 2^-53 of itself, and a product by 2^-53: s covers vectors of up to 2^32
-coordinates. So |x'| <= C holds exactly for the fp64 numbers x'. The millionth that is lost is never noticed.
+A sum of n squares in fp64 is off by less than n 2^-53 of itself, and a product by 2^-53, so s covers vectors of up to
+2^32 coordinates: |x'| <= C holds exactly for the fp64 numbers x'. The loss of a millionth is negligible.
 """
 
 from __future__ import annotations
@@ -17,27 +17,32 @@ SLACK = 2.0**-20
 
 
 def l2(tensors: Mapping[str, torch.Tensor], most: float) -> dict[str, torch.Tensor]:
-    """The same direction in fp64, with an L2 norm of at most `most` over all tensors (Abadi et al. 2016, alg. 1)."""
+    """Returns the tensors in fp64, scaled to an L2 norm of at most `most` over all of them (Abadi et al. 2016, alg.
+    1).
+    """
     factor = l2_factor(tensors.values(), most)
     return {name: one.double() * factor for name, one in tensors.items()}
 
 
 def l2_factor(tensors: Iterable[torch.Tensor], most: float) -> float:
-    """By which all of them are multiplied, in fp64, so that their L2 norm together is at most `most`."""
+    """Returns the fp64 factor that bounds the L2 norm of all tensors together by `most`."""
     norms = [float(torch.linalg.vector_norm(one, dtype=torch.float64)) for one in tensors]
     norm = math.hypot(*norms)
     return min(1.0, most * (1 - SLACK) / norm) if norm > 0 else 1.0
 
 
 def matrix_l2(x: torch.Tensor, most: float) -> torch.Tensor:
-    """(t, d) in fp64 with a Frobenius norm of at most `most`; the gradient goes through the factor as well."""
+    """Returns (t, d) in fp64 with a Frobenius norm of at most `most`.
+
+    The gradient passes through the factor as well.
+    """
     wide = x.double()
     norm = wide.norm().clamp_min(1e-300)
     return wide * (most * (1 - SLACK) / norm).clamp_max(1.0)
 
 
 def rows_l1(x: torch.Tensor, most: float) -> torch.Tensor:
-    """(t, d) in fp64, every row with an L1 norm of at most `most`."""
+    """Returns (t, d) in fp64, every row with an L1 norm of at most `most`."""
     wide = x.double()
     size = wide.abs().sum(1, keepdim=True).clamp_min(1e-300)
     return wide * (most * (1 - SLACK) / size).clamp_max(1.0)

@@ -4,7 +4,7 @@
 
 x is cut toward zero, so that no coordinate grows: a bound on x in any norm, and so the sensitivity, holds for the cut x
 as well. round(Z / g) is an exact sample (rounded.py). The result is a function of the real mechanism's output on the
-cut x and has its guarantee; every multiple of g can be released, whatever x is. A conversion to fp32 afterwards is a
+cut x and has its guarantee. Every multiple of g can be released, whatever x is. A later conversion to fp32 is a
 function of the released number alone.
 """
 
@@ -31,7 +31,9 @@ Sample = Callable[[Stream, int, float], NDArray[np.int64]]
 
 
 def step_of(width: float, bound: float | None = None) -> float:
-    """g for noise of that standard deviation or scale, and data of coordinates up to `bound` (None: not bounded)."""
+    """Returns g for noise of this standard deviation or scale, and data of coordinates up to `bound` (None: no
+    bound).
+    """
     exponent = math.floor(math.log2(width)) - FINE
     if bound is not None:
         exponent = max(exponent, math.ceil(math.log2(bound)) - MAX_BOUND_BITS)
@@ -39,19 +41,19 @@ def step_of(width: float, bound: float | None = None) -> float:
 
 
 def gaussian(x: torch.Tensor, deviation: float, stream: Stream, bound: float | None = None) -> torch.Tensor:
-    """x of any shape plus Gaussian noise, fp64, on the grid. bound: what no coordinate of x exceeds."""
+    """Returns x of any shape plus Gaussian noise, fp64, on the grid. No coordinate of x may exceed `bound`."""
     return _released(x, deviation, stream, bound, rounded.gaussian)
 
 
 def laplace(x: torch.Tensor, scale: float, stream: Stream, bound: float | None = None) -> torch.Tensor:
-    """x of any shape plus Laplacian noise, fp64, on the grid. bound: what no coordinate of x exceeds."""
+    """Returns x of any shape plus Laplacian noise, fp64, on the grid. No coordinate of x may exceed `bound`."""
     return _released(x, scale, stream, bound, rounded.laplace)
 
 
 def cut(x: torch.Tensor, width: float, bound: float | None = None, factor: float = 1.0) -> torch.Tensor:
-    """x times the factor toward zero, in whole steps of the grid of noise of this width, fp64.
+    """Returns x times the factor, cut toward zero, in whole steps of the grid for noise of this width, fp64.
 
-    Multiply by `step_of` for the number. Sums of such tensors are whole, too.
+    The number is the result times `step_of`. Sums of such tensors are whole, too.
     """
     steps = x.detach().to(torch.float64, copy=True).mul_(factor / step_of(width, bound)).trunc_()
     if float(steps.abs().max() if steps.numel() else 0) > MAX_STEPS:
@@ -70,7 +72,7 @@ def _released(x: torch.Tensor, width: float, stream: Stream, bound: float | None
 
 
 class _Substituted(torch.autograd.Function):
-    """Forwards the released numbers; backwards the gradient goes to x, as noise that is added lets it through."""
+    """Returns the released numbers forwards; backwards the gradient goes to x, as with added noise."""
 
     @staticmethod
     def forward(ctx: object, x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
@@ -82,7 +84,7 @@ class _Substituted(torch.autograd.Function):
 
 
 def in_place_of(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
-    """The released numbers in x's dtype, exactly, with x's gradient."""
+    """Returns the released numbers in x's dtype, with x's gradient."""
     result: torch.Tensor = _Substituted.apply(x, released.to(x.dtype))
     return result
 
@@ -93,11 +95,13 @@ def in_place_of(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class AddedNoise:
-    """Attributes:
-    law: the distribution.
-    width: its standard deviation (gaussian) or scale (laplace), in units of what is sent.
-    clip: what was bounded before; None: nothing.
-    bounded: "text", the L2 norm of all numbers of a text, or "row", the mean absolute coordinate of each row.
+    """What is public about the noise of a mechanism. An attacker has it (Kerckhoffs).
+
+    Attributes:
+        law: the distribution.
+        width: its standard deviation (gaussian) or scale (laplace), in units of what is sent.
+        clip: the bound applied before. None: there is none.
+        bounded: "text", the L2 norm of all numbers of a text, or "row", the mean absolute coordinate of each row.
     """
 
     law: Literal["gaussian", "laplace"]

@@ -1,4 +1,4 @@
-"""PyTorch's random operators, drawn from a secret stream: dropout in a step whose masks nobody may repeat.
+"""Draws PyTorch's random operators from a secret stream, such as dropout in a step whose masks nobody may repeat.
 
 PyTorch's generator keeps 32 bits of a seed, so its masks can be searched. Inside `drawing_from(stream)` every operator
 that PyTorch marks as random is drawn from the stream instead. One that is not implemented here raises; none falls back
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def kept(stream: Stream, like: torch.Tensor, probability: float) -> torch.Tensor:
-    """A mask of like's shape, of dtype bool: each entry True with this probability."""
+    """Returns a bool mask of like's shape, in which each entry is true with this probability."""
     drawn = torch.from_numpy(stream.uniform(like.numel())).reshape(like.shape)
     return (drawn < probability).to(like.device)
 
@@ -58,7 +58,7 @@ class _Drawing(TorchDispatchMode):
 
 
 def _drops_nothing(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Whether it is an operator of attention whose dropout is off."""
+    """Returns whether this is an operator of attention whose dropout is off."""
     names = [one.name for one in func._schema.arguments]
     if "dropout_p" not in names:
         return False
@@ -69,7 +69,10 @@ def _drops_nothing(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]
 
 @contextmanager
 def drawing_from(stream: Stream) -> Iterator[None]:
-    """PyTorch's random operators are drawn from the stream in here, in this thread. Raises UnsupportedModel for any
-    other. Not for gradient checkpointing, which would draw a second mask."""
+    """Draws PyTorch's random operators from the stream while entered, in this thread.
+
+    It raises UnsupportedModel for any other operator. It must not be used with gradient checkpointing, which would draw
+    a second mask.
+    """
     with _Drawing(stream):
         yield

@@ -1,10 +1,11 @@
-"""Randomised response over m values: a value is sent as it is, or as any of the others, all of them alike.
+"""Randomised response over m values: sends a value unchanged, or one of the others with equal probabilities.
 
     P(y | x) = 1 / (1 + (m - 1) w)  for y = x,     w / (1 + (m - 1) w)  for every other y,     w >= exp(-epsilon)
 
 (Warner, JASA 1965; for m values Kairouz, Bonawitz and Ramage, ICML 2016, section 3.2). For any two values x, x' and any
-y the chances differ by a factor of at most exp(epsilon), so a posterior's odds differ from the prior's by no more: each
-value is (epsilon, 0) locally differentially private. Chances are ratios of whole numbers, w rounded up, drawn exactly.
+y the probabilities differ by a factor of at most exp(epsilon), and so do a posterior's odds from the prior's: each
+value is (epsilon, 0) locally differentially private. Probabilities are ratios of integers, with w rounded up, drawn
+exactly.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class RandomisedResponse:
     """The mechanism.
 
     Attributes:
-        values: (m,) ascending; any other value is sent as it is.
+        values: (m,) ascending; any other value is sent unchanged.
         epsilon: above 0.
     """
 
@@ -35,22 +36,22 @@ class RandomisedResponse:
 
     @property
     def weight(self) -> int:
-        """Of each other value, in UNIT: w, rounded up."""
+        """Returns w, the weight of each other value in units of UNIT, rounded up."""
         return min(UNIT, math.ceil(UNIT * math.exp(-self.epsilon)) + 1)
 
     @property
     def kept(self) -> float:
-        """P(y = x)."""
+        """Returns P(y = x)."""
         return UNIT / self._total
 
     @property
     def advantage(self) -> float:
-        """log P(y | x) of y = x, less that of any other y: epsilon, as far as whole numbers can say it."""
+        """Returns log P(y | x) for y = x, less that for any other y: epsilon, as far as integers can express it."""
         return math.log(UNIT / self.weight)
 
     @property
     def noise_bits(self) -> float:
-        """H(y | x) in bits: what a sent value says of chance alone."""
+        """Returns H(y | x) in bits, the entropy of a sent value that is chance alone."""
         m, kept = len(self.values), self.kept
         if m < 2:
             return 0.0
@@ -58,7 +59,7 @@ class RandomisedResponse:
         return -kept * math.log2(kept) - (1 - kept) * math.log2(other)
 
     def respond(self, ids: NDArray[np.integer], stream: Stream) -> Ids:
-        """(t,) what is sent for these values (t,)."""
+        """Returns (t,) what is sent for these values (t,)."""
         result = np.asarray(ids, np.int64).copy()
         place = np.searchsorted(self.values, result).clip(max=max(0, len(self.values) - 1))
         inside = np.flatnonzero(self.values[place] == result) if len(self.values) else np.empty(0, np.int64)
@@ -70,7 +71,7 @@ class RandomisedResponse:
         return result
 
     def sent(self, occurrences: NDArray[np.number]) -> NDArray[np.float64]:
-        """(size,) how often each value is sent on average, from how often it occurs; both sum to the same."""
+        """Returns (size,) how often each value is sent on average, from how often it occurs. Both have the same sum."""
         result = np.asarray(occurrences, np.float64).copy()
         own = result[self.values]
         other = (1 - self.kept) / max(1, len(self.values) - 1)

@@ -5,9 +5,9 @@
 K is an integer, and every integer can occur. Since n + round(t) = round(n + t) for an integer n, a mechanism that adds
 K to an integer n releases exactly round(n + r Z): a function of the real mechanism's output n + r Z, which keeps its
 (epsilon, delta). Floating-point noise sigma * z does not have this property (Mironov 2012, CCS, section 4): it misses
-numbers, others for each input, and so reveals the input.
+some numbers, different ones for each input, and so reveals the input.
 
-How a sample is computed: one sign bit, 63 bits of the tail's probability, the inverse in fp64. Where rounding errors or
+A sample is computed from one sign bit and 63 bits of the tail's probability, inverted in fp64. If rounding errors or
 the bits not yet drawn could change K, the tail's probability at the neighbouring boundary is computed with 60 digits,
 and further bits are drawn until K is certain. `reference/noise.py` is the literal oracle, `vectors/noise.json` its
 answers.
@@ -34,12 +34,14 @@ DIGITS = 60
 
 
 def gaussian(stream: Stream, count: int, ratio: float) -> Integers:
-    """(count,) samples of round(ratio Z), Z standard normal. ratio: standard deviation over the grid's step."""
+    """Returns (count,) samples of round(ratio Z), Z standard normal. `ratio` is standard deviation over the grid's
+    step.
+    """
     return _samples(stream, count, ratio, lambda tail: -ndtri(tail), _gaussian_tail)
 
 
 def laplace(stream: Stream, count: int, ratio: float) -> Integers:
-    """(count,) samples of round(ratio Z), Z Laplacian with scale 1. ratio: scale over the grid's step."""
+    """Returns (count,) samples of round(ratio Z), Z Laplacian with scale 1. `ratio` is scale over the grid's step."""
     return _samples(stream, count, ratio, lambda tail: -np.log(2 * tail), _laplace_tail)
 
 
@@ -60,7 +62,7 @@ def _samples(
 
 
 def _rounded(bits: NDArray[np.uint64], ratio: float, inverse: Callable[[Floats], Floats]) -> tuple[Integers, Any]:
-    """round(ratio |Z|) in fp64, and where it may be wrong. bits (n,): 63 of them; the tail is bits / 2^64."""
+    """Returns round(ratio |Z|) in fp64, and where it may be wrong. The tail is `bits` (n,), 63 of them, over 2^64."""
     tail = (bits.astype(np.float64) + 0.5) * 2.0**-64
     z = inverse(tail)
     scaled = ratio * z + 0.5
@@ -72,7 +74,10 @@ def _rounded(bits: NDArray[np.uint64], ratio: float, inverse: Callable[[Floats],
 
 
 def _certain(bits: int, ratio: float, guess: int, tail: Callable[[Any], Any], further: Stream) -> int:
-    """The magnitude K for which |Z| lies in [(K - 1/2) / r, (K + 1/2) / r), reading as many bits as that takes."""
+    """Returns the magnitude K for which |Z| lies in [(K - 1/2) / r, (K + 1/2) / r).
+
+    Reads as many bits as that takes.
+    """
     import mpmath
 
     width = 64
@@ -87,7 +92,7 @@ def _certain(bits: int, ratio: float, guess: int, tail: Callable[[Any], Any], fu
 
 
 def _magnitude(probability: Any, ratio: float, guess: int, tail: Callable[[Any], Any]) -> int:
-    """How many of the boundaries (j + 1/2) / r, j from 0, have a tail of at least this probability."""
+    """Returns how many of the boundaries (j + 1/2) / r, j from 0, have a tail of at least this probability."""
     import mpmath
 
     def beyond(j: int) -> bool:

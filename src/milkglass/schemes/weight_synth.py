@@ -22,10 +22,10 @@ SCORE_STEP = 2.0**-40  # noisy scores are rounded to multiples of it
 
 
 def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise: Noise) -> list[NDArray[np.float32]]:
-    """Algorithm 2: for each cluster of s tokens (s, s) weights, each row sums to 1.
+    """Returns (s, s) weights for each cluster of s tokens by Algorithm 2; each row sums to 1.
 
     The noise is drawn cluster by cluster, s * s numbers each, independently of the order of the work: clusters of one
-    size are done together. Noisy scores are rounded to SCORE_STEP. No guarantee rests on this noise: see (4) in
+    size are computed together. Noisy scores are rounded to SCORE_STEP. No guarantee rests on this noise: see (4) in
     `paper.deviations`.
     """
     sizes = np.array([len(cluster) for cluster in clusters], np.int64)
@@ -46,7 +46,7 @@ def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise
 
 
 def _weights(table: torch.Tensor, members: Ids, epsilon: float, z: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Lines 5 to 9 for c clusters of s tokens at once; members (c, s), z (c, s, s)."""
+    """Computes lines 5 to 9 for c clusters of s tokens at once; members (c, s), z (c, s, s)."""
     unit = unit_rows(table, members.reshape(-1), torch.float64).reshape(*members.shape, -1)
     cosines = np.round((unit @ unit.transpose(1, 2)).numpy(), DECIMALS)
     scale = (cosines.max(2, keepdims=True) - cosines.min(2, keepdims=True)) / 2

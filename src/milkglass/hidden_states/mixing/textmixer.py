@@ -148,9 +148,7 @@ class TextMixer(HiddenStateDefence):
         return MixedUpper(model, self.cut(base), self.inputs, classes)
 
     def loss(self, step: TrainingStep, upper: torch.nn.Module, aids: torch.nn.Module, root: NoiseRoot) -> torch.Tensor:
-        """Returns the loss when every text is mixed with others of the batch; each place predicts its own text's
-        label.
-        """
+        """Returns the loss of mixing each text with others of the batch; each place predicts its own text's label."""
         keys = keys_of(root, self.mixing, self.inputs, step.hidden.shape[2])
         rows = [hidden[mask] for hidden, mask in zip(step.hidden, step.mask, strict=True)]
         draws = root.draws("train", step.epoch, int(step.numbers[0]), int(step.numbers[-1]))

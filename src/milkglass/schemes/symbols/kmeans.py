@@ -129,9 +129,7 @@ def centred(vectors: Floats) -> Floats:
 
 
 def assign(points: Floats, centres: Floats, price: NDArray[np.float64]) -> Ids:
-    """Returns (c,) the cheapest symbol of each token; ties go to the lower number. |x|^2 is the same for all
-    symbols.
-    """
+    """Returns (c,) the cheapest symbol of each token; ties go to the lower number. |x|^2 is equal for all symbols."""
     own = (centres.astype(np.float64) ** 2).sum(1) + price
     parts = [
         (own - 2.0 * (points[start : start + ROWS_AT_A_TIME] @ centres.T)).argmin(1)
@@ -182,7 +180,10 @@ def label_scores(labelled: TaskTexts, size: int) -> tuple[NDArray[np.float64], N
 
 
 def with_neighbours(scores: NDArray[np.float64], trust: NDArray[np.float64], unit: Floats) -> Floats:
-    """(n, f) the scores, where tokens that were hardly seen have their neighbours'. unit: (n, d) rows of length 1."""
+    """Returns (n, f) the scores, in which rarely seen tokens have their neighbours' scores.
+
+    `unit` (n, d) has length 1.
+    """
     known, result = np.flatnonzero(trust > 0), scores.copy()
     unseen = np.flatnonzero(trust <= SEEN)
     if not len(known):

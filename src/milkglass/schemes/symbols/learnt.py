@@ -1,18 +1,18 @@
-"""FoundSymbols that are learnt with the task: a small network of the client's reads its own rows through the symbols.
+"""Learns symbols with the task: a small network of the client's reads its own rows through the symbols.
 
-The client trains a recurrent network on its labelled rows. A clustered token t enters it by a point of few dimensions,
+The client trains a recurrent network on its labelled rows. A clustered token t enters it as a point of few dimensions,
 
     z_t = c A x_t + u_t          x_t its vector (centred, of length 1), A and u_t learnt, c `spread`,
 
-the other tokens by vectors of their own. After the first epochs the points are clustered by k-means, weighted by
-sqrt(mass) as in kmeans.py, and from then on the network reads, in the place of z_t, the centre of its symbol: the
-gradient passes through the choice as if it were the identity (straight-through, van den Oord et al. 2017), and
+and the other tokens as vectors of their own. After the first epochs the points are clustered by k-means, weighted by
+sqrt(mass) as in kmeans.py. From then on the network reads the centre of its symbol in place of z_t. The gradient passes
+through the choice as if it were the identity (straight-through, van den Oord et al. 2017), and
 
     loss  =  loss of the labels  +  1/4 mean |z_t - centre|^2
 
-keeps the points near to their centres, which are moved to the means of their tokens between steps. In the last epoch
-the assignment stays. So tokens come together that the task need not tell apart, whatever else they mean.
-The network is discarded.
+keeps the points near their centres, which move to the means of their tokens between steps. In the last epoch the
+assignment is fixed. So tokens share a symbol if the task need not distinguish them, whatever else they mean. The
+network is discarded.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ SETTLE = 25  # rounds of k-means when the symbols are first found
 
 @dataclass(frozen=True)
 class Learnt(MapFinder):
-    """The way and its parameters.
+    """The learnt way.
 
     Attributes:
         vectors: x_t, as for k-means.
         dimensions: of a point.
-        spread: how far tokens lie apart by their vectors before anything is learnt. Little: symbols follow the labels
-            and tokens without labels fall together; much: symbols follow meaning.
-        learning_rate: at the start; it falls to zero in a line once there are symbols.
+        spread: how far tokens are apart by their vectors before training. Small: symbols follow the labels, and tokens
+            without labels fall together. Large: symbols follow meaning.
+        learning_rate: at the start; it falls to zero linearly once there are symbols.
         mass_price: as for k-means, in shares of the points' variance.
-        steps: of training, about: few rows are read more often. Rows are read three times at least.
+        steps: of training, approximately: few rows are read more often. Rows are read at least three times.
     """
 
     vectors: Vectors = "encoder"
@@ -63,7 +63,7 @@ class Learnt(MapFinder):
         self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbols: int,
         draws: Callable[[str], Draws], progress: Progress,
     ) -> FoundSymbols:  # fmt: skip
-        """Draws from "symbols/learnt". Raises UsageError without labels."""
+        """Returns the clusters. Draws from "symbols/learnt". Raises UsageError without labels."""
         if evidence.labelled is None:
             raise UsageError(
                 "a map cannot be learnt from rows without labels", "give labelled rows, or add --set way=kmeans"
@@ -76,10 +76,10 @@ class Learnt(MapFinder):
 
 
 class SmallReader(torch.nn.Module):
-    """Texts to logits, or to one score: a bidirectional GRU, its states' mean and maximum, a linear layer.
+    """Maps texts to logits, or to one score: a bidirectional GRU, its states' mean and maximum, a linear layer.
 
     Attributes:
-        clustered: (n,) which tokens enter by their points.
+        clustered: (n,) which tokens enter as points.
         vectors: (n, d) c x_t.
     """
 
@@ -102,11 +102,17 @@ class SmallReader(torch.nn.Module):
         self.head = torch.nn.Linear(4 * HIDDEN, max(1, task.classes))
 
     def points(self, tokens: Tensor) -> Tensor:
-        """z_t of these tokens, (..., dimensions)."""
+        """Returns (..., dimensions) z_t of these tokens."""
         return self.place(self.vectors[tokens]) + self.moved(tokens)
 
     def forward(self, ids: Tensor, lengths: Tensor, clusters: Clusters) -> tuple[Tensor, Tensor]:
-        """ids (b, t), of which `lengths` (b,) count: (b, classes) and the mean |z - centre|^2, 0 without symbols."""
+        """Returns (b, classes), and the mean |z - centre|^2, which is 0 without symbols.
+
+        Args:
+            ids: (b, t).
+            lengths: (b,) how many of the ids count.
+            clusters: the symbols so far.
+        """
         points, clustered = self.points(ids), self.clustered[ids]
         there = torch.arange(ids.shape[1]) < lengths[:, None]
         apart = torch.zeros(())
@@ -124,7 +130,7 @@ class SmallReader(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Training:
-    """One network on one client's rows."""
+    """The training of one network on one client's rows."""
 
     settings: Learnt
     network: SmallReader
@@ -133,7 +139,7 @@ class Training:
     drawn: Draws
 
     def run(self, progress: Progress) -> FoundSymbols:
-        """A third of the epochs without symbols, then those with."""
+        """Trains a third of the epochs without symbols, then the others with them."""
         rows = np.flatnonzero(self.task.texts.lengths)
         epochs = max(3, -(-self.settings.steps * ROWS_A_STEP // max(1, len(rows))))
         first, tokens = epochs // 3, torch.from_numpy(self.clusters.tokens)
@@ -169,7 +175,7 @@ class Training:
             self.clusters.move(points, self.settings.mass_price * float(points.var(0).sum()), self.drawn)
 
     def _batches(self, rows: Ids) -> Iterator[Ids]:
-        """Numbers of rows, ROWS_A_STEP at a time and of about one length, in a drawn order."""
+        """Yields numbers of rows, ROWS_A_STEP at a time and of similar length, in random order."""
         order = rows[np.argsort(self.task.texts.lengths[rows] + self.drawn.uniform(len(rows)), kind="stable")]
         parts = np.array_split(order, -(-len(order) // ROWS_A_STEP))
         for number in np.argsort(self.drawn.uniform(len(parts))):

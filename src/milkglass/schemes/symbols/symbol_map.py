@@ -1,8 +1,8 @@
-"""A map from tokens to symbols: which symbol stands for each token, and how the row of a symbol is made.
+"""A map from tokens to symbols: the symbol of each token, and how the row of a symbol is made.
 
     row s of the new table = sum of w_t E_t / sum of w_t over the tokens t of symbol s
 
-The map is kept in the scheme's parameters, since nothing else gives it again: what it was found from stays behind.
+The map is one of the scheme's parameters, since it cannot be recomputed: its input stays with the client.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MergedRows(Mixture):
     """One row a symbol: the weighted mean of its tokens."""
 
     def promise(self, k: int) -> Promise:
-        """verbatim: tokens with a symbol of their own."""
+        """Returns the promise; `verbatim` counts tokens with their own symbol."""
         several = self.sizes[self.sizes > 1]
         sizes, counts = np.unique(several, return_counts=True)
         return Promise(
@@ -42,11 +42,11 @@ class MergedRows(Mixture):
 
 @dataclass(frozen=True)
 class SymbolMap:
-    """A map as a key file keeps it.
+    """A map as a key file has it.
 
     Attributes:
-        tokens: base64 of zlib of (n,) little-endian int32, the number of each token's symbol, from 0 without a gap.
-        weights: base64 of zlib of (n,) little-endian float32, above 0: w_t above.
+        tokens: base64 of zlib of (n,) little-endian int32, the number of each token's symbol, from 0 without gaps.
+        weights: base64 of zlib of (n,) little-endian float32, above 0: w_t of the module.
     """
 
     tokens: str = field(repr=False)
@@ -54,13 +54,13 @@ class SymbolMap:
 
     @classmethod
     def of(cls, tokens: Ids, weights: NDArray[np.floating]) -> SymbolMap:
-        """Raises UsageError for arrays that are no map."""
+        """Returns a map. Raises UsageError if the arrays are none."""
         result = cls(_packed(np.asarray(tokens, "<i4")), _packed(np.asarray(weights, "<f4")))
         result.require()
         return result
 
     def require(self) -> None:
-        """Raises UsageError for what cannot be a map."""
+        """Raises UsageError if this is no map."""
         numbers, weights = self.array, self.row_weights
         if not len(numbers) or int(numbers.min()) < 0 or (np.bincount(numbers) == 0).any():
             raise UsageError("a map of symbols leaves a number out, or is empty", HINT)
@@ -69,16 +69,16 @@ class SymbolMap:
 
     @cached_property
     def array(self) -> Ids:
-        """(n,) the symbol of each token."""
+        """Returns (n,) the symbol of each token."""
         return np.frombuffer(_unpacked(self.tokens), "<i4").astype(np.int64)
 
     @cached_property
     def row_weights(self) -> NDArray[np.float32]:
-        """(n,)."""
+        """Returns (n,) w_t."""
         return np.frombuffer(_unpacked(self.weights), "<f4").astype(np.float32)
 
     def mixture(self) -> MergedRows:
-        """The rows of the symbols (m') as mixtures of the rows of tokens."""
+        """Returns the rows of the m' symbols as mixtures of the rows of tokens."""
         numbers = self.array
         order = np.argsort(numbers, kind="stable").astype(np.int64)
         counts = np.bincount(numbers)
@@ -88,7 +88,7 @@ class SymbolMap:
 
 
 def shared_symbols(numbers: Ids) -> Ids:
-    """Symbols that several tokens have, ascending. numbers: (n,) the symbol of each token."""
+    """Returns the symbols that several tokens have, ascending. `numbers` (n,) is the symbol of each token."""
     return np.flatnonzero(np.bincount(numbers) > 1)
 
 
