@@ -48,7 +48,7 @@ class Catalogue(Mapping[str, E], Generic[E]):
     Attributes:
         what: what an instance is, in words for messages: "scheme", "attack".
         group: the group of entry points, such as "milkglass.attack"; empty where no package can add an entry.
-        kind: the class of which an entry must be an instance. Several catalogues can read one group: each takes the
+        kind: an entry must be an instance of this class. Several catalogues can read one group: each takes the
             instances of its kind.
     """
 

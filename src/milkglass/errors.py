@@ -242,7 +242,7 @@ class Unreachable(RemoteError):
 
 
 class MisspeltAnswer(RemoteError):
-    """An answer is written in other tokens than the tokenizer writes its text in."""
+    """An answer's tokens differ from the tokens that the tokenizer makes of its text."""
 
 
 class EngineBusy(RemoteError):

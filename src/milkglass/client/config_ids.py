@@ -87,7 +87,7 @@ def remap(config: Mapping[str, Any], sigma: Map, known: Container[str] | None = 
 
     Args:
         sigma: maps a public id to its scrambled id.
-        known: the names that are kept, besides those of token ids. None: all, for a table within a kept entry.
+        known: the names that are kept, besides the names of token ids. None: all, for a table within a kept entry.
 
     Raises:
         UnsupportedModel: an entry has token ids in an unknown shape.

@@ -119,8 +119,7 @@ class Session(AbstractContextManager["Session"]):
             model: the model's id on the server.
             pairs: the second text of each, if the model reads pairs.
             truncate: whether texts that are too long are cut. Otherwise they are refused before any is sent.
-            labels_of: the job whose label names or scale are used, or "newest" for those of the data that was sent
-                last.
+            labels_of: the job whose label names or scale are used, or "newest" for the data that was sent last.
                 None: the job that made the model.
             stage: receives how many texts are done.
 

@@ -6,7 +6,7 @@ Instructions: Alpaca (Taori et al. 2023), Dolly (Conover et al. 2023), DialogSum
 al. 2023).
 
 DialogSum has no instructions, so a sentence of ours precedes each dialogue. Its test file has three summaries of each
-dialogue, of which the first is used. IFEval has no answers: metrics/ifeval.py checks its rules.
+dialogue; the first is used. IFEval has no answers: metrics/ifeval.py checks its rules.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class TablePackage:
         )
 
     def with_lists(self, near: NDArray[np.int32], scores: NDArray[np.float64]) -> TablePackage:
-        """Returns the package as it is sealed: with candidate lists, and without the tokenizer's files."""
+        """Returns the package to seal: with candidate lists, and without the tokenizer's files."""
         return replace(self, near=near, scores=scores, files={})
 
     def encode(self) -> bytes:

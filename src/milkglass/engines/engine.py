@@ -123,7 +123,7 @@ def name_of(record: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Call:
-    """A request as it is sent. Nothing else is sent but the fixed headers of upstream.py.
+    """A request to send. Nothing else is sent but the fixed headers of upstream.py.
 
     Attributes:
         path: below the engine's address.

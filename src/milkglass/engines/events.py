@@ -69,7 +69,7 @@ class _BoundedBytes(httpx2.AsyncByteStream):
     """The bytes of an answer, with a limit on those that are no event.
 
     Attributes:
-        no_events: bytes so far, without those of the events that were read.
+        no_events: how many bytes came so far that are not part of an event.
     """
 
     def __init__(self, stream: Any, traffic: Traffic) -> None:

@@ -198,7 +198,7 @@ def _special(tokenizer: Any) -> list[int]:
 
 
 def _parts(component: Any, name: str) -> Iterator[Part]:
-    """Yields a component's parts, also those of nested sequences."""
+    """Yields a component's parts, and the parts of nested sequences."""
     if component is not None:
         yield from _flat(json.loads(component.__getstate__()), name)
 

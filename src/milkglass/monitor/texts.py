@@ -70,7 +70,7 @@ class TextViews:
         return [one or named(number) or "" if self.codec.known[number] else "" for number, one in enumerate(spelt)]
 
     def forget(self, exchanges: Iterable[Exchange]) -> None:
-        """Drops the views of all texts but those of these exchanges."""
+        """Drops the views of texts that belong to none of these exchanges."""
         kept = {one.number for one in exchanges}
         self._kept = {place: one for place, one in self._kept.items() if place[0] in kept}
 

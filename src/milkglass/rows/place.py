@@ -69,7 +69,7 @@ def require_columns(file: str, names: Sequence[str], needed: Sequence[str], text
 
     Args:
         needed: columns that must all exist.
-        texts: columns of which one must exist.
+        texts: columns; one of them must exist.
     """
     if texts and not {*texts} & {*names}:
         raise CodecError(

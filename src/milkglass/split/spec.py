@@ -104,7 +104,7 @@ class DecoderInfo:
 
 
 class OpenRequest(RequestBody):
-    """The first message of a stream. Names and limits are those of /v1/completions."""
+    """The first message of a stream. Names and limits are as in /v1/completions."""
 
     dtype: Dtype = "bfloat16"
     max_tokens: int = Field(16, ge=1, lt=2**31, strict=True)

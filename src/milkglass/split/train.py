@@ -1,4 +1,4 @@
-"""Trains and splits a model: labelled texts become two folders, of which either both or neither are written.
+"""Trains and splits a model: labelled texts become two folders. Either both or neither are written.
 
 Both halves are here during training. `evaluate` measures the cost of the defence on other texts: how many the halves
 classify correctly with the disturbance of sending. It sends nothing and uses up no number of a text.

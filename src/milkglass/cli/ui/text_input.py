@@ -141,7 +141,7 @@ def pairs_of(rows: Sequence[InputRow]) -> list[str] | None:
 
 
 def paired(rows: Sequence[InputRow], provided: Sequence[str] | None) -> list[str] | None:
-    """Returns the second texts of the rows, or else those of the options.
+    """Returns the second texts: the rows' own, or else what the options give.
 
     Raises:
         UsageError: the numbers of texts and second texts differ.

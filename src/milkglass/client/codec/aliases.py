@@ -1,8 +1,9 @@
 """Chooses which scrambled id is sent for a token that has several: one at random, anew each time.
 
-With aliases the ids of a token are its own. With shared rows they are those of its cluster, and the server learns the
-cluster and no more. A coarse vocabulary with an epsilon exchanges the id of a symbol for another by randomised
-response. The randomness is the operating system's, unless a reproducible stream is given, as in recipes and tests.
+With aliases the ids of a token are its own. With shared rows all tokens of a cluster have the same ids, and the server
+learns the cluster and no more. A coarse vocabulary with an epsilon exchanges the id of a symbol for another by
+randomised response. The randomness is the operating system's, unless a reproducible stream is given, as in recipes and
+tests.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Responses:
     """Exchanges ids of one key at random (randomised response).
 
     Attributes:
-        mechanism: works on the ids by whose order draws are made: the key's own, or those of the key with the same map
-            that it was made from.
+        mechanism: draws by the order of the key's own ids, or of the ids of the key with the same map that it was made
+            from.
         stream: gives the draws of a text from the text itself, so that a text that is sent again is sent equally and
             reveals nothing more. None: each text draws anew, which spends epsilon each time.
         own: (m,) the key's ids that are exchanged.

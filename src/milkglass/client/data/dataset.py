@@ -243,7 +243,7 @@ def require_classes(source: Source, found: Summary) -> None:
 
 
 def require_no_fractions(source: Source, found: Summary) -> None:
-    """Raises CodecError if all labels are numbers and some have a fraction, as those of a regression do."""
+    """Raises CodecError if all labels are numbers and some have a fraction, as in a regression."""
     if any(has_fraction(name) for name in found.labels) and all(is_number(name) for name in found.labels):
         raise CodecError(
             f"{_column_of_labels(source)} holds numbers with a fraction, {len(found.labels):,} different ones",

@@ -1,10 +1,10 @@
 """Reads a cell of labels as the label's name, by one rule for CSV, TSV, JSON Lines, JSON lists and Parquet.
 
 If each cell of a column is a whole number or the text of one, as pandas writes whole numbers with gaps, the names are
-whole numbers: 3, 3.0 and "3.0" are "3", and "nan" or "None" is a missing label. In a column of numbers of which some
-have a fraction, "nan" is missing too; these are numbers of a regression (`dataset.require_classes`). In every other
-column a text is a name unchanged, and a float stays one: "3.0". A truth value, or the text of one, is "true" or "false"
-in any column, since JSON, Parquet and CSV write it in three ways.
+whole numbers: 3, 3.0 and "3.0" are "3", and "nan" or "None" is a missing label. If some numbers of a column have a
+fraction, "nan" is missing too; these are numbers of a regression (`dataset.require_classes`). In every other column a
+text is a name unchanged, and a float stays one: "3.0". A truth value, or the text of one, is "true" or "false" in any
+column, since JSON, Parquet and CSV write it in three ways.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def write_tensors(out: Path, parts: Iterable[Mapping[str, NDArray[Any]]]) -> Non
 
 
 def _checked_columns(path: Path, found: pa.Schema) -> list[str]:
-    """Returns the names of the columns. Raises UsageError for columns that are not those of training rows."""
+    """Returns the names of the columns. Raises UsageError unless they are the columns of training rows."""
     names: list[str] = found.names
     if len(set(names)) < len(names) or not {"input_ids", "labels"} <= set(names) <= set(COLUMNS):
         raise UsageError(f"{path.name} holds more than ids and labels, so it is not scrambled data", HINT)

@@ -95,7 +95,7 @@ def _sent(codec: Codec, original: Sequences) -> Sequences:
 
 
 def unmarked(codec: Codec, scrambled: Sequences, original: Sequences | None = None) -> PrivateTexts:
-    """Returns texts of which only the tokens are known: pieces with a digit are numbers, and no token is a name.
+    """Returns texts with nothing known but their tokens: pieces with a digit are numbers, no token is a name.
 
     Args:
         original: the public ids. None: the scrambled ids give them.

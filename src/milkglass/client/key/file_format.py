@@ -58,7 +58,7 @@ class Header:
     format: str = FORMAT
 
     def line(self) -> bytes:
-        """Returns the header as it is written: JSON in ASCII, keys sorted, no spaces, ended by a line feed."""
+        """Returns the header as the file has it: JSON in ASCII, keys sorted, no spaces, ended by a line feed."""
         kdf = {"name": KDF, "n": self.scrypt_n, "r": SCRYPT_R, "p": SCRYPT_P, "salt": _b64(self.salt)}
         header = {
             "format": self.format, "version": VERSION, "kdf": kdf, "cipher": CIPHER,

@@ -25,7 +25,7 @@ class KeyInfo:
     """Information on a key's model. It is private, since it has label names.
 
     Attributes:
-        document: as it is in the key file (docs/formats.md).
+        document: the key file's JSON (docs/formats.md).
     """
 
     document: Mapping[str, Any] = field(repr=False)

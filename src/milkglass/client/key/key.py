@@ -164,7 +164,7 @@ class Key:
 
     @property
     def response_ids(self) -> NDArray[np.int64]:
-        """Returns (m,) for each symbol of several tokens the id by whose order draws are made.
+        """Returns (m,): for each symbol of several tokens, the id that gives its place in the order of draws.
 
         It is empty if no id is exchanged.
         """

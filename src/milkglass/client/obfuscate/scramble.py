@@ -99,7 +99,7 @@ def _tied(base: Checkpoint) -> dict[str, bool]:
 
 
 def _widened(base: Checkpoint, key: Key) -> dict[str, int]:
-    """Returns the sizes of a wider residual stream, from which a head's size no longer follows."""
+    """Returns the sizes to write for a wider residual stream, since a head's size does not follow from its width."""
     scheme, architecture = scheme_of(key), of(base)
     if not scheme.needs_heads:
         return {}

@@ -4,7 +4,7 @@
     in data     - sum over ids of p log2 p, p the id's share of the running tokens; special tokens do not count
 
 It also measures the weakest attack, which needs no context: naming the likeliest token of each sent id. Where m of the
-ids are exchanged by randomised response, of which each sent one has N bits of chance (noise/responses.py),
+ids are exchanged by randomised response, and each sent one has N bits of chance (noise/responses.py),
 
     at most     log2 (m' - m + 2^(log2 m - N)), the capacity of both kinds of ids together (Shannon 1948)
     in data     the same sum with p of what is sent, less N times the share of the exchanged ids
@@ -37,7 +37,7 @@ class SymbolRate:
         symbols: the number of ids to which the limits apply.
         alone: the number of other ids: one for each special token and function word.
         alone_running: the share of running tokens that have such an id.
-        unmet: the number of symbols that break a limit, including those of a single token.
+        unmet: the number of symbols that break a limit, including symbols of a single token.
         unmet_running: the share of running tokens that have such a symbol.
         epsilon: of the exchange of ids; 0: they are sent unchanged.
         kept: the chance that an id of several tokens is sent unchanged.
@@ -130,7 +130,7 @@ def responses_in(scheme: Coarse) -> RandomisedResponse | None:
 
 
 def most_bits(size: int, responses: RandomisedResponse | None) -> float:
-    """Returns the most bits a token of m' = `size` ids, whatever is sent."""
+    """Returns the most bits a token that m' = `size` ids can carry."""
     if responses is None:
         return float(np.log2(size))
     m = len(responses.values)

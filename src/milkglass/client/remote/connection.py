@@ -246,7 +246,7 @@ def client_options(url: str, token: str | None, allow_http: bool, authority: Pat
 
 
 def say_no_agent(headers: MutableMapping[str, str]) -> None:
-    """Deletes the header that tells a server which library, of which version, sends the request."""
+    """Deletes the header that tells a server which library sends the request, and its version."""
     del headers["User-Agent"]
 
 

@@ -1,7 +1,7 @@
 """Downloads a model's folder from a server, which could offer any file of any size.
 
-Before the first byte is written, names are checked to be those of a checkpoint, and sizes to fit the model and the room
-on the disk.
+Before the first byte is written, each name must be a checkpoint's, and the sizes must fit the model and the room on the
+disk.
 """
 
 from __future__ import annotations

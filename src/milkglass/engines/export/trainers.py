@@ -1,7 +1,7 @@
 """Configurations for other trainers (TRL, Axolotl, LLaMA-Factory) that train all weights on scrambled rows.
 
 They use what `milkglass export --for transformers` and `milkglass encode --layout` wrote: a model with an opaque
-tokenizer, and rows that need none. The rates are those of ObfusLM's appendix C.3. Adapters are not used, because the
+tokenizer, and rows that need none. The rates are from ObfusLM's appendix C.3. Adapters are not used, because the
 tables must be trained too, for which each trainer has its own option.
 """
 

@@ -31,7 +31,7 @@ class CompletionAnswer:
     """The answers of one request. It is made before anything is sent, and raises CodecError or UsageError.
 
     Attributes:
-        replies: for all prompts, those of one prompt side by side.
+        replies: for all prompts; replies to one prompt are side by side.
     """
 
     def __init__(self, backend: Backend, body: CompletionBody) -> None:

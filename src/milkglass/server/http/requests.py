@@ -1,6 +1,6 @@
 """The bodies of /v1/completions and /classify, which have ids only.
 
-Whatever needs a tokenizer (text, stop strings, biases by word, log-probabilities with names) is the client's work. Such
+All that needs a tokenizer (text, stop strings, biases by word, log-probabilities with names) is the client's work. Such
 a request gets a 400 that says so.
 """
 

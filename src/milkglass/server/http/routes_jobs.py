@@ -100,7 +100,7 @@ def delete_job(key: PathName, shared: Shared) -> dict[str, Any]:
 
 @router.get("/v1/fine_tuning/jobs/{key}/checkpoints")
 def list_checkpoints(key: PathName, shared: Shared) -> dict[str, Any]:
-    """Lists the checkpoints of a job that has not ended or can be resumed. `metrics` are those of the same step."""
+    """Lists the checkpoints of a job that has not ended or can be resumed. `metrics` are of the same step."""
     job = shared.store.jobs.get(key)
     info = [entry.event.data for entry in events.read(shared.jobs.folder(key)) if entry.event.type == "metrics"]
     data: list[dict[str, Any]] = [

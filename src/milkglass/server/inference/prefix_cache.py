@@ -1,6 +1,6 @@
 """Keeps keys and values of finished conversations, whose ids the next turn begins with.
 
-A new prompt reuses those of its longest common prefix with a cached row, and reads only the rest. Only equal ids of one
+A new prompt reuses them for its longest common prefix with a cached row, and reads only the rest. Only equal ids of one
 model match. When memory runs out, the longest unused row is dropped. Rows of `CachedRows` keep every position, even if
 a model attends to a window, so that they can be cut anywhere.
 """

@@ -56,7 +56,7 @@ def numbers_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def event_data(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the figures of an event: those of a status, and the confusion counts."""
+    """Returns the figures of an event: a status's numbers, and the confusion counts."""
     counts = (metrics or {}).get("eval_confusion")
     return {**numbers_of(metrics), **({} if counts is None else {"confusion": counts})}
 

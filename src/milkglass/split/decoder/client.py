@@ -38,7 +38,7 @@ RowOf = Callable[[int], "torch.Tensor"]  # an id to its vector (1, d)
 
 @dataclass(frozen=True)
 class SplitSampling:
-    """How the server chooses tokens. The fields are those of `OpenRequest`."""
+    """How the server chooses tokens. `OpenRequest` has the same fields."""
 
     max_tokens: int = 128
     temperature: float = 0.0

@@ -50,7 +50,7 @@ class PromptEmbedsEngine:
         authority: a certificate file, for a self-signed engine.
         patience: when a call that never arrived is made again.
         streaming: whether ids come as they are made, or all at the end.
-        stop_token_ids: ids that end an answer, besides those of the engine's own `generation_config.json`.
+        stop_token_ids: ids that end an answer, besides the ids of the engine's own `generation_config.json`.
     """
 
     url: str
