@@ -60,7 +60,7 @@ class Catalogue(Mapping[str, E], Generic[E]):
 
     @cached_property
     def _entries(self) -> Mapping[str, E]:
-        """Returns all entries by name. Raises PluginError."""
+        """Returns all entries by name. Raises PluginError if an installed one cannot be used."""
         entries = dict(self.built_in)
         for point in sorted(entry_points(group=self.group), key=lambda one: (one.dist.name if one.dist else "", one)):
             entry: E = loaded(point)
@@ -75,7 +75,7 @@ class Catalogue(Mapping[str, E], Generic[E]):
 
     @property
     def added(self) -> Mapping[str, E]:
-        """Returns the entries of installed packages. Raises PluginError."""
+        """Returns the entries of installed packages. Raises PluginError if one cannot be used."""
         return {name: entry for name, entry in self._entries.items() if name not in self.built_in}
 
     def __getitem__(self, name: str) -> E:

@@ -116,7 +116,7 @@ class Parameter:
         return next((one for one in _alternatives(self.kind) if dataclasses.is_dataclass(one)), None)
 
     def read(self, word: str) -> Any:
-        """Returns the value of a word, as the first of the field's types that accepts it. Raises UsageError."""
+        """Returns a word's value, by the first of the field's types that accepts it. Raises UsageError if none does."""
         for kind in _alternatives(self.kind):
             value = _value_of(word, kind)
             if value is not None and self._accepts(value, kind):

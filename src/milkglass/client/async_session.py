@@ -101,7 +101,7 @@ class AsyncJob:
         return self._session._each(call, lambda: self._of(call).follow())
 
     async def wait(self) -> str:
-        """Waits for the job's end, and returns the fine-tuned model's id on the server. Raises JobFailed."""
+        """Waits for the job, and returns its model's id on the server. Raises JobFailed if it has none."""
         call = _Call(self._call)
         return await self._session._run(call, lambda: self._of(call).wait())
 

@@ -110,7 +110,7 @@ class Job:
         return self.remote.follow(self.id)
 
     def wait(self) -> str:
-        """Waits for the job's end, and returns the fine-tuned model's id on the server. Raises JobFailed."""
+        """Waits for the job, and returns its model's id on the server. Raises JobFailed if it has none."""
         for _ in self.follow():
             pass
         return str(self.remote.result(self.id)["fine_tuned_model"])

@@ -92,7 +92,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         self.measurement, self.holds = str(hello["measurement"]), [str(one) for one in hello["holds"] if one]
 
     def attest(self, measurement: str, trust: Trust = INTEL) -> None:
-        """Requires this measurement, in hex, and from gramine-sgx a new quote that proves it. Raises EnclaveError."""
+        """Requires a measurement, in hex, and from gramine-sgx a new quote that proves it; or raises EnclaveError."""
         if self.measurement != measurement:
             raise EnclaveError(
                 f"the enclave's measurement is {self.measurement}, {measurement} is expected",
@@ -163,7 +163,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         return self._call("state", b"")[1]
 
     def text(self, text: str, instruction: str, limit: int, settings: RnmSettings) -> SanitizedPrompt:
-        """Sanitizes a text. Raises CodecError, EnclaveError.
+        """Sanitizes a text. Raises CodecError for a text that cannot be sanitized, and EnclaveError.
 
         Args:
             instruction: text before it that is not sanitized.

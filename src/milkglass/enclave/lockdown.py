@@ -97,7 +97,11 @@ def lock() -> list[str]:
 
 
 def seccomp_filter(machine: str) -> bytes:
-    """Returns BPF instructions of 8 bytes, under which other architectures' calls fail too. Raises EnclaveError."""
+    """Returns BPF instructions of 8 bytes, under which calls of other architectures fail too.
+
+    Raises:
+        EnclaveError: the calls of `machine` are not known.
+    """
     if machine not in SYSTEMS:
         raise EnclaveError(
             f"the calls of {machine} are not known", f"use one of {', '.join(SYSTEMS)}, or a Gramine kind"

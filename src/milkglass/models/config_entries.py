@@ -26,7 +26,7 @@ ID_LISTS = frozenset({"suppress_tokens", "begin_suppress_tokens", "bad_words_ids
 
 
 def check_configs(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> None:
-    """Refuses what would run code, fetch something, or allocate what no file backs. Raises ModelError."""
+    """Raises ModelError for entries that run code, fetch something, or allocate memory that no file backs."""
     _check_config(config, CONFIG)
     _check_config(generation or {}, GENERATION)
 

@@ -97,7 +97,7 @@ def _lacks_head(checkpoint: Checkpoint, architecture: Architecture, config: PreT
 def require_sound_tables(
     config: Mapping[str, Any], generation: Mapping[str, Any] | None, tensors: Mapping[str, TensorRef]
 ) -> None:
-    """Checks a delta without the tensors of its base. Raises ModelError."""
+    """Checks a delta without its base's tensors. Raises ModelError if it is not sound."""
     check_configs(config, generation)
     family = families.family_of(config)
     size = next((ref.shape[0] for name, ref in sorted(tensors.items()) if ends(name, *family.table)), None)
@@ -124,7 +124,7 @@ def _said(value: object) -> str:
 
 
 def _key_id(config: Mapping[str, Any]) -> str | None:
-    """Returns the identifier of the key that a config names. Raises CorruptCheckpoint."""
+    """Returns the identifier of the key that a config names. Raises CorruptCheckpoint if it has another form."""
     value = config.get(KEY_ID)
     if value is None or (isinstance(value, str) and KEY_ID_FORM.fullmatch(value)):
         return value
@@ -141,7 +141,7 @@ def _require_layers(checkpoint: Checkpoint) -> None:
 
 
 def _resolved(config: Mapping[str, Any]) -> PreTrainedConfig:
-    """Returns the config with Transformers' defaults. Raises CorruptCheckpoint."""
+    """Returns the config with Transformers' defaults. Raises CorruptCheckpoint if Transformers refuses it."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:

@@ -152,7 +152,7 @@ class LiveAttacker:
 
     # --- in a thread --------------------------------------------------------------------------------------------------
     def _scene(self) -> Scene:
-        """Returns the scene in which every id of the vocabulary was sent once. Raises KeyForOtherModel."""
+        """Returns the scene in which every id was sent once. Raises KeyForOtherModel if the base is another model."""
         self.key.require_model(self.base.digest())
         ids = np.arange(len(self.key.sigma), dtype=np.int64)
         sent = Sequences.of(np.array_split(ids, max(1, len(ids) // IDS_A_TEXT)))

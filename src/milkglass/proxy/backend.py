@@ -58,7 +58,7 @@ class Backend:
     memory: AnswerMemory = field(default_factory=AnswerMemory, repr=False)
 
     def model(self, name: str) -> ServedModel:
-        """Returns the model of this name; "" names the default. Raises ModelNotFound."""
+        """Returns the model of this name; "" names the default. Raises ModelNotFound if there is none."""
         for one in self.models:
             if name in (one.name, ""):
                 return one

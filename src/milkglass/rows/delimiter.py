@@ -21,7 +21,7 @@ FIRST, ROWS = 1 << 16, 20  # characters and rows that are read
 
 
 def delimiter_named(name: str) -> str:
-    """Returns a delimiter, given it or its name. Raises UsageError."""
+    """Returns a delimiter, given it or its name. Raises UsageError if it is not one sign."""
     result = NAMES.get(name, "\t" if name == "\\t" else name)
     if len(result) != 1 or result in '"\r\n' or result.isalnum():
         raise UsageError(

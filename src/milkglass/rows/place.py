@@ -137,7 +137,7 @@ def missing(cell: Any) -> bool:
 
 
 def text_of(place: Place, row: Row, column: str) -> str:
-    """Returns a cell that must be text. Raises CodecError, EmptyText."""
+    """Returns a cell that must be text. Raises EmptyText if it is empty, and CodecError if it is no text."""
     if column not in row:
         raise CodecError(f"{place} has no {column}", columns_there(list(row), (column,)))
     value = row[column]

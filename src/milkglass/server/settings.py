@@ -249,7 +249,7 @@ class DataDir:
         return max(0, free_bytes(self.root, self.quota) - self.spare)
 
     def lock(self) -> IO[bytes]:
-        """Locks the home until the returned file is closed or this process dies. Raises Conflict.
+        """Locks the home until the file is closed or this process dies. Raises Conflict if another server has it.
 
         Workers do not inherit the lock: a killed server leaves its home unlocked while its worker runs.
         """

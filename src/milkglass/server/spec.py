@@ -195,7 +195,7 @@ def require_used(chosen: Hyperparameters, called: Callable[[str], str] = str) ->
 
 
 def hyperparameters_of(requested: Mapping[str, Any], called: Callable[[str], str] = str) -> dict[str, Any]:
-    """Returns the hyperparameters that are not None, checked as the server checks them. Raises UsageError.
+    """Returns the hyperparameters that are not None. Raises UsageError for what the server would refuse.
 
     This refuses a negative rate, for example, before an hour of uploading.
 

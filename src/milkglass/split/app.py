@@ -71,7 +71,7 @@ def opened(folder: Path) -> ServerHalf:
 
 
 def serve(half: ServerHalf, home: Path, port: int, token: str | None) -> None:
-    """Serves on 127.0.0.1 until SIGINT or SIGTERM. Raises UsageError.
+    """Serves on 127.0.0.1 until SIGINT or SIGTERM. Raises UsageError if the address cannot be used.
 
     Args:
         home: the folder whose file `token` is the bearer token. It is not used if `token` is given.

@@ -41,7 +41,7 @@ class ServerHalf:
 
     @classmethod
     def open(cls, folder: Path) -> ServerHalf:
-        """Opens a half. Raises CorruptCheckpoint."""
+        """Opens a half. Raises CorruptCheckpoint if its folder is damaged."""
         about, known = halves.described(folder), folders.server_about(folder)
         try:
             config, classes, layer = about["model"], int(about["classes"]), int(about["layer"])
@@ -56,7 +56,7 @@ class ServerHalf:
         return cls(defence.server(folder, _served(folder, defence, config, classes), about), info)
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
-        """Returns (texts, outputs) logits. Raises BadUpload, UsageError."""
+        """Returns (texts, outputs) logits. Raises BadUpload or UsageError for a frame that this half cannot take."""
         sent = frames.decode(frame)
         self._require(sent)
         with self._turn:

@@ -101,14 +101,14 @@ class SpellingCheck:
         return self.found.places
 
     def push(self, ids: Sequence[int]) -> None:
-        """Adds scrambled ids. Raises MisspeltAnswer."""
+        """Adds scrambled ids. Raises MisspeltAnswer if too many are not the tokenizer's."""
         self._ids += ids
         if not self.hot and len(self._ids) >= self._next:
             self._next = 2 * len(self._ids)
             self._look(final=False)
 
     def flush(self) -> None:
-        """Checks the complete answer. Raises MisspeltAnswer."""
+        """Checks the complete answer, and raises MisspeltAnswer like `push`."""
         if not self.hot and self._seen != len(self._ids):
             self._seen = len(self._ids)
             self._look(final=True)
@@ -119,7 +119,7 @@ class SpellingCheck:
             self._count(final=False)
 
     def escaped(self, count: int) -> None:
-        """Adds escapes of plain letters in a call. Raises MisspeltAnswer."""
+        """Adds escapes of plain letters in a call, and raises MisspeltAnswer like `push`."""
         self.found.escapes += count
         if count:
             self._require()
@@ -221,7 +221,7 @@ def _written(codec: Codec, ids: Sequence[int], final: bool) -> tuple[Places, str
 
 
 def _own(tokenizer: Any, text: str) -> Own:
-    """Returns the tokenizer's own ids of a text by the letters that they write, several together if they share one."""
+    """Returns the tokenizer's own ids of a text by the letters that they write. Ids that share one are together."""
     batch = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, truncation=False,
         split_special_tokens=True,

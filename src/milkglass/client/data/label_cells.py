@@ -77,7 +77,7 @@ class LabelCells:
 
 
 def _whole(cell: Any) -> int | None:
-    """Returns the whole number that a float, or its text, stands for, or None."""
+    """Returns the whole number that a float, a decimal or the text of a float stands for, or None."""
     if isinstance(cell, str) and _FLOAT.fullmatch(cell.strip()):
         cell = float(cell)
     if isinstance(cell, Decimal) and cell.is_finite():

@@ -97,7 +97,7 @@ def require_marked(path: Path) -> RowsMark:
 
 @contextmanager
 def to_send(path: Path) -> Iterator[Path]:
-    """Yields what may be sent of a marked file, as a temporary file of `rows/1`. Raises UsageError."""
+    """Yields what may be sent of a marked file, as a temporary file of `rows/1`. Raises UsageError without the mark."""
     require_marked(path)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:
         copy = Path(scratch) / "data.safetensors"

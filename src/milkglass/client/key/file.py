@@ -273,7 +273,7 @@ class UnlockedKey:
         return cls(path, key, write_key(path, key, passphrase, scrypt_n, weak=weak))
 
     def again(self, path: Path | None = None) -> Key:
-        """Reads the file again, or a copy of it at `path`. Raises KeyFileError."""
+        """Reads the file again, or a copy of it at `path`. Raises KeyFileError if that key cannot be opened."""
         path = path or self.path
         return self.seal.unseal(_content(path), str(path))
 

@@ -253,7 +253,7 @@ def packed_groups(groups: list[NDArray[np.int64]], n: int) -> str:
 
 
 def unpacked_groups(text: str) -> list[NDArray[np.int64]]:
-    """Returns the clusters of `packed_groups`. Raises DamagedKey."""
+    """Returns the clusters of `packed_groups`. Raises DamagedKey if they cannot be read."""
     try:
         number = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<i4")
     except (ValueError, zlib.error) as error:

@@ -39,7 +39,7 @@ def weakness(passphrase: str) -> str | None:
 
 
 def require_strong(passphrase: str) -> None:
-    """Raises WeakPassphrase. Only new passphrases are judged: an existing key opens with its own."""
+    """Raises WeakPassphrase if a new key's passphrase is weak. Existing keys open with any passphrase."""
     if fault := weakness(passphrase):
         raise WeakPassphrase(
             fault, "use four or more unrelated words, or --generate-passphrase; --weak-passphrase takes it as it is"

@@ -106,7 +106,7 @@ def require_scrambled(folder: Path) -> list[Path]:
 
 
 def require_sound(folder: Path) -> None:
-    """Checks a model as a server does, before it is sent. Raises ModelError."""
+    """Checks a model as a server does, before it is sent. Raises ModelError if it is not sound."""
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.soundness import facts_of, require_sound_tables
 

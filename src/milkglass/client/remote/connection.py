@@ -321,7 +321,11 @@ def check_url(url: str, allow_http: bool) -> bool:
 
 
 def tls_context(authority: Path | None) -> Any:
-    """Returns what verifies a server: its own certificate, or True for the system's authorities. Raises UsageError."""
+    """Returns what verifies a server: a certificate's context, or True for the system's authorities.
+
+    Raises:
+        UsageError: the file is missing, or has no certificate.
+    """
     if authority is None:
         return True
     if not authority.is_file():

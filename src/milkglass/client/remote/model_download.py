@@ -68,7 +68,7 @@ def promised(entry: Mapping[str, Any]) -> OfferedFile:
 
 
 def promised_model(answer: Mapping[str, Any]) -> list[OfferedFile]:
-    """Returns the files of one model, each once, by name. Raises RemoteError."""
+    """Returns the files of one model by name. Raises RemoteError if the list is invalid or has no config.json."""
     files = sorted((promised(entry) for entry in rows(answer)), key=lambda file: file.name)
     names = {file.name for file in files}
     if len(names) < len(files) or len(files) > MAX_FILES:

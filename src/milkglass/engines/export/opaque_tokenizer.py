@@ -21,7 +21,7 @@ from milkglass.models.staging import link_or_copy
 
 
 def tokenizer_document(size: int) -> dict[str, Any]:
-    """Returns the content of `tokenizer.json` for a vocabulary of so many tokens. Raises UnsupportedModel."""
+    """Returns `tokenizer.json` for a vocabulary of `size` tokens. Raises UnsupportedModel if it has too many."""
     if size > MAX_NAMES:
         raise UnsupportedModel(f"the model has {size} tokens; opaque names are for {MAX_NAMES}", "give a smaller model")
     split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}

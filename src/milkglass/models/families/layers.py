@@ -55,7 +55,7 @@ class LayerLayout:
 
     @classmethod
     def of(cls, names: LayerNames, checkpoint: Checkpoint, tables: tuple[str, ...]) -> LayerLayout:
-        """Finds the layers of a checkpoint. Raises UnsupportedModel.
+        """Finds the layers of a checkpoint. Raises UnsupportedModel if one is missing or cannot be changed.
 
         Args:
             tables: the tensors that are indexed by token id.

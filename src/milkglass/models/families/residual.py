@@ -61,7 +61,7 @@ class Residual:
 
     @classmethod
     def of(cls, stream: StreamNames, checkpoint: Checkpoint, tables: tuple[str, ...]) -> Residual:
-        """Finds the stream of a checkpoint. Raises UnsupportedModel.
+        """Finds the stream of a checkpoint. Raises UnsupportedModel if its dimensions cannot be mixed.
 
         Args:
             tables: the tensors that are indexed by token id.

@@ -189,7 +189,7 @@ def allowed(settings: Listening) -> Limits:
 
 
 def listen(settings: Listening, limits: Limits) -> socket.socket:
-    """Binds an address; no other code of this package does. Raises UsageError."""
+    """Binds an address; no other code of this package does. Raises UsageError if the system refuses it."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=limits.backlog)

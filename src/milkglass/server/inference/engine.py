@@ -57,7 +57,7 @@ class Engine(abc.ABC, Generic[W]):
         self._thread.start()
 
     def submit(self, work: list[W]) -> None:
-        """Hands in work, all of it or none. Raises Busy."""
+        """Hands in work, all of it or none. Raises Busy if too many rows are waiting."""
         with self._changed:
             if self._closed or len(self._waiting) + len(work) > self._max_waiting:
                 raise Busy(f"more than {self._max_waiting} rows are waiting for this model", "try again in a moment")

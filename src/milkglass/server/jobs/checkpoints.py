@@ -101,7 +101,7 @@ class CheckpointTrainer(Trainer):
             save_file(trained(self.model), folder / TRAINED, metadata={"format": "pt"})
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Saves in the reserved room. Raises SaveFailed."""
+        """Saves in the reserved room. Raises SaveFailed for any error."""
         self._reserve.release()
         with saving("a checkpoint"):
             super()._save_checkpoint(model, trial)

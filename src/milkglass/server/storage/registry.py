@@ -32,7 +32,7 @@ class BaseModels:
         self._folders, self._store = folders, store
 
     def find(self, digest: str, changed: dict[str, TensorRef]) -> Checkpoint:
-        """Returns the base model with this digest. Raises WrongBaseModel.
+        """Returns the base model with this digest. Raises WrongBaseModel if this machine has none.
 
         Args:
             changed: the delta's tensors. A model that lacks one is not hashed.
@@ -259,7 +259,7 @@ class Registry:
         yield from sorted(path for path in self.folder(model_id).iterdir() if path.is_file())
 
     def file(self, model_id: str, name: str) -> Path:
-        """Returns one file of a model's folder. Raises NotFound."""
+        """Returns one file of a model's folder. Raises NotFound if the model or the file does not exist."""
         for path in self.files(model_id):
             if path.name == name:
                 return path

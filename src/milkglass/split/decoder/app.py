@@ -160,7 +160,7 @@ class StreamConnection:
 
 
 def serve(table: SessionTable, gate: Gate, home: Path, port: int, token: str) -> None:
-    """Serves on 127.0.0.1 until SIGINT or SIGTERM. Raises UsageError."""
+    """Serves on 127.0.0.1 until SIGINT or SIGTERM. Raises UsageError if the address cannot be used."""
     settings = ServerSettings(home, port=port, token=token)
     app = create_app(table, gate, token)
     run(app, settings, "milkglass split serve", largest_message=largest_message(table.info))

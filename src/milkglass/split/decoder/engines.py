@@ -192,7 +192,7 @@ class PromptEmbedsStream:
 
 
 def packed_vectors(vectors: torch.Tensor, width: int) -> str:
-    """Returns vectors (t, width) for `prompt_embeds`: base64 of a file of `torch.save`. Raises UsageError."""
+    """Returns valid vectors (t, width) for `prompt_embeds`: base64 of a file of `torch.save`, or raises UsageError."""
     import torch
 
     if vectors.dim() != 2 or vectors.shape[1] != width or not len(vectors) or not vectors.is_floating_point():

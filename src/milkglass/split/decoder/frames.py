@@ -40,7 +40,7 @@ def encode_vectors(vectors: torch.Tensor) -> bytes:
 
 
 def decode_vectors(message: bytes, width: int, dtype: str, most: int) -> torch.Tensor:
-    """Reads and checks a client's vectors (t, width), 1 <= t <= most. Raises BadUpload."""
+    """Reads a client's vectors (t, width), 1 <= t <= most. Raises BadUpload if they are not valid."""
     vectors = _tensor(message, "x", BadUpload, most * width * DTYPES[dtype].itemsize)
     if vectors.dtype != DTYPES[dtype] or vectors.dim() != 2:
         raise BadUpload(
@@ -60,7 +60,7 @@ def encode_token(token: NextToken) -> bytes:
 
 
 def decode_token(message: bytes, vocabulary: int) -> NextToken:
-    """Reads and checks a message of the server, which is not trusted. Raises RemoteError."""
+    """Reads a message of the server, which is not trusted. Raises RemoteError if it is not valid."""
     numbers = _tensor(message, "ids", RemoteError, 16)
     if numbers.dtype != torch.int64 or numbers.shape != (2,):
         raise RemoteError("the server's message does not hold an id", "is `milkglass split serve` of a decoder there?")

@@ -55,7 +55,7 @@ class Gate:
     _lock: Lock = field(default_factory=Lock, repr=False)  # challenges and releases run in different threads
 
     def challenge(self) -> str:
-        """Returns a nonce that can be used once. Raises Busy."""
+        """Returns a nonce that can be used once. Raises Busy if too many are open."""
         now, nonce = time.monotonic(), secrets.token_hex(release.NONCE)
         with self._lock:
             self._nonces = {one: until for one, until in self._nonces.items() if until > now}

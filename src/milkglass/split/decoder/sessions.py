@@ -97,7 +97,7 @@ class SessionTable:
         return len(self._open)
 
     def open(self, request: OpenRequest) -> SplitSession:
-        """Opens a session. Raises Busy, BadUpload."""
+        """Opens a session. Raises Busy if all are taken, and BadUpload if too many tokens are asked for."""
         if request.max_tokens > self.info.max_new_tokens:
             raise BadUpload(f"max_tokens is {request.max_tokens}", f"at most {self.info.max_new_tokens} are made here")
         if len(self._open) >= self.info.sessions:
