@@ -101,7 +101,7 @@ class AsyncJob:
         return self._session._each(call, lambda: self._of(call).follow())
 
     async def wait(self) -> str:
-        """Waits for the job, and returns its model's id on the server. Raises JobFailed if it has none."""
+        """Waits for the job, and returns its model's id on the server. Raises JobFailed if it did not succeed."""
         call = _Call(self._call)
         return await self._session._run(call, lambda: self._of(call).wait())
 

@@ -110,7 +110,7 @@ class Job:
         return self.remote.follow(self.id)
 
     def wait(self) -> str:
-        """Waits for the job, and returns its model's id on the server. Raises JobFailed if it has none."""
+        """Waits for the job, and returns its model's id on the server. Raises JobFailed if it did not succeed."""
         for _ in self.follow():
             pass
         return str(self.remote.result(self.id)["fine_tuned_model"])

@@ -32,7 +32,7 @@ class NotCharged(Exception):
 
 @dataclass(frozen=True)
 class RowPolicy:
-    """What the provider allows.
+    """How many rows of its table the provider lets out of an enclave.
 
     Attributes:
         per_hour: rows an hour.

@@ -156,7 +156,7 @@ class AnswerBounds:
     """Checks the bounds of one streamed answer: `max_tokens` ids, one end, and few events without ids.
 
     Attributes:
-        ended: whether the engine said why the answer ended.
+        ended: whether the engine has ended the answer and said why.
     """
 
     def __init__(self, request: IdsRequest) -> None:

@@ -71,7 +71,7 @@ def attacking() -> bool:
 
 @dataclass(frozen=True, eq=False)
 class LiveReading:
-    """One attack's reading.
+    """The table that one attack reads.
 
     Attributes:
         title: the attack's.

@@ -37,7 +37,7 @@ LONG = 64 << 10  # bytes of a request that is encoded in a thread
 
 
 class Answering(Protocol):
-    """An answer that was checked, and not yet begun."""
+    """The answer to a checked request, which has not begun."""
 
     async def whole(self) -> dict[str, Any]: ...
     def events(self) -> AsyncGenerator[dict[str, Any], None]: ...

@@ -36,7 +36,7 @@ class PrivateTexts:
         original: the public ids of the same tokens.
         names: (total,) whether each token is part of a name; see `unmarked` for conversations and pairs.
         numbers: (total,) whether each token is part of a number.
-        sources: (texts,) the conversation of each, if one makes several examples. None: each has its own.
+        sources: (texts,) the number of each text's conversation, if one makes several examples. None: each has its own.
     """
 
     scrambled: Sequences

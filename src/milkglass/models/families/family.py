@@ -70,7 +70,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Family:
-    """How a family names its tensors. Names are matched at the end of a tensor's full name, after a dot.
+    """The names of a family's tensors. They are matched at the end of a tensor's full name, after a dot.
 
     Attributes:
         name: for people, and in the catalogue.
