@@ -31,7 +31,7 @@ class SymbolRate:
         ids: m', the number of ids.
         most_bits: the most bits a token.
         bits: bits a token of the text, by the ids' own shares.
-        running: the share of running tokens that are read by naming the likeliest token of each id. If ids are sent
+        running: the share of running tokens read by naming the likeliest token of each sent id. If ids are sent
             unchanged, that is the commonest token of the id.
         content: the same share of content tokens.
         symbols: the number of ids to which the limits apply.
