@@ -62,7 +62,7 @@ class Demo:
         return target
 
     def command(self, *words: object, as_json: bool = False) -> Any:
-        """Run `milkglass WORDS` and print it first. Returns its JSON document if `as_json`.
+        """Runs `milkglass WORDS`, printing it first. Returns its JSON document if `as_json`.
 
         Raises:
             MilkglassError: the command failed; it has said why.
@@ -78,7 +78,7 @@ class Demo:
         return json.loads(done.stdout) if as_json else None
 
     def half(self, name: str, ref: str, obfuscate: Sequence[object], train: Path, training: Sequence[str]) -> Half:
-        """One model's way: obfuscate, audit, upload, fine-tune. Returns it with the fine-tuned model's name."""
+        """Runs one model's way: obfuscate, audit, upload, fine-tune. Returns it with the fine-tuned model's name."""
         started, client = time.monotonic(), self.out / "client"
         key = ("--key", client / f"{name}.mgkey", "--passphrase-file", client / "passphrase")
         token = ("--token-file", self.out / "server" / "token")
@@ -98,7 +98,7 @@ class Demo:
 
 
 def run_demo(out: Path, quick: bool = False) -> DemoResult:
-    """Do all of it. Leaves `out`/index.html, `out`/result.json and the audits in `out`/client.
+    """Runs the whole demo. Leaves `out`/index.html, `out`/result.json and the audits in `out`/client.
 
     The server is stopped whatever happens, on Ctrl-C and SIGTERM too.
 
@@ -208,7 +208,7 @@ def read_rows(name: str) -> list[dict[str, str]]:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM leaves through every `with`, so that the server does not outlive the demo."""
+    """Makes SIGTERM leave through every `with`, so that the server does not outlive the demo."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

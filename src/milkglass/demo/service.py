@@ -1,6 +1,6 @@
 """`milkglass serve` as a process of its own: started, waited for, and stopped whatever happens.
 
-Its home folder is all that it gets. What it prints goes to `log`, but for the line that says where it listens.
+Its home folder is all that it gets. Its output goes to `log`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GRACE = 30.0  # seconds to stop in good order
 
 
 class Service:
-    """A context: `url` waits until the server listens, leaving the block stops it."""
+    """A context that runs a server. `url` waits until the server listens; leaving the block stops it."""
 
     def __init__(self, home: Path, base_models: Sequence[Path], log: Path) -> None:
         self.home, self.log = home, log
@@ -48,7 +48,7 @@ class Service:
         return self
 
     def _read(self) -> None:
-        """Until the end, so that the server never waits for a full pipe."""
+        """Reads to the end, so that the server never waits for a full pipe."""
         assert self._process.stdout is not None
         with self._process.stdout as lines, self.log.open("a", encoding="utf-8") as copy:
             for line in lines:
@@ -59,7 +59,7 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Raises Unreachable when the server stops, or says nothing for two minutes."""
+        """The server's address. Raises Unreachable if the server stops, or says nothing for two minutes."""
         while self._url is None:
             try:
                 line = self._lines.get(timeout=PATIENCE)
@@ -73,7 +73,7 @@ class Service:
 
     @property
     def token(self) -> str:
-        """Made by the server at its first start; the person who runs it hands it to the client."""
+        """The token that the server made at its first start. Whoever runs the server gives it to the client."""
         return (self.home / "token").read_text("utf-8").strip()
 
     def __exit__(self, *error: object) -> None:

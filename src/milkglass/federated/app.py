@@ -2,11 +2,11 @@
 
     client = client_app(); server = server_app()       # what a Flower app's pyproject.toml names
 
-Run configuration, the server's: model, out, classes, sites (how many are waited for), seed, and the fields of
-`FederatedTraining`. Node configuration: site_config.py. A server sends sites the model's digest, never its place; a
-site trains its own model, if it is that one, and asks for GHOST whatever the server says.
+The server's run configuration has model, out, classes, sites (how many are waited for), seed, and the fields of
+`FederatedTraining`. site_config.py describes a node's configuration. The server sends the model's digest, never its
+path: a site trains its own model if it has that digest, and demands GHOST whatever the server says.
 
-What a site trained on goes, as a digest, from the app to the mod, which compares it and takes it out.
+The app passes the digest of what a site trained on to the mod, which compares it and removes it from the reply.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _flower() -> None:
 
 # --- a site -----------------------------------------------------------------------------------------------------------
 def client_app() -> Any:
-    """A Flower ClientApp with GHOST's mod. Raises MissingExtra."""
+    """Returns a Flower ClientApp with GHOST's mod. Raises MissingExtra."""
     _flower()
     from flwr.app import ArrayRecord, ConfigRecord, RecordDict
     from flwr.app import Message as Reply
@@ -74,8 +74,11 @@ def client_app() -> Any:
 
 
 def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-    """A Flower mod: an update leaves only where the server trains the site's own model, and what it was trained on
-    passed through GHOST for it. Any other end is answered by `said`: Flower would send an exception's own words."""
+    """A Flower mod that lets an update leave only if the site's checks hold.
+
+    The server must train the site's own model, and what the site trained on must have passed through GHOST for it.
+    Anything else is answered by `said`, since Flower would send an exception's own words.
+    """
     from flwr.app import Error, Message
 
     try:
@@ -94,13 +97,16 @@ def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) 
 
 @lru_cache(maxsize=1)
 def _step(folder: Path, digest: str, classes: int, seed: int) -> SharedStep:
-    """digest: so that another model in the same folder is opened."""
+    """Returns the shared step.
+
+    `digest` is only a cache key, so that another model in the same folder is opened anew.
+    """
     return SharedStep.open(folder, "classification", classes, seed)
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
 def server_app() -> Any:
-    """A Flower ServerApp. Raises MissingExtra."""
+    """Returns a Flower ServerApp. Raises MissingExtra."""
     _flower()
     from flwr.serverapp import ServerApp
 
@@ -114,7 +120,7 @@ def server_app() -> Any:
 
 
 def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedRun:
-    """All rounds, over the nodes of a Flower grid. Raises what `train` raises."""
+    """Does all rounds over the nodes of a Flower grid. Raises UsageError, and what `train` raises."""
     known = {"model", "out", "classes", "sites", "seed", *(one.name for one in fields(FederatedTraining))}
     if lacking := sorted({"model", "out", "classes", "sites"} - {*config}):
         raise UsageError(f"the run's configuration lacks {', '.join(lacking)}", "give them in pyproject.toml")
@@ -142,9 +148,9 @@ class Nodes(Sites):
     """The sites behind a Flower grid.
 
     Attributes:
-        count: how many are waited for; as many as there are after `wait` seconds take part.
-        task: what each receives about the model, which it must have itself.
-        wait: seconds for them to come, a tenth of those for a round.
+        count: how many sites are waited for. After `wait` seconds, those that have come take part.
+        task: what each site receives about the model, which it must have itself.
+        wait: seconds for sites to come. A round may take ten times as long.
     """
 
     grid: Any
@@ -153,7 +159,7 @@ class Nodes(Sites):
     wait: float
 
     def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
-        """Raises NotObfuscated where a site's mod refused, which is not a site that dropped out."""
+        """See `Sites.ask`. Raises NotObfuscated if a site's mod refused, which is not a site that dropped out."""
         from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
         nodes = self._nodes()
@@ -186,7 +192,7 @@ class Nodes(Sites):
 
 
 def _reason(reply: Any) -> str:
-    """What a site says of itself, on one line. Raises NotObfuscated."""
+    """Returns a site's own words on one line. Raises NotObfuscated."""
     info = "".join(c for c in str(reply.error.reason or "it failed") if c.isprintable())[:200]
     if reply.error.code == REFUSED and info.startswith("NotObfuscated: "):
         raise NotObfuscated(info.removeprefix("NotObfuscated: "), "prepare that site's rows, then run it again")
@@ -194,7 +200,7 @@ def _reason(reply: Any) -> str:
 
 
 def _update(reply: Any) -> Update:
-    """Nothing of it is believed before `rounds.check`. Raises PoisonedUpdate, UsageError."""
+    """Returns the update of a reply, which is not trusted before `rounds.check`. Raises PoisonedUpdate, UsageError."""
     try:
         about = reply.content["about"]
         tensors = {name: torch.from_numpy(one.numpy().copy()) for name, one in reply.content["update"].items()}

@@ -1,12 +1,12 @@
-"""What must hold before a site sends an update: what it was trained on passed through GHOST, as the site demands.
+"""What must hold before a site sends an update: its rows passed through GHOST, as strictly as the site demands.
 
-The stamp is asked for before the training, so that nothing is computed on bare text, and afterwards the digest of what
-was really trained on is compared with it, so that rows that were swapped meanwhile are not sent either. A refusal names
-the site and never its rows.
+`before` checks the stamp before the training, so that nothing is computed on bare text. `after` compares the digest of
+what was really trained on, so that rows swapped in between are not sent either. A refusal names the site, never its
+rows.
 
-It protects a site from mistakes: a wrong folder, `prepare --plain`, edited rows, a copied stamp, GHOST with its
-filters off. It protects nobody from the site: anyone who controls its machine has the secret, the texts and this
-code, and the digest of what was trained on is what that code says.
+This protects a site from mistakes: a wrong folder, `prepare --plain`, edited rows, a copied stamp, GHOST with its
+filters off. It protects nobody from the site: whoever controls its machine has the secret, the texts and this code, and
+the digest of what was trained on is what that code says.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ class GhostDemand:
     """What rows must have passed through.
 
     Attributes:
-        folder: of the model that is trained.
+        folder: the folder of the model that is trained.
         digest: of that model.
-        search: GHOST's, or a stricter one.
-        way: GHOST's selection. The number of its beams and sweeps says how good a shadow is, not how far from its text.
+        search: GHOST's search; a stricter one passes too.
+        way: GHOST's selection. The number of beams and sweeps is free: it changes how good a shadow is, not how far it
+            is from its text.
     """
 
     folder: Path
@@ -57,14 +58,17 @@ class GhostDemand:
 
     @classmethod
     def of(cls, folder: Path, search: Search = Search(), way: SelectionMethod = "states") -> GhostDemand:
-        """For the model in a folder. Raises what `Checkpoint.open` raises."""
+        """Returns the demand for the model in a folder. Raises what `Checkpoint.open` raises."""
         return cls(folder, Checkpoint.open(folder).digest(), search, way)
 
 
 def before(site: Site, demand: GhostDemand) -> str:
-    """The digest of the rows that passed.
+    """Returns the digest of the rows, which passed.
 
-    Raises NotObfuscated, CorruptCheckpoint, OSError where the rows cannot be read.
+    Raises:
+        NotObfuscated: they did not pass.
+        CorruptCheckpoint: a file of the site is damaged.
+        OSError: the rows cannot be read.
     """
     rows, stamp = load(site.folder), stamp_of(site.folder)
     name = f"the rows of site {site.name}"
@@ -85,7 +89,7 @@ def before(site: Site, demand: GhostDemand) -> str:
 
 
 def after(trained: LocalResult, passed: str) -> Update:
-    """The update, if it was trained on the rows that passed. Raises NotObfuscated."""
+    """Returns the update if it was trained on the rows that passed. Raises NotObfuscated."""
     if trained.rows != passed:
         name = trained.update.site
         raise NotObfuscated(f"site {name} trained on other rows than those that passed: nothing is sent", _HINT)
@@ -93,7 +97,7 @@ def after(trained: LocalResult, passed: str) -> Update:
 
 
 def weaker(search: Mapping[str, Any], selection: Mapping[str, Any], demand: GhostDemand) -> str | None:
-    """The first parameter that excludes less than is demanded, in words; None: all are as strict."""
+    """Returns the first parameter that excludes less than is demanded, in words; None if all are as strict."""
     for name, requested in demand.search.document().items():
         as_strict = _AS_STRICT.get(name, lambda is_, expected: bool(is_ == expected))
         if name not in search or not as_strict(search[name], requested):
@@ -104,7 +108,7 @@ def weaker(search: Mapping[str, Any], selection: Mapping[str, Any], demand: Ghos
 
 
 def searching(entries: Mapping[str, Any]) -> Search:
-    """The search of a stamp. Raises CorruptCheckpoint."""
+    """Returns the search of a stamp. Raises CorruptCheckpoint."""
     try:
         return Search(**entries)
     except TypeError:
@@ -113,8 +117,11 @@ def searching(entries: Mapping[str, Any]) -> Search:
 
 @lru_cache(maxsize=4)
 def _given(folder: Path, digest: str, search: Search) -> Mask:
-    """(v,) the ids that GHOST gives to some token: shadows, and tokens that stand for themselves. The search is the one
-    that `prepare` kept; on another machine it is made again. digest: of the model, so that another one is looked at."""
+    """Returns (v,) the ids that GHOST gives to some token: shadows, and tokens that stand for themselves.
+
+    The search is the one that `prepare` stored, or is made again on another machine. `digest` is only a cache key, so
+    that another model in the same folder is searched anew.
+    """
     shadows = Ghost.open(folder, search, Selection("nearest")).candidates
     result = np.zeros(len(shadows), np.bool_)
     result[shadows.ids] = True

@@ -1,6 +1,7 @@
-"""A site's texts pass through GHOST, a few at a time. What is done is kept beside the site's folder, in `.SITE.parts`,
-until that folder is complete: an interrupted preparation goes on. As in `sanitizers/ghost/files.py`, the seed is in
-the parts while some are left to be made.
+"""Passes a site's texts through GHOST, a few at a time, so that an interrupted preparation goes on.
+
+What is done is kept beside the site's folder, in `.SITE.parts`, until that folder is complete. As in
+`sanitizers/ghost/files.py`, the parts hold the seed until all are made.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ TOGETHER = 4  # texts of a part: what an interruption loses at most
 
 @dataclass(frozen=True, eq=False)
 class GhostRows:
-    """Texts that passed.
+    """Texts that passed through GHOST.
 
     Attributes:
         ids: of each text's shadow.
         tally: what GHOST did.
-        parts: to be removed when the ids are in their place.
+        parts: the parts on disk, to be removed once the ids are in their place.
     """
 
     ids: list[Ids] = field(repr=False)
@@ -45,8 +46,12 @@ def parts_folder(site: Path) -> Path:
 
 
 def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
-    """Sites of a run are those with which it was begun, and have one seed, or none. Raises UsageError where a run was
-    begun otherwise, CorruptCheckpoint."""
+    """Requires that a run goes on with the sites and the seed with which it was begun.
+
+    Raises:
+        UsageError: the run was begun otherwise.
+        CorruptCheckpoint: its record is damaged.
+    """
     path = sites / BEGUN
     if not path.is_file():
         files.private_dir(sites)
@@ -68,7 +73,7 @@ def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
 
 
 def require_no_parts(site: Path) -> None:
-    """Raises UsageError where a preparation with GHOST is unfinished: what it did is not thrown away."""
+    """Raises UsageError if a preparation with GHOST is unfinished, so that its work is not thrown away."""
     if (left := parts_folder(site)).is_dir():
         raise UsageError(
             f"{left} holds an unfinished preparation with ghost",
@@ -77,16 +82,25 @@ def require_no_parts(site: Path) -> None:
 
 
 def remove_finished(site: Path) -> None:
-    """What a preparation left that died after its site's folder had its name."""
+    """Removes the parts of a preparation that died after its site's folder was complete."""
     if site.is_dir() and (left := finished(parts_folder(site))):
         left.remove()
 
 
 def passed(ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, progress: Progress) -> GhostRows:
-    """seed: None: a fresh secret one, or that with which an interrupted preparation was begun.
+    """Returns the texts after GHOST.
 
-    Raises EmptyText and TooLong, with the text's number, before anything is done; UsageError where `.SITE.parts` is of
-    other texts or options; CorruptCheckpoint where it is damaged.
+    Args:
+        ghost: the sanitizer.
+        texts: of the site.
+        site: the site's folder, which does not exist yet.
+        seed: None: a fresh secret one, or that of the interrupted preparation.
+        progress: receives how many texts are done.
+
+    Raises:
+        EmptyText, TooLong: with the text's number, before anything is done.
+        UsageError: `.SITE.parts` is of other texts or options.
+        CorruptCheckpoint: `.SITE.parts` is damaged.
     """
     ghost.encode(texts)
     files.private_dir(site.parent)

@@ -1,4 +1,4 @@
-"""A site's file becomes its rows: labelled texts pass through GHOST, once, before anything is trained."""
+"""Turns a site's file into its rows: labelled texts pass through GHOST once, before anything is trained."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALLOWED = "1 to 40 of A-Z, a-z, 0-9, - and _, with a letter or a digit first"
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Each site's file in a folder, by the site's name, which is the file's. Raises UsageError."""
+    """Returns the file of each site in a folder, by the site's name, which is the file's. Raises UsageError."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", f"give a folder with a {SHOWN} file a site")
     result: dict[str, Path] = {}
@@ -60,14 +60,14 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def require_name(name: str) -> str:
-    """A site's name becomes a file's, and may come from another machine."""
+    """Returns the name if it can name a site. It becomes a file's name, and may come from another machine."""
     if not SITE_NAME.fullmatch(name):
         raise UsageError(f"a site's name is not {ALLOWED}", "rename it")
     return name
 
 
 def labels_of(sources: Sequence[Source]) -> dict[str, int]:
-    """A number for each class that occurs at some site; whole numbers by value. Raises CodecError."""
+    """Returns a number for each class that occurs at any site; whole numbers by value. Raises CodecError."""
     names: set[str] = set()
     for source in sources:
         result = summarise(source)
@@ -83,7 +83,7 @@ def labels_of(sources: Sequence[Source]) -> dict[str, int]:
 
 
 def examples_of(source: Source, labels: Mapping[str, int]) -> list[Example]:
-    """A site's rows, each with a label that was agreed. Raises CodecError, naming the line."""
+    """Returns a site's rows, all of whose labels were agreed. Raises CodecError, naming the line."""
     result = list(read_examples(source))
     for one in result:
         if one.label not in labels:
@@ -98,12 +98,22 @@ def prepare(
     source: Source, folder: Path, labels: Mapping[str, int], model: Path, ghost: Ghost | None, seed: int | None,
     progress: Progress = no_progress,
 ) -> SiteRows:  # fmt: skip
-    """Write a site's folder, which appears when it is complete, with a stamp of what GHOST was and a report of what it
-    did (rows.py). ghost: None leaves the texts as they are, and neither is there.
-    seed: of shadows, batches and noise; None: fresh secret ones. What GHOST has done when this is interrupted is kept
-    (ghost_stage.py): called again, it goes on.
+    """Writes a site's folder, which appears when it is complete, and returns the rows. See rows.py.
 
-    Raises UsageError where the folder exists, CodecError, naming the line.
+    If this is interrupted, what GHOST has done is kept (ghost_stage.py): the same call goes on.
+
+    Args:
+        source: the site's file.
+        folder: the new folder, named as the site.
+        labels: the number of each class.
+        model: the folder of the model.
+        ghost: None: the texts stay as they are, and the folder has no stamp and no report.
+        seed: of shadows, batches and noise. None: fresh secret ones.
+        progress: receives how many texts are done.
+
+    Raises:
+        UsageError: the folder exists.
+        CodecError: a row cannot be used; names the line.
     """
     name = require_name(folder.name)
     require_free(folder)
@@ -134,8 +144,20 @@ def _stamp(ghost: Ghost, rows: SiteRows) -> Stamp:
 def matches(
     source: Source, folder: Path, labels: Mapping[str, int], selection: SelectionMethod | None, model: Path
 ) -> None:
-    """Whether a site's folder is of this file's texts and classes, and of this model, if it has a stamp. selection:
-    GHOST's; None: the texts are as they were. Raises UsageError; a damaged folder is reported by `load`."""
+    """Requires that a site's folder was made from this file's texts and classes, and for this model if it has a stamp.
+
+    A damaged folder raises what `load` raises.
+
+    Args:
+        source: the site's file.
+        folder: the prepared folder.
+        labels: the number of each class.
+        selection: GHOST's. None: the texts are as they were.
+        model: the folder of the model.
+
+    Raises:
+        UsageError: the folder is of something else.
+    """
     if not (folder / ROWS_FILE).is_file():
         return  # a site that dropped out, which is reported in its round
     rows, stamp = load(folder), stamp_of(folder)
@@ -165,8 +187,11 @@ def matches(
 
 
 def originals(model: Path, texts: Sequence[str], progress: Progress = no_progress) -> Iterator[Ids]:
-    """Each text's own ids, special ones too: what GHOST is given, and what is trained on without it. Raises EmptyText,
-    TooLong."""
+    """Yields each text's own ids, special ones included: GHOST's input, and what is trained on without GHOST.
+
+    Raises:
+        EmptyText, TooLong: with the text's number.
+    """
     tokenizer, _ = opened(model)
     limit = longest(model, tokenizer)
     result = tokenizer(list(texts), truncation=False, split_special_tokens=True)

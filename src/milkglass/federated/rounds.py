@@ -1,16 +1,16 @@
-"""FedSGD and FedAvg (McMahan et al. 2017, algorithm 1): what is made of the updates of one round.
+"""FedSGD and FedAvg (McMahan et al. 2017, algorithm 1): how the updates of one round become new weights.
 
     w <- w - lr sum over sites of n_k / n u_k,     n_k: texts of site k, n: of all sites that answered
 
-So a site weighs as many texts as it says that it saw. Nobody can count them but the site: run.py bounds what it may
-say, and a site that says the most that is allowed weighs most.
+A site weighs as many texts as it says that it saw. Only the site can count them: run.py bounds the number, and a site
+that claims the most allowed weighs most.
 
 FedSGD: u_k is the gradient of a batch of n_k texts. FedAvg: u_k is the sum of the gradients of the site's local steps,
-each taken where the one before left off, so that w - lr u_k are the weights which the site arrived at, and the rule is
-the mean of all sites' weights. The paper's sites send the weights themselves; anyone with w has both.
+each taken where the one before ended. So w - lr u_k are the weights that the site arrived at, and the rule is the mean
+of all sites' weights. The paper's sites send the weights themselves; anyone with w has both.
 
-An update is checked before it is used. A check finds what is broken, not what is meant to harm: a site that sends
-finite numbers of the right shapes may send any.
+An update is checked before it is used. A check finds what is broken, not what is meant to harm: a site may send any
+finite numbers of the right shapes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class Update:
     """What a site sends in a round.
 
     Attributes:
-        tensors: a gradient, or the sum of several, by parameters' names.
-        texts: how many it saw.
-        steps: how many it took, 1 in FedSGD.
+        site: the site's name.
+        tensors: a gradient, or the sum of several, by parameter name.
+        texts: how many texts it saw.
+        steps: how many steps it took; 1 in FedSGD.
     """
 
     site: str
@@ -43,7 +44,11 @@ class Update:
 
 
 def check(update: Update, weights: Tensors) -> None:
-    """Raises PoisonedUpdate, naming the site and the first tensor in order, where it does not fit the weights."""
+    """Requires that an update fits the weights.
+
+    Raises:
+        PoisonedUpdate: it does not; names the site and the first tensor by name.
+    """
     if type(update.texts) is not int or update.texts < 1:
         raise PoisonedUpdate(f"site {update.site} says that it saw {update.texts!r} texts", "it must be at least 1")
     if result := misfit(update.tensors, weights):
@@ -52,8 +57,10 @@ def check(update: Update, weights: Tensors) -> None:
 
 
 def misfit(tensors: Tensors, like: Tensors) -> str | None:
-    """How tensors that came from elsewhere differ from what was expected by name, shape or dtype, or are not finite, in
-    words; the first in the order of names. None: they fit."""
+    """Returns, in words, the first tensor by name that differs from what is expected; None if all fit.
+
+    A tensor differs in name, shape or dtype, or has numbers that are not finite.
+    """
     if unknown := sorted({*tensors} - {*like}):
         shown = "".join(c for c in unknown[0] if c.isprintable())[:60]
         return f"a tensor of a name that is not trained ({shown})"
@@ -71,9 +78,12 @@ def misfit(tensors: Tensors, like: Tensors) -> str | None:
 
 
 def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[str, torch.Tensor]:
-    """The mean of all updates by their texts, checked; the same in whatever order they come.
+    """Returns the mean of all updates by their texts, after checking each. The order of the updates does not matter.
 
-    Raises PoisonedUpdate, TooFewSites, UsageError where a site sent two.
+    Raises:
+        PoisonedUpdate: an update does not fit.
+        TooFewSites: fewer than `minimum` sites answered.
+        UsageError: two updates are of the same site.
     """
     ordered = sorted(updates, key=lambda one: one.site)
     if len({one.site for one in ordered}) < len(ordered):
@@ -90,7 +100,7 @@ def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[
 
 
 def stepped(weights: Tensors, change: Tensors, lr: float) -> dict[str, torch.Tensor]:
-    """The weights after the round. Raises PoisonedUpdate where finite updates add up to more than fits."""
+    """Returns the weights after the round. Raises PoisonedUpdate if finite updates overflow when added."""
     result = {name: one - lr * change[name] for name, one in weights.items()}
     for name, one in result.items():
         if not torch.isfinite(one).all():
@@ -99,5 +109,5 @@ def stepped(weights: Tensors, change: Tensors, lr: float) -> dict[str, torch.Ten
 
 
 def length(change: Tensors) -> float:
-    """The L2 norm of an update."""
+    """Returns the L2 norm of an update."""
     return math.sqrt(sum(float(one.double().square().sum()) for one in change.values()))

@@ -1,15 +1,17 @@
-"""What a site trains on: ids and classes in a folder, and the stamp that GHOST left when the ids passed through it.
+"""What a site trains on: ids and classes in a folder, and the stamp that GHOST left on them.
 
     rows.safetensors   ids (total,), lengths (b,), labels (b,), int64
     stamp.json         of rows that passed: the method, its parameters, the digests of the model and the rows, a seal
     report.json        of rows that passed: what GHOST did, counted, as `sanitize --method ghost` reports it
-    texts.mark         an HMAC of the texts under the secret, by which a file that has changed since is recognised
+    texts.mark         an HMAC of the texts under the secret, which shows whether a file has changed since
     draws.secret       32 bytes, from which the site draws batches and noise: anyone with them can remove the noise
 
 The seal is an HMAC of the stamp under the site's secret. It finds rows that were swapped, edited or never obfuscated, a
-stamp written by hand, and one of another site. It stops nobody who can read the secret: not the person who runs the
-site, who has its texts as well, and with `--seed` nobody who guesses the seed. Ids and labels of shadows may be read
-off a plain digest by trying: it never leaves the site, and what names a run is keyed (`SiteRows.mark`).
+stamp written by hand, and a stamp of another site. It does not stop anyone who can read the secret: the person who runs
+the site, who has its texts as well, and with `--seed` anyone who guesses the seed.
+
+A plain digest of ids and labels can be inverted by trying rows, so it never leaves the site. What names a run is keyed
+(`SiteRows.mark`).
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class SiteRows:
     """The texts of a site, as they are trained on.
 
     Attributes:
-        ids: a sequence a text.
+        ids: one sequence for each text.
         labels: (b,) the class of each.
     """
 
@@ -53,14 +55,14 @@ class SiteRows:
         return len(self.ids)
 
     def digest(self) -> str:
-        """SHA-256 over all ids, lengths and labels, in hex."""
+        """Returns the SHA-256 over all ids, lengths and labels, in hex."""
         whole = hashlib.sha256(b"milkglass federated rows\0")
         for one in (self.ids.ids, self.ids.lengths, self.labels):
             whole.update(len(one).to_bytes(8, "little") + one.astype("<i8").tobytes())
         return whole.hexdigest()
 
     def mark(self, secret: bytes) -> str:
-        """A digest that reveals nothing without the site's secret, not even whether a guess of the rows is right."""
+        """Returns a digest that reveals nothing without the site's secret, not even whether a guess is right."""
         return _keyed(secret, "rows", self.digest())
 
 
@@ -69,10 +71,11 @@ class Stamp:
     """What rows passed through.
 
     Attributes:
+        method: the name of the defence.
         model: the digest of the model that GHOST looked at.
         rows: the digest of the rows.
-        search: parameters of GHOST's search.
-        selection: parameters of GHOST's selection.
+        search: the parameters of GHOST's search.
+        selection: the parameters of GHOST's selection.
         seal: an HMAC of all of it under the site's secret.
     """
 
@@ -84,12 +87,12 @@ class Stamp:
     seal: str = ""
 
     def sealed(self, secret: bytes) -> Stamp:
-        """With the seal of this secret."""
+        """Returns the stamp with the seal of this secret."""
         info = asdict(self) | {"seal": ""}
         return Stamp(**info | {"seal": _keyed(secret, "stamp", json.dumps(info, sort_keys=True))})
 
     def holds(self, secret: bytes) -> bool:
-        """Whether the seal is of this secret, and of all that the stamp says."""
+        """Returns whether the seal is of this secret, and of all that the stamp says."""
         return hmac.compare_digest(self.seal.encode(), self.sealed(secret).seal.encode())
 
 
@@ -97,8 +100,16 @@ def save(
     folder: Path, rows: SiteRows, stamp: Stamp | None, secret: bytes, report: Mapping[str, Any] | None = None,
     texts: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Into a folder that is there, empty, and not yet under its name. The stamp is sealed here. texts: what the rows
-    are of."""
+    """Writes the rows into an empty folder that does not have its final name yet. The stamp is sealed here.
+
+    Args:
+        folder: the empty folder.
+        rows: of the site.
+        stamp: None: the rows did not pass through anything.
+        secret: of the site.
+        report: what GHOST did, counted.
+        texts: the texts that the rows were made from.
+    """
     arrays = {"ids": rows.ids.ids, "lengths": rows.ids.lengths, "labels": rows.labels}
     with files.atomic_path(folder / ROWS_FILE) as path:
         save_file({name: np.ascontiguousarray(one, np.int64) for name, one in arrays.items()}, path)
@@ -111,19 +122,19 @@ def save(
 
 
 def texts_mark(secret: bytes, texts: Sequence[str]) -> str:
-    """Reveals nothing without the secret; anyone with it can try texts, as with shadows."""
+    """Returns a mark that reveals nothing without the secret. Anyone with the secret can try texts."""
     return _keyed(secret, "texts", json.dumps(list(texts)))
 
 
 def of_texts(folder: Path, texts: Sequence[str]) -> bool:
-    """Whether the rows are of these texts, in this order. Raises CorruptCheckpoint."""
+    """Returns whether the rows are of these texts, in this order. Raises CorruptCheckpoint."""
     if not (folder / TEXTS).is_file():
         raise CorruptCheckpoint(f"{folder.name} has no {TEXTS}", "prepare the site again")
     return hmac.compare_digest((folder / TEXTS).read_bytes().strip(), texts_mark(secret_of(folder), texts).encode())
 
 
 def load(folder: Path) -> SiteRows:
-    """Raises CorruptCheckpoint, OSError where the folder has no rows."""
+    """Returns the rows of a folder. Raises CorruptCheckpoint, and OSError if the folder has no rows."""
     if not (folder / ROWS_FILE).is_file():
         raise FileNotFoundError(f"there is no {ROWS_FILE}")
     try:
@@ -137,7 +148,11 @@ def load(folder: Path) -> SiteRows:
 
 
 def stamp_of(folder: Path) -> Stamp | None:
-    """None where the rows did not pass through anything; see `Stamp.holds`. Raises CorruptCheckpoint."""
+    """Returns the stamp, not yet checked (`Stamp.holds`); None if the rows passed through nothing.
+
+    Raises:
+        CorruptCheckpoint: the stamp is damaged or of another version.
+    """
     if not (folder / STAMP_FILE).is_file():
         return None
     match read_json(folder / STAMP_FILE):
@@ -151,12 +166,12 @@ def stamp_of(folder: Path) -> Stamp | None:
 
 
 def report_of(folder: Path) -> dict[str, Any] | None:
-    """What GHOST did, counted; None where the rows did not pass through it. Raises CorruptCheckpoint."""
+    """Returns what GHOST did, counted; None if the rows did not pass through it. Raises CorruptCheckpoint."""
     return read_json(folder / REPORT_FILE) if (folder / REPORT_FILE).is_file() else None
 
 
 def secret_of(folder: Path) -> bytes:
-    """Raises CorruptCheckpoint."""
+    """Returns the site's secret. Raises CorruptCheckpoint."""
     result = (folder / SECRET_FILE).read_bytes() if (folder / SECRET_FILE).is_file() else b""
     if len(result) != BYTES:
         raise CorruptCheckpoint(f"{SECRET_FILE} of {folder.name} is not {BYTES} bytes", "prepare the site again")

@@ -26,8 +26,9 @@ class Replies:
     """The sites' replies in one round.
 
     Attributes:
+        updates: one for each site that answered.
         missing: the sites that dropped out, and why, in words for the user.
-        losses: by site, where they are reported: sites on other machines keep theirs.
+        losses: by site, if reported. Sites on other machines keep theirs.
     """
 
     updates: Sequence[Update]
@@ -36,7 +37,7 @@ class Replies:
 
     @property
     def loss(self) -> float | None:
-        """The mean over the texts of all updates; None where a site does not report its loss."""
+        """The mean loss over the texts of all updates; None if a site does not report its loss."""
         if not self.updates or any(one.site not in self.losses for one in self.updates):
             return None
         return sum(self.losses[one.site] * one.texts for one in self.updates) / sum(one.texts for one in self.updates)
@@ -47,7 +48,7 @@ class Sites(abc.ABC):
 
     @abc.abstractmethod
     def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
-        """Every site's update for these weights."""
+        """Returns the updates of all sites for these weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,9 @@ class InProcessSites(Sites):
     """Sites in this process, one after another.
 
     Attributes:
-        demand: what rows must have passed through; None: nothing.
+        sites: all sites.
+        step: the training step that they share.
+        demand: what rows must have passed through. None: nothing.
     """
 
     sites: Sequence[Site]
@@ -63,7 +66,7 @@ class InProcessSites(Sites):
     demand: checks.GhostDemand | None
 
     def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
-        """Raises NotObfuscated, which is not a site that dropped out."""
+        """See `Sites.ask`. Raises NotObfuscated, which is not a site that dropped out."""
         updates, missing, losses = list[Update](), dict[str, str](), dict[str, float]()
         for site in self.sites:
             try:
@@ -81,11 +84,20 @@ def train(
     run: FederatedRun, sites: Sites, step: SharedStep, training: FederatedTraining,
     note: Log = no_log, progress: Progress = no_progress,
 ) -> FederatedRun:  # fmt: skip
-    """Do the rounds that are left. Each update is recorded once all of the round were checked; the weights end up in
-    the step's model. note: receives which sites dropped out. progress: of each round.
+    """Does the rounds that are left, and returns the run. The weights end up in the step's model.
 
-    Raises PoisonedUpdate, TooFewSites, NotObfuscated: earlier rounds remain, and a call with the same folder goes on
-    with this one.
+    An update is recorded once all updates of its round were checked.
+
+    Args:
+        run: as far as it is done.
+        sites: who is asked.
+        step: the training step that all share.
+        training: how the run trains.
+        note: receives which sites dropped out.
+        progress: receives each round.
+
+    Raises:
+        PoisonedUpdate, TooFewSites, NotObfuscated: earlier rounds remain, and another call goes on with this round.
     """
     weights: Tensors = run.weights()
     for round in range(len(run.done), training.rounds):
@@ -108,7 +120,7 @@ def train(
 
 
 def _require_counts(update: Update, training: FederatedTraining) -> None:
-    """What a site says of itself, by which it weighs. Raises PoisonedUpdate."""
+    """Requires that the texts and steps that a site claims are possible. Raises PoisonedUpdate."""
     texts, most = update.texts, training.bound
     if most is not None and texts > most:
         name = "batch_size" if training.method == "fedsgd" else "most_texts"
@@ -126,14 +138,24 @@ def _require_counts(update: Update, training: FederatedTraining) -> None:
 def settings_of(
     training: FederatedTraining, classes: int, seed: int, selection: SelectionMethod = "states"
 ) -> dict[str, Any]:
-    """What a server knows of a job. seed: of the head. selection: GHOST's, recorded where it is not the paper's."""
+    """Returns what a server knows of a job.
+
+    Args:
+        training: how the run trains.
+        classes: how many the head has.
+        seed: of the head.
+        selection: GHOST's, which is recorded if it is not the paper's.
+    """
     way = {} if selection == "states" else {"selection": selection}
     return {**training.deciding(), "classes": classes, "seed": seed, **way}
 
 
 def job_of(model: str, sites: Sequence[Site], training: FederatedTraining, classes: int, seed: int) -> str:
-    """Names a run by all that decides its weights but the number of rounds: more of them go on. A site's rows are in it
-    by a mark of its own secret, since a server keeps the name and could try rows."""
+    """Returns a digest that names a run by all that decides its weights, except the number of rounds.
+
+    So a run can go on with more rounds. A site's rows enter by a mark under its own secret, since a server keeps the
+    digest and could otherwise try rows.
+    """
     rows = {one.name: [load(one.folder).mark(secret_of(one.folder)), signature(one.shield)] for one in sites}
     info = ["milkglass federated", model, rows, training.deciding(), classes, seed]
     return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()

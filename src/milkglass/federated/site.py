@@ -1,7 +1,7 @@
-"""What a site does in a round: FedSGD one gradient, FedAvg one pass over its rows in steps of its own.
+"""What a site does in a round: one gradient in FedSGD; one pass over its rows, in local steps, in FedAvg.
 
-Every gradient goes through the site's gradient defence (gradient_defences/) before anything is made of it. Which rows
-are in a batch, and what a shield draws, follows from the site's secret (seeds.py).
+Every gradient goes through the site's gradient defence (gradient_defences/) first. The batches, and what a shield
+draws, follow from the site's secret (seeds.py).
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ class FederatedTraining:
     """How a run trains.
 
     Attributes:
+        method: fedsgd or fedavg.
+        rounds: how many.
         lr: of plain gradient descent.
         batch_size: texts of a step.
-        minimum: the number of sites without which a round is not done.
-        most_texts: how many texts a site may say that it has, in FedAvg, where its weight is that number; None: any.
-            In FedSGD a batch bounds it.
+        minimum: the fewest sites with which a round is done.
+        most_texts: how many texts a site may say that it has in FedAvg, where they are its weight. None: any number. In
+            FedSGD the batch bounds it.
     """
 
     method: Method = "fedsgd"
@@ -53,20 +55,20 @@ class FederatedTraining:
                 raise UsageError(f"{name} is {value}", "at least 1 is needed")
 
     def document(self) -> dict[str, Any]:
-        """Fields without a value are left out."""
+        """Returns the fields that have a value."""
         return {name: one for name, one in asdict(self).items() if one is not None}
 
     def deciding(self) -> dict[str, Any]:
-        """The fields that decide a round."""
+        """Returns the fields that decide a round."""
         return {"method": self.method, "lr": self.lr, "batch_size": self.batch_size}
 
     @property
     def bound(self) -> int | None:
-        """The largest number of texts that a site may say it saw in a round."""
+        """The largest number of texts that a site may say it saw in a round; None: any."""
         return self.batch_size if self.method == "fedsgd" else self.most_texts
 
     def steps(self, texts: int) -> int:
-        """How many steps a site takes with this number of texts."""
+        """Returns how many steps a site takes with this number of texts."""
         return 1 if self.method == "fedsgd" else -(-texts // self.batch_size)
 
 
@@ -76,8 +78,8 @@ class LocalResult:
 
     Attributes:
         update: what may be sent.
-        rows: the digest of what it was trained on, which is not sent.
-        loss: of the first batch before the round, in nats, which is not sent.
+        rows: the digest of what it was trained on; never sent to the server.
+        loss: of the first batch before the round, in nats; never sent to the server.
     """
 
     update: Update
@@ -90,7 +92,8 @@ class Site:
     """A site.
 
     Attributes:
-        folder: of its rows and its secret, which are read in each round.
+        name: of the site.
+        folder: holds its rows and its secret, which are read in each round.
         shield: the defence of its gradients.
     """
 
@@ -99,8 +102,13 @@ class Site:
     shield: GradientDefence = NoDefence()
 
     def train(self, step: SharedStep, round: int, weights: Tensors, training: FederatedTraining) -> LocalResult:
-        """Its update for these weights, a tensor for each of `step.names`. Raises OSError where its rows cannot be
-        read, CorruptCheckpoint, UsageError where they do not fit the model, RefusedTask where the weights do not."""
+        """Returns the site's update for these weights, with a tensor for each of `step.names`.
+
+        Raises:
+            OSError: its rows cannot be read.
+            CorruptCheckpoint: its rows are damaged, or do not fit the model.
+            RefusedTask: the weights do not fit the model.
+        """
         rows, secret = load(self.folder), secret_of(self.folder)
         _require_fit(rows, step, self.name)
         if result := misfit(weights, _trained(step)):
@@ -136,26 +144,29 @@ def _loss(step: SharedStep, rows: SiteRows, chosen: Ids) -> float:
 
 
 def load_weights(step: SharedStep, weights: Tensors) -> None:
-    """Into the model, in place. They are those of `weights_of`: what came from elsewhere is checked before (`misfit`),
-    since `copy_` would stretch a tensor of another shape."""
+    """Copies weights into the model, in place.
+
+    They must be of the shapes of `weights_of`, since `copy_` would stretch a tensor of another shape. What came from
+    elsewhere is checked before (`misfit`).
+    """
     with torch.no_grad():
         for name, one in _trained(step).items():
             one.copy_(weights[name])
 
 
 def weights_of(step: SharedStep) -> dict[str, torch.Tensor]:
-    """A copy of all that is trained."""
+    """Returns a copy of all that is trained."""
     return {name: one.detach().clone() for name, one in _trained(step).items()}
 
 
 def _trained(step: SharedStep) -> dict[str, torch.Tensor]:
-    """The parameters themselves."""
+    """Returns the trained parameters themselves."""
     every = dict(step.module.named_parameters())
     return {name: every[name] for name in step.names}
 
 
 def _whole(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
-    """Parameters that a defence froze are not moved."""
+    """Returns a tensor for each parameter: zeros for those that a defence froze."""
     return {name: tensors[name] if name in tensors else torch.zeros_like(one) for name, one in weights.items()}
 
 

@@ -1,12 +1,12 @@
-"""A site by its own configuration, what it does for a server, and what it says where it does not.
+"""A site by its own configuration, what it does for a server, and what it says when it does not.
 
     rows, model        the site's prepared folder, and the model that it trains: a folder, a hub id or demo:minilm
     shield             a name (gradient_defences/catalogue.py)
-    k, overlap, ...    what the site demands of GHOST: the fields of `Search`, and selection; without, the paper's
+    k, overlap, ...    what the site demands of GHOST: the fields of `Search`, and selection; default: the paper's
 
-Which files are opened is the site's choice alone: a server's message names a model by its digest, which is compared and
-never looked for. What a site answers to a fault is a sentence of ours that holds no path; what nobody foresaw is one
-fixed sentence, and only the class of the exception is in the site's own log.
+Only the site chooses which files are opened: a server's message names a model by its digest, which is compared and
+never looked up. A site answers a fault with a sentence of ours that holds no path. An unforeseen fault gets one fixed
+sentence, and the site's own log gets only the class of the exception.
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ _LOG = logging.getLogger("milkglass.federated")
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A site, its model, and what it demands of GHOST (`search`, `selection`)."""
+    """A site, its model, and what it demands of GHOST.
+
+    Attributes:
+        site: the site.
+        model: the folder of its model.
+        search: the least that GHOST's search must exclude.
+        selection: GHOST's.
+    """
 
     site: Site
     model: Path
@@ -43,7 +50,12 @@ class Node:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Node:
-        """Raises UsageError, naming what is lacking or not known, ModelNotFound."""
+        """Returns the node of a configuration.
+
+        Raises:
+            UsageError: an entry is missing, not known or not valid; names it.
+            ModelNotFound: the model is not there.
+        """
         demands = asdict(Search()) | {"selection": Selection().way}
         known = {"rows", "model", "shield", *demands}
         for name in ("rows", "model"):
@@ -62,7 +74,7 @@ class Node:
         return cls(site, resolve(str(config["model"])), Search(**values), selection)
 
     def demand(self) -> GhostDemand:
-        """The model is read for its digest, at each call."""
+        """Returns the demand. Each call reads the model for its digest."""
         return GhostDemand.of(self.model, self.search, self.selection.way)
 
 
@@ -72,7 +84,10 @@ class Task:
 
     Attributes:
         model: the digest of the model that is trained.
+        round: from 0.
+        classes: how many the head has.
         seed: of the head.
+        training: how the run trains.
     """
 
     model: str
@@ -83,7 +98,7 @@ class Task:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Task:
-        """Raises RefusedTask, which names what is wrong and no value."""
+        """Returns the task of a message. Raises RefusedTask, which names what is wrong and no value."""
         for name, most in _WHOLE.items():
             value = config.get(name)
             if type(value) is not int or not 0 <= value < most:
@@ -99,15 +114,17 @@ class Task:
         return cls(str(config.get("model")), config["round"], config["classes"], config["seed"], training)
 
     def require(self, demand: GhostDemand) -> None:
-        """Raises RefusedTask where it is for another model than the site's own."""
+        """Raises RefusedTask if the task is for another model than the site's own."""
         if self.model != demand.digest:
             raise RefusedTask("the server trains another model than this site's own", "give both the same model")
 
 
 def said(error: Exception) -> str:
-    """What the site answers to a fault. A FederatedError names the site and what it refuses. Anything else may name
-    what lies on the site's machine and is for the site's own log: our own in words, which hold no text, others by
-    class."""
+    """Returns what the site answers to a fault.
+
+    A FederatedError names the site and what it refuses. Anything else may name what lies on the site's machine, so it
+    goes to the site's own log only: our errors in words, which hold no text, others by class.
+    """
     name = type(error).__name__
     if isinstance(error, FederatedError):
         return f"{name}: {error.message}"
@@ -116,7 +133,7 @@ def said(error: Exception) -> str:
 
 
 def _alike(name: str, value: Any, default: Any) -> Any:
-    """A configuration's value, of the default's type: `k="70"` is a mistake, and so is `lemma=0`."""
+    """Returns a configuration's value if it is of the default's type: `k="70"` is a mistake, and so is `lemma=0`."""
     if type(value) is not type(default) and not (type(default) is float and type(value) is int):
         kind = type(default).__name__
         raise UsageError(f"the node's {name} is {value!r}", f"a value such as {default!r} ({kind}) is needed")

@@ -1,16 +1,16 @@
-"""A run's folder: what was done so far, so that an interrupted run goes on after its last finished round.
+"""A run's folder: what is done so far, so that an interrupted run goes on after its last finished round.
 
     run.json                 the job and its settings, how many rounds are done, who was missing in each
     weights-N.safetensors    the weights after N rounds, by Hugging Face's names
-    updates/round-N/         each update as it crossed, for a leakage audit: SITE.safetensors, and SITE.json:
+    updates/round-N/         each update as it was sent, for a leakage audit: SITE.safetensors, and SITE.json:
                              {"milkglass_update": 1, "site": ..., "round": N, "method": ..., "texts": b, "steps": s}
 
-The weights of a round are written before run.json names them, and the ones before are removed after that: whenever the
+A round's weights are written before run.json names them, and the earlier ones are removed after that: whenever the
 process dies, run.json names weights that are there.
 
-Updates hold what the server saw and no more: no text, ids, labels, or which rows were in a batch. What FedAvg sends
-after several steps is recorded as `Gradients` too, but is the sum of several batches' gradients: `steps` says so.
-Folders count rounds from 0, messages from 1.
+Updates hold what the server saw and no more: no text, ids, labels, or which rows were in a batch. FedAvg's update of
+several steps is recorded as `Gradients` too, but is the sum of several batches' gradients: `steps` says so. Folders
+count rounds from 0, messages from 1.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ SAME = "give the same options to go on with it, or a new folder"
 
 @dataclass(frozen=True)
 class FinishedRound:
-    """One round.
+    """A finished round.
 
     Attributes:
         missing: the sites that dropped out.
         length: the L2 norm of the mean update.
-        loss: before the round, in nats, of the texts that it was done with; None where sites do not report it.
+        loss: before the round, in nats, of the texts that it was done with. None: sites do not report it.
     """
 
     missing: tuple[str, ...]
@@ -56,9 +56,10 @@ class FederatedRun:
     """A run, as far as it is done.
 
     Attributes:
+        folder: of the run.
         job: a digest of all that decides the weights.
         done: the finished rounds, in order.
-        settings: what the server knows of the job (`run.settings_of`), by which an audit does the rounds again; {}: a
+        settings: what the server knows of the job (`run.settings_of`), from which an audit repeats the rounds. {}: a
             run of an earlier version.
     """
 
@@ -69,8 +70,12 @@ class FederatedRun:
 
     @classmethod
     def open(cls, folder: Path, job: str, weights: Tensors, settings: Mapping[str, Any] | None = None) -> FederatedRun:
-        """Begin with these weights, or go on. Raises UsageError where the folder holds something else or another job,
-        CorruptCheckpoint."""
+        """Returns the run of a folder, or begins one there with these weights.
+
+        Raises:
+            UsageError: the folder holds something else, or another job.
+            CorruptCheckpoint: the run is damaged.
+        """
         if (folder / FILE).is_file():
             run = cls.read(folder)
             if run.job != job:
@@ -84,26 +89,26 @@ class FederatedRun:
 
     @classmethod
     def read(cls, folder: Path) -> FederatedRun:
-        """One that was begun. Raises UsageError where there is none, CorruptCheckpoint."""
+        """Returns a run that was begun. Raises UsageError if there is none, CorruptCheckpoint."""
         require_begun(folder)
         job, settings, done = _read(folder)
         return cls(folder, job, done, settings)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """After the last finished round. Raises CorruptCheckpoint."""
+        """Returns the weights after the last finished round. Raises CorruptCheckpoint."""
         try:
             return load_file(self.place)
         except (OSError, SafetensorError):
             raise CorruptCheckpoint(f"{self.place.name} is damaged or gone", "begin a new run") from None
 
     def begin(self) -> None:
-        """Remove what an interruption left of the round that is next."""
+        """Removes what an interruption left of the next round."""
         shutil.rmtree(self.folder / "updates" / f"round-{len(self.done)}", ignore_errors=True)
         for partial in self.folder.glob(".*.tmp"):
             partial.unlink()
 
     def finished(self, weights: Tensors, done: FinishedRound) -> FederatedRun:
-        """The run with one round more."""
+        """Writes and returns the run with one more round."""
         run = replace(self, done=(*self.done, done))
         run._write(weights)
         self.place.unlink(missing_ok=True)
@@ -111,7 +116,7 @@ class FederatedRun:
 
     @property
     def place(self) -> Path:
-        """Where the weights are."""
+        """The file of the weights."""
         return self.folder / f"weights-{len(self.done)}.safetensors"
 
     def _write(self, weights: Tensors) -> None:
@@ -123,7 +128,7 @@ class FederatedRun:
 
 
 def require_begun(folder: Path) -> None:
-    """Raises UsageError where it holds no run that came to its first round. Called before anything that takes long."""
+    """Raises UsageError if the folder holds no run that came to its first round. For use before long work."""
     if (folder / FILE).is_file():
         return
     if (folder / "sites").is_dir():
@@ -135,7 +140,7 @@ def require_begun(folder: Path) -> None:
 
 
 def require_ours(folder: Path) -> None:
-    """Raises UsageError where it holds something else than a run. Called before anything that takes long."""
+    """Raises UsageError if the folder holds something else than a run. For use before long work."""
     if (folder / FILE).is_file():
         return
     if folder.is_file():
@@ -147,7 +152,7 @@ def require_ours(folder: Path) -> None:
 
 
 def _differing(was: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
-    """In words, what a run has other than what is requested now."""
+    """Returns, in words, how a run's settings differ from those requested now."""
     names = [name for name in sorted({*was, *requested}) if was.get(name) != requested.get(name)]
     if not names:
         return "another model, other sites' rows or another shield"
@@ -172,7 +177,7 @@ def _done(one: Mapping[str, Any] | Any) -> FinishedRound:
 
 # --- updates ----------------------------------------------------------------------------------------------------------
 def record(folder: Path, update: Update, round: int, method: str) -> None:
-    """Into a run's folder. The JSON appears last: with it the update is whole."""
+    """Writes an update into a run's folder. The JSON appears last: with it the update is complete."""
     place = folder / "updates" / f"round-{round}"
     files.private_dir(place)
     with files.atomic_path(place / f"{update.site}.safetensors") as path:
@@ -182,7 +187,7 @@ def record(folder: Path, update: Update, round: int, method: str) -> None:
 
 
 def read_update(path: Path) -> tuple[Gradients, int]:
-    """An update by its JSON, and how many steps are in it. Raises CorruptCheckpoint."""
+    """Returns an update by its JSON, and how many steps are in it. Raises CorruptCheckpoint."""
     match read_json(path):
         case {"milkglass_update": 1, "round": int(round), "texts": int(texts), "steps": int(steps)} if texts > 0:
             pass

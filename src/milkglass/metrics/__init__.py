@@ -1,1 +1,1 @@
-"""Measures on arrays and texts: they know nothing of attacks, defences or keys."""
+"""Measures on arrays and texts. They know nothing of attacks, defences or keys."""

@@ -1,4 +1,4 @@
-"""What the counts of a classification say: of each class and of all, and what naming the commonest class is worth."""
+"""A confusion table: accuracy, recall and precision of each class, and the accuracy of always naming the commonest."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from milkglass.metrics.interval import Interval, share
 
 @dataclass(frozen=True, eq=False)
 class Confusion:
-    """How often texts of each class were taken for each.
+    """How often texts of each class were assigned to each class.
 
     Attributes:
         names: of the classes.
-        counts: (c, c) a row for each class, a column for what its texts were taken for.
+        counts: (c, c) a row for each true class, a column for each assigned class.
     """
 
     names: tuple[str, ...]
@@ -26,14 +26,17 @@ class Confusion:
 
     @classmethod
     def between(cls, names: Sequence[str], truth: Sequence[int], guess: Sequence[int]) -> Confusion:
-        """truth, guess: (u,) numbers of classes."""
+        """Returns the table of (u,) true and (u,) guessed class numbers."""
         c = len(names)
         flat = np.asarray(truth, np.int64) * c + np.asarray(guess, np.int64)
         return cls(tuple(names), np.bincount(flat, minlength=c * c).reshape(c, c))
 
     @classmethod
     def read(cls, counts: Any, names: Mapping[int, str]) -> Confusion | None:
-        """As a server reports it, with the names that the client knows by number. None for what is no such table."""
+        """Returns the table that a server reports, with the names that the client knows by number.
+
+        None: it is no such table, or has no texts.
+        """
         if not isinstance(counts, list) or not counts or sorted(names) != list(range(len(counts))):
             return None
         if any(not isinstance(row, list) or len(row) != len(counts) for row in counts):
@@ -48,24 +51,24 @@ class Confusion:
         return int(self.counts.sum())
 
     def accuracy(self) -> Interval:
-        """Seeded, so that the same counts have the same interval."""
+        """Returns the accuracy. The bootstrap is seeded, so that the same counts have the same interval."""
         right = int(np.trace(self.counts))
         return share(np.arange(self.rows) < right, np.random.default_rng(0))
 
     @property
     def commonest(self) -> tuple[str, float]:
-        """The class with most texts, and its share: the accuracy of naming it for all."""
+        """The class with most texts and its share, which is the accuracy of always naming it."""
         each = self.counts.sum(1)
         return self.names[int(each.argmax())], float(each.max() / each.sum())
 
     @property
     def recall(self) -> NDArray[np.float64]:
-        """(c,) the share of each class that was found; nan for one without texts."""
+        """(c,) the share of each class's texts that were assigned to it; nan for a class without texts."""
         return _shares(np.diag(self.counts), self.counts.sum(1))
 
     @property
     def precision(self) -> NDArray[np.float64]:
-        """(c,) the share of what was taken for each class that is so; nan where nothing was."""
+        """(c,) the share of the texts assigned to each class that belong to it; nan if there are none."""
         return _shares(np.diag(self.counts), self.counts.sum(0))
 
 

@@ -1,8 +1,7 @@
-"""The measures of GLUE's tasks (Wang et al. 2019), TweetEval's macro recall, and macro F1, each with a bootstrap
-interval.
+"""The measures of GLUE's tasks (Wang et al. 2019), TweetEval's macro recall, and macro F1, with bootstrap intervals.
 
-All take guesses and truth of the same length, one entry an example, and give values between -1 and 1. A measure that
-does not exist (a correlation with a constant) is nan; Matthews' is 0 there, as GLUE's own program has it.
+All take guesses and truth of the same length, one entry for each example, and give values between -1 and 1. A measure
+that does not exist (a correlation with a constant) is nan, except Matthews', which is then 0 as in GLUE's own program.
 """
 
 from __future__ import annotations
@@ -25,36 +24,36 @@ def accuracy(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interv
 
 
 def f1(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
-    """Of class 1. nan where neither holds any."""
+    """Returns F1 of class 1; nan if neither guesses nor truth contain it."""
     hits, named, there = _of_class_1(guess, truth)
     return ratio(2 * hits, named + there, rng)
 
 
 def precision(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
-    """Of class 1: the share of what is named so that is so. nan where no guess names it."""
+    """Returns the share of the examples guessed as class 1 that are of it; nan if there are none."""
     hits, named, _ = _of_class_1(guess, truth)
     return ratio(hits, named, rng)
 
 
 def recall(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
-    """Of class 1: the share that was found. nan where the truth holds none."""
+    """Returns the share of class 1's examples that are guessed as it; nan if there are none."""
     hits, _, there = _of_class_1(guess, truth)
     return ratio(hits, there, rng)
 
 
 def _of_class_1(guess: Numbers, truth: Numbers) -> NDArray[np.float64]:
-    """(3, u) which examples are named so rightly, are named so, and are so."""
+    """Returns (3, u) which examples are rightly guessed as class 1, are guessed as it, and are of it."""
     _require_alike(guess, truth)
     return np.stack([(guess == 1) & (truth == 1), guess == 1, truth == 1]).astype(np.float64)
 
 
 def macro_f1(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
-    """The mean of F1 over the classes that occur in the truth; 0 for one that no guess names."""
+    """Returns the mean of F1 over the classes that occur in the truth. A class that no guess names counts as 0."""
     return _of_classes(guess, truth, rng, lambda right, named, there: (2 * right, named + there))
 
 
 def macro_recall(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
-    """The mean over the classes that occur of the share of each that was found."""
+    """Returns the mean of recall over the classes that occur in the truth."""
     return _of_classes(guess, truth, rng, lambda right, named, there: (right, there))
 
 
@@ -62,8 +61,15 @@ def _of_classes(
     guess: Numbers, truth: Numbers, rng: np.random.Generator,
     parts: Callable[[Numbers, Numbers, Numbers], tuple[Numbers, Numbers]],
 ) -> Interval:  # fmt: skip
-    """The mean of a ratio over the classes that occur in the truth. parts: what is added up above and below the line,
-    of (u, c) which examples are named rightly, are named so, and are so."""
+    """Returns the mean of a ratio over the classes that occur in the truth.
+
+    Args:
+        guess: (u,) classes.
+        truth: (u,) classes.
+        rng: the source of the draws.
+        parts: returns what is summed above and below the line, from (u, c) which examples are rightly guessed as each
+            class, are guessed as it, and are of it.
+    """
     _require_alike(guess, truth)
     classes = np.unique(truth)
     there, named = ((one[:, None] == classes).astype(np.float64) for one in (truth, guess))
@@ -78,7 +84,7 @@ def _of_classes(
 
 
 def matthews(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
-    """Matthews' correlation, of any number of classes (Gorodkin 2004)."""
+    """Returns Matthews' correlation, for any number of classes (Gorodkin 2004)."""
     _require_alike(guess, truth)
     classes = np.unique(np.concatenate([guess, truth]))
     guessed = (guess[:, None] == classes).astype(np.float64)  # (u, c)
@@ -113,7 +119,7 @@ def pearson(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interva
 
 
 def spearman(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
-    """Pearson's of the ranks, ties at their mean, ranked anew in every draw."""
+    """Returns Pearson's correlation of the ranks. Ties get their mean rank, and each draw is ranked anew."""
     _require_alike(guess, truth)
     x, y = (np.unique(one, return_inverse=True)[1] for one in (guess, truth))  # (u,) which distinct value
 
@@ -124,7 +130,12 @@ def spearman(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interv
 
 
 def _ranks(places: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(u,) mean ranks where example i is there weights[i] times; places: 0 for the least distinct value."""
+    """Returns (u,) mean ranks if example i occurs weights[i] times.
+
+    Args:
+        places: (u,) which distinct value each example has, 0 for the least.
+        weights: (u,) how often each example occurs.
+    """
     held = np.bincount(places, weights)
     return (np.cumsum(held) - (held - 1) / 2)[places]
 

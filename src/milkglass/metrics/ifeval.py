@@ -4,8 +4,8 @@ Strict: the answer as it stands keeps the rule. Loose: one of eight forms of it 
 here it is:" or write in bold: without the first line, the last one, or both, each with and without every *. An empty
 answer keeps no rule.
 
-A rule that cannot be checked (ifeval_rules.UNSUPPORTED) is left out and counted, and so is a prompt with one, from the
-accuracies by prompt: it is never taken as kept.
+A rule that cannot be checked (ifeval_rules.UNSUPPORTED) is never taken as kept: it is left out and counted. A prompt
+with such a rule is left out of the accuracies by prompt, and counted too.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from milkglass.metrics.interval import Interval, ratio, share
 
 @dataclass(frozen=True)
 class Instruction:
-    """A rule's id and its arguments. Raises UsageError for a rule that IFEval does not have, or an argument that is
-    missing."""
+    """A rule's id and its arguments.
+
+    Raises:
+        UsageError: IFEval has no such rule, or an argument is missing.
+    """
 
     rule: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -41,7 +44,7 @@ class Instruction:
             raise UsageError(f"{self.rule} has no {lost[0]}", f"it needs: {', '.join(RULES[self.rule][1])}")
 
     def kept(self, answer: str) -> bool | None:
-        """None: it cannot be checked."""
+        """Returns whether the answer keeps the rule; None if that cannot be checked."""
         if self.rule in UNSUPPORTED:
             return None
         return bool(answer.strip()) and RULES[self.rule][0](answer, self.arguments)
@@ -54,14 +57,14 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is asked, and the instructions in it."""
+    """A prompt, and the instructions in it."""
 
     text: str
     instructions: tuple[Instruction, ...]
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Prompt:
-        """row: a line of IFEval's input_data.jsonl."""
+        """Returns the prompt of a line of IFEval's input_data.jsonl."""
         text, rules, arguments = row.get("prompt"), row.get("instruction_id_list"), row.get("kwargs")
         if not isinstance(text, str) or not isinstance(rules, list) or not isinstance(arguments, list):
             raise UsageError("a row lacks prompt, instruction_id_list or kwargs", "give IFEval's input_data.jsonl")
@@ -72,16 +75,16 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured.
+    """The accuracies of a set of answers.
 
     Attributes:
         measures: "prompt strict", "prompt loose", "instruction strict", "instruction loose", from 0 to 1; each
             interval's units are prompts.
-        prompts: how many were checked.
-        instructions: likewise.
-        unchecked: rules that were not checked, each with how often it was given.
-        unchecked_prompts: prompts with such a rule, which count by instruction only.
-        by_rule: of each rule checked the strict share and how often it was given.
+        prompts: how many prompts were checked.
+        instructions: how many instructions were checked.
+        unchecked: the rules that cannot be checked, each with how often it was given.
+        unchecked_prompts: the number of prompts with such a rule, which count by instruction only.
+        by_rule: for each rule checked, the strict share and how often it was given.
         strict: (u,) how many instructions of each prompt are kept strictly.
     """
 
@@ -95,14 +98,20 @@ class Figures:
 
 
 def forms(answer: str) -> list[str]:
-    """The eight forms of the loose accuracy."""
+    """Returns the eight forms of the loose accuracy."""
     lines = answer.split("\n")
     cut = ["\n".join(one).strip() for one in (lines[1:], lines[:-1], lines[1:-1])]
     return [one for form in (answer, *cut) for one in (form, form.replace("*", ""))]
 
 
 def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Generator | None = None) -> Figures:
-    """rng: of the bootstrap over prompts; None: of the seed 0."""
+    """Returns the accuracies of answers, one for each prompt.
+
+    Args:
+        prompts: (u,) of IFEval.
+        answers: (u,) of the model.
+        rng: of the bootstrap over prompts. None: seeded with 0.
+    """
     if len(prompts) != len(answers):
         raise UsageError(f"{len(answers)} answers for {len(prompts)} prompts", "give one for each")
     rng = np.random.default_rng(0) if rng is None else rng

@@ -1,18 +1,15 @@
-"""The verifiable instructions of IFEval (Zhou et al. 2023, "Instruction-Following Evaluation for Large Language
-Models", Table 1): for each rule id of the data set a function that says whether an answer keeps the rule.
+"""The verifiable instructions of IFEval: a function for each rule id that says whether an answer keeps the rule.
 
-Written from the rule ids, their arguments and the words of the prompts; what counts as what follows Google's released
-program, with these departures:
-- Sentences: that program asks NLTK's Punkt, which needs a trained model; here a sentence ends at . ! or ? before white
-  space and a sign that is no small letter, but not after a usual abbreviation or an initial.
-- Words in capitals: that program asks NLTK's tokenizer, which needs the same model; here a word is a run of letters,
+Zhou et al. 2023, "Instruction-Following Evaluation for Large Language Models", Table 1. Written from the rule ids,
+their arguments and the words of the prompts. Definitions follow Google's released program, except:
+- Sentences: that program asks NLTK's Punkt, which needs a trained model. Here a sentence ends at . ! or ? before white
+  space and a character that is no small letter, but not after a usual abbreviation or an initial.
+- Words in capitals: that program asks NLTK's tokenizer, which needs the same model. Here a word is a run of letters,
   digits, apostrophes and hyphens.
-- Paragraphs that blank lines separate: blank ones in between don't count, and are not numbered either.
-- `change_case:*`: that program also asks a detector whether the text is English; here all its letters must be Latin.
-- `language:response_language` needs such a detector for the whole of its rule: it is not among RULES, and `UNSUPPORTED`
-  says why.
-
-A rule that nobody can check is never taken as kept.
+- Paragraphs separated by blank lines: empty ones in between don't count, and are not numbered either.
+- `change_case:*`: that program also asks a detector whether the text is English. Here all its letters must be Latin.
+- `language:response_language` needs such a detector for the whole rule: it is not among RULES, and `UNSUPPORTED` says
+  why.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 
 
 def compared(count: int, relation: Any, bound: int) -> bool:
-    """IFEval has two relations, no more."""
+    """Returns whether a count keeps one of IFEval's two relations. Raises UsageError for any other."""
     if relation == "at least":
         return count >= bound
     if relation == "less than":
@@ -48,7 +45,7 @@ def compared(count: int, relation: Any, bound: int) -> bool:
 
 
 def sentences(text: str) -> int:
-    """How many there are; a rest without a mark at its end is one, too."""
+    """Returns the number of sentences. A last part without a mark at its end is one too."""
     count, start = 0, 0
     for result in _END.finditer(text):
         if not result[1].strip(".") and not _ends(text, start, result):
@@ -59,7 +56,7 @@ def sentences(text: str) -> int:
 
 
 def _ends(text: str, start: int, found: re.Match[str]) -> bool:
-    """Whether full stops alone end a sentence."""
+    """Returns whether a mark that is only full stops ends a sentence."""
     after = text[found.end() :].lstrip()
     if not after:
         return True
@@ -71,7 +68,7 @@ def _ends(text: str, start: int, found: re.Match[str]) -> bool:
 
 
 def _pieces(parts: list[str]) -> list[str] | None:
-    """Without blank ones at both ends; None where one in between is blank."""
+    """Returns the parts without a blank one at either end; None if one in between is blank."""
     parts = parts[1:] if parts and not parts[0].strip() else parts
     parts = parts[:-1] if parts and not parts[-1].strip() else parts
     return parts if all(part.strip() for part in parts) else None
@@ -87,7 +84,7 @@ def _latin(text: str) -> bool:
 
 # --- keywords ---------------------------------------------------------------------------------------------------------
 def existence(text: str, a: Arguments) -> bool:
-    """All keywords occur, as a part of a word if need be, in any case."""
+    """Whether all keywords occur, in any case, also as a part of a word."""
     return all(re.search(re.escape(one), text, re.IGNORECASE) for one in a["keywords"])
 
 
@@ -97,12 +94,12 @@ def frequency(text: str, a: Arguments) -> bool:
 
 
 def forbidden_words(text: str, a: Arguments) -> bool:
-    """None of them as a word of its own."""
+    """Whether none of the words occurs as a whole word."""
     return not any(re.search(rf"\b{re.escape(one)}\b", text, re.IGNORECASE) for one in a["forbidden_words"])
 
 
 def letter_frequency(text: str, a: Arguments) -> bool:
-    """The sign may be # or !, too."""
+    """Whether a letter occurs often enough. It may be a sign such as # or ! too."""
     return compared(text.lower().count(a["letter"].lower()), a["let_relation"], a["let_frequency"])
 
 
@@ -116,13 +113,13 @@ def number_words(text: str, a: Arguments) -> bool:
 
 
 def number_paragraphs(text: str, a: Arguments) -> bool:
-    """Paragraphs that the markdown divider *** separates; exactly so many."""
+    """Whether there are exactly so many paragraphs, which the markdown divider *** separates."""
     result = _pieces(re.split(r"\s?\*\*\*\s?", text))
     return result is not None and len(result) == a["num_paragraphs"]
 
 
 def nth_paragraph_first_word(text: str, a: Arguments) -> bool:
-    """Paragraphs that blank lines separate; exactly so many, and the n-th begins with the word."""
+    """Whether there are exactly so many paragraphs, separated by blank lines, and the n-th begins with the word."""
     result = [one.strip() for one in text.split("\n\n") if one.strip()]
     if len(result) != a["num_paragraphs"] or not 1 <= a["nth_paragraph"] <= len(result):
         return False
@@ -132,7 +129,7 @@ def nth_paragraph_first_word(text: str, a: Arguments) -> bool:
 
 # --- formats ----------------------------------------------------------------------------------------------------------
 def json_format(text: str, a: Arguments) -> bool:
-    """The whole answer is JSON, inside a fence or not."""
+    """Whether the whole answer is JSON, in a code fence or not."""
     inner = re.sub(r"^```(?:json)?", "", text.strip(), flags=re.IGNORECASE).strip().removesuffix("```").strip()
     try:
         json.loads(inner)
@@ -142,18 +139,18 @@ def json_format(text: str, a: Arguments) -> bool:
 
 
 def multiple_sections(text: str, a: Arguments) -> bool:
-    """At least so many headings such as "SECTION 3"."""
+    """Whether there are at least so many headings such as "SECTION 3"."""
     return len(re.findall(rf"\s?{re.escape(a['section_spliter'])}\s?\d+\s?", text)) >= a["num_sections"]
 
 
 def number_bullet_lists(text: str, a: Arguments) -> bool:
-    """Exactly so many lines that begin with * or -."""
+    """Whether exactly so many lines begin with * or -."""
     stars = _found(r"^\s*\*[^*].*$", text, re.MULTILINE)
     return len(stars) + len(_found(r"^\s*-.*$", text, re.MULTILINE)) == a["num_bullets"]
 
 
 def number_highlighted_sections(text: str, a: Arguments) -> bool:
-    """At least so many *highlights* or **highlights** that hold something."""
+    """Whether there are at least so many *highlights* or **highlights** that hold something."""
     single = [one for one in _found(r"\*[^\n*]*\*", text) if one.strip("*").strip()]
     double = [one for one in _found(r"\*\*[^\n*]*\*\*", text) if one.strip("*").strip()]
     return len(single) + len(double) >= a["num_highlights"]
@@ -169,12 +166,12 @@ def constrained_response(text: str, a: Arguments) -> bool:
 
 # --- content ----------------------------------------------------------------------------------------------------------
 def number_placeholders(text: str, a: Arguments) -> bool:
-    """At least so many [placeholders]."""
+    """Whether there are at least so many [placeholders]."""
     return len(_found(r"\[.*?\]", text)) >= a["num_placeholders"]
 
 
 def postscript(text: str, a: Arguments) -> bool:
-    """The marker occurs; "P.S." and "P.P.S" with or without blanks between the letters."""
+    """Whether the marker occurs. "P.S." and "P.P.S" may have blanks between the letters."""
     marker = a["postscript_marker"].strip()
     known = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
     return re.search(known.get(marker, re.escape(marker.lower())), text.lower()) is not None
@@ -185,7 +182,7 @@ def repeat_prompt(text: str, a: Arguments) -> bool:
 
 
 def two_responses(text: str, a: Arguments) -> bool:
-    """Two different ones with ****** between."""
+    """Whether there are two different responses with ****** in between."""
     result = _pieces(text.split("******"))
     return result is not None and len(result) == 2 and result[0].strip() != result[1].strip()
 
@@ -195,7 +192,7 @@ def end_checker(text: str, a: Arguments) -> bool:
 
 
 def quotation(text: str, a: Arguments) -> bool:
-    """The whole answer stands in double quotation marks."""
+    """Whether the whole answer stands in double quotation marks."""
     whole = text.strip()
     return len(whole) > 1 and whole[0] == whole[-1] == '"'
 

@@ -1,4 +1,4 @@
-"""How much of a text an attacker got back: shares of tokens, likeness of texts, and what guessing alone would give."""
+"""How much of a text an attacker recovered: shares of tokens, likeness of texts, and what guessing alone gives."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ TEXTS = 500  # texts compared by ROUGE and METEOR: a sample, drawn by the caller
 
 @dataclass(frozen=True)
 class Recovery:
-    """Each measure with its interval. Names: "tokens top-1", "content top-3", "vocabulary top-10", "rouge-1",
-    "exact texts" and so on. A measure that the guess cannot have (fewer than 10 ranks, places and not ids) is absent.
+    """Each measure with its interval.
+
+    Names are "tokens top-1", "content top-3", "vocabulary top-10", "rouge-1", "exact texts" and so on. A measure that
+    the guess does not allow (fewer than 10 ranks, places and not ids) is absent.
     """
 
     measures: dict[str, Interval]
@@ -30,7 +32,14 @@ class Recovery:
 
 
 def tokens(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
-    """Top-1, 3 and 10 over running tokens: guess (total, k), counted (total,) which tokens count."""
+    """Returns top-1, 3 and 10 over running tokens, by k.
+
+    Args:
+        guess: (total, k) ids, best first.
+        truth: the true ids.
+        counted: (total,) which tokens count.
+        rng: the source of the draws.
+    """
     right = guess == truth.ids[:, None]
     weights = np.bincount(truth.owner, weights=counted, minlength=len(truth)).astype(np.float64)
     result = {}
@@ -44,7 +53,14 @@ def tokens(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.ran
 def mean(
     values: NDArray[np.float64], truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator
 ) -> Interval:
-    """Of (total,) values of any size, one a running token, over those counted; sentences are what is resampled."""
+    """Returns the mean of values over the tokens that count. Sentences are resampled.
+
+    Args:
+        values: (total,) of any size, one for each running token.
+        truth: the true ids.
+        counted: (total,) which tokens count.
+        rng: the source of the draws.
+    """
     weights = np.bincount(truth.owner, weights=counted, minlength=len(truth)).astype(np.float64)
     sums = np.bincount(truth.owner, values * counted, len(truth)).astype(np.float64)
     there = np.flatnonzero(weights)
@@ -56,13 +72,20 @@ def mean(
 
 
 def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
-    """The same over the vocabulary: guess (n, k) by scrambled id, inverse (n,), counted (n,) by scrambled id."""
+    """Returns top-1, 3 and 10 over the vocabulary, by k.
+
+    Args:
+        guess: (n, k) for each scrambled id, best first.
+        inverse: (n,) the true id of each scrambled id.
+        counted: (n,) which scrambled ids count.
+        rng: the source of the draws.
+    """
     right = guess == inverse[:, None]
     return {k: share(right[counted, :k].any(1), rng) for k in RANKS if k <= guess.shape[1]}
 
 
 def exact(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
-    """The share of sequences of which every counted token is right; guess (total,)."""
+    """Returns the share of sequences in which every counted token is right, of those with any. guess: (total,)."""
     wrong = np.bincount(truth.owner, weights=(guess != truth.ids) & counted, minlength=len(truth))
     part = np.bincount(truth.owner, weights=counted, minlength=len(truth)) > 0
     return share((wrong == 0)[part], rng)
@@ -71,8 +94,10 @@ def exact(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.rand
 def texts(
     guess: Sequences, truth: Sequences, read: Callable[[Ids], str], rng: np.random.Generator
 ) -> dict[str, Interval]:
-    """ROUGE and METEOR of the texts as they are read, but for empty ones, which any guess matches; of a sample, where
-    there are more than TEXTS."""
+    """Returns ROUGE and METEOR of the decoded texts.
+
+    Empty texts, which any guess matches, are left out. Of more than TEXTS texts, a sample is compared.
+    """
     selected = np.flatnonzero(truth.lengths)
     if len(selected) > TEXTS:
         selected = np.sort(rng.choice(selected, TEXTS, replace=False))
@@ -81,7 +106,7 @@ def texts(
 
 
 def bags(guess: tuple[Ids, ...], truth: Sequences, rng: np.random.Generator) -> dict[str, Interval]:
-    """Micro-averaged precision, recall and F1 of the set of tokens of each text."""
+    """Returns micro-averaged precision, recall and F1 of each text's set of tokens."""
     if len(guess) != len(truth):
         raise ValueError(f"{len(guess)} bags for {len(truth)} texts")
     sets = [(set(one.tolist()), set(other.tolist())) for one, other in zip(guess, truth, strict=True)]
@@ -98,13 +123,21 @@ def bags(guess: tuple[Ids, ...], truth: Sequences, rng: np.random.Generator) -> 
 def whole(
     guess: Sequences, truth: Sequences, batches: Ids, read: Callable[[Ids], str], rng: np.random.Generator
 ) -> dict[str, Interval]:
-    """Whole texts, which an attacker gives in any order within their batch; batches: how many texts each holds.
+    """Returns the recovery of whole texts, which an attacker gives in any order within their batch.
 
-    Each true text gets one guess of its batch, no guess twice, so that most tokens are shared (Kuhn's assignment; to
-    give each text its best guess again and again would reward one good guess many times). "token recall": the share of
-    its tokens that the guess has, as often as it has them, at any place. "tokens top-1": those at their own place.
-    "tokens named": of the different tokens of a batch, the share that any of its guesses has: what is known of it
-    without whose text a token is from.
+    Each true text gets one guess of its batch, no guess twice, so that most tokens are shared (Kuhn's assignment). To
+    give each text its best guess again and again would reward one good guess many times.
+
+    "token recall" is the share of a text's tokens that its guess has, as often as the guess has them, at any place.
+    "tokens top-1" is the share at their own place. "tokens named" is the share of a batch's different tokens that any
+    of its guesses has: what is known of the batch without knowing which text a token is from.
+
+    Args:
+        guess: one for each true text.
+        truth: the true texts.
+        batches: how many texts each batch holds.
+        read: decodes ids.
+        rng: the source of the draws.
     """
     if len(guess) != len(truth) or int(batches.sum()) != len(truth):
         raise ValueError(f"{len(guess)} guesses for {len(truth)} texts in batches of {int(batches.sum())}")
@@ -133,7 +166,7 @@ def _named(guess: Sequences, truth: Sequences, batches: Ids, rng: np.random.Gene
 
 
 def _assigned(guess: Sequences, truth: Sequences, batches: Ids) -> Sequences:
-    """The guesses, in the order of the true texts that they are given to."""
+    """Returns the guesses in the order of the true texts that they are assigned to."""
     from scipy.optimize import linear_sum_assignment
 
     guesses, truths, order = list(guess), list(truth), []
@@ -145,21 +178,25 @@ def _assigned(guess: Sequences, truth: Sequences, batches: Ids) -> Sequences:
 
 
 def _likeness(one: Ids, other: Ids) -> float:
-    """F1 of the tokens that two texts share."""
+    """Returns F1 of the tokens that two texts share."""
     return 2 * _shared(one, other) / max(1, len(one) + len(other))
 
 
 def _shared(one: Ids, other: Ids) -> int:
-    """How many tokens two texts share, each as often as both have it."""
+    """Returns how many tokens two texts share, each as often as both have it."""
     both = Counter(one.tolist()) & Counter(other.tolist())
     return sum(both.values())
 
 
 def floors(truth: Sequences, counted: NDArray[np.bool_], public: Ids | None, size: int) -> dict[str, float]:
-    """What costs nothing: a random id of the vocabulary's, and always the commonest token.
+    """Returns the accuracy of two guesses that cost nothing: a random id of the vocabulary, and the commonest token.
 
-    counted: (total,). size: n. public: counts (n,) of the attacker's text, else the truth's own commonest token is
-    taken, which no attacker knows: then it is an upper bound of this floor.
+    Args:
+        truth: the true ids.
+        counted: (total,) which tokens count.
+        public: (n,) token counts of the attacker's text. None: the truth's own commonest token is taken, which no
+            attacker knows, so that the value is an upper bound of this floor.
+        size: n.
     """
     ids = truth.ids[counted]
     if not len(ids):

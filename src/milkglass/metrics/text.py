@@ -1,12 +1,12 @@
 """How alike two texts are: ROUGE-1, ROUGE-2, ROUGE-L (Lin 2004) and METEOR (Banerjee and Lavie 2005).
 
-ROUGE is rouge-score's F-measure without stems: an exact match, as GHOST (section 5.3) and the published gradient
-attacks have it. With stems a shadow token that is another form of the original would count as the original. METEOR is
-NLTK's, of words in lower case with punctuation split off, on
-both sides alike: one side is often a text as it was written and the other one that a tokenizer decoded ("film." and
-"film ."). It has exact and stem matches. Synonyms would need WordNet, which is data that we don't ship and NLTK
-downloads, so its third stage finds nothing: where a defence puts synonyms in place of words, our METEOR is below the
-published kind, which counts them.
+ROUGE is rouge-score's F-measure without stems, as in GHOST (section 5.3) and the published gradient attacks. With
+stems, a shadow token that is another form of the original would count as the original.
+
+METEOR is NLTK's, over words in lower case with punctuation split off on both sides: one side is often a text as it was
+written and the other one that a tokenizer decoded ("film." and "film ."). It has exact and stem matches. Synonyms would
+need WordNet, data that NLTK downloads and we don't ship, so METEOR's third stage finds nothing: if a defence replaces
+words by synonyms, our METEOR is below the published kind, which counts them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]
 
 
 class _NoSynonyms:
-    """In WordNet's place."""
+    """A stand-in for WordNet, without synonyms."""
 
     def synsets(self, word: str) -> list[Any]:
         return []
@@ -42,14 +42,14 @@ def _scorer() -> Any:
 
 
 class _Words:
-    """rouge-score's own tokenizer drops every letter outside a to z."""
+    """A tokenizer for rouge-score, whose own one drops every letter outside a to z."""
 
     def tokenize(self, text: str) -> list[str]:
         return WORD.findall(text.lower())
 
 
 def likeness(original: str, guess: str) -> tuple[float, float, float, float]:
-    """The four measures, in the order of MEASURES, each from 0 to 1. An empty original is like an empty guess only."""
+    """Returns the four measures in the order of MEASURES, from 0 to 1. An empty text is like an empty text only."""
     from nltk.stem.porter import PorterStemmer
     from nltk.tokenize import wordpunct_tokenize
     from nltk.translate.meteor_score import single_meteor_score
@@ -65,14 +65,20 @@ def likeness(original: str, guess: str) -> tuple[float, float, float, float]:
 
 # How good generated text is: perplexity, and ROUGE against references; each with a bootstrap interval over texts.
 def mean_loss(losses: NDArray[np.float64], tokens: NDArray[np.float64], rng: np.random.Generator) -> Interval:
-    """The mean loss of a token, in nats. losses: (u,) each text's sum; tokens: (u,) how many it has. Texts are what is
-    resampled, for the tokens of one fall together. nan where there are no tokens."""
+    """Returns the mean loss of a token, in nats; nan if there are no tokens.
+
+    Texts are resampled, since the tokens of one text depend on each other.
+
+    Args:
+        losses: (u,) each text's sum.
+        tokens: (u,) how many tokens each text has.
+        rng: the source of the draws.
+    """
     return _per_token(losses, tokens, rng, lambda mean: mean)
 
 
 def perplexity(losses: NDArray[np.float64], tokens: NDArray[np.float64], rng: np.random.Generator) -> Interval:
-    """exp of the mean loss of a token. losses: (u,) each text's sum, in nats; tokens: (u,) how many it has. Texts are
-    what is resampled, for the tokens of one fall together. nan where there are no tokens."""
+    """Returns exp of the mean loss of a token; nan if there are no tokens. See `mean_loss`."""
     return _per_token(losses, tokens, rng, np.exp)
 
 
@@ -82,7 +88,7 @@ def _per_token(
     rng: np.random.Generator,
     of: Callable[[NDArray[np.float64]], NDArray[np.float64]],
 ) -> Interval:
-    """A function of the mean loss of a token."""
+    """Returns a function of the mean loss of a token."""
     if losses.shape != tokens.shape or losses.ndim != 1:
         raise UsageError(f"losses of shape {losses.shape} for tokens of shape {tokens.shape}", "give one a text")
 
@@ -94,7 +100,7 @@ def _per_token(
 
 
 def rouge_rows(texts: Sequence[str], references: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """(u,) F of each text for each measure of MEASURES, from 0 to 1."""
+    """Returns (u,) F of each text for each measure of MEASURES, from 0 to 1."""
     if len(texts) != len(references):
         raise UsageError(f"{len(texts)} texts for {len(references)} references", "give one each")
     rows = [likeness(reference, one) for one, reference in zip(texts, references, strict=True)]
@@ -102,10 +108,10 @@ def rouge_rows(texts: Sequence[str], references: Sequence[str]) -> dict[str, NDA
 
 
 def means(rows: Mapping[str, NDArray[np.float64]], rng: np.random.Generator) -> dict[str, Interval]:
-    """The mean over (u,) texts of each measure."""
+    """Returns the mean over texts of each measure."""
     return {name: ratio(scores, np.ones(len(scores)), rng) for name, scores in rows.items()}
 
 
 def rouge(texts: Sequence[str], references: Sequence[str], rng: np.random.Generator) -> dict[str, Interval]:
-    """Mean F of each measure of MEASURES."""
+    """Returns the mean F of each measure of MEASURES."""
     return means(rouge_rows(texts, references), rng)

@@ -254,8 +254,10 @@ class Cosines:
         return result
 
     def products(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns (b, n) fp32 scalar products of rows (b, d) with the shifted rows of the table, in the dtype of the
-        rows.
+        """Returns (b, n) fp32 scalar products of rows with the shifted rows of the table.
+
+        Args:
+            rows: (b, d), whose dtype is that of the products' factors.
         """
         parts, direct = blocks(self.table), self.table.dtype == rows.dtype and self.shift is None
         if direct and len(parts) == 1:

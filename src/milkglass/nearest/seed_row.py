@@ -109,9 +109,7 @@ class SeedRow:
         return int(np.count_nonzero((self.likely.values if least >= self.likely.bounds[0] else self.rough) > least))
 
     def _candidates(self, free: NDArray[np.bool_], count: int, at: float) -> tuple[Ids, NDArray[np.float32]]:
-        """Returns all free rows that may be among the `count` nearest and reach the quantile, with their fp32
-        values.
-        """
+        """Returns all free rows that may be among the `count` nearest and reach the quantile, with fp32 values."""
         (high, _), rows, values, _ = self.likely
         rows, values = rows[free[rows]], values[free[rows]]
         enough = len(rows) >= count

@@ -17,8 +17,9 @@ SLACK = 2.0**-20
 
 
 def l2(tensors: Mapping[str, torch.Tensor], most: float) -> dict[str, torch.Tensor]:
-    """Returns the tensors in fp64, scaled to an L2 norm of at most `most` over all of them (Abadi et al. 2016, alg.
-    1).
+    """Returns the tensors in fp64, scaled to an L2 norm of at most `most` over all of them.
+
+    Abadi et al. 2016, algorithm 1.
     """
     factor = l2_factor(tensors.values(), most)
     return {name: one.double() * factor for name, one in tensors.items()}

@@ -31,8 +31,11 @@ Sample = Callable[[Stream, int, float], NDArray[np.int64]]
 
 
 def step_of(width: float, bound: float | None = None) -> float:
-    """Returns g for noise of this standard deviation or scale, and data of coordinates up to `bound` (None: no
-    bound).
+    """Returns the grid's step g for noise of a width and data of bounded coordinates.
+
+    Args:
+        width: the noise's standard deviation or scale.
+        bound: the largest coordinate. None: no bound.
     """
     exponent = math.floor(math.log2(width)) - FINE
     if bound is not None:

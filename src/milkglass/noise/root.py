@@ -37,8 +37,9 @@ class NoiseStream:
         return NoiseStream(bound(self.stream, {"hidden": hidden}))
 
     def gaussian(self, *shape: int) -> torch.Tensor:
-        """Returns standard normal fp32 numbers by the inverse distribution function, for secret keys and never for
-        noise on data.
+        """Returns standard normal fp32 numbers by the inverse distribution function.
+
+        Only for secret keys, never for noise on data.
         """
         flat = ndtri(self.stream.uniform(math.prod(shape))).astype(np.float32)
         return torch.from_numpy(flat).reshape(shape)

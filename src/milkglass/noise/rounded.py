@@ -34,8 +34,9 @@ DIGITS = 60
 
 
 def gaussian(stream: Stream, count: int, ratio: float) -> Integers:
-    """Returns (count,) samples of round(ratio Z), Z standard normal. `ratio` is standard deviation over the grid's
-    step.
+    """Returns (count,) samples of round(ratio Z), Z standard normal.
+
+    `ratio` is the standard deviation over the grid's step.
     """
     return _samples(stream, count, ratio, lambda tail: -ndtri(tail), _gaussian_tail)
 

@@ -29,8 +29,13 @@ ABSENT = -(1 << 62)
 
 
 def noisy_max(scores: Floats, scale: float, stream: Stream) -> Integers:
-    """(t,) the columns of the largest noisy scores. scores (t, k) in [0, 1], -inf where a list has ended; scale: of
-    the Laplacian, in units of the score."""
+    """Returns (t,) the columns of the largest noisy scores.
+
+    Args:
+        scores: (t, k) in [0, 1]; -inf after the end of a list.
+        scale: of the Laplacian, in units of the score.
+        stream: the source of the noise.
+    """
     step = min(1.0, step_of(scale))
     there = ~np.isneginf(scores)
     cut = np.trunc(np.where(there, scores, 0) / step).astype(np.int64)
@@ -39,9 +44,14 @@ def noisy_max(scores: Floats, scale: float, stream: Stream) -> Integers:
 
 
 def cumulative_weights(scores: Floats, epsilon: float) -> Integers:
-    """(m, k) sums of whole weights over each row. scores (m, k) in [0, 1], -inf where a list has ended, which adds 0.
+    """Returns (m, k) the running sums of each row's whole weights.
 
-    Raises ValueError where a row is so long that its sum has no room.
+    Args:
+        scores: (m, k) in [0, 1]; -inf after the end of a list, which adds 0.
+        epsilon: of one choice.
+
+    Raises:
+        ValueError: a row is so long that its sum could overflow.
     """
     if scores.shape[1] > 1 << 18:
         raise ValueError(f"{scores.shape[1]} candidates, at most {1 << 18} are supported")
@@ -51,6 +61,11 @@ def cumulative_weights(scores: Floats, epsilon: float) -> Integers:
 
 
 def choose(cumulative: Integers, stream: Stream) -> Integers:
-    """(t,) a column of each row of cumulative weights (t, k), with the probability of its weight."""
+    """Returns (t,) a column of each row, drawn with the probability of its weight.
+
+    Args:
+        cumulative: (t, k) running sums of weights.
+        stream: the source of the draws.
+    """
     drawn = stream.below(cumulative[:, -1])
     return (drawn[:, None] >= cumulative).sum(1)

@@ -1,7 +1,7 @@
-"""ChaCha20 key streams and the sub-keys that they are made from.
+"""ChaCha20 key streams, and the sub-keys that they are made from.
 
-Sub-keys are HKDF-SHA256(root, salt = digest of the base model, info = "milkglass/1 " + label), so a key used with
-another model gives another permutation. `vectors/` holds known answers.
+A sub-key is HKDF-SHA256(root, salt = digest of the base model, info = "milkglass/1 " + label), so the same key used
+with another model gives another permutation. `vectors/` holds known answers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BYTES = 32  # of a key
 
 
 def subkey(root: bytes, model_digest: str, label: str) -> bytes:
-    """32 bytes for one purpose."""
+    """Returns a key of 32 bytes for one purpose."""
     salt = model_digest.encode()
     return HKDF(hashes.SHA256(), 32, salt, b"milkglass/1 " + label.encode()).derive(root)
 
@@ -35,7 +35,7 @@ class Stream:
     """A ChaCha20 key stream: the same key gives the same numbers in the same order.
 
     A key is used for one stream only, so the nonce is fixed. `further` is a second stream of the same key under another
-    nonce: extra bits are read from it when a draw needs more of them, so that the first stream keeps its positions.
+    nonce. A draw that needs more bits reads them from there, so that the first stream keeps its positions.
     """
 
     def __init__(self, key: bytes, nonce: int = 0) -> None:
@@ -47,8 +47,10 @@ class Stream:
 
     @classmethod
     def of_seed(cls, *parts: int | str | bytes) -> Stream:
-        """A stream that anyone who has, or guesses, the parts can repeat. A client's parts hold 256 secret bits, unless
-        its user gave a seed."""
+        """Returns a stream that anyone who has, or guesses, the parts can repeat.
+
+        A client's parts hold 256 secret bits, unless its user gave a seed.
+        """
         whole = hashlib.sha256(b"milkglass seed")
         for part in parts:
             data = part if isinstance(part, bytes) else str(part).encode()
@@ -62,44 +64,50 @@ class Stream:
         return self._further
 
     def child(self) -> Stream:
-        """A stream of its own, whose key is the next 32 bytes of this one."""
+        """Returns an independent stream, whose key is the next 32 bytes of this one."""
         return Stream(self.bytes(BYTES))
 
     def keyed(self, data: bytes) -> Stream:
-        """A stream of its own for this data: HMAC-SHA256 under this stream's key. This stream does not move on."""
+        """Returns an independent stream for this data: HMAC-SHA256 under this stream's key.
+
+        This stream does not move on.
+        """
         return Stream(hmac.digest(self._key, b"milkglass data" + self._nonce.to_bytes(16, "big") + data, "sha256"))
 
     def bytes(self, count: int) -> bytes:
         return self._cipher.update(b"\0" * count)
 
     def words(self, count: int) -> NDArray[np.uint32]:
-        """The next `count` little-endian 32-bit words."""
+        """Returns the next `count` little-endian 32-bit words."""
         return np.frombuffer(self.bytes(4 * count), dtype="<u4")
 
     def long_words(self, count: int) -> NDArray[np.uint64]:
-        """The next `count` little-endian 64-bit words."""
+        """Returns the next `count` little-endian 64-bit words."""
         return np.frombuffer(self.bytes(8 * count), dtype="<u8")
 
     def uniform(self, count: int) -> NDArray[np.float64]:
-        """`count` numbers strictly between 0 and 1, 52 bits each (with 53, the largest would round to 1)."""
+        """Returns `count` numbers strictly between 0 and 1, of 52 bits each. With 53, the largest would round to 1."""
         return ((self.long_words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
     def random(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
-        """`uniform`, of a shape."""
+        """Returns an array of `uniform` numbers."""
         return self.uniform(math.prod(np.atleast_1d(shape).tolist())).reshape(shape)
 
     def laplace(self, count: int) -> NDArray[np.float64]:
-        """`count` draws of the Laplace distribution with scale 1 in fp64, by its inverse distribution function.
+        """Returns `count` draws of the Laplace distribution with scale 1 in fp64, by its inverse distribution function.
 
-        Only for numbers that are rounded to a grid afterwards, as WeightSynth does; noise on data is `grid.laplace`.
+        Only for numbers that are rounded to a grid afterwards, as in WeightSynth. Noise on data is `grid.laplace`.
         """
         centred = self.uniform(count) - 0.5
         return -np.sign(centred) * np.log1p(-2 * np.abs(centred))
 
     def below(self, limits: NDArray[np.int64]) -> NDArray[np.int64]:
-        """A whole number from 0 to limit - 1 for each limit (n,), all equally likely; limits from 1 to 2^63 - 1.
+        """Returns a uniform whole number from 0 to limit - 1 for each limit.
 
         By rejection: words in the last, incomplete multiple of a limit are drawn again.
+
+        Args:
+            limits: (n,) from 1 to 2^63 - 1.
         """
         limits = np.asarray(limits, np.int64)
         if limits.size and int(limits.min()) < 1:
@@ -117,11 +125,11 @@ class Stream:
         return result
 
     def integers(self, limit: int, count: int) -> NDArray[np.int64]:
-        """`count` whole numbers from 0 to limit - 1."""
+        """Returns `count` uniform whole numbers from 0 to limit - 1."""
         return self.below(np.full(count, limit, np.int64))
 
     def order(self, count: int) -> NDArray[np.int64]:
-        """A uniform order of 0 to count - 1 (ties among 64-bit words are less likely than 2^-30 for a million)."""
+        """Returns 0 to count - 1 in a uniform order. For a million, ties of 64-bit words are less likely than 2^-25."""
         return np.argsort(self.long_words(count), kind="stable").astype(np.int64)
 
 
@@ -135,7 +143,7 @@ class Stream:
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """SHA-256 over names, shapes, types and all numbers."""
+    """Returns the SHA-256 over names, shapes, types and all numbers."""
     import torch
 
     whole = hashlib.sha256()
@@ -147,5 +155,5 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def bound(stream: Stream, tensors: Mapping[str, torch.Tensor]) -> Stream:
-    """A stream of its own for these numbers: the same numbers give the same stream, any other number another one."""
+    """Returns a stream for these numbers: the same numbers give the same stream, any other number another one."""
     return stream.keyed(digest(tensors))

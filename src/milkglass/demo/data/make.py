@@ -1,10 +1,10 @@
-"""Write the demo's data: `python -m milkglass.demo.data.make FOLDER`. The same files on every run.
+"""Writes the demo's data: `python -m milkglass.demo.data.make FOLDER`. Every run writes the same files.
 
-situations.jsonl has what people write to the message desk of an invented clinic: forty situations a label, each a
-message, in which `[a|b]` offers ways to say it and `slots` fills `{slot}`. Of each, five messages are
-worded and filled differently, with the openings, closings and invented names of wording.json; 480 to train on, 120 to
-test. The test ones tell of situations that training never showed, so that the accuracy is about new ones. What was
-written is checked by tests/demo.
+situations.jsonl has what people write to the message desk of an invented clinic: forty situations for each label. Each
+is a template in which `[a|b]` offers ways to say it and `slots` fills `{slot}`. Five messages are made of each, worded
+and filled differently, with the openings, closings and invented names of wording.json: 480 to train on, 120 to test.
+The test messages are of situations that are not in training, so that the accuracy is about new ones. tests/demo checks
+the files.
 
 Everybody and everything named here is invented, the medicines too.
 """
@@ -30,7 +30,7 @@ WHICH = "Which desk takes this?"
 
 
 def situations() -> dict[str, list[dict[str, str]]]:
-    """By label, each with a "message"."""
+    """Returns the situations by label, each with a "message"."""
     result: dict[str, list[dict[str, str]]] = {}
     for line in (HERE / "situations.jsonl").read_text("utf-8").splitlines():
         one = json.loads(line)
@@ -39,7 +39,7 @@ def situations() -> dict[str, list[dict[str, str]]]:
 
 
 def slots(rng: random.Random) -> dict[str, str]:
-    """One invented person with what may be said about them."""
+    """Returns one invented person, with what may be said about them."""
     first, last = rng.choice(WORDING["first"]), rng.choice(WORDING["last"])
     number = f"{rng.randint(1, 9)}{rng.randint(0, 9999):04d}"
     return {
@@ -65,7 +65,7 @@ def slots(rng: random.Random) -> dict[str, str]:
 
 
 def word(template: str, values: dict[str, str], rng: random.Random) -> str:
-    """Choose among each [a|b], then fill the slots."""
+    """Returns the template with one of each [a|b] chosen and the slots filled."""
     selected = re.sub(r"\[([^\]]*)\]", lambda m: rng.choice(m[1].split("|")), template)
     return selected.format(**values)
 
@@ -74,7 +74,10 @@ QUESTION = re.compile(r"(can|could|do|does|is|may|will|why|what|who|which)\b", r
 
 
 def message(template: str, values: dict[str, str], rng: random.Random) -> str:
-    """What one person writes about `values`' person: an opening, the matter, a closing; some write carelessly."""
+    """Returns what one person writes about the person of `values`: an opening, the matter, a closing.
+
+    Some write carelessly.
+    """
     body, style, sender = word(template, values, rng), rng.random(), slots(rng)
     opening, closing = (word(rng.choice(choices), sender, rng) for choices in (WORDING["open"], WORDING["close"]))
     if style < 0.75 and not opening.endswith((", ", ": ")):
@@ -85,7 +88,7 @@ def message(template: str, values: dict[str, str], rng: random.Random) -> str:
 
 
 def tickets(test: bool, rng: random.Random) -> Iterator[dict[str, str]]:
-    """{"text", "label"} of each message of one split, every text once."""
+    """Yields {"text", "label"} of each message of one split, no text twice."""
     seen: set[str] = set()
     for label, group in situations().items():
         for situation in group[-HELD_OUT:] if test else group[:-HELD_OUT]:
@@ -101,8 +104,10 @@ def tickets(test: bool, rng: random.Random) -> Iterator[dict[str, str]]:
 
 
 def replies(rows: list[dict[str, str]], count: int, rng: random.Random) -> Iterator[dict[str, str]]:
-    """Which of two desks takes it, for `count` of the messages: one task that a small model learns in a minute or two.
-    It does not learn in that time what is urgent."""
+    """Yields instructions that ask which of two desks takes a message, for `count` of the messages.
+
+    A small model learns this one task in a minute or two. In that time it does not learn what is urgent.
+    """
     for row in rng.sample([one for one in rows if one["label"] in DESK], count):
         yield {"instruction": WHICH, "input": row["text"], "output": DESK[row["label"]]}
 
