@@ -97,7 +97,7 @@ def sampled(
     """Returns the states of the sequences in `groups` (see `within`).
 
     Returns:
-        (total, d) the state of every token, 0 where a sequence was not run, and (b,) whether each sequence was.
+        (total, d) the state of every token, 0 if its sequence was not run, and (b,) whether each sequence was.
     """
     out = torch.zeros(len(sequences.ids), model.config.hidden_size)
     read = np.zeros(len(sequences), np.bool_)

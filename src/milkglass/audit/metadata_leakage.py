@@ -39,7 +39,7 @@ class MetadataLeakage:
 
 
 def metadata_leakage(sent: Sequences) -> MetadataLeakage:
-    """Returns the leakage of these texts, with nan where there is nothing to measure."""
+    """Returns the leakage of these texts, with nan if there is nothing to measure."""
     texts = list(sent)
     distinct = list({one.tobytes(): one for one in texts}.values())
     long = [one for one in distinct if len(one) >= MIN_PATTERN_TOKENS]

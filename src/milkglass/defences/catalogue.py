@@ -1,6 +1,6 @@
 """All defences as a recipe writes them: {} is no defence, else the entry names its kind and parameters.
 
-    k = 10, epsilon = 0.1                                      a scheme that rewrites tables; `scheme` where not ObfusLM
+    k = 10, epsilon = 0.1                                      a scheme that rewrites tables; `scheme` if not ObfusLM
     k = 10, epsilon = 0.1, bands = 2.0                         the same in frequency bands, counted on the corpus
     sanitizer = "custext+", epsilon = 3, words = "glove.txt"   words replaced before they are sent
     sanitizer = "rnm", epsilon = 3, by = "tokens"              ids replaced before they are sent; RNM's default

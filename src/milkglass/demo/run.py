@@ -162,7 +162,7 @@ def _alone(demo: Demo) -> int:
 # --- folders ----------------------------------------------------------------------------------------------------------
 @contextmanager
 def _claimed(out: Path) -> Iterator[None]:
-    """Makes `out` fresh, and removes models and keys at the end. Raises UsageError where no demo made the folder."""
+    """Makes `out` fresh, and removes models and keys at the end. Raises UsageError if no demo made the folder."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file", "give a new folder with --out")
     if out.is_dir() and any(out.iterdir()) and not (out / MARK).is_file():

@@ -35,7 +35,7 @@ class FederatedTraining:
         lr: of plain gradient descent.
         batch_size: texts of a step.
         minimum: the fewest sites with which a round is done.
-        most_texts: how many texts a site may say that it has in FedAvg, where they are its weight. None: any number. In
+        most_texts: how many texts a site may say that it has in FedAvg, as its weight. None: any number. In
             FedSGD the batch bounds it.
     """
 

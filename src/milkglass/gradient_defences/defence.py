@@ -1,7 +1,7 @@
 """The interface of defences of gradients. One changes the step, how its gradient is taken, or the gradient itself.
 
     before(step)                         the step that is taken: other parameters trained, dropout on
-    take(step, ids, mask, targets)       its gradient; another way only where examples must be kept apart
+    take(step, ids, mask, targets)       its gradient; another way only if examples must be kept apart
     after(tensors, texts, stream)        what is shared of it
 
 All randomness comes from a ChaCha20 stream (noise/): noise on a grid by exact samples, masks of pruning and of dropout.

@@ -1,9 +1,9 @@
 """Hidden states as bytes: one safetensors file in memory, every claim of which is checked.
 
-    hidden   fp32 (rows, d)     one row a token, or one a text where they are pooled
-    lengths  int64 (texts,)     tokens of each text; 1 each where they are pooled
-    about    int64 (2,)         layer, and 1 where the rows are pooled
-    mixed    int64 (texts,)     rows of each text, only where they are mixtures
+    hidden   fp32 (rows, d)     one row a token, or one a text if they are pooled
+    lengths  int64 (texts,)     tokens of each text; 1 each if they are pooled
+    about    int64 (2,)         layer, and 1 if the rows are pooled
+    mixed    int64 (texts,)     rows of each text, only if they are mixtures
 
 No pickle. Lengths are not hidden.
 """

@@ -109,7 +109,7 @@ def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
 
 
 def _open(interval: Interval) -> Interval:
-    """Returns the interval, widened where all units are 0 or all are 1.
+    """Returns the interval, widened if all units are 0 or all are 1.
 
     Resampling equal units gives an interval without width, which would promise certainty. There the exact binomial
     bound over the units is taken (Clopper and Pearson 1934).
@@ -131,7 +131,7 @@ def resampled(statistic: Statistic, units: int, rng: np.random.Generator) -> Int
     Data on which every draw agrees get an interval without width, which is no certainty: look at `units`.
 
     Args:
-        statistic: takes (b, u) how often each of u independent units was drawn, and returns (b,) values, nan where the
+        statistic: takes (b, u) how often each of u independent units was drawn, and returns (b,) values, nan if the
             statistic does not exist. Such draws take no part. The value is the statistic of each unit once.
         units: u.
         rng: the source of the draws.

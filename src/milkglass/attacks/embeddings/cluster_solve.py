@@ -24,7 +24,7 @@ are a first guess. The mean of the rows that they explain best has less noise, s
 repeatedly.
 
 **An untied head** is mixed by the same W and permuted alike, so table and head are put side by side. The unknowns stay
-the same and the equations double. W is drawn once, so this adds no draws of its noise. It helps where rounding or
+the same and the equations double. W is drawn once, so this adds no draws of its noise. It helps if rounding or
 training blurred the table. Biases could be one more column and are not used.
 
 **Limits.** The attack does not find the order inside a cluster (`matching` does). It does not need k, epsilon or the

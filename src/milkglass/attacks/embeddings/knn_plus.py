@@ -2,7 +2,7 @@
 
 The paper prints the better of the two results, which an attacker cannot pick without the truth. This attack scrambles
 the public model under a key of its own (Kerckhoffs: the scheme and its parameters are public), tries both there, and
-uses the one that reads more. The choice differs from the paper's only where both are nearly equal.
+uses the one that reads more. The choice differs from the paper's only if both are nearly equal.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ closed form. Groups of one size are computed together. `assignment` then takes t
 
 **Limits.** Unless eps is given (Kerckhoffs), it is estimated on a grid by the likelihood of the weights of many
 clusters. At eps = 0.1 the weights hardly show it, and it hardly matters. An untied head carries the *same* W, drawn
-once, so it is no second observation of the order; it helps only the cluster solve, where rounding blurred the table.
+once, so it is no second observation of the order; it helps only the cluster solve, if rounding blurred the table.
 The same applies to biases. Some groups keep their likelihood: those without weights, those whose rows are no multiple
 of their tokens, and those with a token that drew no noise. Two aliases of a token draw from one law, so more aliases
 make the sizes of noise easier to distinguish.

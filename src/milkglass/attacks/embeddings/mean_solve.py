@@ -1,4 +1,4 @@
-"""Mean solve: where all rows of a cluster are equal, finds the tokens whose mean that row is (our own attack).
+"""Mean solve: if all rows of a cluster are equal, finds the tokens whose mean that row is (our own attack).
 
 **Idea.** With shared rows, every scrambled row of a cluster of s tokens is m = (e_1 + ... + e_s) / s. So rows that are
 equal to the last bit are a cluster, and their number is s. m lies in d dimensions and is made of s public rows, 10 to
@@ -67,7 +67,7 @@ class MeanSolve(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """Returns groups, whose weights are all 1/s where they were solved. Makes no random draws."""
+        """Returns groups, whose weights are all 1/s if they were solved. Makes no random draws."""
         seen, public = transcript.table, required(knowledge.public_model).table
         tokens = sparse.unit(public)
         free = np.ones(len(public), np.bool_)

@@ -14,7 +14,7 @@ This needs no tolerance, whatever the decay, and names no row that stood still. 
 occurred, unless decay took more from each of a row's numbers than training added; a padding row gets no gradient. A
 table in half precision loses small movements to rounding: it misses a token whose row moved by less than the last
 digit, or whose few changed numbers all shrank. Decay that is not decoupled (Adam with an L2 penalty) moves every row by
-Adam's steps, past zero where a number is small; then rows are named that did not occur.
+Adam's steps, past zero if a number is small; then rows are named that did not occur.
 
 **Counts.** A common factor takes the decay out,
 

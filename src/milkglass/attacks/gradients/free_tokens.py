@@ -1,7 +1,7 @@
 """Free tokens: the nonzero rows of the embeddings' gradient are the tokens that were read.
 
 It runs no model and optimises nothing. It is the cheapest attack, and the least that any other must exceed. A row of
-the embedding table gets a gradient only where its token stands.
+the embedding table gets a gradient only if its token occurs.
 
 If the table is also the head and the loss is for the next token, every row gets a gradient as a possible answer. For a
 token that was neither read nor a target, that gradient is a combination of the states at which tokens were predicted.

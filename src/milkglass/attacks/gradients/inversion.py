@@ -60,7 +60,7 @@ class Inversion(Attack):
 
     @abc.abstractmethod
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        """Returns the texts of a batch as public ids, special ones too, in any order; empty where nothing is found.
+        """Returns the texts of a batch as public ids, special ones too, in any order; empty if nothing is found.
 
         Args:
             batch: has `size` texts.

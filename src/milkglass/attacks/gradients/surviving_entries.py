@@ -11,7 +11,7 @@ exact inversion (`dager`), but not these three:
 
     1 - mean over tensors of cos(g(text) m, g seen),     m = 1 where g seen is not 0
 
-The search changes the text by swaps, moves and, where a token must be repeated, replacements. It accepts the first
+The search changes the text by swaps, moves and, if a token must be repeated, replacements. It accepts the first
 change that reduces the distance. It starts from the best of some random orders and the order of step 2, and then again
 from the best text after random changes. It reads batches of one text.
 """

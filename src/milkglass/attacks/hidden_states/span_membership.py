@@ -140,7 +140,7 @@ class SpanReader:
         return np.array(sorted({token for one in found.tokens for token in one}), np.int64)
 
     def in_place(self, rows: torch.Tensor, length: int) -> Ids:
-        """Returns (length, k) the tokens of one text, nearest first, NO_BELIEF where there are fewer."""
+        """Returns (length, k) the tokens of one text, nearest first, NO_BELIEF if there are fewer."""
         found, k = self.spanned(rows, length), min(self.attack.k, self.size)
         result = np.full((length, k), NO_BELIEF, np.int64)
         for place in range(length):

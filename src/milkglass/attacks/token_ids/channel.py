@@ -37,7 +37,7 @@ class Channel:
     """What a sanitizer does to tokens, estimated from an attacker's rehearsals.
 
     Attributes:
-        behind: (n, c) the likeliest originals of each seen token, NO_BELIEF where there are fewer.
+        behind: (n, c) the likeliest originals of each seen token, NO_BELIEF if there are fewer.
         p: (n, c) the probability that each of these is sent as that seen token.
         share: (n,) of the public text's tokens.
     """

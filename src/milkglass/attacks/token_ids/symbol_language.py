@@ -45,8 +45,8 @@ class Listed:
     """The options of each place.
 
     Attributes:
-        tokens: (total, k) public ids, likeliest first, NO_BELIEF where there are fewer.
-        chances: (total, k + 1) their probabilities, 0 where there is none; the last is that of each token not listed.
+        tokens: (total, k) public ids, likeliest first, NO_BELIEF if there are fewer.
+        chances: (total, k + 1) their probabilities, 0 if there is none; the last is that of each token not listed.
     """
 
     tokens: Ids

@@ -193,7 +193,7 @@ def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_training(defence: Defence, settings: Hyperparameters) -> Defence:
-    """Returns the defence with training settings if it is trained where it is split; a server trains the others."""
+    """Returns the defence with training settings if it is trained at its split; a server trains the others."""
     return replace(defence, training=halves_training(settings)) if isinstance(defence, HiddenStateDefence) else defence
 
 

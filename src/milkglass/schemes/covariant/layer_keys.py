@@ -7,7 +7,7 @@ one key head, and the draws for its keys apply to all their queries:
                     (R) and scaled (H), which commutes with rotary positions; pairs are permuted in windows (Z)
     v U, U^-1 W_o   U (e, e) invertible
     heads           key heads are permuted, and inside each group the queries' heads
-    neurons         gate Z', up H' Z', (H' Z')^-1 down: permuted, and scaled where nothing nonlinear follows
+    neurons         gate Z', up H' Z', (H' Z')^-1 down: permuted, and scaled if nothing nonlinear follows
 
 Z is exact if the pairs of a window turn equally fast, and approximate otherwise.
 """
@@ -143,7 +143,7 @@ def windowed(frequencies: Tensor, most: int, sharpness: float, draws: KeyDraws) 
     """Returns (e/2,) an order of the pairs: consecutive windows, each permuted.
 
     A window at pair t has w of at most `most` pairs, with odds exp(sharpness (frequency of its last pair - frequency of
-    t)): it is wide where frequencies are similar.
+    t)): it is wide if frequencies are similar.
     """
     count = len(frequencies)
     result: list[int] = []

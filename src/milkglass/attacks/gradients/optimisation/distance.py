@@ -133,7 +133,7 @@ class Distance:
     l1: float = 0.0
 
     def __call__(self, dummy: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns () the distance of pairs of tensors of the same shape; 0 where they are equal."""
+        """Returns () the distance of pairs of tensors of the same shape; 0 if they are equal."""
         parts = [self._one(a, b) for a, b in zip(dummy, seen, strict=True)]
         total = torch.stack(parts).sum()
         return total / len(parts) if self.kind == "cosine" else total

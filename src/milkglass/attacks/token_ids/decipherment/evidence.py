@@ -26,7 +26,7 @@ class EvidenceTable:
     Attributes:
         line: (n',) the line of each scrambled id, -1 for ids that are left alone.
         group, row: (lines,) the id's place among the candidates.
-        column, member, prior: (lines, w) the options; `prior` is a logarithm, -inf where a line has fewer options.
+        column, member, prior: (lines, w) the options; `prior` is a logarithm, -inf if a line has fewer options.
         weight: (n',) running tokens that one more place of an id may correct.
         total: (lines, w) evidence so far.
         seen: (lines,) from how many places it is.

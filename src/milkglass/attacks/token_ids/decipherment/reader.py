@@ -160,7 +160,7 @@ class CausalReader:
         """Yields the states before every place of these texts, batch by batch.
 
         Args:
-            texts: the believed public ids, NO_BELIEF where there is none.
+            texts: the believed public ids, NO_BELIEF if there is none.
             numbers: the texts that are read, the shortest first.
         """
         starts = np.cumsum(texts.lengths) - texts.lengths
