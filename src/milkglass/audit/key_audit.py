@@ -165,6 +165,7 @@ def played(
 
 @contextmanager
 def limited_threads() -> Iterator[None]:
+    """Limits torch to at most THREADS threads while the context is open."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(before, THREADS))
     try:

@@ -108,6 +108,7 @@ def packed(candidates: Candidates) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def unpacked(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Candidates:
+    """Returns the candidates of the arrays in which they were stored."""
     at = dict.fromkeys(("rows", "members", "weights", "likelihood"), 0)
 
     def take(name: str, count: int) -> np.ndarray[Any, Any]:

@@ -192,6 +192,7 @@ def copied(base: Checkpoint, folder: Path) -> None:
 
 
 def unreadable(base: Checkpoint) -> str | None:
+    """Returns why a base model cannot be used, in words; None if it can."""
     try:
         of(base)
     except UnsupportedModel as error:

@@ -205,6 +205,7 @@ def originals(model: Path, texts: Sequence[str], progress: Progress = no_progres
 
 
 def require_free(folder: Path) -> None:
+    """Raises UsageError if a site's folder exists already."""
     remove_finished(folder)
     if folder.exists():
         raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")

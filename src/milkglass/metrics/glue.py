@@ -102,6 +102,7 @@ def matthews(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interv
 
 
 def pearson(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+    """Returns Pearson's correlation; nan if either side is constant."""
     _require_alike(guess, truth)
     x, y = (np.asarray(one, np.float64) for one in (guess, truth))
     if not len(x):

@@ -196,8 +196,7 @@ class Cosines:
         """Prepares a table.
 
         Args:
-            look: how many nearest rows matter, if a first look in bf16 may be made where that is faster. 0: none is
-                made.
+            look: how many nearest rows matter, which allows a faster first look in bf16. 0: no such look.
         """
         scale = torch.empty(len(table), dtype=torch.float32, device=table.device)
         for part in blocks(table):  # into one piece: small tensors kept between the blocks would hold their memory

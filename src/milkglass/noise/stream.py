@@ -135,11 +135,10 @@ class Stream:
 
 # Streams that depend on the data which their noise covers, so that no noise is ever used for two inputs.
 #
-# A stream that follows from a secret and a question alone gives the same noise for two inputs: their difference is then
-# released without noise. Even one input is two where a gradient is taken with other threads, processors or libraries:
-# its last bits differ, and they name the tokens that were read. So the key of noise is an HMAC over the very numbers
-# that the noise is added to.
-#
+# A stream that follows from a secret and a question alone would give two inputs the same noise, and their difference
+# would be released without noise. Even one input is two if a gradient is computed with other threads, processors or
+# libraries: its last bits differ, and they identify the tokens that were read. So the key of noise is an HMAC over the
+# very numbers that the noise is added to.
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:

@@ -169,6 +169,8 @@ class CusTextMethod(SanitizerMethod):
 
 @dataclass(frozen=True)
 class CusTextPlusMethod(CusTextMethod):
+    """CUSTEXT+: CUSTEXT that leaves stopwords as they are."""
+
     name: ClassVar[str] = "custext+"
 
     @property

@@ -126,6 +126,8 @@ def halfway(table: WordVectors) -> float:
 
 @dataclass(frozen=True)
 class SanTextMethod(SanitizerMethod):
+    """The SANTEXT method."""
+
     name: ClassVar[str] = "santext"
 
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> SanText:

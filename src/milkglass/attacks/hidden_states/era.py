@@ -38,6 +38,7 @@ def prompts(transcript: Transcript) -> Sequences:
 
 
 def mismatch(transcript: Transcript) -> str | None:
+    """Returns why answers and prompts cannot be paired, in words; None if they can."""
     requested, answers = prompts(transcript), transcript.outputs
     if len(requested) != len(answers):
         return f"{len(answers)} answers to {len(requested)} prompts: they cannot be paired"

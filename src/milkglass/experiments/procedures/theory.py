@@ -65,6 +65,15 @@ class TheoryFigures:
 def check(
     before: SharedStep, plain: SharedStep, ghost: SharedStep, texts: PrivateRows, shadows: PrivateRows
 ) -> TheoryFigures:
+    """Measures the theory's quantities before the training, and after it on plain texts and on shadows.
+
+    Args:
+        before: the model before the training.
+        plain: the model that was trained on the texts.
+        ghost: the model that was trained on their shadows.
+        texts: the private rows.
+        shadows: the rows after GHOST.
+    """
     losses, gradients = deviations(before, texts, shadows)
     after_losses, after_gradients = deviations(ghost, texts, shadows)
     return figures(losses, gradients, after_losses, after_gradients, (drift(before, plain), drift(before, ghost)))

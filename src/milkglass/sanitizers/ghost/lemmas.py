@@ -58,6 +58,7 @@ def lemmas_of(tokens: Sequence[str], texts: Sequence[str], language: str = "en")
 
 
 def require_language(language: str) -> None:
+    """Raises UsageError if there are no lemmas of a language."""
     from simplemma.strategies.dictionaries.dictionary_factory import SUPPORTED_LANGUAGES
 
     if language not in SUPPORTED_LANGUAGES:
