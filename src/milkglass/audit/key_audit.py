@@ -1,4 +1,4 @@
-"""The audit of a key, from its files to its report. `milkglass audit` runs it, and programs can call it:
+"""The audit of a key, from its files to its report. `milkglass audit` runs it, and programs can call it.
 
     result = milkglass.audit_key("clinic.mgkey", passphrase, "train.jsonl", "audit")
     print(result.verdict, result.best.value("tokens top-1"))

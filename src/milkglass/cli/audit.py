@@ -93,8 +93,11 @@ def audit(
 
 
 def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
-    """Raises UsageError before anybody waits: for a text that is not a file, and where the audit cannot be written, or
-    would overwrite another."""
+    """Checks files and places before long work starts.
+
+    Raises:
+        UsageError: a text is not a file, or the audit cannot be written or would overwrite another.
+    """
     for path in texts:
         if path is not None:
             require_file(path, "give a file with a text a line")
@@ -103,16 +106,25 @@ def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
 
 
 def sleeping_threads() -> None:
-    """Threads that wait for each other sleep. On a busy machine they would use up --budget by spinning. OpenMP reads
-    this once, when PyTorch is imported."""
+    """Lets threads that wait for each other sleep: on a busy machine they would use up --budget by spinning.
+
+    OpenMP reads this once, when PyTorch is imported.
+    """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def attacked(
     staged: Callable[[Stage], Scene], about: Mapping[str, Any], out: Path, budget: str, seed: int, as_json: bool
 ) -> tuple[Audit, Path, str]:
-    """The steps of any audit: the scene, all attacks on it, and the report in `out`. about: what decides the result.
-    The last of what is returned is a larger budget, for where attacks did not end."""
+    """Runs any audit: the scene, all attacks on it, and the report in `out`.
+
+    Args:
+        staged: makes the scene.
+        about: what decides the result.
+
+    Returns:
+        The audit, its page, and a larger budget for attacks that did not end.
+    """
     from milkglass.attacks.catalogue import ATTACKS
     from milkglass.audit.audit import ATTACKING
     from milkglass.audit.key_audit import begun, limited_threads, played

@@ -108,8 +108,10 @@ def _words(found: Compared, scheme: str) -> list[str]:
 
 
 def _judged(found: Compared, scheme: str) -> list[str]:
-    """What the scheme costs, and whether sending anything gains: where the plain model is not shown to have learnt,
-    only a loss to the client alone is known."""
+    """Returns in words what the scheme costs, and whether sending anything gains.
+
+    If the plain model is not shown to have learnt, only a loss to the client alone is known.
+    """
     from milkglass.experiments.procedures.own_rows import COMMONEST, PLAIN
 
     lost, won = found.gap(PLAIN, scheme), found.gap(scheme, found.alone)

@@ -179,8 +179,10 @@ def chat(
     server: ServerOptions,
     split: SplitOptions,
 ) -> None:
-    """Talk with a model, a line a turn. /new begins again, /exit or Ctrl-D ends; Ctrl-C ends an answer, and at the
-    prompt the chat. Nothing is stored."""
+    """Talk with a model, a line a turn. Nothing is stored.
+
+    /new begins again, /exit or Ctrl-D ends; Ctrl-C ends an answer, and at the prompt the chat.
+    """
     if split.split is not None:
         from milkglass.cli.split.decoder import sampling_of, split_text
 

@@ -92,8 +92,10 @@ class Commands(TyperGroup):
 
 
 def refused_value(error: Exception) -> UsageError | None:
-    """Returns the error of an option's value as a sentence that names the value; None for any other error. typer's own
-    words are pydantic's, which leave the value out."""
+    """Returns the error of an option's value as a sentence that names the value. None: it is another error.
+
+    typer's own words are pydantic's, which leave the value out.
+    """
     from pydantic import ValidationError
 
     param, cause = getattr(error, "param", None), error.__cause__

@@ -50,8 +50,11 @@ def reproduce(
 
 
 def _require_readable(recipe: Path, data: Path, quick: bool) -> None:
-    """Raises UsageError for a file that is not a recipe or a missing folder, before all kinds of experiments are
-    imported, which takes seconds."""
+    """Checks the recipe and its folder before all kinds of experiments are imported, which takes seconds.
+
+    Raises:
+        UsageError: the file is no recipe, or the folder is missing.
+    """
     from milkglass.experiments.recipe_file import settings
 
     settings(recipe, quick)

@@ -22,7 +22,7 @@ from milkglass.threat.observations import Observation, Transcript, Weights
 
 @dataclass(frozen=True)
 class Cost:
-    """Processor seconds of an attack that runs to its end and is graded, as it declares them:
+    """Processor seconds of an attack that runs to its end and is graded, as it declares them.
 
         fixed + rows n / 10^3 + table n^2 d / 10^12 + sent s / 10^6 + tokens t / 10^6
 

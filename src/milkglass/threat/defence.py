@@ -70,8 +70,10 @@ class Client(abc.ABC):
         return None
 
     def rehearsal(self, seed: int) -> Client | None:
-        """Returns this half with an attacker's own secret, for an attacker who knows the defence and not its secret
-        (Kerckhoffs). None: an attacker cannot run the defence."""
+        """Returns this half with an attacker's own secret. None: an attacker cannot run the defence.
+
+        An attacker knows the defence and not its secret (Kerckhoffs).
+        """
         return None
 
     def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -125,8 +127,10 @@ class Defence(abc.ABC):
 
     @abc.abstractmethod
     def document(self) -> dict[str, Any]:
-        """Returns all that decides the halves besides model, corpus and secret, as JSON: the name, every parameter, and
-        files by their digest. Two defences with equal documents are the same defence.
+        """Returns all that decides the halves besides model, corpus and secret, as JSON.
+
+        These are the name, every parameter, and files by their digest. Two defences with equal documents are the same
+        defence.
         """
 
     @abc.abstractmethod

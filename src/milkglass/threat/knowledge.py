@@ -66,8 +66,10 @@ class Candidates:
         return cls(groups, tuple(np.zeros((1, len(members))) for members in parts))
 
     def exchanged(self, responses: RandomisedResponse) -> Candidates:
-        """Returns the candidates where ids were exchanged by randomised response: any token of the exchanged ids, and
-        more likely one of the id's own. Each group must have one row.
+        """Returns the candidates of ids that were exchanged by randomised response.
+
+        An exchanged id can stand for any token of the exchanged ids, and more likely for one of its own. Each group
+        must have one row.
         """
         at = [i for i, one in enumerate(self.groups) if np.isin(one.rows, responses.values).all()]
         if not at:

@@ -45,10 +45,18 @@ class SharedStep:
     def open(
         cls, folder: Path, task: Task = "classification", classes: int = 2, seed: int = 0, lora: int | None = None
     ) -> SharedStep:
-        """The model in a folder. classes: for classification; the head is drawn from the seed where the folder has
-        none. lora: the rank, where adapters of the queries and values are trained and nothing else.
+        """Returns a step with the model in a folder.
 
-        Raises UnsupportedModel where the family is not known, UsageError where it has no such loss.
+        Args:
+            folder: of the model.
+            task: its loss.
+            classes: for classification. The head is drawn from the seed if the folder has none.
+            seed: of that draw.
+            lora: the rank, if adapters of the queries and values are trained and nothing else.
+
+        Raises:
+            UnsupportedModel: the family is not known.
+            UsageError: the family has no such loss.
         """
         base = Checkpoint.open(folder)
         if task == "next-token" and family_of(base.config).kind == "encoder":
@@ -68,7 +76,7 @@ class SharedStep:
 
     @property
     def kind(self) -> str:
-        """ "encoder" or "decoder"."""
+        """Returns "encoder" or "decoder"."""
         return family_of(self.module.config.to_dict()).kind
 
     @property
@@ -139,8 +147,10 @@ class SharedStep:
     def dummy(
         self, embeds: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor, names: Sequence[str]
     ) -> tuple[torch.Tensor, ...]:
-        """The gradients of `names` for embeddings (b, t, d), to be differentiated in turn. The table's own is not to be
-        had this way, since nothing says which rows the embeddings come from: don't name it."""
+        """Returns the gradients of `names` for embeddings (b, t, d), which can be differentiated in turn.
+
+        The table's own gradient cannot be had this way, since nothing says which rows the embeddings come from.
+        """
         loss = self.loss(embeds, mask, targets)
         return torch.autograd.grad(loss, self._parameters(names), create_graph=True, materialize_grads=True)
 
@@ -150,9 +160,11 @@ class SharedStep:
 
 
 def adapt(module: Any, rank: int) -> None:
-    """Adapters of that rank in the queries and values (Hu et al. 2022; alpha = 2 rank); they and a class head are
-    trained, and nothing else. (GHOST's tables also drop a tenth of the adapters' inputs and hold the rest in 4 bits:
-    here neither is done.)"""
+    """Puts adapters of a rank into the queries and values (Hu et al. 2022; alpha = 2 rank).
+
+    They and a class head are trained, and nothing else. GHOST's tables also drop a tenth of the adapters' inputs and
+    hold the rest in 4 bits; here neither is done.
+    """
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
 

@@ -39,8 +39,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Recorder:
-    """Adds observations to a transcript's folder, from any thread of one process. What a kill cuts off is the last
-    observation, never an earlier one."""
+    """Adds observations to a transcript's folder, from any thread of one process.
+
+    A kill can cut off the last observation, never an earlier one.
+    """
 
     def __init__(self, folder: Path, count: int) -> None:
         self._folder, self._count, self._lock = folder, count, threading.Lock()

@@ -166,8 +166,9 @@ def _near(bits: int, middle: float, half: float) -> Test:
 
 
 def outputs(seeds: Words, places: Sequence[int]) -> Iterator[Words]:
-    """Yields the outputs (n,) of all seeds (n,) at ascending places below 227; there the first twist uses no new
-    word.
+    """Yields the outputs (n,) of all seeds (n,) at ascending places below 227.
+
+    At these places the first twist uses no new word.
     """
     state, work = seeds.copy(), np.empty_like(seeds)
     near: dict[int, Words] = {0: seeds}

@@ -66,9 +66,7 @@ class Symbols:
         return [slice(start, start + len(one)) for start, one in zip(starts, each, strict=True)]
 
     def sent(self, tokens: Ids, rng: np.random.Generator) -> Ids:
-        """Returns the symbols of public tokens of any shape as they would be sent, exchanged by the attacker's
-        draws.
-        """
+        """Returns the symbols of public tokens as they would be sent, exchanged by the attacker's own draws."""
         result = self.of_token[tokens]
         m = len(self.exchanged)
         if self.responses is None or m < 2:

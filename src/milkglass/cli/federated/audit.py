@@ -62,8 +62,10 @@ def audit(
     columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Attack the updates of one site, as a server sees them, and grade what is recovered against the site's own texts
-    and against what was really trained on. Nothing is sent anywhere."""
+    """Attack the updates of one site as a server sees them. Nothing is sent anywhere.
+
+    What is recovered is graded against the site's own texts and against what was really trained on.
+    """
     require_file(text, "give the site's own file")
     if public is not None:
         require_file(public, "give a file with a text a line")

@@ -100,8 +100,11 @@ def prepared(
     files: Mapping[str, Source], into: Path, labels: Mapping[str, int], model: Path, plain: bool,
     selection: SelectionMethod, seed: int | None, stage: Stage, as_json: bool = False,
 ) -> None:  # fmt: skip
-    """Each site's rows, except those that an interrupted run has already. Raises UsageError where those are of another
-    kind, or the sites' files changed."""
+    """Prepares each site's rows, except those that an interrupted run has already.
+
+    Raises:
+        UsageError: those rows are of another kind, or the sites' files changed.
+    """
     from milkglass.client.data.dataset import summarise
     from milkglass.federated.ghost_stage import begin, remove_finished
     from milkglass.federated.prepare import matches, prepare

@@ -1,5 +1,7 @@
-"""`milkglass key for-codec`, `show`, `backup` and `rotate`: what of a key a worker needs that only encodes and decodes,
-what a key belongs to, a copy that was opened, another passphrase."""
+"""`milkglass key for-codec`, `show`, `backup` and `rotate`.
+
+A codec for a worker that only encodes and decodes, what a key belongs to, a copy that was opened, another passphrase.
+"""
 
 from __future__ import annotations
 

@@ -28,8 +28,11 @@ PLAIN_MEANS = "no --public-text: tokens are counted in {}, and all tokens of a s
 
 
 def by_default(scheme: str | None, data: Path | None, epsilon: float | None, words: Sequence[str]) -> str | None:
-    """The scheme's name: this one where rows are given and none is named. Raises UsageError for an epsilon beside it,
-    as an option or among the words of --set, which might be meant for ObfusLM."""
+    """Returns the scheme's name: "coarse" if rows are given and no scheme is named.
+
+    Raises:
+        UsageError: an epsilon is given as well, which might be meant for ObfusLM.
+    """
     if scheme is not None or data is None:
         return scheme
     if epsilon is not None or any(one.startswith("epsilon=") for one in words):
@@ -72,8 +75,15 @@ class CoarseFiles:
             raise UsageError("--data is missing", "give your training rows: the symbols are found from them")
 
     def require(self, named: bool) -> None:
-        """Raises CodecError for rows that cannot be read, UsageError for rows without labels: before a model is read.
-        named: whether the user named the scheme, which then may do without labels."""
+        """Checks the rows before a model is read.
+
+        Args:
+            named: whether the user named the scheme, which may then do without labels.
+
+        Raises:
+            CodecError: rows that cannot be read.
+            UsageError: rows without labels.
+        """
         if self.data is not None:
             file, summary = self.columns.training(self.data, "regression" if self.regression else None)
             if summary.kind == "text" and not named:

@@ -187,8 +187,11 @@ def obfuscate(
 
 @contextmanager
 def _resumable(key: Path, insisted: bool) -> Iterator[None]:
-    """A run that is interrupted says whether it has a key, and how it goes on. insisted: whether a new key was
-    demanded."""
+    """Says on an interrupt whether there is a key, and how the run goes on.
+
+    Args:
+        insisted: whether a new key was demanded.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -237,8 +240,11 @@ def _band_file(factor: float | None, text: Path | None, columns: ColumnOptions) 
 
 
 def _selected(scheme: str, words: list[str], short: dict[str, float | None]) -> dict[str, Any]:
-    """The scheme's parameters that the command sets. A value that cannot be is refused whatever the model and the key
-    are."""
+    """Returns the scheme's parameters that the command sets.
+
+    Raises:
+        UsageError: a value that the scheme refuses, whatever the model and the key are.
+    """
     from milkglass.parameters import read_words
     from milkglass.schemes.catalogue import SCHEMES
 

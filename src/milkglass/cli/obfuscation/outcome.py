@@ -65,8 +65,12 @@ def next_steps(
     opened: UnlockedKey, out: Path, delta: bool, passphrase_file: Path | None, data: Path | None = None,
     columns: str = "",
 ) -> list[str]:  # fmt: skip
-    """What the person must know to go on; with a broken scheme there is nowhere to go. data, columns: the rows that
-    were given, and the options by which they are read."""
+    """Returns what the user must know to go on.
+
+    Args:
+        data: the rows that were given.
+        columns: the options by which they are read.
+    """
     from milkglass.client.key.generate import scheme_of
 
     opens = KeyOptions(opened.path, None, passphrase_file)

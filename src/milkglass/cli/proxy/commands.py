@@ -1,6 +1,7 @@
 """`milkglass proxy`: any program that speaks OpenAI's API, in front of any engine that serves a scrambled model.
 
-The options of `ui`, which does the same with a page, are here too."""
+The options of `ui`, which does the same with a page, are here too.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +64,14 @@ class EndpointOptions:
     ] = False
 
     def address(self, any_key: bool = False) -> ProxyAddress:
-        """Where applications come in. any_key: no API key is asked for. Raises UsageError for what would let a network
-        read or use it, and for files that are not a certificate and its key."""
+        """Returns where applications connect.
+
+        Args:
+            any_key: whether no API key is asked for.
+
+        Raises:
+            UsageError: a network could read or use the proxy, or files are not a certificate and its key.
+        """
         if any_key and self.api_key_file is not None:
             raise UsageError("--open and --api-key-file exclude each other", "leave one out")
         if any_key and not is_loopback(self.host):
@@ -152,8 +159,12 @@ def named_keys(serves: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
 
 
 def _opened(key: KeyOptions, files: Mapping[str, Path]) -> list[UnlockedKey]:
-    """The key; of a folder every key file in it, and those of --serves, which one passphrase opens. Raises UsageError,
-    KeyFileError."""
+    """Returns the key, or every key of a folder and of --serves, which one passphrase opens.
+
+    Raises:
+        UsageError: there is no key file.
+        KeyFileError: a file cannot be opened.
+    """
     folder = key.key is not None and key.key.is_dir()
     if not folder and {file.resolve() for file in files.values()} <= {key.require().resolve()}:
         return [key.open()]

@@ -73,9 +73,9 @@ class Message:
             self.floor = ratios.at(blocks.member[self.cell], next_to)
 
     def evidence(self, belief: Floats, doubt: float) -> Floats:
-        """Returns (cells,) the sum over neighbours of count * log(rho + (1 - rho) P(neighbour | reading) /
-        P(neighbour)).
+        """Returns (cells,) the evidence of the neighbours for each reading.
 
+        It is the sum over neighbours of count * log(rho + (1 - rho) P(neighbour | reading) / P(neighbour)).
         Works in place, since a long text has ten million slots.
         """
         ratio = summed(self.slot, belief[self.neighbour] * self.strength, len(self.cell))
