@@ -115,6 +115,14 @@ def test_no_json_in_any_field_is_a_fault_of_the_proxy(asking: Asking, path: str,
             assert told["message"] and told["code"] != "internal_error" and not refusals.OPTIONS.search(str(told)), told
 
 
+@pytest.mark.parametrize("path", CALLS)
+def test_a_body_that_is_no_object_is_refused_without_the_name_of_our_class(asking: Asking, path: str) -> None:
+    for answer in asking.post([(path, body) for body in ([1], "text", 3, True)]):
+        message = answer.json()["error"]["message"]
+        assert answer.status_code == 400 and message.startswith("body: is not a JSON object"), message
+        assert CALLS[path][0].__name__ not in message
+
+
 def test_what_asks_for_nothing_in_a_clients_own_way_is_nothing(asking: Asking) -> None:
     nothing: dict[str, list[Any]] = {
         "max_tokens": [-1, None], "max_completion_tokens": [-1], "stop": ["", [], [""], None], "seed": [-1],

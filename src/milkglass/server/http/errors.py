@@ -106,6 +106,8 @@ def _rule(fault: Mapping[str, Any]) -> str:
         return "has a field that is not known here"
     if fault["type"] == "json_invalid":
         return "is not valid JSON"
+    if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return "is not a JSON object"  # pydantic's message names our class
     text = str(fault["msg"])
     return text[:1].lower() + text[1:]
 
