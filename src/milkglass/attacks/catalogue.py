@@ -44,6 +44,7 @@ from milkglass.attacks.token_ids.chosen_answers import ChosenAnswers
 from milkglass.attacks.token_ids.cluster_conditional import ClusterConditional
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.language import LanguageModel
+from milkglass.attacks.token_ids.mask_filling import MaskFilling
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.attacks.token_ids.symbol_decoder import SymbolDecoder
 from milkglass.attacks.token_ids.text_in_context import TextInContext
@@ -78,6 +79,7 @@ ATTACKS: Catalogue[Attack] = Catalogue(
     SDA(),
     InvBert(),
     ChannelAttack(),
+    MaskFilling(),
     NearHidden(),
     InvertHidden(),
     HiddenWords(),
@@ -88,7 +90,7 @@ ATTACKS: Catalogue[Attack] = Catalogue(
 )
 
 # Those that an audit may lack which an earlier version began: it goes on, and plays them as well.
-ADDED = frozenset({"neuron-alignment", "span-membership", "symbol-decoder", "chosen-answers"})
+ADDED = frozenset({"neuron-alignment", "span-membership", "symbol-decoder", "chosen-answers", "mask-filling"})
 
 GRADIENT_ATTACKS: Catalogue[Attack] = Catalogue(
     "gradient attack",

@@ -19,9 +19,9 @@ from milkglass.audit.key_scene import AttackerText, assemble, truth_of
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import Example
-from milkglass.client.data.texts import PrivateTexts, encoded
+from milkglass.client.data.texts import PrivateTexts, encoded, marked
 from milkglass.defences.obfuscated_tables import TableClient, key_from, public_codec
-from milkglass.defences.sanitized_text import SanitizedTextClient, SanitizingClient
+from milkglass.defences.sanitized_text import ReplacedTextClient, SanitizingClient
 from milkglass.errors import UsageError
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.models.checkpoint import Checkpoint
@@ -90,7 +90,7 @@ def _of_words(
         rehearse = _rehearsal(client, texts) if isinstance(client, SanitizingClient) else None
         others.append(Adversary.with_text(who, Knowledge(corpus=public_ids[who], rehearse=rehearse)))
     seen = (*server.rest(), Tokens(sent))
-    return public_scene(base, client.codec, seen, truth, others, scheme=dict(client.document))
+    return public_scene(base, client.codec, seen, truth, private, others, scheme=dict(client.document))
 
 
 def _of_states(
@@ -110,7 +110,7 @@ def _of_states(
     ]
     seen = (*server.rest(), *client.send(private))
     truth = truth_of(codec, ids, ids, corpora.values())
-    return public_scene(base, codec, seen, truth, others, scheme={"name": defence.name}, broken=defence.broken)
+    return public_scene(base, codec, seen, truth, private, others, scheme={"name": defence.name}, broken=defence.broken)
 
 
 def _of_any(
@@ -131,7 +131,9 @@ def _of_any(
         runs = client.rehearsal(0) is not None and any(isinstance(one, Tokens) for one in seen)
         rehearse = _rehearsal_of_any(client, texts) if runs else None
         others.append(Adversary.with_text(who, Knowledge(corpus=corpora[who], rehearse=rehearse)))
-    return public_scene(base, codec, (*server.rest(), *seen), truth, others, scheme={"name": type(client).__name__})
+    return public_scene(
+        base, codec, (*server.rest(), *seen), truth, private, others, scheme={"name": type(client).__name__}
+    )
 
 
 def _origin(client: Client, texts: Sequence[str], original: Sequences, sent: Sequences) -> Ids | None:
@@ -176,6 +178,7 @@ def public_scene(
     codec: Codec,
     seen: tuple[Observation, ...],
     truth: Truth,
+    private: Sequence[str] | None,
     others: Iterable[Adversary],
     **about: Any,
 ) -> Scene:
@@ -186,6 +189,7 @@ def public_scene(
         codec: its tokenizer, without a key.
         seen: what the server observes.
         truth: grades the guesses.
+        private: the texts, in which names and numbers are marked. None: they are not marked.
         others: the attackers with text.
         about: further fields of `Scene`.
     """
@@ -195,8 +199,9 @@ def public_scene(
         return public, np.arange(size, dtype=np.int64)
 
     first = Adversary.without_text(Knowledge(public_model=public, simulate=simulate))
-    unmarked = np.zeros(len(truth.tokens.ids), np.bool_)
-    texts = PrivateTexts(truth.sent, truth.tokens, unmarked, unmarked)
+    nowhere = np.zeros(len(truth.tokens.ids), np.bool_)
+    names, numbers = (nowhere, nowhere) if private is None else marked(codec, private, truth.tokens)
+    texts = PrivateTexts(truth.sent, truth.tokens, names, numbers)
     return Scene.of(Transcript(seen, size), truth, first, others, texts=texts, model=base.folder.name, **about)
 
 
@@ -205,7 +210,7 @@ def crossed(
     client: TableClient | SanitizingClient, texts: Sequence[str]
 ) -> tuple[Sequences, Sequences, NDArray[np.int64] | None]:
     """Returns what is sent for these texts, what they are, both in public ids, and where each token was sent."""
-    if not isinstance(client, SanitizedTextClient):
+    if not isinstance(client, ReplacedTextClient):
         ids = Sequences.of(client.codec.encode(texts, truncate=True).ids)
         if not isinstance(client, SanitizingClient):
             return ids, ids, None

@@ -1,134 +1,318 @@
-"""A linear model over words, which a client trains alone in seconds: the baseline that a defence must beat.
+"""Linear models over words and letters, which a client trains alone in seconds: the baseline that a defence must beat.
 
-There are two kinds of model, each over words alone and over words and pairs of neighbours (n-grams of up to two). All
-are scikit-learn's.
+Candidates are every pair of features and model below. Cross-validation on the training rows ranks them; the answer is
+the mean of the probabilities of the best five, which is steadier than the best one. All fitting is scikit-learn's.
 
-    "logistic"      regression on how often each occurs, with an L2 penalty; for scores ridge regression
-    "bayes"         multinomial naive Bayes (Laplace's count of one); not for scores
+    features    "words"         TF-IDF of words, marks and pairs of neighbours, with sublinear counts
+                "content"       the same without English stop words and marks
+                "letters"       TF-IDF of two to five neighbouring letters inside a word
+                "both"          words and letters
+                "agreement"     of pairs: shares of words, letters and numbers that both texts contain
+    models      naive Bayes (multinomial, complement), logistic regression, a linear SVM; for scores ridge regression
 
-The words of second texts are features of their own, and so are the words that both texts of a pair contain.
+The words of second texts are features of their own, and so are words that both texts of a pair contain. A whole text is
+read, however long it is. Every fitted model is a matrix, so that a folder keeps it without pickle.
 
-A `Committee` is the mean of the models' log-probabilities. With a server it forms a logarithmic opinion pool of equal
-weights, whose second factor never leaves the client:
+With a server it forms a logarithmic opinion pool of equal weights, whose second factor never leaves the client:
 
-    p(class | text)  ~  p_server(class | what was sent) p_committee(class | text)
+    p(class | text)  ~  p_server(class | what was sent) p_alone(class | text)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
+from scipy.special import log_softmax, logsumexp
 
-from milkglass.errors import UsageError
+from milkglass import files
+from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.progress import Progress
 
-WORD = r"[^\W_]+|[^\w\s]"  # marks count: "!" and "?" tell as words do
-MOST_ITERATIONS = 1000
-
-
+Features = Literal["words", "content", "letters", "both", "agreement"]
+Kind = Literal["bayes", "complement", "logistic", "svm", "ridge"]
 Floats = NDArray[np.float64]
 
+WORD = r"[^\W_]+|[^\w\s]"  # marks count: "!" and "?" tell as words do
+MAX_FEATURES = 300_000  # of one vectorizer, the most frequent ones
+FOLDS, MAX_CHOOSING_ROWS = 5, 4_000  # of the cross-validation; from this many rows on a sample decides
+MEMBERS = 5
+STRENGTHS: Mapping[Kind, tuple[float, ...]] = {
+    "bayes": (0.03, 0.1, 0.3, 1), "complement": (0.03, 0.1, 0.3, 1), "logistic": (1, 10), "svm": (0.1, 0.3, 1),
+    "ridge": (0.3, 1, 3, 10),
+}  # fmt: skip
+TEMPERATURES = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8)
+LINEAR_FILE, TENSORS_FILE = "linear.json", "linear.safetensors"
+
+
+# --- features ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Rows:
+    """Texts, and the second text of each if rows are pairs."""
+
+    texts: Sequence[str]
+    pairs: Sequence[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def joined(self) -> list[str]:
+        """Returns one text for each row. Words of a second text, and words of both, are features of their own."""
+        if self.pairs is None:
+            return list(self.texts)
+        return [
+            _pair(one.lower().split(), other.lower().split()) for one, other in zip(self.texts, self.pairs, strict=True)
+        ]
+
 
 @dataclass(frozen=True)
-class BagModel:
-    """A linear model over bags of words.
+class Vectorizers:
+    """What turns rows into features: one vectorizer for "words", "content" and "letters", and scales for "agreement".
 
     Attributes:
-        kind: see the module.
-        neighbours: whether pairs of neighbouring words are features too.
+        fitted: scikit-learn's vectorizers, by name.
+        scales: (2, g) means and deviations of the features of agreement. None: rows are no pairs.
     """
 
-    kind: Literal["logistic", "bayes"] = "logistic"
-    neighbours: bool = False
+    fitted: Mapping[str, Any]
+    scales: Floats | None = None
 
-    def fit(
-        self, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None,
-        regression: bool = False,
-    ) -> FittedBag:  # fmt: skip
-        """Fits the model. Raises UsageError if all labels are equal, or for scores with "bayes"."""
-        from sklearn.feature_extraction.text import CountVectorizer
+    @classmethod
+    def fit(cls, rows: Rows) -> Vectorizers:
+        joined, fitted = rows.joined(), {}
+        for name in ("words", "content", "letters"):
+            one = _vectorizer(name)
+            try:
+                fitted[name] = one.fit(joined)
+            except ValueError:  # no word is left, as of texts that consist of marks alone
+                continue
+        if rows.pairs is None:
+            return cls(fitted)
+        raw = agreement(rows)
+        return cls(fitted, np.stack([raw.mean(0), np.maximum(raw.std(0), 1e-9)]))
+
+    def features(self) -> list[Features]:
+        """Returns the names of the features that these rows have."""
+        both: list[Features] = ["both"] if {"words", "letters"} <= {*self.fitted} else []
+        return [*self.fitted, *both, *([] if self.scales is None else ["agreement"])]  # type: ignore[list-item]
+
+    def of(self, rows: Rows, names: Sequence[Features]) -> dict[Features, Any]:
+        """Returns sparse (b, features) matrices by name; "agreement" is dense."""
+        wanted = {part for name in names for part in (("words", "letters") if name == "both" else (name,))}
+        joined = rows.joined()
+        found: dict[Any, Any] = {
+            name: one.transform(joined).tocsr() for name, one in self.fitted.items() if name in wanted
+        }
+        if "both" in names:
+            found["both"] = sparse.hstack([found["words"], found["letters"]]).tocsr()
+        if "agreement" in names and self.scales is not None:
+            found["agreement"] = (agreement(rows) - self.scales[0]) / self.scales[1]
+        return {name: found[name] for name in names}
+
+
+def _vectorizer(name: str) -> Any:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    settings: dict[str, Any] = {"sublinear_tf": True, "max_features": MAX_FEATURES, "dtype": np.float64}
+    if name == "letters":
+        return TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), **settings)
+    if name == "content":
+        return TfidfVectorizer(ngram_range=(1, 2), stop_words="english", **settings)
+    return TfidfVectorizer(ngram_range=(1, 2), token_pattern=WORD, **settings)
+
+
+def agreement(rows: Rows) -> Floats:
+    """Returns (b, 22) shares of words, neighbours, letters and numbers that both texts of each pair contain."""
+    assert rows.pairs is not None
+    return np.array([_agreement(one, other) for one, other in zip(rows.texts, rows.pairs, strict=True)], np.float64)
+
+
+def _agreement(one: str, other: str) -> list[float]:
+    values = list[float]()
+    for units in (_words, _neighbours, _letters):
+        first, second = units(one), units(other)
+        both, every = len(first & second), len(first | second)
+        values += [
+            both / max(every, 1), both / max(len(first), 1), both / max(len(second), 1),
+            both / max(np.sqrt(len(first) * len(second)), 1),
+            np.log1p(len(first)), np.log1p(len(second)), np.log((len(first) + 1) / (len(second) + 1)),
+        ]  # fmt: skip
+    return [*values, len({*re.findall(r"\d+", one)} ^ {*re.findall(r"\d+", other)})]
+
+
+def _words(text: str) -> set[str]:
+    return {*re.findall(WORD, text.lower())}
+
+
+def _neighbours(text: str) -> set[tuple[str, str]]:
+    words = re.findall(WORD, text.lower())
+    return {*zip(words, words[1:])}  # noqa: B905 - of unlike lengths
+
+
+def _letters(text: str) -> set[str]:
+    text = " ".join(text.lower().split())
+    return {text[i : i + 3] for i in range(len(text) - 2)}
+
+
+def _pair(one: list[str], other: list[str]) -> str:
+    both = sorted({*one} & {*other})
+    return " ".join([*one, *(f"second{word}" for word in other), *(f"both{word}" for word in both)])
+
+
+# --- candidates -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Candidate:
+    """A pair of features and model.
+
+    Attributes:
+        strength: the smoothing of naive Bayes, the inverse penalty of the others, the penalty of ridge regression.
+    """
+
+    features: Features
+    kind: Kind
+    strength: float
+
+    def fit(self, matrix: Any, labels: NDArray[Any]) -> tuple[Floats, Floats]:
+        """Returns (outputs, features) weights and (outputs,) biases of the fitted model."""
+        model = self._model().fit(matrix, labels)
+        if self.kind in ("bayes", "complement"):
+            prior = model.class_log_prior_ if self.kind == "bayes" else np.zeros(len(model.classes_))
+            return np.asarray(model.feature_log_prob_), np.asarray(prior)
+        weights, bias = np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)
+        if self.kind != "ridge" and len(weights) == 1:  # of two classes: a logit of the second
+            return np.concatenate([np.zeros_like(weights), weights]), np.concatenate([[0.0], bias])
+        return weights, bias
+
+    def _model(self) -> Any:
         from sklearn.linear_model import LogisticRegression, Ridge
-        from sklearn.naive_bayes import MultinomialNB
+        from sklearn.naive_bayes import ComplementNB, MultinomialNB
+        from sklearn.svm import LinearSVC
 
-        if regression and self.kind == "bayes":
-            raise UsageError("naive Bayes names classes, and the labels are scores", "use logistic")
-        if not regression and len(set(labels)) < 2:
-            raise UsageError("all rows have one label", "give rows of two classes at least")
-        vectorizer = CountVectorizer(token_pattern=WORD, lowercase=True, ngram_range=(1, 2 if self.neighbours else 1))
-        features = vectorizer.fit_transform(_joined(texts, pairs))
-        linear = Ridge() if regression else LogisticRegression(max_iter=MOST_ITERATIONS)
-        model = MultinomialNB() if self.kind == "bayes" else linear
-        return FittedBag(vectorizer, model.fit(features, np.asarray(labels)))
-
-
-@dataclass(frozen=True)
-class FittedBag:
-    """A fitted `BagModel`.
-
-    Attributes:
-        vectorizer: turns texts into features; scikit-learn's.
-        model: turns features into classes or scores; scikit-learn's.
-    """
-
-    vectorizer: Any
-    model: Any
-
-    def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[Any]:
-        """Returns (b,) classes or scores."""
-        return self.model.predict(self.vectorizer.transform(_joined(texts, pairs)))
-
-    def log_probabilities(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
-        """Returns (b, classes), in the order of the classes of the fitted rows."""
-        return np.asarray(self.model.predict_log_proba(self.vectorizer.transform(_joined(texts, pairs))))
+        return {
+            "bayes": lambda: MultinomialNB(alpha=self.strength),
+            "complement": lambda: ComplementNB(alpha=self.strength),
+            "logistic": lambda: LogisticRegression(C=self.strength, max_iter=300, tol=1e-3),
+            "svm": lambda: LinearSVC(C=self.strength, random_state=0),
+            "ridge": lambda: Ridge(alpha=self.strength),
+        }[self.kind]()
 
 
-@dataclass(frozen=True)
-class Committee:
-    """Several models whose log-probabilities are averaged.
+def candidates(features: Sequence[Features], regression: bool) -> Iterator[Candidate]:
+    """Yields every candidate. Naive Bayes takes no dense features; "content" letters are many, and get no regression."""
+    for name in features:
+        kinds: tuple[Kind, ...] = ("ridge",) if regression else ("bayes", "complement", "svm", "logistic")
+        for kind in kinds:
+            if (name == "agreement" and kind in ("bayes", "complement")) or (name == "letters" and kind == "logistic"):
+                continue
+            yield from (Candidate(name, kind, strength) for strength in STRENGTHS[kind])
+
+
+def _outputs(matrix: Any, weights: Floats, bias: Floats) -> Floats:
+    return np.asarray(matrix @ weights.T) + bias
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A fitted candidate.
 
     Attributes:
-        members: the models. For scores only the "logistic" ones are used.
+        weights, bias: (outputs, features) and (outputs,).
+        temperature: what its outputs are multiplied by before they become probabilities.
     """
 
-    members: tuple[BagModel, ...] = tuple(
-        BagModel(kind, neighbours) for kind in ("logistic", "bayes") for neighbours in (False, True)
-    )
-
-    def fit(
-        self, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None,
-        regression: bool = False,
-    ) -> FittedCommittee:  # fmt: skip
-        """Fits all members on the same rows. Raises UsageError if all labels are equal."""
-        able = [one for one in self.members if not (regression and one.kind == "bayes")]
-        return FittedCommittee(tuple(one.fit(texts, labels, pairs, regression) for one in able), len(texts), regression)
+    candidate: Candidate
+    weights: Floats
+    bias: Floats
+    temperature: float = 1.0
 
 
-@dataclass(frozen=True)
-class FittedCommittee:
-    """A fitted `Committee`.
+# --- the model --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class LinearModel:
+    """The mean of several fitted candidates.
 
     Attributes:
-        rows: how many rows the members were fitted on.
-        regression: whether the labels are scores.
+        classes: (c,) the classes' numbers; empty for scores.
+        rows: how many rows it was fitted on.
+        validated: the accuracy of the mean in the cross-validation; of scores the share of variance that is explained.
     """
 
-    members: tuple[FittedBag, ...]
+    vectorizers: Vectorizers = field(repr=False)
+    members: tuple[Member, ...] = field(repr=False)
+    classes: NDArray[np.int64]
     rows: int
-    regression: bool = False
+    validated: float
+
+    @property
+    def regression(self) -> bool:
+        return not len(self.classes)
+
+    @property
+    def title(self) -> str:
+        """Returns the members in words, such as "naive Bayes over words; a linear SVM over letters"."""
+        names = {
+            "bayes": "naive Bayes", "complement": "naive Bayes", "logistic": "logistic regression",
+            "svm": "a linear SVM", "ridge": "ridge regression",
+        }  # fmt: skip
+        over = {"content": "words without stop words", "both": "words and letters", "agreement": "what texts share"}
+        found = (f"{names[one.candidate.kind]} over {over.get(one.candidate.features, one.candidate.features)}"
+                 for one in self.members)  # fmt: skip
+        return "; ".join(dict.fromkeys(found))
+
+    @classmethod
+    def fit(
+        cls, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None,
+        regression: bool = False, seed: int = 0, progress: Progress | None = None,
+    ) -> LinearModel:  # fmt: skip
+        """Chooses and fits the model.
+
+        Args:
+            labels: class numbers or scores.
+            seed: of the folds, and of the sample that decides where rows are many.
+            progress: receives 1 for each candidate that was tried.
+
+        Raises:
+            UsageError: all labels are equal.
+        """
+        rows, truth = Rows(texts, pairs), np.asarray(labels)
+        if not regression and len({*truth.tolist()}) < 2:
+            raise UsageError("all rows have one label", "give rows of two classes at least")
+        vectorizers = Vectorizers.fit(rows)
+        names = vectorizers.features()
+        if not names:
+            raise UsageError("no row has a word or a letter", "give rows with text")
+        matrices = vectorizers.of(rows, names)
+        classes, numbers = np.unique(truth, return_inverse=True)
+        target = truth.astype(np.float64) if regression else numbers
+        sample = np.random.default_rng(seed).permutation(len(rows))[:MAX_CHOOSING_ROWS]
+        tried, outputs = list[Candidate](), list[Floats]()
+        for one in candidates(names, regression):
+            part = matrices[one.features][sample]
+            tried.append(one)
+            outputs.append(_crossed(one, part, target[sample], 0 if regression else len(classes), seed))
+            if progress is not None:
+                progress(1)
+        best, temperatures, validated = _chosen(outputs, target[sample], regression)
+        members = tuple(
+            Member(tried[n], *tried[n].fit(matrices[tried[n].features], target), temperatures[n]) for n in best
+        )
+        kept = np.zeros(0, np.int64) if regression else classes.astype(np.int64)
+        return cls(vectorizers, members, kept, len(rows), validated)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[Any]:
         """Returns (b,) classes or scores."""
-        if self.regression:
-            return np.mean([one.predict(texts, pairs) for one in self.members], axis=0)
-        return self._classes[self._mean(texts, pairs).argmax(1)]
+        found = self._mean(Rows(texts, pairs))
+        return found[:, 0] if self.regression else self.classes[found.argmax(1)]
 
     def log_probabilities(self, texts: Sequence[str], pairs: Sequence[str] | None, classes: int) -> Floats:
-        """Returns (b, classes), by the classes' numbers.
-
-        A class without a row gets the probability 1 / (rows + 1).
+        """Returns (b, classes), by the classes' numbers. A class without a row gets the probability 1 / (rows + 1).
 
         Raises:
             UsageError: the labels are scores.
@@ -136,15 +320,57 @@ class FittedCommittee:
         if self.regression:
             raise UsageError("scores have no classes", "leave the client's own models out")
         result = np.full((len(texts), classes), -np.log(self.rows + 1.0))
-        result[:, self._classes] = self._mean(texts, pairs)
+        result[:, self.classes] = self._mean(Rows(texts, pairs))
         return result
 
-    @property
-    def _classes(self) -> NDArray[np.int64]:
-        return np.asarray(self.members[0].model.classes_, np.int64)
+    def _mean(self, rows: Rows) -> Floats:
+        """Returns (b, classes) log-probabilities of the mean, or (b, 1) the mean score."""
+        names = list(dict.fromkeys(one.candidate.features for one in self.members))
+        matrices = self.vectorizers.of(rows, names)
+        each = [_outputs(matrices[one.candidate.features], one.weights, one.bias) for one in self.members]
+        if self.regression:
+            return np.mean(each, axis=0)
+        logs = [log_softmax(one.temperature * out, 1) for one, out in zip(self.members, each, strict=True)]
+        return np.asarray(logsumexp(logs, axis=0) - np.log(len(logs)))
 
-    def _mean(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Floats:
-        return np.mean([one.log_probabilities(texts, pairs) for one in self.members], axis=0)
+
+def _crossed(one: Candidate, matrix: Any, target: NDArray[Any], classes: int, seed: int) -> Floats:
+    """Returns (b, outputs) of rows that the candidate was not fitted on. A class that a fold lacks is never named."""
+    from sklearn.model_selection import KFold, StratifiedKFold
+
+    folds = min(FOLDS, len(target))
+    rarest = int(np.bincount(target).min()) if classes else 0
+    split = StratifiedKFold(folds, shuffle=True, random_state=seed) if rarest >= folds else (
+        KFold(folds, shuffle=True, random_state=seed))  # fmt: skip
+    result = np.full((len(target), classes or 1), -1e3 if classes else 0.0)
+    for train, rest in split.split(target, target):
+        if classes and len(present := np.unique(target[train])) < 2:
+            result[rest, target[train][0]] = 0
+            continue
+        columns = present if classes else np.zeros(1, np.int64)
+        numbers = np.searchsorted(present, target[train]) if classes else target[train]
+        result[np.ix_(rest, columns)] = _outputs(matrix[rest], *one.fit(matrix[train], numbers))
+    return result
+
+
+def _chosen(outputs: Sequence[Floats], target: NDArray[Any], regression: bool) -> tuple[list[int], list[float], float]:
+    """Returns the best candidates, a temperature for each candidate, and the quality of the best ones' mean."""
+    if regression:
+        error = [float(((out[:, 0] - target) ** 2).mean()) for out in outputs]
+        best = [int(n) for n in np.argsort(error, kind="stable")[:MEMBERS]]
+        mean = np.mean([outputs[n][:, 0] for n in best], axis=0)
+        return best, [1.0] * len(outputs), float(1 - ((mean - target) ** 2).mean() / max(target.var(), 1e-12))
+    rows = np.arange(len(target))
+
+    def likelihood(out: Floats, temperature: float) -> float:
+        return float(log_softmax(temperature * out, 1)[rows, target].mean())
+
+    right = [float((out.argmax(1) == target).mean()) for out in outputs]
+    temperatures = [max(TEMPERATURES, key=lambda one, out=out: likelihood(out, one)) for out in outputs]  # type: ignore[misc]
+    order = sorted(range(len(outputs)), key=lambda n: (-right[n], -likelihood(outputs[n], temperatures[n])))
+    best = order[:MEMBERS]
+    mean = logsumexp([log_softmax(temperatures[n] * outputs[n], 1) for n in best], axis=0)
+    return best, temperatures, float((mean.argmax(1) == target).mean())
 
 
 def pooled(server: NDArray[Any], own: Floats) -> Floats:
@@ -159,13 +385,74 @@ def pooled(server: NDArray[Any], own: Floats) -> Floats:
     return np.asarray(both / both.sum(1, keepdims=True))
 
 
-def _joined(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
-    """Returns one text for each row. Words of a second text, and words of both, are marked as features of their own."""
-    if pairs is None:
-        return list(texts)
-    return [_pair(one.lower().split(), other.lower().split()) for one, other in zip(texts, pairs, strict=True)]
+# --- a folder ---------------------------------------------------------------------------------------------------------
+def save(model: LinearModel, names: Sequence[str], folder: Path) -> None:
+    """Writes a model and the names of its classes to an existing folder. The vocabulary holds words of the rows."""
+    from safetensors.numpy import save as packed
+
+    tensors: dict[str, NDArray[Any]] = {}
+    for number, one in enumerate(model.members):
+        tensors |= {f"weights.{number}": one.weights.astype(np.float32), f"bias.{number}": one.bias}
+    for name, vectorizer in model.vectorizers.fitted.items():
+        tensors[f"idf.{name}"] = np.asarray(vectorizer.idf_)
+    if model.vectorizers.scales is not None:
+        tensors["scales"] = model.vectorizers.scales
+    document = {
+        "version": 1,
+        "labels": list(names),
+        "classes": model.classes.tolist(),
+        "rows": model.rows,
+        "validated": model.validated,
+        "members": [
+            {"features": m.candidate.features, "kind": m.candidate.kind, "strength": m.candidate.strength,
+             "temperature": m.temperature}
+            for m in model.members
+        ],
+        "vocabulary": {name: list(one.get_feature_names_out()) for name, one in model.vectorizers.fitted.items()},
+    }  # fmt: skip
+    files.write(folder / TENSORS_FILE, packed(tensors))
+    files.write(folder / LINEAR_FILE, json.dumps(document))
 
 
-def _pair(one: list[str], other: list[str]) -> str:
-    both = sorted({*one} & {*other})
-    return " ".join([*one, *(f"second{word}" for word in other), *(f"both{word}" for word in both)])
+def load(folder: Path) -> tuple[LinearModel, list[str]]:
+    """Returns a model and the names of its classes.
+
+    Raises:
+        CorruptCheckpoint: a file is missing, or is none that `save` wrote.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        document = json.loads((folder / LINEAR_FILE).read_text("utf-8"))
+        tensors = load_file(folder / TENSORS_FILE)
+        if document["version"] != 1:
+            raise ValueError("another version")
+        fitted = {}
+        for name, words in document["vocabulary"].items():
+            one = _vectorizer(name)
+            one.set_params(vocabulary={word: place for place, word in enumerate(words)}, max_features=None)
+            one.idf_ = tensors[f"idf.{name}"]
+            fitted[name] = one
+        members = tuple(
+            Member(
+                Candidate(_one_of(raw["features"], Features), _one_of(raw["kind"], Kind), float(raw["strength"])),
+                tensors[f"weights.{number}"].astype(np.float64), tensors[f"bias.{number}"], float(raw["temperature"]),
+            )
+            for number, raw in enumerate(document["members"])
+        )  # fmt: skip
+        model = LinearModel(
+            Vectorizers(fitted, tensors.get("scales")), members, np.array(document["classes"], np.int64),
+            int(document["rows"]), float(document["validated"]),
+        )  # fmt: skip
+        return model, [str(one) for one in document["labels"]]
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, SafetensorError) as error:
+        raise CorruptCheckpoint(
+            f"{folder} holds no linear model that can be read ({type(error).__name__})", "make it anew with `compare`"
+        ) from None
+
+
+def _one_of(value: Any, choices: Any) -> Any:
+    if value not in get_args(choices):
+        raise ValueError("an unknown choice")
+    return value

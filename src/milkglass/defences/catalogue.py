@@ -4,6 +4,7 @@
     k = 10, epsilon = 0.1, bands = 2.0                         the same in frequency bands, counted on the corpus
     sanitizer = "custext+", epsilon = 3, words = "glove.txt"   words replaced before they are sent
     sanitizer = "rnm", epsilon = 3, by = "tokens"              ids replaced before they are sent; RNM's default
+    masked = true                                              names and the like masked by Presidio before text is sent
     encoder = "dp-forward", epsilon = 8                        a model cut in two, hidden states disturbed
     defence = "reversed"                                       a whole defence that an installed package brings
 
@@ -17,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from milkglass.catalogue import Catalogue
+from milkglass.defences.masked_text import MaskedText
 from milkglass.defences.obfuscated_tables import Plain, TableDefence
 from milkglass.defences.sanitized_text import SanitizerDefence
 from milkglass.defences.undisturbed import Undisturbed
 from milkglass.errors import UsageError
 from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES
 from milkglass.hidden_states.defence import HiddenStateDefence
+from milkglass.parameters import with_values
 from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.threat.defence import Defence
@@ -65,6 +68,10 @@ def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
         return other_defence_of(values.pop("defence"), values)
     if "sanitizer" in values:
         return _sanitizer(values.pop("sanitizer"), values, data)
+    if "masked" in values:
+        if values.pop("masked") is not True:
+            raise UsageError("masked is not true", "write masked = true, or leave it out")
+        return with_values(MaskedText, values, "masked")  # type: ignore[no-any-return]
     bands = values.pop("bands", None)  # here the factor alone: they are counted on the corpus
     return TableDefence(scheme_of_recipe(values), None if bands is None else float(bands))
 

@@ -12,6 +12,7 @@ with the client half.
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import hmac
 import json
@@ -52,7 +53,7 @@ class SanitizingClient(TokenClient):
         counts: (n,) how often each row of the table occurs in the corpus. None: not counted.
     """
 
-    counts: NDArray[np.int64] | None = field(repr=False)
+    counts: NDArray[np.int64] | None = field(default=None, repr=False)
 
     def stream(self, text: str) -> Stream:
         label = json.dumps(["milkglass sanitizer", dict(self.document), text], sort_keys=True)
@@ -65,7 +66,19 @@ class SanitizingClient(TokenClient):
 
 
 @dataclass(frozen=True)
-class SanitizedTextClient(SanitizingClient):
+class ReplacedTextClient(SanitizingClient):
+    """Replaces parts of the text before it is tokenized."""
+
+    @abc.abstractmethod
+    def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+        """Returns for each text its parts, which joined are the text, and what each of them is replaced by."""
+
+    def before(self, texts: Sequence[str]) -> list[str]:
+        return ["".join(after) for _, after in self.parts(texts)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SanitizedTextClient(ReplacedTextClient):
     """Replaces words.
 
     Attributes:
@@ -74,15 +87,12 @@ class SanitizedTextClient(SanitizingClient):
 
     sanitizer: TextSanitizer = field(repr=False)
 
-    def before(self, texts: Sequence[str]) -> list[str]:
-        return ["".join(after) for _, after in self.parts(texts)]
-
     def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
         """Returns `TextSanitizer.parts` of each text separately, so that other texts change nothing."""
         return [self.sanitizer.parts([text], self.stream(text))[0] for text in texts]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SanitizedTokensClient(SanitizingClient):
     """Replaces tokens, each in its place.
 
@@ -176,8 +186,9 @@ class SanitizerDefence(Defence):
         codec = public_codec(base, secret)
         if self.by == "tokens":
             mechanism = self.method.sanitizer(table, counts)
-            return SanitizedTokensClient(codec, secret, self.document(), counts, mechanism)
-        return SanitizedTextClient(codec, secret, self.document(), counts, self.method.over(table, counts))
+            return SanitizedTokensClient(codec, secret, self.document(), counts, mechanism=mechanism)
+        over = self.method.over(table, counts)
+        return SanitizedTextClient(codec, secret, self.document(), counts, sanitizer=over)
 
     def document(self) -> dict[str, Any]:
         """Returns the parameters. Allowed words are given by their digest, since they are the user's."""

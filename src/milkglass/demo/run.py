@@ -150,11 +150,11 @@ def _writing(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
 
 def _alone(demo: Demo) -> int:
     """Returns how many test messages a linear model over the owner's own rows sorts correctly, with nothing sent."""
-    from milkglass.client.alone import BagModel
+    from milkglass.client.alone import LinearModel
 
     train, test = read_rows("tickets_train.jsonl"), read_rows("tickets_test.jsonl")
     names = sorted({row["label"] for row in train})
-    model = BagModel().fit([row["text"] for row in train], [names.index(row["label"]) for row in train])
+    model = LinearModel.fit([row["text"] for row in train], [names.index(row["label"]) for row in train])
     guesses = model.predict([row["text"] for row in test])
     return sum(names[int(guess)] == row["label"] for guess, row in zip(guesses, test, strict=True))
 

@@ -86,7 +86,7 @@ def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
     scrambled = _sent(codec, original)
     if pairs is not None:
         return unmarked(codec, scrambled, original)
-    return PrivateTexts(scrambled, original, *_marked(codec, texts, scrambled))
+    return PrivateTexts(scrambled, original, *marked(codec, texts, scrambled))
 
 
 def _sent(codec: Codec, original: Sequences) -> Sequences:
@@ -115,8 +115,12 @@ def pieces(codec: Codec, size: int) -> list[str]:
     return result
 
 
-def _marked(codec: Codec, texts: Sequence[str], scrambled: Sequences) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Returns (total,) whether each token lies in a name, and (total,) whether in a number."""
+def marked(codec: Codec, texts: Sequence[str], ids: Sequences) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Returns (total,) whether each token lies in a name, and (total,) whether in a number.
+
+    Args:
+        ids: the texts' ids, as they are sent: cut to the model's length.
+    """
     batch = codec.tokenizer(
         list(texts),
         truncation=True,
@@ -124,7 +128,7 @@ def _marked(codec: Codec, texts: Sequence[str], scrambled: Sequences) -> tuple[N
         return_offsets_mapping=True,
         split_special_tokens=True,
     )
-    if any(len(one) != length for one, length in zip(batch["input_ids"], scrambled.lengths, strict=True)):
+    if any(len(one) != length for one, length in zip(batch["input_ids"], ids.lengths, strict=True)):
         raise AssertionError("the tokenizer cut a text in two ways")
     names: list[NDArray[np.bool_]] = []
     numbers: list[NDArray[np.bool_]] = []

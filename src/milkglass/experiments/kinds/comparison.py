@@ -16,7 +16,7 @@ means, with "..., sd" for the standard deviation and "..., median", "..., least"
 since a seed is also a key, on which some figures depend. Further figures:
 
     MEASURE, DATA, commonest class                the class most frequent in the first seed's training rows, for all
-    MEASURE, DATA, client alone, MODEL            what the client does by itself in seconds (client/alone.py)
+    MEASURE, DATA, client alone, linear model     what the client does by itself in seconds (client/alone.py)
     MEASURE with own model, DATA, DEFENCE         the server's answers combined with the client's own model
 
 Recipes with the same --cache share their cells.
@@ -41,14 +41,12 @@ from milkglass.experiments.entries import Entries, attacks_of, hyperparameters, 
 from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
 from milkglass.experiments.procedures.trials import (
     ALONE,
-    BAGS,
-    COMMITTEE,
     TrainedHalves,
     TrialData,
     beside_own,
     client_alone,
-    committee,
     commonest,
+    own_model,
     trained,
 )
 from milkglass.experiments.recipe import Recipe
@@ -95,7 +93,7 @@ class Comparison(Recipe):
 
     def check(self) -> None:
         attacks_of(self.attacks)
-        for row in (COMMONEST, *(f"{ALONE}, {one}" for one in (*BAGS, COMMITTEE))):
+        for row in (COMMONEST, ALONE):
             if row in self.defences:
                 raise UsageError(f"{row!r} is the name of a row of its own", "give the defence another name")
         for name, entry in self.data.items():
@@ -166,7 +164,7 @@ class Comparison(Recipe):
         run.commits.extend(one for cell in cells.values() for one in commits(cell.made))
         run.predictions.update({", ".join(map(str, place)): cell.predictions for place, cell in cells.items()})
         results: dict[Place, dict[str, float]] = {place: dict(cell.figures) for place, cell in cells.items()}
-        own = {place: committee(one) for place, one in problems.items()}
+        own = {place: own_model(one) for place, one in problems.items()}
         for (name, defence, seed), cell in cells.items():
             if found := beside_own(cell, problems[name, seed], own[name, seed], seed):
                 results[name, defence, seed] |= found[0]
@@ -182,7 +180,7 @@ class Comparison(Recipe):
         for name in self.data:
             first = name, self.seeds[0]
             rows = {COMMONEST: commonest(problems[first], first[1])}
-            rows |= client_alone(problems[first], own[first], first[1])
+            rows[ALONE] = client_alone(problems[first], own[first], first[1])
             undefended |= {f"{m}, {name}, {row}": value for row, found in rows.items() for m, value in found.items()}
         return _named(self, results) | undefended
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from milkglass import files
-from milkglass.client.alone import BagModel, Committee, FittedBag, FittedCommittee, pooled
+from milkglass.client.alone import LinearModel, pooled
 from milkglass.client.data.marked_rows import write_tensors
 from milkglass.client.label_scale import Scale
 from milkglass.client.training_defaults import LEAST_HELD_OUT, SHARE, held_out
@@ -37,14 +37,7 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
 
-ALONE = "client alone"
-BAGS = {
-    "words": BagModel(),
-    "words and neighbours": BagModel(neighbours=True),
-    "naive Bayes": BagModel("bayes"),
-    "naive Bayes, neighbours": BagModel("bayes", neighbours=True),
-}
-COMMITTEE = "all four"
+ALONE = "client alone, linear model"
 Answered = tuple[dict[str, float], dict[str, Any], str, NDArray[np.float32]]
 CELL_VERSION = 3  # raised when code changes what a cell's settings make: older cells are not taken for it
 
@@ -220,30 +213,24 @@ def commonest(problem: TrialData, seed: int) -> dict[str, float]:
     return graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
 
 
-def committee(problem: TrialData) -> FittedCommittee | None:
-    """Returns all of the client's own models. None: the rows have one label."""
+def own_model(problem: TrialData) -> LinearModel | None:
+    """Returns the client's own model of the training rows. None: the rows have one label."""
     train = problem.train
     if len(set(train.labels)) < 2:
         return None
-    return Committee(tuple(BAGS.values())).fit(train.texts, train.labels, train.pairs, problem.classes == 1)
+    return LinearModel.fit(train.texts, train.labels, train.pairs, problem.classes == 1)
 
 
-def client_alone(problem: TrialData, own: FittedCommittee | None, seed: int) -> dict[str, dict[str, float]]:
-    """Returns the quality of the client's own models, by the names "client alone, MODEL"."""
+def client_alone(problem: TrialData, own: LinearModel | None, seed: int) -> dict[str, float]:
+    """Returns the quality of the client's own model."""
     if own is None:
         return {}
-    held_out = problem.held_out
-    names = [name for name, one in BAGS.items() if not (own.regression and one.kind == "bayes")]
-    result = {}
-    models: dict[str, FittedBag | FittedCommittee] = {**dict(zip(names, own.members, strict=True)), COMMITTEE: own}
-    for name, model in models.items():
-        guess = model.predict(held_out.texts, held_out.pairs)
-        result[f"{ALONE}, {name}"] = graded(guess, held_out.labels, problem.metrics, problem.classes, seed)
-    return result
+    guess = own.predict(problem.held_out.texts, problem.held_out.pairs)
+    return graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
 
 
 def beside_own(
-    cell: TrainedHalves, problem: TrialData, own: FittedCommittee | None, seed: int
+    cell: TrainedHalves, problem: TrialData, own: LinearModel | None, seed: int
 ) -> tuple[dict[str, float], NDArray[np.int64]] | None:
     """Returns the quality of the server's answers pooled with the client's own (client/alone.py), and the (u,) classes.
 

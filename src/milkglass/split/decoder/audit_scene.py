@@ -121,7 +121,7 @@ def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, fil
     sanitized = settings.epsilon is not None
     scheme = {"name": "split decoder, rnm by tokens" if sanitized else "split decoder, not sanitized", **held}
     scheme |= asdict(settings) if sanitized else {}
-    scene = public_scene(base, codec, seen, truth, others, scheme=scheme)
+    scene = public_scene(base, codec, seen, truth, None, others, scheme=scheme)
     require_texts(scene, texts)
     return SplitScene(scene, crossed.left_out)
 

@@ -1,0 +1,177 @@
+"""Guesses what stands behind masks such as <PERSON>, from what stands behind them in public text and from the context.
+
+The attacker masks public text with the same tool, which anyone can download, and counts what each kind of mask hid. A
+causal language model, which reads the text before a mask, weighs these candidates:
+
+    score(mask, c) = log share(c | kind) + log P(first(c) | what precedes) - log P(first(c))
+
+first(c) is the first token of the candidate. All that was not masked is read as it is. With less time fewer masks are
+weighed, and the others get the commonest candidate of their kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from milkglass import papers
+from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, CausalReader, tokenizer_of, unreadable
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.attack import Attack, Cost
+from milkglass.threat.budget import Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Tokens, Transcript
+
+MASK = re.compile(r"<([A-Za-z_]{2,40})>")
+TEXTS_AT_A_TIME = 64
+RANKS = 3
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask in a text.
+
+    Attributes:
+        text: the number of the text.
+        start, end: its places among all tokens that were sent.
+        kind: such as "person", in lower case.
+    """
+
+    text: int
+    start: int
+    end: int
+    kind: str
+
+
+def masks(texts: Sequences, tokenizer: Tokenizer) -> list[Mask]:
+    """Returns every mask in texts of public ids. A mask is found by its letters, however it is cut into tokens."""
+    vocabulary = [
+        re.sub(r"^##|[\u0120\u2581\s]", "", tokenizer.id_to_token(i) or "") for i in range(tokenizer.get_vocab_size())
+    ]
+    found, begin = [], 0
+    for number, ids in enumerate(texts):
+        pieces = [vocabulary[one] if one < len(vocabulary) else "" for one in ids.tolist()]
+        ends = np.cumsum([len(one) for one in pieces])
+        for one in MASK.finditer("".join(pieces)):
+            first = int(np.searchsorted(ends, one.start(), side="right"))
+            last = int(np.searchsorted(ends, one.end() - 1, side="right"))
+            found.append(Mask(number, begin + first, begin + last + 1, one[1].lower()))
+        begin += len(ids)
+    return found
+
+
+def hidden(
+    corpus: Sequences, sent: Sequences, origin: Ids, tokenizer: Tokenizer
+) -> dict[str, Counter[tuple[int, ...]]]:
+    """Returns what each kind of mask hid in text that the attacker masked, and how often.
+
+    Args:
+        corpus: the text, in public ids.
+        sent: the masked text.
+        origin: (total of corpus,) the place in `sent` of each token.
+    """
+    kinds: dict[str, Counter[tuple[int, ...]]] = {}
+    starts = np.cumsum(corpus.lengths) - corpus.lengths
+    for mask in masks(sent, tokenizer):
+        text = slice(starts[mask.text], starts[mask.text] + corpus.lengths[mask.text])
+        places, ids = origin[text], corpus.ids[text]
+        inside = np.flatnonzero((places >= mask.start) & (places < mask.end))
+        if not len(inside):
+            continue
+        end = int(inside[-1]) + 1
+        while end < len(ids) and places[end] == NO_BELIEF:  # a longer entity than its mask
+            end += 1
+        kinds.setdefault(mask.kind, Counter())[tuple(ids[inside[0] : end].tolist())] += 1
+    return kinds
+
+
+@dataclass(frozen=True)
+class MaskFilling(Attack):
+    """The attack.
+
+    Attributes:
+        reader: a causal model, embedded or in a folder.
+        candidates: of each kind of mask, the most frequent ones.
+    """
+
+    reader: str = "demo:smollm2"
+    candidates: int = 200
+
+    name = "mask-filling"
+    title = "Guesses of a language model behind masks"
+    cost = Cost(8, sent=700, tokens=20)
+    paper = papers.ours("Candidates of public text for each kind of mask, weighed by a causal language model")
+    sees = frozenset({Tokens})
+    assumes = frozenset({"public_model", "corpus", "rehearse"})
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        if reason := unreadable(required(knowledge.public_model), self.reader):
+            return reason
+        folder = required(knowledge.public_model).folder
+        if folder is None or not (folder / "tokenizer.json").is_file():
+            return "without the public model's tokenizer no mask can be found"
+        if not masks(transcript.tokens, tokenizer_of(folder)):
+            return "no mask such as <PERSON> is in what was sent"
+        return None
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        texts, corpus = transcript.tokens, required(knowledge.corpus)
+        tokenizer = tokenizer_of(required(required(knowledge.public_model).folder))
+        sent, origin = required(knowledge.rehearse)(corpus, 0)
+        known = {
+            kind: counts.most_common(self.candidates)
+            for kind, counts in hidden(corpus, sent, origin, tokenizer).items()
+        }
+        running = np.full((len(texts.ids), RANKS), NO_BELIEF, np.int64)
+        running[:, 0] = texts.ids
+        found = [one for one in masks(texts, tokenizer) if one.kind in known]
+        for mask in found:
+            _write(running, mask, [ids for ids, _ in known[mask.kind][:RANKS]])
+        for mask, order in self._weighed(texts, found, known, knowledge, budget, rng):
+            _write(running, mask, [known[mask.kind][place][0] for place in order[:RANKS].tolist()])
+        return Guess(running=running)
+
+    def _weighed(
+        self, texts: Sequences, found: Sequence[Mask], known: Mapping[str, list[tuple[tuple[int, ...], int]]],
+        knowledge: Knowledge, budget: Budget, rng: np.random.Generator,
+    ) -> Iterator[tuple[Mask, Ids]]:  # fmt: skip
+        """Yields masks with the order of their candidates, the likeliest first, until the time is over."""
+        reading = texts.ids.copy()
+        for mask in found:  # the commonest candidate, so that there is a place to be judged and something to follow
+            reading[mask.start : mask.end] = NO_BELIEF
+            reading[mask.start] = known[mask.kind][0][0][0]
+        reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus))
+        at = {mask.start: mask for mask in found}
+        queue, common, done = rng.permutation(np.unique([one.text for one in found])), None, 0
+        while len(queue) and budget.left() > 0:
+            part, queue = queue[:TEXTS_AT_A_TIME], queue[TEXTS_AT_A_TIME:]
+            part = part[np.argsort(texts.lengths[part], kind="stable")]
+            for batch in reader.reads(Sequences(reading, texts.lengths), part):
+                if common is None:
+                    common = reader.common(batch.states[:PLACES_AVERAGED])
+                here = np.isin(batch.where, list(at))
+                for row in np.flatnonzero(here).tolist():
+                    mask = at[int(batch.where[row])]
+                    options = known[mask.kind]
+                    only = np.zeros(len(here), np.bool_)
+                    only[row] = True
+                    first = np.array([[ids[0] for ids, _ in options]])
+                    likely = reader.at(batch.of(only), first, common)[0]
+                    prior = np.log(np.array([count for _, count in options], np.float64))
+                    yield mask, np.argsort(-(likely + prior), kind="stable")
+            done += len(part)
+            budget.progress(done / max(1, done + len(queue)))
+
+
+def _write(running: Ids, mask: Mask, options: Sequence[tuple[int, ...]]) -> None:
+    """Writes candidates, the likeliest first, over the places of a mask."""
+    running[mask.start : mask.end] = NO_BELIEF
+    for rank, ids in enumerate(options):
+        part = ids[: mask.end - mask.start]
+        running[mask.start : mask.start + len(part), rank] = part

@@ -1,0 +1,104 @@
+"""What attackers read of what a way sends: the audit's attacks, on the halves that the way trained."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from milkglass.attacks.catalogue import ATTACKS
+from milkglass.audit.audit import examples
+from milkglass.audit.defence_scene import scene_of
+from milkglass.audit.key_audit import limited_threads
+from milkglass.audit.outcome import AttackResult, strongest
+from milkglass.audit.resume import ResumeStore
+from milkglass.audit.run import run
+from milkglass.audit.scene import ALIKE, OTHER, Scene
+from milkglass.catalogue import signature
+from milkglass.compare.result import Reading
+from milkglass.compare.ways import Setting
+from milkglass.defences.masked_text import MaskingClient
+from milkglass.experiments.procedures.trials import TrainedHalves
+from milkglass.metrics.interval import ratio
+from milkglass.metrics.recovery import floors
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Attack
+from milkglass.threat.budget import Budget
+from milkglass.threat.guess import NO_BELIEF
+
+ALL_READ = "nothing: it is sent as it is"
+
+
+def reading_of(
+    setting: Setting, cell: TrainedHalves, public: Sequence[str], budget: Budget, work: Path,
+    progress: Callable[[AttackResult], None] = lambda result: None, attacks: Mapping[str, Attack] = ATTACKS,
+) -> Reading:  # fmt: skip
+    """Attacks a half of the rows that are trained with. The attacker has the other half, and public text.
+
+    Args:
+        public: text of another kind that an attacker has, too.
+        budget: of all attacks.
+        work: where results are kept, so that an interrupted comparison goes on.
+        progress: receives the result of each attack.
+    """
+    private, corpora = setting.rows.private, {OTHER: list(public), ALIKE: setting.rows.others}
+    scene = scene_of(setting.base, cell.client, cell.server, private, {who: one for who, one in corpora.items() if one})
+    about = {
+        "cell": cell.name, "texts": _digest([*private, "", *public]), "attacks": [signature(one) for one in attacks.values()],
+    }  # fmt: skip
+    with limited_threads():
+        done = run(scene, attacks, ResumeStore.open(work, about), budget, setting.seed, progress)
+    best = strongest(done.cells, "content top-1")
+    cut = any(one.cut or one.state == "not run" for one in done.cells)
+    guess = _guess(scene)
+    if best is None:
+        words = strongest(done.cells, "bag f1")
+        more = () if words is None else (f"words named without their order: F1 {words.measures['bag f1']}",)
+        return Reading("", "", None, None, guess=guess, cut=cut, more=more)
+    shown = examples(scene, done, best, setting.seed)
+    reading = done.readings.get((best.adversary, best.attack))
+    more = _masks(scene, reading) if isinstance(cell.client, MaskingClient) and reading is not None else ()
+    return Reading(
+        best.title, best.adversary, best.measures.get("tokens top-1"), best.measures.get("content top-1"),
+        best.by_class.get("name"), best.by_class.get("number"), guess, cut, more,
+        max(shown, key=lambda one: len(one.original), default=None),
+    )  # fmt: skip
+
+
+def all_read(setting: Setting, cell: TrainedHalves) -> Reading:
+    """Returns the reading of text that crosses as it is."""
+    scene = scene_of(setting.base, cell.client, cell.server, setting.rows.private, {})
+    everything = ratio(np.ones(len(scene.truth.tokens)), np.ones(len(scene.truth.tokens)), np.random.default_rng(0))
+    return Reading(ALL_READ, "", everything, everything, everything, everything, _guess(scene))
+
+
+def _guess(scene: Scene) -> float:
+    corpora = [one.knowledge.corpus for one in scene.adversaries if one.knowledge.corpus is not None]
+    ordinary, tokens = scene.truth.ordinary, scene.truth.tokens
+    counts = np.where(ordinary, corpora[-1].counts(len(ordinary)), 0) if corpora else None
+    return floors(tokens, ordinary[tokens.ids], counts, len(ordinary))["commonest token"]
+
+
+def _masks(scene: Scene, reading: Ids) -> tuple[str, ...]:
+    """Returns in words how many names and numbers masking left, and how many hidden tokens were guessed."""
+    truth, texts = scene.truth, scene.texts
+    assert truth.origin is not None and texts is not None
+    tokens = truth.tokens.ids
+    sent = truth.origin != NO_BELIEF
+    same = np.zeros(len(tokens), np.bool_)
+    same[sent] = truth.sent.ids[truth.origin[sent]] == tokens[sent]
+    words = []
+    for noun, which in (("names", texts.names), ("numbers", texts.numbers)):
+        if count := int(which.sum()):
+            words.append(f"{100 * float(same[which].mean()):.0f} % of the {noun} are not masked ({count:,} tokens)")
+    masked = ~same & truth.ordinary[tokens]
+    if count := int(masked.sum()):
+        right = float((reading[masked] == tokens[masked]).mean())
+        words.append(f"{100 * right:.1f} % of {count:,} masked tokens are guessed")
+    return tuple(words)
+
+
+def _digest(texts: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()

@@ -1,0 +1,105 @@
+"""Keeps the best model with nothing sent as an ordinary folder, and answers with it.
+
+An encoder is an ordinary Hugging Face folder, with its tokenizer and the names of its classes in config.json, which
+`transformers.pipeline("text-classification", FOLDER)` opens. A linear model is linear.json and linear.safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import softmax
+
+from milkglass import files
+from milkglass.client import alone
+from milkglass.compare.ways import Answered, Setting
+from milkglass.defences.token_halves import TokenServer
+from milkglass.errors import ModelNotFound, UsageError
+from milkglass.models.checkpoint import Checkpoint, read_json
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "merges.txt")
+MARK = "milkglass.json"
+
+
+def keep(setting: Setting, best: Answered, folder: Path) -> None:
+    """Writes the model to a folder, in place of one that an earlier comparison kept there.
+
+    Raises:
+        UsageError: the folder holds something else, or the model has no folder of its own.
+    """
+    if folder.exists() and not (folder / MARK).is_file() and any(folder.iterdir()):
+        raise UsageError(f"{folder} holds other things than a kept model", "give a new folder with --keep")
+    if best.cell is None and best.model is None:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    names = list(setting.rows.names)
+    with files.new_dir(folder) as partial:
+        if best.model is not None:
+            alone.save(best.model, names, partial)
+        else:
+            assert best.cell is not None and isinstance(best.cell.tuned, TokenServer)
+            _encoder(best, setting, names, partial)
+        about = {"made by": "milkglass compare", "task": setting.rows.task, "max_length": setting.training.max_length}
+        (partial / MARK).write_text(json.dumps(about) + "\n", "utf-8")
+
+
+def _encoder(best: Answered, setting: Setting, names: Sequence[str], folder: Path) -> None:
+    assert best.cell is not None and isinstance(best.cell.tuned, TokenServer)
+    for path in best.cell.tuned.folder.iterdir():
+        if path.name == "config.json" or path.suffix == ".safetensors" or path.name.endswith(".index.json"):
+            shutil.copyfile(path, folder / path.name)
+    source = best.cell.client.codec.folder  # type: ignore[attr-defined]
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    config = read_json(folder / "config.json")
+    if names:
+        config |= {"id2label": {str(n): name for n, name in enumerate(names)}, "label2id": {name: n for n, name in enumerate(names)}}
+    (folder / "config.json").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+@dataclass(frozen=True)
+class LocalAnswer:
+    """The answer to one text: the likeliest class and the probability of each, or a score."""
+
+    label: str
+    probabilities: dict[str, float]
+    score: float | None = None
+
+
+def answers(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[LocalAnswer]:
+    """Returns a kept model's answers. Texts are cut as they were in training; a linear model reads them whole.
+
+    Raises:
+        ModelNotFound: the folder holds no kept model.
+    """
+    if not (folder / MARK).is_file():
+        raise ModelNotFound(f"{folder} holds no model that `compare` kept", "give the folder of `compare --keep`")
+    about = read_json(folder / MARK)
+    if (folder / alone.LINEAR_FILE).is_file():
+        model, names = alone.load(folder)
+        if model.regression:
+            return [LocalAnswer("", {}, float(one)) for one in model.predict(texts, pairs)]
+        return _named(np.exp(model.log_probabilities(texts, pairs, len(names))), names)
+    from milkglass.defences.obfuscated_tables import public_codec
+
+    base = Checkpoint.open(folder)
+    codec = public_codec(base)
+    encoded = codec.limited(int(about["max_length"])).encode(list(texts), None if pairs is None else list(pairs), truncate=True)
+    logits = TokenServer(folder).answers(encoded.ids, encoded.token_type_ids)
+    if about["task"] == "regression":
+        return [LocalAnswer("", {}, float(one)) for one in logits[:, 0]]
+    names = [base.config["id2label"][str(n)] for n in range(logits.shape[1])]
+    return _named(softmax(logits.astype(np.float64), axis=1), names)
+
+
+def _named(chances: Any, names: Sequence[str]) -> list[LocalAnswer]:
+    return [
+        LocalAnswer(names[int(row.argmax())], dict(zip(names, row.tolist(), strict=True))) for row in np.asarray(chances)
+    ]

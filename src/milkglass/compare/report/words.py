@@ -1,0 +1,60 @@
+"""A comparison as a table for the terminal."""
+
+from __future__ import annotations
+
+import math
+
+from milkglass.compare.result import Compared, WayResult
+from milkglass.metrics.interval import Interval
+
+
+def shown(value: Interval | None, measure: str) -> str:
+    """Returns a quality with its interval, such as "72 % (66-78)"."""
+    if value is None:
+        return "-"
+    if measure == "accuracy":
+        return f"{100 * value.value:.0f} % ({100 * value.low:.0f}-{100 * value.high:.0f})"
+    return f"{value.value:.2f} ({value.low:.2f}-{value.high:.2f})"
+
+
+def share(value: Interval | None) -> str:
+    """Returns a share that is read; "-" if it is not known."""
+    return "-" if value is None or math.isnan(value.value) else f"{100 * value.value:.0f} %"
+
+
+def read(way: WayResult) -> str:
+    """Returns what is read of a way: names and other content words, with a mark where more time may read more."""
+    if way.local:
+        return "0 %"
+    if way.reading is None:
+        return "-"
+    if way.reading.content is None:
+        return way.reading.more[0] if way.reading.more else "-"
+    return f"{'at least ' if way.reading.cut else ''}{share(way.reading.content)}"
+
+
+def line(way: WayResult, measure: str) -> str:
+    """Returns one way as a line, as soon as it is known."""
+    if way.state != "done":
+        return f"{way.title}: {way.state}: {way.reason}"
+    more = "nothing is sent" if way.local else f"{read(way)} of names and content words read"
+    return f"{way.title}: {shown(way.quality, measure)}, {more}"
+
+
+def table(result: Compared) -> list[tuple[str, ...]]:
+    """Returns the table, its head first."""
+    head = {"accuracy": "right", "pearson": "correlation", "loss": "loss"}[result.measure]
+    rows: list[tuple[str, ...]] = [("", head, "read", "names", "numbers", "guessing", "your s/1,000", "bytes/text", "you trust")]
+    for way in result.ways:
+        if way.state != "done":
+            rows.append((way.title, f"({way.state}: {way.reason})", *[""] * 7))
+            continue
+        seen = way.reading
+        rows.append((
+            way.title, shown(way.quality, result.measure), read(way),
+            "0 %" if way.local else share(seen.names if seen else None),
+            "0 %" if way.local else share(seen.numbers if seen else None),
+            "-" if seen is None or math.isnan(seen.guess) else f"{100 * seen.guess:.0f} %",
+            f"{way.seconds:.1f}", f"{way.bytes:,.0f}" if way.bytes else "-", way.trust,
+        ))  # fmt: skip
+    return rows

@@ -1,0 +1,148 @@
+"""The result of a comparison. `compare.json` holds it, and the table, the picture and the page are made from it alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from milkglass.audit.outcome import finite
+from milkglass.audit.report.result import ReadExample
+from milkglass.metrics.interval import Interval
+
+VERSION = 1
+Group = Literal[
+    "nothing is sent", "names are masked", "words are replaced", "words are scrambled", "states are sent",
+    "confidential hardware", "sent as it is",
+]  # fmt: skip
+State = Literal["done", "does not apply", "not run", "failed"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the strongest attack reads of what a way sends.
+
+    Attributes:
+        attack: its title; "" if nothing has to be attacked.
+        adversary: the attacker's name.
+        tokens, content, names, numbers: the share of all tokens, of names and other content words, of names, and of
+            tokens in a number. None: the texts have none, or this attack reads no places.
+        guess: the share of all tokens that the commonest one has: what guessing gives.
+        cut: whether the time ended attacks that may read more.
+        more: further figures in words, such as what masking left.
+        example: one text, as the attacker reads it.
+    """
+
+    attack: str
+    adversary: str
+    tokens: Interval | None
+    content: Interval | None
+    names: Interval | None = None
+    numbers: Interval | None = None
+    guess: float = math.nan
+    cut: bool = False
+    more: tuple[str, ...] = ()
+    example: ReadExample | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class WayResult:
+    """One way of using a model.
+
+    Attributes:
+        name: the way's name.
+        title: what it does, for a table.
+        group: what leaves the machine.
+        state: "done", or why there are no figures.
+        reason: for every state but "done".
+        quality: of its answers to the held-out rows, with a 95 % interval over rows. For answers in words the loss.
+        more: further measures of the same answers.
+        above: by how much its quality exceeds the best way with nothing sent, in the same rows; None for that one.
+        reading: None: nothing is sent.
+        seconds: of the user's processor for 1,000 texts, once the way is set up.
+        setup: of the user's processor to set the way up, training included where the user trains.
+        bytes: of one text on the wire, on average; 0: nothing is sent.
+        provider: what the provider needs.
+        trust: whom the user trusts.
+        command: the next command.
+    """
+
+    name: str
+    title: str
+    group: Group
+    state: State
+    reason: str = ""
+    quality: Interval | None = None
+    more: Mapping[str, float] = field(default_factory=dict)
+    above: Interval | None = None
+    reading: Reading | None = None
+    seconds: float = math.nan
+    setup: float = math.nan
+    bytes: float = 0.0
+    provider: str = ""
+    trust: str = ""
+    command: str = ""
+
+    @property
+    def local(self) -> bool:
+        return self.group == "nothing is sent"
+
+    @property
+    def read(self) -> float:
+        """Returns the share of names and other content words that is read; nan if it is not known."""
+        if self.local:
+            return 0.0
+        if self.reading is None or self.reading.content is None:
+            return math.nan
+        return self.reading.content.value
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison.
+
+    Attributes:
+        model: the public model's name.
+        task: "classification", "regression" or "causal-lm".
+        measure: what `quality` is: "accuracy", "pearson" or "loss".
+        rows, held_out, attacked: how many rows were trained with, asked about, and attacked.
+        classes: their number; 0 for scores and answers.
+        ways: in the order of the table.
+        verdict: some sentences; the first is for a person who decides.
+        seconds: by the clock.
+        kept: the folder of the best model with nothing sent; "" if none was kept.
+        settings: the training's settings.
+    """
+
+    model: str
+    task: str
+    measure: str
+    rows: int
+    held_out: int
+    attacked: int
+    classes: int
+    ways: tuple[WayResult, ...]
+    verdict: tuple[str, ...] = ()
+    seconds: float = math.nan
+    kept: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def done(self) -> list[WayResult]:
+        return [one for one in self.ways if one.state == "done" and one.quality is not None]
+
+    @property
+    def home(self) -> WayResult | None:
+        """Returns the best way with nothing sent."""
+        return max((one for one in self.done if one.local), key=self.worth, default=None)
+
+    def worth(self, way: WayResult) -> float:
+        """Returns the way's quality, by which more is better."""
+        value = way.quality.value if way.quality is not None else -math.inf
+        return -value if self.measure == "loss" else value
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns compare.json. It holds texts of the user's as examples."""
+        result: dict[str, Any] = finite({"milkglass_compare": VERSION, **asdict(self)})
+        return result

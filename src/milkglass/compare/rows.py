@@ -1,0 +1,88 @@
+"""A user's rows: some are trained with, some are asked about, and of the first a half is what attackers try to read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from milkglass.errors import CodecError
+from milkglass.experiments import data_refs
+from milkglass.experiments.procedures.trials import TrialData
+from milkglass.rows.data_file import DataFile
+from milkglass.rows.examples import Summary, checked, read_examples
+from milkglass.threat.defence import LabelledTexts
+
+SHARE, MIN_HELD_OUT = 0.2, 40  # of the rows that are asked about, and how many at least
+MAX_ATTACKED = 1_000  # texts that are attacked
+
+
+@dataclass(frozen=True, eq=False)
+class OwnRows:
+    """A user's rows.
+
+    Attributes:
+        names: of the classes, by number; empty for scores.
+        train, held_out: the rows.
+        digest: of the files.
+    """
+
+    names: tuple[str, ...]
+    train: LabelledTexts = field(repr=False)
+    held_out: LabelledTexts = field(repr=False)
+    digest: str
+    task: str = "classification"
+
+    @classmethod
+    def read(
+        cls, data: DataFile, validation: DataFile | None, seed: int,
+        skipped: Callable[[str, Summary], None] = lambda name, found: None, task: str | None = None,
+    ) -> OwnRows:  # fmt: skip
+        """Reads the rows.
+
+        Args:
+            data: the file.
+            validation: the rows that are asked about. None: a random fifth of the data.
+            seed: of that fifth.
+            skipped: receives each file's name and summary.
+            task: "classification" or "regression". None: decided by the labels.
+
+        Raises:
+            CodecError: there are rows without labels, or too few rows.
+        """
+        files = [data] if validation is None else [data, validation]
+        summary, *_ = found = [checked(one, task) for one in files]
+        for one, holds in zip(files, found, strict=True):
+            skipped(one.name, holds)
+        rows = list(read_examples(data))
+        order = np.random.default_rng(seed).permutation(len(rows))
+        count = max(MIN_HELD_OUT, round(SHARE * len(rows)))
+        if validation is None and len(rows) < 2 * MIN_HELD_OUT:
+            fault = f"{data.name} has {len(rows)} rows, {2 * MIN_HELD_OUT} are needed"
+            raise CodecError(fault, "give more rows, or --validation too")
+        kept = [rows[i] for i in (order if validation is not None else order[count:])]
+        apart = list(read_examples(validation)) if validation is not None else [rows[i] for i in order[:count]]
+        scores = summary.task == "regression"
+        numbers = {name: number for number, name in enumerate(summary.labels)}
+        digest = hashlib.sha256(b"".join(hashlib.sha256(one.path.read_bytes()).digest() for one in files)).hexdigest()
+        train, held_out = (data_refs.labelled(part, numbers, scores) for part in (kept, apart))
+        return cls(summary.labels, train, held_out, digest, summary.task)
+
+    @property
+    def private(self) -> list[str]:
+        """Returns the texts that are attacked: a half of the rows that are trained with. Of pairs the first texts."""
+        return list(self.train.texts[: min(MAX_ATTACKED, len(self.train.texts) // 2)])
+
+    @property
+    def others(self) -> list[str]:
+        """Returns the other half, which an attacker has."""
+        return list(self.train.texts[len(self.train.texts) // 2 :])
+
+    def problem(self, seed: int) -> TrialData:
+        """Returns the rows as a comparison's cells take them."""
+        sums = {"rows": self.digest, "train": len(self.train.texts), "seed": seed}
+        measures = ("pearson",) if self.task == "regression" else ("accuracy",)
+        classes = 1 if self.task == "regression" else len(self.names)
+        return TrialData("own", self.train, self.held_out, LabelledTexts([], []), measures, classes, sums)

@@ -1,0 +1,279 @@
+"""Runs the ways of a comparison one after the other, the quickest first, and reports each as soon as it is known.
+
+A way that was finished is kept in the run folder, and trained cells in `cells`, so that a comparison that was stopped
+goes on, and another way costs only itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass import files
+from milkglass.audit.outcome import AttackResult, finite
+from milkglass.compare import attackers, keep
+from milkglass.compare.result import Compared, Reading, WayResult
+from milkglass.compare.verdict import verdict
+from milkglass.compare.ways import Answered, DefenceWay, Setting, Way
+from milkglass.errors import MilkglassError
+from milkglass.experiments.runs import packed, require_same_run, unpacked
+from milkglass.metrics.glue import pearson
+from milkglass.metrics.interval import Interval, resampled
+from milkglass.progress import Log, duration
+from milkglass.threat.budget import Budget
+
+Report = Callable[[WayResult, float], None]  # receives a way as soon as it is known, and an estimate of seconds left
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a comparison may take.
+
+    Attributes:
+        seconds: of the clock, for all ways. inf: no limit. A way is begun only if it is likely to end in time.
+        attacks: seconds of the processor for the attacks on one way.
+    """
+
+    seconds: float = math.inf
+    attacks: float = 300.0
+
+
+def compare(
+    setting: Setting, ways: Sequence[Way], out: Path, limits: Limits, public: Sequence[str] = (),
+    kept: Path | None = None, report: Report = lambda result, left: None, log: Log = lambda words: None,
+) -> Compared:  # fmt: skip
+    """Runs the ways and returns the comparison.
+
+    Args:
+        out: the run folder.
+        public: text of another kind that attackers have.
+        kept: where the best model with nothing sent is kept. None: it is not.
+        report: receives each way as soon as it is known.
+        log: receives lines about long work.
+    """
+    about = {"base": setting.digest, "rows": setting.rows.digest, "training": setting.training.model_dump(),
+             "seed": setting.seed}  # fmt: skip
+    require_same_run(out, {"compare": 2, **about})
+    run = _Run(setting, out, limits, public, log)
+    results, answers = list[WayResult](), dict[str, NDArray[Any]]()
+    for number, way in enumerate(ways):
+        result, answered = run.one(way, [one for one in ways[number + 1 :]])
+        if answered is not None:
+            answers[way.name] = answered
+        results.append(_above(setting, result, results, answers))
+        report(results[-1], run.left(ways[number + 1 :]))
+    rows = setting.rows
+    compared = Compared(
+        setting.base.folder.name, rows.task, "pearson" if rows.task == "regression" else "accuracy",
+        len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), tuple(results),
+        seconds=run.elapsed(), settings=setting.training.model_dump(),
+    )  # fmt: skip
+    if kept is not None and (home := compared.home) is not None:
+        keep.keep(setting, run.models.get(home.name) or run.again(ways, home.name), kept)
+        compared = replace(compared, kept=str(kept))
+    return replace(compared, verdict=verdict(compared))
+
+
+class _Run:
+    """One run of a comparison.
+
+    Attributes:
+        models: what the ways with nothing sent answered with.
+    """
+
+    def __init__(self, setting: Setting, out: Path, limits: Limits, public: Sequence[str], log: Log) -> None:
+        self.setting, self.out, self.limits, self.public, self.log = setting, out, limits, public, log
+        self.models: dict[str, Answered] = {}
+        self._started, self._trained = time.monotonic(), list[float]()
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def left(self, ways: Sequence[Way]) -> float:
+        """Returns about how many seconds of the clock these ways take; nan before a training shows how fast it is."""
+        cost = [self._cost(way) for way in ways]
+        return min(sum(cost), max(0.0, self.limits.seconds - self.elapsed()))
+
+    def _cost(self, way: Way) -> float:
+        if not isinstance(way, DefenceWay) or not way.entry:
+            return 0.0
+        training = float(np.mean(self._trained)) if self._trained else math.nan
+        return training + self.limits.attacks
+
+    def one(self, way: Way, rest: Sequence[Way]) -> tuple[WayResult, NDArray[Any] | None]:
+        """Returns a way's result and its answers."""
+        if known := self._kept(way):
+            return known
+        blank = WayResult(
+            way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust, command=way.command
+        )
+        cost = self._cost(way)
+        if self.elapsed() + (0.0 if math.isnan(cost) else cost) > self.limits.seconds:
+            spent = f"{duration(self.elapsed())} of {duration(self.limits.seconds)} are spent"
+            return replace(blank, reason=f"{spent}, and it takes about {duration(0 if math.isnan(cost) else cost)}"), None
+        try:
+            if reason := way.refuses(self.setting):
+                return replace(blank, state="does not apply", reason=reason), None
+            begun = time.monotonic()
+            answered = way.answered(self.setting)
+            if answered.cell is not None:
+                self._trained.append(time.monotonic() - begun)
+            if way.group == "nothing is sent":
+                self.models[way.name] = answered
+            reading = self._reading(way, answered)
+        except MilkglassError as error:
+            return replace(blank, state="failed", reason=error.message), None
+        done = replace(
+            blank, state="done", reason="", quality=quality(self.setting, answered.answers), reading=reading,
+            seconds=answered.seconds, setup=answered.setup, bytes=answered.bytes,
+        )  # fmt: skip
+        self._keep(way, done, answered.answers)
+        return done, answered.answers
+
+    def again(self, ways: Sequence[Way], name: str) -> Answered:
+        """Returns a way's answers of an earlier run, whose cell is there, so that its model can be kept."""
+        return next(way for way in ways if way.name == name).answered(self.setting)
+
+    def _reading(self, way: Way, answered: Answered) -> Reading | None:
+        if way.group == "nothing is sent" or answered.cell is None:
+            return None
+        if way.group == "sent as it is":
+            return attackers.all_read(self.setting, answered.cell)
+        if way.group == "confidential hardware":
+            nothing = Interval(0.0, 0.0, 0.0, 0)
+            whole = attackers.all_read(self.setting, answered.cell)
+            more = ("while the hardware holds; all of it is read if the hardware fails",)
+            return replace(whole, attack="none, while the hardware holds", tokens=nothing, content=nothing,
+                           names=nothing, numbers=nothing, more=more, example=None)  # fmt: skip
+        budget = Budget(self.limits.attacks)
+
+        def ended(result: AttackResult) -> None:
+            if result.state == "done" and "tokens top-1" in result.measures:
+                self.log(f"  {way.name}: {result.title}: {result.measures['tokens top-1']} of the tokens")
+
+        return attackers.reading_of(
+            self.setting, answered.cell, self.public, budget, self.out / "attacks" / way.name, ended
+        )
+
+    # --- what was finished --------------------------------------------------------------------------------------------
+    def _path(self, way: Way) -> Path:
+        return self.out / "ways" / f"{way.name}.json"
+
+    def _keep(self, way: Way, result: WayResult, answers: NDArray[Any]) -> None:
+        files.private_dir(self.out / "ways")
+        about = {"attacks": self.limits.attacks, "public": len(self.public)}
+        document = {"about": about, "result": finite(asdict(result)), "answers": packed(answers)}
+        files.write(self._path(way), json.dumps(document, ensure_ascii=False))
+
+    def _kept(self, way: Way) -> tuple[WayResult, NDArray[Any]] | None:
+        """Returns a way that was finished, unless its attacks are to have more time now."""
+        if not self._path(way).is_file():
+            return None
+        document = json.loads(self._path(way).read_text("utf-8"))
+        result = read_way(document["result"])
+        cut = result.reading is not None and result.reading.cut
+        about = document["about"]
+        if (cut and about["attacks"] < self.limits.attacks) or about["public"] != len(self.public):
+            return None
+        return result, unpacked(document["answers"])
+
+
+def quality(setting: Setting, answers: NDArray[Any]) -> Interval:
+    """Returns the accuracy, or Pearson's correlation, with a bootstrap interval over the held-out rows."""
+    truth = np.asarray(setting.rows.held_out.labels)
+    if setting.rows.task == "regression":
+        return pearson(answers, truth, np.random.default_rng(0))
+    right = (answers == truth).astype(np.float64)
+    return resampled(lambda counts: counts @ right / len(right), len(right), np.random.default_rng(0))
+
+
+def _above(
+    setting: Setting, result: WayResult, before: Sequence[WayResult], answers: dict[str, NDArray[Any]]
+) -> WayResult:
+    """Returns the result with its difference to the best way with nothing sent so far, in the same rows."""
+    home = max((one for one in before if one.local and one.quality), key=lambda one: one.quality.value, default=None)  # type: ignore[union-attr]
+    if result.local or home is None or result.name not in answers:
+        return result
+    truth = np.asarray(setting.rows.held_out.labels)
+    ours, theirs, rng = answers[result.name], answers[home.name], np.random.default_rng(0)
+    if setting.rows.task == "regression":
+        def gap(counts: NDArray[Any]) -> Any:
+            return weighted_correlation(ours, truth, counts) - weighted_correlation(theirs, truth, counts)
+
+        return replace(result, above=resampled(gap, len(truth), rng))
+    gaps = (ours == truth).astype(np.float64) - (theirs == truth)
+    return replace(result, above=resampled(lambda counts: counts @ gaps / len(gaps), len(gaps), rng))
+
+
+def weighted_correlation(one: NDArray[Any], other: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
+    """Returns Pearson's correlation for each row of (draws, u) weights."""
+    total = counts.sum(-1)
+    mean, mean_other = counts @ one / total, counts @ other / total
+    cov = counts @ (one * other) / total - mean * mean_other
+    var = counts @ (one * one) / total - mean**2
+    var_other = counts @ (other * other) / total - mean_other**2
+    return np.asarray(cov / np.sqrt(np.maximum(var * var_other, 1e-24)))
+
+
+def read_way(raw: Any) -> WayResult:
+    """Returns a way from its JSON."""
+    def interval(one: Any) -> Interval | None:
+        if one is None:
+            return None
+        values = (math.nan if one[name] is None else one[name] for name in ("value", "low", "high"))
+        return Interval(*values, one["units"])
+
+    reading = raw["reading"]
+    if reading is not None:
+        parts = {name: interval(reading[name]) for name in ("tokens", "content", "names", "numbers")}
+        guess = math.nan if reading["guess"] is None else reading["guess"]
+        reading = Reading(**{**reading, **parts, "guess": guess, "more": tuple(reading["more"]),
+                             "example": _example(reading["example"])})  # fmt: skip
+    numbers = {name: math.nan if raw[name] is None else raw[name] for name in ("seconds", "setup")}
+    return WayResult(
+        **{**raw, **numbers, "quality": interval(raw["quality"]), "above": interval(raw["above"]), "reading": reading}
+    )
+
+
+def _example(raw: Any) -> Any:
+    from milkglass.audit.report.result import ReadExample, TokenReading
+
+    if raw is None:
+        return None
+    return ReadExample(raw["original"], tuple(TokenReading(**one) for one in raw["pieces"]), tuple(raw["sent"]))
+
+
+@contextmanager
+def heartbeat(log: Log, seconds: float = 8.0) -> Iterator[Log]:
+    """Yields a log that says that work goes on, if nothing was said for so long."""
+    import threading
+
+    last, ended, about = [time.monotonic()], threading.Event(), [""]
+    started = time.monotonic()
+
+    def said(words: str) -> None:
+        last[0], about[0] = time.monotonic(), words.partition(":")[0].strip()
+        log(words)
+
+    def beat() -> None:
+        while not ended.wait(1.0):
+            if time.monotonic() - last[0] >= seconds:
+                last[0] = time.monotonic()
+                log(f"{about[0] or 'compare'}: still at work, {duration(time.monotonic() - started)} in all")
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield said
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,89 @@
+"""The verdict of a comparison: whether anything that is sent is worth more than what the user has alone."""
+
+from __future__ import annotations
+
+from milkglass.compare.result import Compared, WayResult
+
+LITTLE_READ = 0.10  # of the content words; above, a way does not count as hiding the text
+
+
+def verdict(result: Compared) -> tuple[str, ...]:
+    """Returns some sentences, the first for a person who decides."""
+    home = result.home
+    if home is None:
+        return ("No way with nothing sent was run, so nothing can be said about what sending gains.",)
+    sent = [one for one in result.done if not one.local]
+    if not sent:
+        return (f"Only ways with nothing sent were run; the best is {home.title}, with {amount(result, home)}.",)
+    better = [one for one in sent if one.above is not None and _gains(result, one)]
+    sentences = [_first(result, home, sent, better)]
+    hiding = [one for one in better if one.read <= LITTLE_READ and one.group not in ("confidential hardware",)]
+    open_ = [one for one in better if one not in hiding and one.group not in ("confidential hardware", "sent as it is")]
+    if better and not hiding and open_:
+        sentences.append(
+            f"Of the ways that change the text, {_listed(result, open_)} {'is' if len(open_) == 1 else 'are'} worth more "
+            "than what you have alone, and most of the text can be read there."
+        )
+    if not better and (width := _width(sent)) is not None:
+        sentences.append(
+            f"With {result.held_out:,} rows asked about, a difference of less than about {_points(result, width)} "
+            "cannot be told from chance."
+        )
+    if unfinished := [one.title for one in sent if one.reading is not None and one.reading.cut]:
+        sentences.append(f"More time may read more of: {', '.join(unfinished)}.")
+    return tuple(sentences)
+
+
+def _first(result: Compared, home: WayResult, sent: list[WayResult], better: list[WayResult]) -> str:
+    have = f"{home.title} has {amount(result, home)}"
+    if not better:
+        return f"Keep it here: {have}, and nothing that you would send is shown to have more."
+    hiding = [one for one in better if one.read <= LITTLE_READ and one.group != "confidential hardware"]
+    if hiding:
+        best = max(hiding, key=result.worth)
+        return (
+            f"{best.title} is worth sending: {amount(result, best)}, where {have}; "
+            f"{100 * best.read:.0f} % of the names and other content words are read."
+        )
+    plain = [one for one in better if one.group in ("confidential hardware", "sent as it is")]
+    if plain:
+        best = max(plain, key=result.worth)
+        return (
+            f"No way here hides your text and is worth sending: {have}. The model as it is has {amount(result, best)}, "
+            "which you get from hardware that proves what it runs, or by letting the provider read all of it."
+        )
+    best = max(better, key=result.worth)
+    return (
+        f"No way here hides your text and is worth sending: {have}. {best.title} has {amount(result, best)}, and "
+        f"{100 * best.read:.0f} % of the names and other content words are read."
+    )
+
+
+def _gains(result: Compared, way: WayResult) -> bool:
+    assert way.above is not None
+    return way.above.high < 0 if result.measure == "loss" else way.above.low > 0
+
+
+def amount(result: Compared, way: WayResult) -> str:
+    """Returns a way's quality in words."""
+    assert way.quality is not None
+    value = way.quality.value
+    if result.measure == "loss":
+        return f"a loss of {value:.2f} nats a token"
+    return f"{100 * value:.0f} % right" if result.measure == "accuracy" else f"a correlation of {value:.2f}"
+
+
+def _points(result: Compared, width: float) -> str:
+    if result.measure == "loss":
+        return f"{width:.2f} nats"
+    return f"{100 * width:.0f} points" if result.measure == "accuracy" else f"{width:.2f}"
+
+
+def _width(sent: list[WayResult]) -> float | None:
+    widths = sorted((one.above.high - one.above.low) / 2 for one in sent if one.above is not None)
+    return widths[len(widths) // 2] if widths else None
+
+
+def _listed(result: Compared, ways: list[WayResult]) -> str:
+    words = [f"{one.title} ({amount(result, one)}, {100 * one.read:.0f} % read)" for one in ways]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

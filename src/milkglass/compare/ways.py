@@ -1,0 +1,335 @@
+"""The ways of using a model, by name. To add one, write a file and add a line to WAYS; a package adds its own."""
+
+from __future__ import annotations
+
+import abc
+import importlib.util
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.catalogue import Catalogue
+from milkglass.client.alone import LinearModel
+from milkglass.compare.result import Group
+from milkglass.compare.rows import OwnRows
+from milkglass.defences.catalogue import defence_of
+from milkglass.defences.obfuscated_tables import Plain
+from milkglass.errors import UsageError
+from milkglass.experiments.kinds.comparison import with_training
+from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, trained
+from milkglass.experiments.runs import unpacked
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.resolve import EMBEDDED, resolve
+from milkglass.progress import Log
+from milkglass.server.spec import Hyperparameters
+from milkglass.threat.defence import Defence
+from milkglass.threat.observations import Observation, Tokens
+
+TIMED_TEXTS = 200  # texts that are sent once more, to measure what sending costs
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every way of one comparison shares.
+
+    Attributes:
+        base: the public model.
+        digest: of the public model.
+        rows: the user's rows.
+        training: settings of every training.
+        seed: of every training, key and draw.
+        cells: the folder of trained cells, which recipes share.
+        threads: of one training.
+        log: receives the progress of what takes long.
+    """
+
+    base: Checkpoint
+    digest: str
+    rows: OwnRows
+    training: Hyperparameters
+    seed: int
+    cells: Path
+    threads: int
+    log: Log
+
+    @property
+    def problem(self) -> TrialData:
+        return self.rows.problem(self.seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """A way's answers to the held-out rows.
+
+    Attributes:
+        answers: (u,) classes or scores.
+        setup: seconds of the user's processor to set it up.
+        seconds: of the user's processor for 1,000 texts.
+        bytes: of a text on the wire.
+        cell: the trained halves, if there are any: what attacks read.
+        model: the linear model, if it is one.
+    """
+
+    answers: NDArray[Any]
+    setup: float
+    seconds: float
+    bytes: float = 0.0
+    cell: TrainedHalves | None = field(default=None, repr=False)
+    model: LinearModel | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way(abc.ABC):
+    """A way of using a model.
+
+    Attributes:
+        name: in the catalogue.
+        title: for a table.
+        group: what leaves the machine.
+        trust: whom the user trusts.
+        provider: what the provider needs.
+        command: the next command; {model}, {rows} and {kept} are filled in.
+        quick: whether `--quick` runs it.
+        usual: whether it runs where nothing is said.
+    """
+
+    name: str
+    title: str
+    group: Group
+    trust: str = "nobody"
+    provider: str = "nothing"
+    command: str = ""
+    quick: bool = True
+    usual: bool = True
+
+    @abc.abstractmethod
+    def answered(self, setting: Setting) -> Answered:
+        """Returns the way's answers. Raises MilkglassError."""
+
+    def refuses(self, setting: Setting) -> str | None:
+        """Returns why the way does not apply, or None."""
+        return None
+
+
+def cell_of(setting: Setting, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
+    """Returns the trained halves of a defence. A comparison recipe of the same rows and settings makes the same cell."""
+    model = base or setting.base
+    digest = setting.digest if base is None else base.digest()
+    return trained(
+        model, digest, setting.problem, with_training(defence, setting.training), setting.training, setting.seed,
+        setting.cells, setting.threads, setting.log,
+    )  # fmt: skip
+
+
+def answers_of(setting: Setting, cell: TrainedHalves) -> NDArray[Any]:
+    """Returns (u,) a cell's classes or scores."""
+    found = unpacked(cell.predictions)
+    return found.astype(np.float64) if setting.rows.task == "regression" else found.astype(np.int64)
+
+
+def wire_bytes(sent: Sequence[Observation], texts: int) -> float:
+    """Returns the bytes of a text on the wire: ids as JSON, states as they are."""
+    total = 0
+    for one in sent:
+        if isinstance(one, Tokens):
+            total += sum(len(json.dumps(ids.tolist())) for ids in one.ids)
+        else:
+            total += sum(array.nbytes for array in vars(one).values() if isinstance(array, np.ndarray))
+            total += sum(one.element_size() * one.nelement() for one in vars(one).values() if hasattr(one, "element_size"))
+    return total / max(1, texts)
+
+
+class Stopwatch:
+    """Counts seconds of the processor, of this process and of trainings that it waited for."""
+
+    def __init__(self) -> None:
+        self._started = self._now()
+
+    @staticmethod
+    def _now() -> float:
+        spent = os.times()
+        return spent.user + spent.system + spent.children_user + spent.children_system
+
+    def seconds(self) -> float:
+        return self._now() - self._started
+
+
+# --- nothing is sent --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class CommonestClass(Way):
+    """Names the class that most rows have, or their mean score."""
+
+    def answered(self, setting: Setting) -> Answered:
+        labels, count = np.asarray(setting.rows.train.labels), len(setting.rows.held_out.texts)
+        if setting.rows.task == "regression":
+            return Answered(np.full(count, labels.mean()), 0.0, 0.0)
+        return Answered(np.full(count, np.bincount(labels).argmax()), 0.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearWay(Way):
+    """The linear model of client/alone.py."""
+
+    def answered(self, setting: Setting) -> Answered:
+        train, held_out, watch = setting.rows.train, setting.rows.held_out, Stopwatch()
+        scores = setting.rows.task == "regression"
+        model = LinearModel.fit(train.texts, train.labels, train.pairs, scores, setting.seed)
+        setup, watch = watch.seconds(), Stopwatch()
+        answers = model.predict(held_out.texts, held_out.pairs)
+        return Answered(answers, setup, 1000 * watch.seconds() / len(held_out.texts), model=model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderWay(Way):
+    """A small encoder that is trained on this machine.
+
+    Attributes:
+        model: an embedded model. None: the comparison's own.
+    """
+
+    model: str | None
+
+    def refuses(self, setting: Setting) -> str | None:
+        if self.model is None:
+            return None
+        return None if there(self.model) else f"{self.model} is not installed"
+
+    def base(self, setting: Setting) -> Checkpoint:
+        if self.model is None:
+            return setting.base
+        base = Checkpoint.open(resolve(self.model))
+        return setting.base if base.digest() == setting.digest else base
+
+    def answered(self, setting: Setting) -> Answered:
+        watch, base = Stopwatch(), self.base(setting)
+        cell = cell_of(setting, Plain(), None if base is setting.base else base)
+        setup, watch = watch.seconds(), Stopwatch()
+        texts, pairs = timed(setting)
+        cell.client.receive(cell.tuned.answer(cell.client.send(texts, pairs)))
+        return Answered(answers_of(setting, cell), setup, 1000 * watch.seconds() / len(texts), cell=cell)
+
+
+# --- something is sent ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class DefenceWay(Way):
+    """A defence in front of a provider's model.
+
+    Attributes:
+        entry: the defence as a recipe writes it (defences/catalogue.py).
+    """
+
+    entry: Mapping[str, Any] = field(default_factory=dict)
+
+    def defence(self, setting: Setting) -> Defence:
+        return defence_of(self.entry)
+
+    def refuses(self, setting: Setting) -> str | None:
+        return self.defence(setting).refuses(setting.base)
+
+    def answered(self, setting: Setting) -> Answered:
+        watch = Stopwatch()
+        cell = cell_of(setting, self.defence(setting))
+        setup, watch = watch.seconds(), Stopwatch()
+        texts, pairs = timed(setting)
+        sent = cell.client.send(texts, pairs)
+        seconds = 1000 * watch.seconds() / len(texts)
+        return Answered(answers_of(setting, cell), setup, seconds, wire_bytes(sent, len(texts)), cell)
+
+
+def timed(setting: Setting) -> tuple[list[str], list[str] | None]:
+    """Returns the texts by which sending is timed."""
+    rows = setting.rows.held_out
+    return list(rows.texts[:TIMED_TEXTS]), None if rows.pairs is None else list(rows.pairs[:TIMED_TEXTS])
+
+
+def there(name: str) -> bool:
+    """Returns whether an embedded model's package is installed."""
+    return importlib.util.find_spec(EMBEDDED[name].module) is not None
+
+
+PROVIDER = "the provider, who reads it"
+TRAINS = "a GPU, and your model of any kind"
+SERVES = "a GPU, and the scrambled model"
+
+WAYS: Catalogue[Way] = Catalogue(
+    "way",
+    CommonestClass(name="commonest", title="naming the commonest class", group="nothing is sent"),
+    LinearWay(
+        name="linear", title="a linear model on your machine", group="nothing is sent",
+        command="milkglass classify --local {kept} --in {rows}",
+    ),
+    EncoderWay(
+        name="encoder", title="a small encoder on your machine", group="nothing is sent", model="demo:minilm",
+        command="milkglass classify --local {kept} --in {rows}",
+    ),
+    DefenceWay(
+        name="masked", title="names masked by Presidio", group="names are masked", trust=PROVIDER, provider=TRAINS,
+        entry={"masked": True}, command="milkglass sanitize --method mask --in {rows}",
+    ),
+    DefenceWay(
+        name="custext+", title="words replaced by CUSTEXT+, epsilon 3", group="words are replaced", trust=PROVIDER,
+        provider=TRAINS, entry={"sanitizer": "custext+", "epsilon": 3.0}, quick=False,
+        command="milkglass sanitize --method custext+ --epsilon 3 --in {rows}",
+    ),
+    DefenceWay(
+        name="santext+", title="words replaced by SANTEXT+, epsilon 14", group="words are replaced", trust=PROVIDER,
+        provider=TRAINS, entry={"sanitizer": "santext+", "epsilon": 14.0}, quick=False,
+        command="milkglass sanitize --method santext+ --epsilon 14 --in {rows}",
+    ),
+    DefenceWay(
+        name="rnm", title="tokens replaced by RNM, epsilon 3", group="words are replaced", trust=PROVIDER,
+        provider=TRAINS, entry={"sanitizer": "rnm", "epsilon": 3.0}, quick=False,
+        command="milkglass sanitize --method rnm --epsilon 3 --in {rows}",
+    ),
+    DefenceWay(
+        name="obfuslm", title="vocabulary scrambled by ObfusLM", group="words are scrambled",
+        trust="that nobody attacks the ids", provider=SERVES, entry={"k": 10, "epsilon": 0.1},
+        command="milkglass obfuscate {model} scrambled --key my.mgkey",
+    ),
+    DefenceWay(
+        name="coarse-16", title="16 symbols in place of words", group="words are scrambled",
+        trust="that nobody attacks the symbols", provider=SERVES, entry={"scheme": "coarse", "symbols": 16},
+        command="milkglass obfuscate {model} scrambled --key my.mgkey --scheme coarse --data {rows}",
+    ),
+    DefenceWay(
+        name="coarse-64", title="64 symbols in place of words", group="words are scrambled", quick=False,
+        trust="that nobody attacks the symbols", provider=SERVES, entry={"scheme": "coarse", "symbols": 64},
+        command="milkglass obfuscate {model} scrambled --key my.mgkey --scheme coarse --set symbols=64 --data {rows}",
+    ),
+    DefenceWay(
+        name="cape", title="one noisy vector a text (CAPE)", group="states are sent", quick=False,
+        trust="the noise, which has no proof here", provider="the upper layers of the model",
+        entry={"encoder": "cape"}, command="milkglass split train {model} {rows} split --method cape",
+    ),
+    DefenceWay(
+        name="confidential", title="the model as it is, in attested hardware", group="confidential hardware",
+        trust="the maker of the hardware, and the image that it proves", provider="a confidential machine and GPU",
+        command="see docs/attested.md",
+    ),
+    DefenceWay(
+        name="plain", title="the model as it is, at the provider", group="sent as it is", trust=PROVIDER,
+        provider=TRAINS, command="any provider's own upload",
+    ),
+    group="milkglass.way",
+    kind=Way,
+)  # fmt: skip
+
+
+def chosen(names: Sequence[str], quick: bool, everything: bool) -> list[Way]:
+    """Returns the ways to run, in the catalogue's order.
+
+    Raises:
+        UsageError: a name is unknown, or `names` and another choice are given.
+    """
+    if names:
+        if everything or quick:
+            raise UsageError("--ways names them, and --quick and --all choose others", "give one of the three")
+        wanted = {WAYS[name].name for name in names}
+        return [way for way in WAYS.values() if way.name in wanted]
+    return [way for way in WAYS.values() if everything or (way.quick if quick else way.usual)]
