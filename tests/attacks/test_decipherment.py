@@ -12,7 +12,7 @@ from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, unseen
 from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment, confidence
-from milkglass.attacks.token_ids.decipherment.dense_mean_field import GrowthSchedule
+from milkglass.attacks.token_ids.decipherment.mean_field import GrowthSchedule
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks.forward import body
+from milkglass.attacks.gradients.float_holes_rows import MIN_SHARE, Floats, Holes
 from milkglass.attacks.hidden_states.near_hidden import embedded, frame, hidden_of
-from milkglass.attacks.noise_holes import FEWEST, Floats, Holes
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.noise.grid import AddedNoise
@@ -72,7 +72,7 @@ class FloatHoles(Attack):
             return f"{family.name} is a decoder, and states are sent by encoders"
         if any(one.layer for one in transcript.all(Activations)):
             return "the states follow from whole texts, and no list of texts is tried"
-        if Holes(np.float32(required(knowledge.noise).width)).share < FEWEST:
+        if Holes(np.float32(required(knowledge.noise).width)).share < MIN_SHARE:
             return "noise of this width reaches every number"
         if not len(frame(knowledge.corpus)[0]):
             return "public texts do not all begin with the same token"

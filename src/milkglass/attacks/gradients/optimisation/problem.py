@@ -15,29 +15,77 @@ from public text. Otherwise every place of a text is free.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.overrides import TorchFunctionMode
 
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import Distance, linear, product, products, tapped
-from milkglass.attacks.gradients.optimisation.dropout import Masks
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.training_step import SharedStep
 
 Floats = NDArray[np.float64]
-
 PLACES_AT_A_TIME = 256  # places that go through a model at once, where guesses are judged
 SHARP = 20.0  # how much a soft label of the next token prefers the nearest one
 MIN_NORM_SHARE = 1e-6  # a gradient with a norm below this share of the largest is left out
-
-
 FEWEST = 10  # texts, with fewer of which a common beginning may be chance
+
+
+class Masks(TorchFunctionMode):
+    """Dropout as an unknown: the masks that a client drew in its step on one batch, found together with its text.
+
+    While it is entered, every dropout of the model, in attention too, multiplies by a mask of ours and not by a draw.
+    There is one mask of the input's shape for each call, in order. Its entries are from 0 (dropped) to 1 (kept), over
+    1 - p as in training. A new mask is 1 - p everywhere, so that the first run is the model without dropout. Several
+    guesses of one batch share the masks. Only PyTorch's calls are intercepted; the model is unchanged.
+
+    Attributes:
+        texts: how many texts the batch has.
+        values: the masks in the order of their use, made when first needed.
+    """
+
+    def __init__(self, texts: int) -> None:
+        super().__init__()
+        self.texts = texts
+        self.values: list[torch.Tensor] = []
+        self._next = 0
+
+    def __enter__(self) -> Self:
+        self._next = 0
+        super().__enter__()
+        return self
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.nn.functional.dropout:
+            return func(*args, **kwargs)
+        return self._masked(*args, **kwargs)
+
+    def _masked(self, x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        if not training or p == 0:
+            return x
+        if self._next == len(self.values):
+            self.values.append(torch.full_like(x[: self.texts], 1 - p).detach().requires_grad_())
+        mask = self.values[self._next]
+        self._next += 1
+        if len(x) != len(mask):
+            mask = mask.repeat(len(x) // len(mask), *[1] * (x.dim() - 1))
+        return x * (mask / (1 - p))
+
+    def clamp(self) -> None:
+        """Clamps the masks to 0 to 1 after a step of an optimiser."""
+        with torch.no_grad():
+            for one in self.values:
+                one.clamp_(0, 1)
 
 
 @dataclass(frozen=True)

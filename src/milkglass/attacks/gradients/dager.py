@@ -1,10 +1,10 @@
 """DAGER: exact inversion, since the gradient of a layer that reads few vectors spans nothing else.
 
 1. The gradient of the first layer's query projection is dQ^T X. Its row space contains what entered at every position,
-   and its rank is the number of these vectors (`spans`, `layers`).
-2. Every token of the vocabulary is put at every position and compared with that span (`layers`).
+   and its rank is the number of these vectors (`spans`, `dager_layers`).
+2. Every token of the vocabulary is put at every position and compared with that span.
 3. The tokens in the span are combined to texts that are in the span of the second layer's gradients too: prefix by
-   prefix in a decoder (`prefixes`), position by position in an encoder (`combining`).
+   prefix in a decoder (`grown_texts`), position by position in an encoder (`Combiner`).
 4. A causal model with the next-token loss never reads the last token of a text, so the layers' gradients do not show
    it.
    But it is a target. The head's gradient has a row for each target, which contains minus the state of its question,
@@ -19,6 +19,8 @@ wide has full rank too. Known lengths help.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -27,9 +29,18 @@ import torch
 from torch import Tensor
 
 from milkglass import papers
-from milkglass.attacks.gradients.dager import combining, prefixes
-from milkglass.attacks.gradients.dager.layers import Entrance, SpanTokens, spans_of, tokens
-from milkglass.attacks.gradients.dager.prefixes import Text
+from milkglass.attacks.gradients.dager_layers import (
+    Entrance,
+    SpanTokens,
+    Text,
+    blocks,
+    chosen_texts,
+    farthest,
+    grown_texts,
+    spans_of,
+    states,
+    tokens,
+)
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
 from milkglass.attacks.gradients.spans import Span
 from milkglass.errors import UnsupportedModel, UsageError
@@ -40,6 +51,133 @@ from milkglass.threat.observations import Transcript
 from milkglass.threat.training_step import batch as padded
 
 SURE = 0.5  # share of the state that must be left in a row for its token to be the last
+
+
+@dataclass(frozen=True, eq=False)
+class Combiner:
+    """Finds an encoder's texts: one token a position, such that all states that enter the second layer are in its span.
+
+    The first layer shows which tokens stand at each position, over all texts of the batch. The second shows which
+    tokens belong to one text, since every state of a text depends on all of its tokens. If there are few combinations,
+    all are tried. Otherwise a random text is changed position by position, each time to the token whose states are
+    nearest, until nothing changes. The best of several starts is taken.
+
+    If a position has as many tokens outside all found texts as there are texts left, each of these texts has one of
+    them. If texts share tokens there are fewer, and all tokens stay. No text is found twice, unless every token is in a
+    found text and no other text is in the span. Then the batch holds one of them again; the spans do not show which.
+
+    Attributes:
+        entrance, spans: of the second layer.
+        tolerance: how far each state may be from the spans.
+        combinations: the most combinations that are tried one by one.
+        starts: of the search if there are more.
+    """
+
+    entrance: Entrance
+    spans: Sequence[Span]
+    tolerance: float
+    combinations: int
+    starts: int
+
+    def texts(
+        self, options: Sequence[Sequence[int]], lengths: Sequence[int], known: bool, budget: Budget,
+        rng: np.random.Generator, count: int,
+    ) -> list[Text]:  # fmt: skip
+        """Returns `count` texts.
+
+        Args:
+            options: the tokens of each position.
+            lengths: the lengths of the texts.
+            known: whether there is one text of each of these lengths; else each text may have any of them.
+        """
+        left, expected = [list(one) for one in options], sorted(lengths)
+        result = list[Text]()
+        for number in range(count):
+            tried = [self.best(left[:length], result, budget, rng) for length in sorted(set(expected))]
+            text, away = min(tried, key=lambda one: one[1])
+            if not text or (away >= self.tolerance and not _unmet(options, result)):
+                again = [one for one in result if len(one) in expected]
+                text = min(again, key=lambda one: self._nearest([one])[1]) if again else text
+            if not text:
+                break
+            result.append(text)
+            if known:
+                expected.remove(len(text))
+            if budget.left() <= 0 or (known and not expected):
+                break
+            for position, part in enumerate(options):
+                others = sum(one > position for one in expected) if known else count - number - 1
+                new = [token for at, token in _unmet(options, result) if at == position]
+                left[position] = new if new and len(new) >= others else list(part)
+        return result
+
+    def best(
+        self, options: Sequence[Sequence[int]], previous: Sequence[Text], budget: Budget, rng: np.random.Generator
+    ) -> tuple[Text, float]:
+        """Returns the nearest text of one length that is not in `previous`, and the mean distance of its states.
+
+        The distance is infinite if there is no such text.
+        """
+        if not all(options):
+            return (), math.inf
+        if math.prod(len(one) for one in options) <= self.combinations:
+            fresh = [one for one in itertools.product(*options) if one not in {*previous}]
+            return self._nearest(fresh) if fresh else ((), math.inf)
+        nearest: tuple[Text, float] = ((), math.inf)
+        for _ in range(self.starts * (len(previous) + 1)):  # many of them end at a previous text
+            text, away = self._descended(_fresh(options, previous, rng), rng)
+            if text not in previous:
+                nearest = min(nearest, (text, away), key=lambda one: one[1])
+            if nearest[1] < self.tolerance or budget.left() <= 0:
+                break
+        return nearest
+
+    def _nearest(self, texts: list[Text]) -> tuple[Text, float]:
+        away = torch.cat([farthest(self.spans, states(self.entrance, part)).mean(1) for part in blocks(texts)])
+        at = int(away.argmin())
+        return texts[at], float(away[at])
+
+    def _descended(self, options: Sequence[Sequence[int]], rng: np.random.Generator) -> tuple[Text, float]:
+        text = tuple(int(rng.choice(one)) for one in options)
+        away = self._nearest([text])[1]
+        while True:
+            before = away
+            for position in rng.permutation(len(options)).tolist():
+                if len(options[position]) > 1:
+                    near = [(*text[:position], token, *text[position + 1 :]) for token in options[position]]
+                    text, away = self._nearest(near)
+            if away >= before - 1e-12:
+                return text, away
+
+
+def _unmet(options: Sequence[Sequence[int]], previous: Sequence[Text]) -> list[tuple[int, int]]:
+    """Returns (position, token) of the options that are in no previous text."""
+    met = {(position, token) for text in previous for position, token in enumerate(text)}
+    every = [(position, token) for position, part in enumerate(options) for token in part]
+    return [one for one in every if one not in met]
+
+
+def _fresh(
+    options: Sequence[Sequence[int]], previous: Sequence[Text], rng: np.random.Generator
+) -> list[Sequence[int]]:  # fmt: skip
+    """Returns the options, restricted at random to one token at some positions such that no previous text remains.
+
+    It restricts one position if a token is in no previous text, else as many as needed.
+    """
+    free, alike = list(options), [one for one in previous if len(one) == len(options)]
+    if not alike:
+        return free
+    if unmet := _unmet(options, previous):
+        position, token = unmet[int(rng.integers(len(unmet)))]
+        free[position] = [token]
+        return free
+    for position in rng.permutation(len(free)).tolist():
+        token = int(rng.choice(free[position]))
+        free[position] = [token]
+        alike = [one for one in alike if one[position] == token]
+        if not alike:
+            break
+    return free
 
 
 @dataclass(frozen=True)
@@ -111,9 +249,9 @@ class DAGER(Inversion):
         if result is None or not result.at(0):
             return []
         if batch.step.kind == "decoder":
-            grown = prefixes.grown(high, second, result, longest, nearer, self.most, budget)
-            return prefixes.chosen(high, grown, batch.size, lengths)
-        combiner = combining.Combiner(high, second, nearer, self.combinations, self.starts)
+            texts = grown_texts(high, second, result, longest, nearer, self.most, budget)
+            return chosen_texts(high, texts, batch.size, lengths)
+        combiner = Combiner(high, second, nearer, self.combinations, self.starts)
         options = _options(result, lengths)
         expected = lengths if lengths is not None else _ends(options)
         return combiner.texts(options, expected, lengths is not None, budget, rng, batch.size)
