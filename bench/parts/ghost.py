@@ -20,10 +20,9 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.models.torch_model import body
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.lemmas import lemmas_of
-from milkglass.sanitizers.ghost.search import Search, Shadows, search
+from milkglass.sanitizers.ghost.search import Search, Shadows, lemmas_of, search
 from milkglass.sanitizers.ghost.selection import drawn
-from milkglass.sanitizers.tables.vocabulary import opened, table_of
+from milkglass.sanitizers.table import opened, table_of
 
 SHORTEST, LONGEST = 14, 18  # tokens of a sentence
 SAMPLE = 3  # tokens that the literal program searches too

@@ -20,7 +20,7 @@ import pytest
 
 from milkglass.cli.ui.tls import reached
 from milkglass.client.key.file import write_key
-from milkglass.schemes.covariant.orthogonal import Orthogonal
+from milkglass.schemes.orthogonal import Orthogonal
 from tests import warm
 from tests.cli.kit import call, refused
 from tests.cli.test_processes import MILKGLASS, environment, self_signed

@@ -19,7 +19,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from milkglass.enclave import folder as at_rest
 from milkglass.enclave import lockdown
-from milkglass.enclave.attestation.attest import NOT_ATTESTED, measurement_of
+from milkglass.enclave.attestation import NOT_ATTESTED, measurement_of
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
 from milkglass.enclave.lists import RnmSettings

@@ -16,10 +16,9 @@ from transformers import AutoTokenizer
 from milkglass.client.key.generate import new_key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.upload_check import require_scrambled
-from milkglass.engines.export.gguf_file import write_gguf
-from milkglass.engines.export.layouts import layout_of, rope_factors
-from milkglass.engines.export.opaque_tokenizer import with_tokenizer
-from milkglass.engines.opaque import MAX_NAMES, opaque_name
+from milkglass.engines.engine import MAX_NAMES, opaque_name
+from milkglass.engines.gguf_file import layout_of, rope_factors, write_gguf
+from milkglass.engines.opaque_tokenizer import with_tokenizer
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.torch_model import language_model

@@ -30,7 +30,7 @@ from milkglass.gradient_defences.dropout import Dropout
 from milkglass.metrics.interval import Interval
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import Selection
-from milkglass.sanitizers.tables.vocabulary import opened
+from milkglass.sanitizers.table import opened
 from milkglass.threat.budget import Budget
 from tests import tiny
 from tests.cli.kit import call, document, refused

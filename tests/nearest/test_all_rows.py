@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.nearest import all_rows as module
 from milkglass.nearest.all_rows import nearest
-from milkglass.nearest.similarities import directions
+from milkglass.nearest.select import directions
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import sanitizers as literal  # noqa: E402

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from milkglass.nearest import products, top_k
 from milkglass.nearest.products import Cosines, exact, product, threads_each
-from milkglass.nearest.similarities import Metric
+from milkglass.nearest.select import Metric
 from milkglass.nearest.top_k import ExactIndex
 
 

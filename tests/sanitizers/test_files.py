@@ -19,8 +19,7 @@ from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.files import count_file, ordered, report_path, sanitize_file
 from milkglass.sanitizers.rows import blocks_of, require_rows, shape_of
 from milkglass.sanitizers.santext import SanText
-from milkglass.sanitizers.tables.table import read_glove
-from milkglass.sanitizers.tables.vocabulary import tokens_of_model, words_of_model
+from milkglass.sanitizers.table import read_glove, tokens_of_model, words_of_model
 from milkglass.sanitizers.text import CLASSES, TextSanitizer, WordReader
 from tests import tiny
 from tests.core.test_walls import SOURCE, imports

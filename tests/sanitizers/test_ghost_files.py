@@ -23,7 +23,7 @@ from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sanitizers.rows import shape_of
-from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.table import WordVectors
 from milkglass.sequences import Sequences
 from tests import tiny
 from tests.cli.kit import call, document, refused

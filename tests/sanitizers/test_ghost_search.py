@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.sanitizers.ghost.lemmas import lemmas_of, marker, whole_words
-from milkglass.sanitizers.ghost.search import Search, Shadows, search
-from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.ghost.search import Search, Shadows, lemmas_of, marker, search, whole_words
+from milkglass.sanitizers.table import WordVectors
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import ghost as literal  # noqa: E402

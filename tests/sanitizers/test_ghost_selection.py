@@ -15,9 +15,8 @@ import torch
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.ghost import selection, states
-from milkglass.sanitizers.ghost.bf16 import worth
 from milkglass.sanitizers.ghost.search import Shadows
-from milkglass.sanitizers.ghost.selection import Selection, drawn, nearest, select
+from milkglass.sanitizers.ghost.selection import Selection, drawn, nearest, select, worth
 from milkglass.sanitizers.ghost.states import Encoder, Prefix
 from tests import tiny
 

@@ -10,14 +10,14 @@ from scipy.integrate import quad
 from scipy.spatial.distance import cdist
 from scipy.stats import laplace
 
-import milkglass.sanitizers.santext_heads as heads
+import milkglass.sanitizers.santext as heads
 from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
 from milkglass.sanitizers.santext import SanText, SanTextPlus, SanTextPlusMethod, halfway
-from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.table import WordVectors
 from tests.sanitizers.kit import custext_law, fits, literal, santext_law, table
 
 DRAWS = 200_000

@@ -23,9 +23,8 @@ from milkglass.errors import CorruptCheckpoint
 from milkglass.hidden_states import frames
 from milkglass.server.connections.process import WebServer
 from milkglass.server.settings import Limits, ServerSettings
-from milkglass.split import app as apps
-from milkglass.split.app import create_app
-from milkglass.split.server import ServerHalf
+from milkglass.split import server as apps
+from milkglass.split.server import ServerHalf, create_app
 from milkglass.threat.observations import Activations
 from tests.server.kit import TOKEN, error, until
 from tests.server.test_stalled import memory_of

@@ -34,8 +34,7 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import Sanitizer
-from milkglass.sanitizers.tables.table import WordVectors, read_glove
-from milkglass.sanitizers.tables.vocabulary import tokens_of_model, words_of_model
+from milkglass.sanitizers.table import WordVectors, read_glove, tokens_of_model, words_of_model
 from milkglass.sanitizers.text import TextSanitizer, WordReader
 from milkglass.sequences import Sequences
 from milkglass.threat.defence import Defence, LabelledTexts

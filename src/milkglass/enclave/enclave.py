@@ -20,12 +20,11 @@ from typing import Any
 
 from milkglass import errors
 from milkglass.client.codec.conversation import Message
-from milkglass.enclave import gramine, prompt
-from milkglass.enclave.attestation import release
-from milkglass.enclave.attestation.attest import ATTESTED, ATTESTED_BY_QUOTE, KINDS, NOT_ATTESTED
-from milkglass.enclave.attestation.quote import INTEL, Trust, verify
+from milkglass.enclave import gramine, prompt, release
+from milkglass.enclave.attestation import ATTESTED, ATTESTED_BY_QUOTE, KINDS, NOT_ATTESTED
 from milkglass.enclave.lists import RnmSettings
 from milkglass.enclave.program import INNER, read_message, write_message
+from milkglass.enclave.quote import INTEL, Trust, verify
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Progress, Stage, no_progress, no_stage

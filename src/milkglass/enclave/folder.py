@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from milkglass import files
 from milkglass.enclave import gramine
-from milkglass.enclave.attestation.attest import ATTESTED
+from milkglass.enclave.attestation import ATTESTED
 from milkglass.enclave.enclave import Enclave, require_kind
 from milkglass.enclave.package import TOKENIZER as TOKENIZER_FILES
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.checkpoint import read_json
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Stage, no_stage
-from milkglass.sanitizers.tables.word_list import english, token_counts
+from milkglass.sanitizers.word_list import english, token_counts
 from milkglass.sequences import Sequences
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from milkglass.enclave import prompt
-from milkglass.enclave.attestation import attest, release
+from milkglass.enclave import attestation, prompt, release
 from milkglass.enclave.budget import NotCharged, RowBudget
 from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
 from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_files
@@ -27,7 +26,7 @@ from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import decodes_by_byte, load_tokenizer
 from milkglass.noise.stream import Stream, subkey
 from milkglass.progress import Stage, no_stage
-from milkglass.sanitizers.tables.vocabulary import special_rows
+from milkglass.sanitizers.table import special_rows
 
 Reply = tuple[dict[str, Any], bytes]
 TABLE, STATE = "table", "state"  # names of sealed pieces
@@ -78,7 +77,7 @@ class Inside:
             raise EnclaveError(f"the provider's nonce has {len(nonce)} bytes", f"{release.NONCE} are needed")
         self._own, self._nonce = X25519PrivateKey.generate(), nonce
         public = self._own.public_key().public_bytes_raw()
-        quote = attest.quote(self.kind, self.measurement, release.report_data(public, nonce))
+        quote = attestation.quote(self.kind, self.measurement, release.report_data(public, nonce))
         return {"public": public.hex()}, quote
 
     def _release(self, content: bytes, secret: str) -> Reply:
@@ -93,7 +92,7 @@ class Inside:
             raise EnclaveError("a package came that was not asked for", "ask for a challenge first")
         package = self._released = TablePackage.decode(release.decrypted(content, self._own, self._nonce))
         self._own = None
-        self._key = attest.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
+        self._key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
         return {**self._described(package), "files": package.files}, b""
 
     def _lists(self, content: bytes, k: int) -> Reply:
@@ -104,7 +103,7 @@ class Inside:
         package, self._released = self._released, None
         if package is None:
             raise EnclaveError("candidate lists were asked for before a table came", "release one first")
-        sealed = attest.seal(self._key, TABLE, with_lists(package, k, self.watched).encode())
+        sealed = attestation.seal(self._key, TABLE, with_lists(package, k, self.watched).encode())
         self._sealed_table = hashlib.sha256(sealed).hexdigest()
         state = self._sealed(float(package.policy.burst), secrets.token_bytes(32))
         return {"state": state.hex()}, sealed
@@ -119,8 +118,8 @@ class Inside:
         """
         if self._open is not None:
             raise EnclaveError("the enclave holds a table already", "start another enclave")
-        self._key = attest.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
-        package = TablePackage.decode(attest.unseal(self._key, TABLE, content))
+        self._key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
+        package = TablePackage.decode(attestation.unseal(self._key, TABLE, content))
         if digest_of_files(tokenizer_files(Path(tokenizer))) != package.tokenizer:
             raise EnclaveError("the tokenizer is not the one that the provider released", "build the enclave again")
         self._sealed_table = hashlib.sha256(content).hexdigest()
@@ -143,7 +142,7 @@ class Inside:
         Raises:
             EnclaveError: the state is missing, or belongs to another table.
         """
-        raw = json.loads(attest.unseal(self._key, STATE, bytes.fromhex(state)))
+        raw = json.loads(attestation.unseal(self._key, STATE, bytes.fromhex(state)))
         if raw["table"] != self._sealed_table:
             raise EnclaveError("the sealed state is another table's", "build the enclave again")
         return float(raw["level"]), bytes.fromhex(raw["root"])
@@ -154,7 +153,7 @@ class Inside:
 
     def _sealed(self, level: float, root: bytes) -> bytes:
         value = {"level": level, "root": root.hex(), "table": self._sealed_table}
-        return attest.seal(self._key, STATE, json.dumps(value).encode())
+        return attestation.seal(self._key, STATE, json.dumps(value).encode())
 
     @staticmethod
     def _described(package: TablePackage) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection, SelectionMethod
-from milkglass.sanitizers.tables.table import Mask
+from milkglass.sanitizers.table import Mask
 
 _HINT = "prepare it with `milkglass federated prepare`, without --plain"
 _LEAST: Callable[[Any, Any], bool] = lambda is_, asked: is_ >= asked  # noqa: E731

@@ -17,8 +17,8 @@ from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.models.checkpoint import read_json
 from milkglass.progress import Progress
+from milkglass.sanitizers.ghost.files import FinishedParts, finished, write
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.parts import FinishedParts, finished, write
 from milkglass.sanitizers.ghost.tally import GhostTally
 from milkglass.sequences import Ids
 

@@ -30,7 +30,7 @@ from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import SelectionMethod
 from milkglass.sanitizers.ghost.tally import document
-from milkglass.sanitizers.tables.vocabulary import opened
+from milkglass.sanitizers.table import opened
 from milkglass.sequences import Ids, Sequences
 
 GHOST = "ghost"

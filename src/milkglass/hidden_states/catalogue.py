@@ -13,8 +13,8 @@ from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.hidden_states.cape import CAPE
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.dp_forward import DPForward
-from milkglass.hidden_states.mixing.gelo import GELO
-from milkglass.hidden_states.mixing.textmixer import TextMixer
+from milkglass.hidden_states.gelo import GELO
+from milkglass.hidden_states.textmixer import TextMixer
 from milkglass.hidden_states.textobfuscator import TextObfuscator
 from milkglass.parameters import parameters_of, read_words
 

@@ -18,7 +18,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.config_entries import CONFIG, GENERATION, HINT, ID_ENDINGS, check_configs, check_ids, entries
 from milkglass.models.families import Architecture
 from milkglass.models.families.family import Kind
-from milkglass.models.families.residual import ends
+from milkglass.models.families.layers import ends
 from milkglass.models.safetensors_header import TensorRef
 from milkglass.models.torch_model import ONE_LOAD
 

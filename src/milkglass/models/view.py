@@ -12,7 +12,7 @@ import torch
 
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
-from milkglass.models.families.residual import ends
+from milkglass.models.families.layers import ends
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""Finds the k nearest rows of every row of a table by cosine, and compares each pair of rows once.
+"""Finds the k nearest rows of every row of a table by cosine, and divides a table into groups of near rows.
 
-Cosines are symmetric, so only tiles on and above the diagonal are multiplied. A sample of columns gives a guess of the
-bound that a pair must reach. A guess that is too high leaves fewer than k pairs; such a row is compared with all others
-again, so that guesses cost time and never a neighbour. A guess that is too low (a table with many equal rows) leaves
-too many pairs in a strip of rows. They are then cut to the k best of each row, and the bound becomes the k-th of these.
-Memory: the pairs of a strip of TILE rows, and two tiles for each core (20 MB each if all rows are equal), never n x n.
+`nearest` compares each pair of rows once: cosines are symmetric, so only tiles on and above the diagonal are
+multiplied. A sample of columns gives a guess of the bound that a pair must reach. A guess that is too high leaves fewer
+than k pairs; such a row is compared with all others again, so that guesses cost time and never a neighbour. A guess
+that is too low (a table with many equal rows) leaves too many pairs in a strip of rows. They are then cut to the k best
+of each row, and the bound becomes the k-th of these. Memory: the pairs of a strip of TILE rows, and two tiles for each
+core (20 MB each if all rows are equal), never n x n.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.nearest.select import Ids, best
-from milkglass.nearest.similarities import Vectors, directions, require_k
+from milkglass.nearest.select import Ids, Metric, Vectors, best, directions, require_k, similarities
 from milkglass.progress import Progress, no_progress
 from milkglass.system import cores
 
@@ -32,6 +32,8 @@ SAMPLE = 2048  # columns that guesses are made from
 HEAP = 16  # of these columns, of which only the largest counts where that suffices
 ROWS_COMPARED_AGAIN = 256  # rows compared at a time where single rows are compared again
 HELD = 512  # pairs that a row of a strip holds on average, at most, unless k is large
+PACKED = 0.8  # the pool is packed when a smaller share of it is free
+SEEDS = 64  # seeds compared at a time: few are taken by a seed before them, so that little is compared in vain
 
 
 def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists:
@@ -213,3 +215,40 @@ def _again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: NDArray[np
         block = unit[part] @ unit.T
         block[np.arange(len(part)), part] = -np.inf
         ids[part], cosines[part] = best(block, ids.shape[1])
+
+
+def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> list[Ids]:
+    """Returns every row in one group of k: the first free row in `order` takes the k - 1 nearest free rows.
+
+    Memory is a block times n, never n x n.
+
+    The fewer than k rows that remain at the end join the last group, which then has up to 2k - 1. A smaller group would
+    hide its rows less than requested.
+
+    Args:
+        progress: receives how many of n rows are done.
+    """
+    n = len(vectors)
+    require_k(k, n)
+    rows = directions(vectors) if metric == "cosine" else vectors
+    pool, pooled, waiting = np.arange(n), rows, order  # those that are free, and some that were lately
+    free, left, result = np.ones(n, np.bool_), n, list[Ids]()
+    while left >= k:
+        waiting = waiting[free[waiting]]
+        if left < PACKED * len(pool):
+            pool = np.flatnonzero(free)
+            pooled = rows[pool]
+        taken = ~free[pool]
+        seeds = waiting[:SEEDS]
+        for seed, near in zip(seeds, similarities(rows[seeds], pooled, metric), strict=True):
+            if not free[seed] or left < k:
+                continue
+            near[taken] = -np.inf
+            near[np.searchsorted(pool, seed)] = np.inf  # the seed is in its own group, in spite of rounding
+            group = best(near[None], k)[0][0]
+            taken[group], free[pool[group]] = True, False
+            left -= k
+            result.append(pool[group])
+            progress(k)
+    result[-1] = np.concatenate([result[-1], np.flatnonzero(free)])
+    return result

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from milkglass.nearest.products import BLOCK_BYTES, Cosines, Slack, blocks, lengths
-from milkglass.nearest.select import HEAP
-from milkglass.nearest.similarities import Metric
+from milkglass.nearest.select import HEAP, Metric
 
 COSINE_BYTES = 16 << 20  # bytes of cosines at a time: more is taken from the system anew each time, page by page
 

@@ -23,8 +23,8 @@ from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, Arrays, digest_of
-from milkglass.nearest.groups import groups
-from milkglass.nearest.similarities import Metric, directions, require_k
+from milkglass.nearest.all_rows import groups
+from milkglass.nearest.select import Metric, directions, require_k
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
@@ -32,7 +32,7 @@ from milkglass.parameters import limited
 from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
-from milkglass.sanitizers.tables.table import Ids, Vectors, WordVectors
+from milkglass.sanitizers.table import Ids, Vectors, WordVectors
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,9 +28,8 @@ from milkglass.noise.stream import Stream
 from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.method import Reader, SanitizerMethod
 from milkglass.sanitizers.rows import Block, FileShape, blocks_of
-from milkglass.sanitizers.tables.word_list import LIST_NAME
-from milkglass.sanitizers.text import TextSanitizer, WordTally
-from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer
+from milkglass.sanitizers.text import TextSanitizer, TokenReader, TokenTextSanitizer, WordTally
+from milkglass.sanitizers.word_list import LIST_NAME
 from milkglass.system import keep_private
 
 

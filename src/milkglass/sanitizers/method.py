@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.parameters import limited, parameters_of, require
 from milkglass.sanitizers.sanitizer import EPSILON, Sanitizer, Spared, sensitive_words
-from milkglass.sanitizers.tables.table import WordVectors
-from milkglass.sanitizers.text import Splitting, TextSanitizer, WordReader
-from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer
+from milkglass.sanitizers.table import WordVectors
+from milkglass.sanitizers.text import Splitting, TextSanitizer, TokenReader, TokenTextSanitizer, WordReader
 
 Reader = WordReader | TokenReader
 OF_TEXTS = ("keep_stopwords", "allow")  # parameters that `TextSanitizer` has, not the mechanism

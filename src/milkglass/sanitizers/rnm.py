@@ -32,7 +32,7 @@ from milkglass.accounting import upward
 from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, Arrays, digest_of
 from milkglass.nearest.all_rows import nearest
-from milkglass.nearest.similarities import require_k
+from milkglass.nearest.select import require_k
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
@@ -41,7 +41,7 @@ from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.custext import Lists, normalised
 from milkglass.sanitizers.method import SparingMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
-from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
+from milkglass.sanitizers.table import Ids, Mask, WordVectors
 
 Guarantee = Literal["paper", "strict"]
 

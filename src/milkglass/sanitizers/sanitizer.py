@@ -19,7 +19,7 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import Limit
 from milkglass.progress import Progress
-from milkglass.sanitizers.tables.table import Ids, Mask, Vectors, WordVectors
+from milkglass.sanitizers.table import Ids, Mask, Vectors, WordVectors
 
 UNKNOWN = -1  # a word that the table does not have
 EPSILON = Limit(1e-9, high=1e6)  # beyond it nothing is ever replaced, and distances times epsilon overflow

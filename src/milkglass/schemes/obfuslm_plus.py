@@ -34,9 +34,8 @@ from milkglass.errors import UsageError
 from milkglass.papers import Paper
 from milkglass.parameters import limited, require
 from milkglass.progress import Progress, no_progress
-from milkglass.schemes.clustering import Leftover, embed_cluster, merge_small, reach
+from milkglass.schemes.clustering import Leftover, Noise, embed_cluster, merge_small, reach, weight_synth
 from milkglass.schemes.mixture import Ids, Mixture
-from milkglass.schemes.weight_synth import Noise, weight_synth
 
 Form = Literal["paper", "symmetrise", "exact"]
 CONDITION = 1e6  # of W*, above which its inverse in fp32 would be noise

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from milkglass import papers
-from milkglass.nearest.similarities import Metric
+from milkglass.nearest.select import Metric
 from milkglass.nearest.top_k import ExactIndex
 from milkglass.threat.attack import Attack, Cost
 from milkglass.threat.budget import Budget

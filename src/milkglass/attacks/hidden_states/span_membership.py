@@ -1,7 +1,7 @@
 """Span membership: finds the public embeddings that lie in the span of rows that were mixed by a secret matrix.
 
 U = A [H; S] hides which row is whose. But for any A it has the span of H and the shields S (GELO,
-hidden_states/mixing/gelo.py). Whether a public vector lies in that span can be tested without secrets:
+hidden_states/gelo.py). Whether a public vector lies in that span can be tested without secrets:
 
     v in span(U)  <=>  |v - v R R^T| explained by rounding,     R an orthonormal basis of U's rows
 

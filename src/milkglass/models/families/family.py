@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families.layers import LayerLayout, LayerNames
-from milkglass.models.families.residual import Residual, StreamNames, ends
+from milkglass.models.families.layers import LayerLayout, LayerNames, Residual, StreamNames, ends
 from milkglass.models.safetensors_header import READABLE
 
 Kind = Literal["encoder", "decoder"]

@@ -20,11 +20,10 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import longest
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.sanitizers.ghost.lemmas import lemmas_of
-from milkglass.sanitizers.ghost.search import Search, Shadows, cached, digest, search
+from milkglass.sanitizers.ghost.search import Search, Shadows, cached, digest, lemmas_of, search
 from milkglass.sanitizers.ghost.selection import Choice, Selection, drawn, nearest, select
 from milkglass.sanitizers.ghost.states import Encoder
-from milkglass.sanitizers.tables.vocabulary import opened, table_of
+from milkglass.sanitizers.table import opened, table_of
 from milkglass.sequences import Ids, Sequences
 
 

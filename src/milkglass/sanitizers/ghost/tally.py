@@ -10,7 +10,7 @@ import numpy as np
 
 from milkglass.metrics.text import MEASURES, likeness
 from milkglass.sanitizers.ghost.ghost import Ghost, Shadow
-from milkglass.sanitizers.tables.table import Mask
+from milkglass.sanitizers.table import Mask
 
 
 @dataclass

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from milkglass.client.remote import strict_json
 from milkglass.client.remote.connection import CONNECT, Connection, RetryPolicy, check_url, tls_context
-from milkglass.enclave.attestation.release import NONCE
 from milkglass.enclave.enclave import Enclave
+from milkglass.enclave.release import NONCE
 from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import NextToken

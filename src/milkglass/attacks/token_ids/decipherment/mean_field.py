@@ -2,9 +2,8 @@
 
 `settle` works inside groups of candidates, `settle_all` without.
 
-All that does not change between sweeps is computed once: the public bigrams that a
-scrambled one could be, and their counts over what chance would give. A sweep is then two `bincount`s and a logarithm
-for each direction.
+All that does not change between sweeps is computed once: the public bigrams that a scrambled one could be, and their
+counts over what chance would give. A sweep is then two `bincount`s and a logarithm for each direction.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ from milkglass.hidden_states.server import EncoderServer
 from milkglass.hidden_states.tokens import TokenizedTexts, grouped, padded
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import readers
-from milkglass.noise.mixing import MixingMatrix
-from milkglass.noise.root import NoiseRoot, NoiseStream
+from milkglass.noise.root import MixingMatrix, NoiseRoot, NoiseStream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.sequences import Ids

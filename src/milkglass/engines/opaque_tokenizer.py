@@ -1,8 +1,7 @@
 """A tokenizer that reveals no text, for programs that load no model without one: token i is its opaque name.
 
-It is a word-level `tokenizer.json` over the names of engines/opaque.py. Ids are written as names without spaces, and
-read back one by one, so that servers and trainers of text become servers and trainers of ids. All names have one
-width, because text of names that begin each other could be split in several ways.
+It is a word-level `tokenizer.json` over the names of `opaque_name` (engine.py). Ids are written as names without
+spaces, and read back one by one, so that servers and trainers of text become servers and trainers of ids.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from milkglass import files
 from milkglass.client.obfuscate.upload_check import require_scrambled
-from milkglass.engines.opaque import MAX_NAMES, PATTERN, opaque_name
+from milkglass.engines.engine import MAX_NAMES, NAME_PATTERN, opaque_name
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.families import of
@@ -24,7 +23,7 @@ def tokenizer_document(size: int) -> dict[str, Any]:
     """Returns `tokenizer.json` for a vocabulary of `size` tokens. Raises UnsupportedModel if it has too many."""
     if size > MAX_NAMES:
         raise UnsupportedModel(f"the model has {size} tokens; opaque names are for {MAX_NAMES}", "give a smaller model")
-    split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": NAME_PATTERN}, "behavior": "Isolated", "invert": False}
     names = {opaque_name(token): token for token in range(size)}
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,

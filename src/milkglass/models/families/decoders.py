@@ -1,11 +1,12 @@
-"""The Llama family: decoders with rotary positions, RMS norms, and a head that is tied or not.
+"""Decoders: the Llama family (rotary positions, RMS norms, a head that is tied or not) and GPT-2 (learned positions).
 
 Gemma multiplies its embeddings by sqrt(d) after the look-up. A scale commutes with mixing rows, so this needs no care.
 """
 
+from __future__ import annotations
+
 from milkglass.models.families.family import Family
-from milkglass.models.families.layers import LayerNames
-from milkglass.models.families.residual import StreamNames
+from milkglass.models.families.layers import LayerNames, StreamNames
 
 _ATTENTION, _MLP = "input_layernorm.weight", "post_attention_layernorm.weight"
 _SANDWICH = "it norms what its layers write as well, and these gains cannot be folded into what reads"
@@ -57,4 +58,15 @@ LLAMA = Family(
     neurons="mlp.gate_proj",
     heads=("lm_head.weight",),
     layers=LAYERS,
+)
+
+
+GPT2 = Family(
+    name="GPT-2",
+    kind="decoder",
+    model_types=("gpt2",),
+    table=("wte.weight",),
+    stream="its layer norms subtract the mean over the dimensions, which mixing them does not keep",
+    neurons="mlp.c_fc",
+    heads=("lm_head.weight",),
 )

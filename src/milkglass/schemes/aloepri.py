@@ -2,10 +2,9 @@
 
     E~ = Pi (E + alpha_e sigma_E N) P          H~ = Pi (H + alpha_h sigma_H N') Q^T       N, N' standard normal
 
-Pi permutes the vocabulary, and sigma is the standard deviation of a table's entries. stream_keys.py makes P and Q,
-layer_keys.py the secrets inside the layers. RMSNorm divides by the length of x P, which is kappa times that of x on
-average and not for each x. So the function is kept approximately, and exactly with lambda = 0, h = 0, beta = 1 and no
-noise.
+Pi permutes the vocabulary, and sigma is the standard deviation of a table's entries. covariant_keys.py makes P and Q,
+and the secrets inside the layers. RMSNorm divides by the length of x P, which is kappa times that of x on average and
+not for each x. So the function is kept approximately, and exactly with lambda = 0, h = 0, beta = 1 and no noise.
 
 **Broken**: neuron alignment names the ids from the uploaded model alone (docs/log.md, 2026-11-23).
 """
@@ -23,9 +22,8 @@ from milkglass import papers
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
 from milkglass.parameters import limited
-from milkglass.schemes.covariant.covariant import Covariant
-from milkglass.schemes.covariant.layer_keys import LayerShape, Pairs, uniform, windowed
-from milkglass.schemes.covariant.stream_keys import KeyDraws, KeyMatrices, StreamKeys
+from milkglass.schemes.covariant import Covariant
+from milkglass.schemes.covariant_keys import KeyDraws, KeyMatrices, LayerShape, Pairs, StreamKeys, uniform, windowed
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A covariant scheme: all weights of a decoder change under a secret, and its function stays.
 
 The scheme decides the coordinates of the residual stream, the coordinates inside each layer, and the noise of the
-tables. client/obfuscate/covariant.py writes the checkpoint for all schemes of this folder.
+tables. client/obfuscate/covariant.py writes the checkpoint for all of them.
 
 **None of them hides which id is which.** A nonlinearity acts on each neuron separately, so neurons can only be
 permuted: anyone who runs each id alone aligns them with the public model's (attacks/hidden_states/neuron_alignment.py).
@@ -18,8 +18,7 @@ from torch import Tensor
 
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
-from milkglass.schemes.covariant.layer_keys import LayerKeys, LayerShape, Pairs
-from milkglass.schemes.covariant.stream_keys import KeyDraws, OrthogonalKeys, StreamKeys
+from milkglass.schemes.covariant_keys import KeyDraws, LayerKeys, LayerShape, OrthogonalKeys, Pairs, StreamKeys
 from milkglass.schemes.mixture import Draws, Ids, Mixture
 from milkglass.schemes.scheme import Scheme
 

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from milkglass.papers import Paper, ours
-from milkglass.schemes.covariant.covariant import Covariant
-from milkglass.schemes.covariant.layer_keys import LayerShape, Pairs
-from milkglass.schemes.covariant.stream_keys import KeyDraws
+from milkglass.schemes.covariant import Covariant
+from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, Pairs
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from milkglass.papers import Paper, ours
-from milkglass.schemes.covariant.covariant import Covariant
-from milkglass.schemes.covariant.layer_keys import LayerShape, Pairs, uniform
-from milkglass.schemes.covariant.stream_keys import KeyDraws
+from milkglass.schemes.covariant import Covariant
+from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, Pairs, uniform
 
 
 @dataclass(frozen=True)
