@@ -35,9 +35,6 @@ class EncoderClient(Client):
     """The client half.
 
     Attributes:
-        defence: the method and its parameters.
-        base: the public model.
-        reader: its tokenizer.
         lower: the layers that this half runs.
         kept: tensors that the method needs besides.
     """
@@ -57,11 +54,7 @@ class EncoderClient(Client):
         return (frames.decode(self.frame(texts, pairs, cut=True)),)
 
     def frame(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> bytes:
-        """Returns the bytes that cross the wire. Raises TooLong unless `cut`.
-
-        Args:
-            pairs: second texts, if the model was trained with some.
-        """
+        """Returns the bytes that cross the wire for texts, or pairs of texts. Raises TooLong unless `cut`."""
         encoded = self.reader.encode(texts, pairs, cut)
         first, self._sent = self._sent, self._sent + len(texts)
         return frames.encode(self._represented(encoded, self._root, first))

@@ -42,12 +42,7 @@ ALONE = threading.Lock()
 
 @dataclass(frozen=True)
 class HiddenStateDefence(Mechanism):
-    """The base of all defences of hidden states. Subclasses are frozen dataclasses whose fields are the parameters.
-
-    Attributes:
-        client: the class of the client half.
-        server: the class of the server half.
-    """
+    """The base of all defences of hidden states. Subclasses are frozen dataclasses whose fields are the parameters."""
 
     client: ClassVar[type[EncoderClient]] = EncoderClient
     server: ClassVar[type[EncoderServer]] = EncoderServer

@@ -57,10 +57,9 @@ class Projections(torch.nn.Module):
 
 
 class ReceivedProduct(torch.nn.Module):
-    """Replaces a matrix and returns the received product plus the bias.
+    """Replaces a matrix, whose tensors keep their names, and returns the received product plus the bias.
 
     Attributes:
-        matrix: the replaced matrix, whose tensors keep their names.
         product: (b, t, m) for the next call.
     """
 
@@ -153,7 +152,6 @@ class GELO(HiddenStateDefence):
     """The GELO method.
 
     Attributes:
-        mixing: see the module.
         condition: the greatest condition number of A if it is "invertible".
         shields: per token of a text, at least one row, if A is orthogonal.
         energy: squared length of a shield, relative to the text's mean.

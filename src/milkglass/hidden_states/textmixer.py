@@ -62,10 +62,7 @@ class MixedUpper(Upper):
 
 
 def mixed(parts: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], length: int) -> torch.Tensor:
-    """Returns (length, d) the mean of parts (t_j, d), each cut or padded with zeros and multiplied by its key.
-
-    A key is (d,) or (d, d).
-    """
+    """Returns (length, d) the mean of parts (t_j, d), cut or zero-padded, each times its key (d,) or (d, d)."""
     total = torch.zeros(length, parts[0].shape[1])
     for part, key in zip(parts, keys, strict=True):
         subset = part[:length] * key if key.dim() == 1 else part[:length] @ key.T

@@ -25,7 +25,6 @@ class TokenizedTexts:
     """Public ids of texts, special tokens included.
 
     Attributes:
-        ids: a sequence for each text.
         types: (total,) 1 in a second text. None: the tokenizer gives no types.
     """
 
@@ -38,12 +37,7 @@ class TokenizedTexts:
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Texts padded at the right.
-
-    Attributes:
-        ids, mask, types: (b, t); the mask is bool.
-        numbers: (b,) which texts these are.
-    """
+    """Texts padded at the right: ids, a bool mask and types (b, t), and which texts these are (b,)."""
 
     ids: torch.Tensor
     mask: torch.Tensor

@@ -41,11 +41,7 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
 
     Equal computed cosines are in the order of their rows; cosines of equal rows may differ in the last bit.
 
-    Args:
-        progress: receives how many of n rows are done, by the share of the tiles that are compared.
-
-    Raises:
-        UsageError: k is not from 1 to n - 1, or a row is not finite.
+    Raises UsageError if k is not from 1 to n - 1, or a row is not finite. `progress` counts the n rows.
     """
     from milkglass.nearest.products import threads_each  # imports torch, which listing methods does not need
 
@@ -108,10 +104,7 @@ def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.floa
 
 
 def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, left: int) -> tuple[Pairs, Pairs]:
-    """Compares one tile.
-
-    Returns the pairs that reach their row's bound, and, transposed, those that reach their column's.
-    """
+    """Returns a tile's pairs that reach their row's bound, and, transposed, those that reach their column's."""
     import torch
 
     from milkglass.nearest.products import product
@@ -140,11 +133,8 @@ class _Strip:
     """The pairs of up to TILE rows that reached their bounds, in the order of their columns.
 
     Attributes:
-        top: its first row.
         k: neighbours that each row needs.
         bounds: (b,) what a pair must reach; a view of the bounds of all rows.
-        pairs: the pairs so far, in parts.
-        held: their number.
     """
 
     top: int
@@ -161,10 +151,7 @@ class _Strip:
             self._cut()
 
     def finish(self, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> Ids:
-        """Writes the lists of this strip's rows.
-
-        Returns the rows with fewer than k neighbours, whose lists are wrong.
-        """
+        """Writes the lists of this strip's rows. Returns rows with fewer than k neighbours, whose lists are wrong."""
         columns, values, counts = self._ranked()
         self.pairs = []
         rows = slice(self.top, self.top + len(self.bounds))
@@ -190,10 +177,7 @@ class _Strip:
 
 
 def _packed(column: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Packs pairs into integers in the order of falling values, then of columns.
-
-    NumPy sorts integers faster than it ranks.
-    """
+    """Packs pairs into integers, which NumPy sorts faster than it ranks: by falling values, then columns."""
     falling = ~_ordered_bits((value + np.float32(0)).view(np.int32))  # -0 is 0
     return falling.astype(np.int64) << 32 | column
 
@@ -224,9 +208,6 @@ def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progr
 
     The fewer than k rows that remain at the end join the last group, which then has up to 2k - 1. A smaller group would
     hide its rows less than requested.
-
-    Args:
-        progress: receives how many of n rows are done.
     """
     n = len(vectors)
     require_k(k, n)

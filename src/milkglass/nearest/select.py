@@ -27,7 +27,6 @@ class LikelyRow(NamedTuple):
     Attributes:
         bounds: values that at least so many of the row's columns reach; -inf if that is too many for heaps of two.
         columns: those that reach the higher one, in order.
-        values: of these columns.
         low_values: values that reach the lower one; the whole row if that is -inf.
     """
 
@@ -42,8 +41,6 @@ class Likely:
     """The `LikelyRow` of many rows, of which some are used.
 
     Attributes:
-        similarity: (b, n).
-        bounds: (b, 2).
         lower: which bound was searched for: 1, or 0 if the lower one is -inf.
         places: of all rows' columns that reach it, in order.
         spans: (b + 1,) where each row's places begin.

@@ -40,9 +40,9 @@ class ExactIndex:
     """A table that is searched many times.
 
     Attributes:
-        table: (n, d), in any dtype, on any device.
         metric: what "nearest" means. A row of zeros has a cosine of 0 with everything.
-        cosines: of the table; for distances, of its rows less their mean, which changes products and not distances.
+
+    cosines: of the table; for distances, of its rows less their mean, which changes products and not distances.
         shift: (d,) that mean; zeros for cosines.
         half: (n,) |t|^2 / 2 of these rows; zeros for cosines.
     """

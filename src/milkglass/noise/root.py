@@ -19,11 +19,7 @@ SECRET = 32  # bytes
 
 
 class NoiseStream:
-    """One stream. The same shapes in the same order under the same key give the same numbers.
-
-    Attributes:
-        stream: the source of noise on data.
-    """
+    """One stream, the source of noise on data. The same shapes in the same order and key give the same numbers."""
 
     def __init__(self, key: bytes | Stream) -> None:
         self.stream = key if isinstance(key, Stream) else Stream(key)
@@ -37,10 +33,7 @@ class NoiseStream:
         return NoiseStream(bound(self.stream, {"hidden": hidden}))
 
     def gaussian(self, *shape: int) -> torch.Tensor:
-        """Returns standard normal fp32 numbers by the inverse distribution function.
-
-        Only for secret keys, never for noise on data.
-        """
+        """Returns standard normal fp32 numbers by the inverse distribution: for secret keys, not noise on data."""
         flat = ndtri(self.stream.uniform(math.prod(shape))).astype(np.float32)
         return torch.from_numpy(flat).reshape(shape)
 
@@ -62,10 +55,7 @@ class NoiseStream:
 
 
 def rotation(gaussian: torch.Tensor) -> torch.Tensor:
-    """Returns a uniform orthogonal matrix from standard normals.
-
-    The signs make the factorisation unique (Mezzadri 2007).
-    """
+    """Returns a uniform orthogonal matrix from standard normals, with signs that make it unique (Mezzadri 2007)."""
     q, r = torch.linalg.qr(gaussian)
     return q * r.diagonal().sign()
 
@@ -109,8 +99,6 @@ class MixingMatrix:
         """Draws a matrix for rows (t, d).
 
         Args:
-            draws: the only source of random numbers.
-            rows: (t, d).
             condition: c, 1 or more; 1: A is orthogonal.
             shields: k, Gaussian directions.
             energy: squared length of each shield, relative to the rows' mean squared length.

@@ -34,10 +34,7 @@ DIGITS = 60
 
 
 def gaussian(stream: Stream, count: int, ratio: float) -> Integers:
-    """Returns (count,) samples of round(ratio Z), Z standard normal.
-
-    `ratio` is the standard deviation over the grid's step.
-    """
+    """Returns (count,) samples of round(ratio Z), Z standard normal. `ratio` is the deviation over the grid's step."""
     return _samples(stream, count, ratio, lambda tail: -ndtri(tail), _gaussian_tail)
 
 
@@ -75,10 +72,7 @@ def _rounded(bits: NDArray[np.uint64], ratio: float, inverse: Callable[[Floats],
 
 
 def _certain(bits: int, ratio: float, guess: int, tail: Callable[[Any], Any], further: Stream) -> int:
-    """Returns the magnitude K for which |Z| lies in [(K - 1/2) / r, (K + 1/2) / r).
-
-    Reads as many bits as that takes.
-    """
+    """Returns the magnitude K with |Z| in [(K - 1/2) / r, (K + 1/2) / r), by as many bits as that takes."""
     import mpmath
 
     width = 64

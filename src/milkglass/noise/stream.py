@@ -68,10 +68,7 @@ class Stream:
         return Stream(self.bytes(BYTES))
 
     def keyed(self, data: bytes) -> Stream:
-        """Returns an independent stream for this data: HMAC-SHA256 under this stream's key.
-
-        This stream does not move on.
-        """
+        """Returns an independent stream for this data, HMAC-SHA256 under this one's key, which does not move on."""
         return Stream(hmac.digest(self._key, b"milkglass data" + self._nonce.to_bytes(16, "big") + data, "sha256"))
 
     def bytes(self, count: int) -> bytes:
@@ -102,12 +99,9 @@ class Stream:
         return -np.sign(centred) * np.log1p(-2 * np.abs(centred))
 
     def below(self, limits: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns a uniform whole number from 0 to limit - 1 for each limit.
+        """Returns a uniform whole number from 0 to limit - 1 for each limit (n,) from 1 to 2^63 - 1.
 
         By rejection: words in the last, incomplete multiple of a limit are drawn again.
-
-        Args:
-            limits: (n,) from 1 to 2^63 - 1.
         """
         limits = np.asarray(limits, np.int64)
         if limits.size and int(limits.min()) < 1:

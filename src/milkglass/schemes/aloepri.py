@@ -28,7 +28,7 @@ from milkglass.schemes.covariant_keys import KeyDraws, KeyMatrices, LayerShape, 
 
 @dataclass(frozen=True)
 class AloePri(Covariant):
-    """The AloePri scheme. The defaults are those of the paper.
+    """The AloePri scheme with the paper's defaults.
 
     Attributes:
         alpha_e, alpha_h: noise of the input and of the output embeddings, in standard deviations of the table's
@@ -78,10 +78,7 @@ class AloePri(Covariant):
         return width + 2 * self._expansion(width, heads)
 
     def _expansion(self, width: int, heads: int) -> int:
-        """Returns the least h from `expansion` on for which the heads divide d + 2h.
-
-        Raises UsageError if there is none.
-        """
+        """Returns the least h from `expansion` on for which the heads divide d + 2h, or raises UsageError."""
         fitting = (h for h in range(self.expansion, self.expansion + heads) if (width + 2 * h) % heads == 0)
         result = next(fitting, None)
         if result is None:

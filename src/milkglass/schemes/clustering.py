@@ -53,9 +53,7 @@ def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
 
 
 def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress: Progress | None = None) -> list[Ids]:
-    """Clusters the rows `order` of `table` (n, d) by Algorithm 1, visited in that order.
-
-    Ties go to the row visited first.
+    """Clusters the rows `order` of `table` (n, d) by Algorithm 1, visited in that order, to which ties go.
 
     Only the rows of D for free seeds are needed. They are computed roughly for some seeds at a time, few enough that
     seldom one of them is taken by an earlier seed. Values near a border are measured exactly (nearest/).
@@ -81,9 +79,7 @@ def _rows(
 ) -> Iterator[SeedRow]:
     """Yields a row of D for each seed that is free when its turn comes. The next seeds' rows are computed meanwhile.
 
-    Args:
-        counts: how many rows shall reach each of a row's likely values.
-        share: one of so many free rows is a seed at a time.
+    `counts` says how many rows reach each of a row's likely values; one of `share` free rows is a seed at a time.
     """
     most = max(1, min(max(WAVE, cosines.table.shape[1] // 4), WAVE_BYTES // (6 * len(free))))
     at = 0
@@ -119,11 +115,8 @@ class _Wave:
     """The rows of D of some seeds. Workers compute it in few calls, since many would slow the reader.
 
     Attributes:
-        cosines: of the table.
-        seeds: (b,) rows of the table.
         rough: (b, n) their cosines, `OUTSIDE` for a row that does not take part.
         slack: the largest error of these.
-        place: (n,) in the order.
         likely: the entries of each row that reach likely thresholds.
     """
 

@@ -68,11 +68,7 @@ class StreamKeys(abc.ABC):
 
 @dataclass(frozen=True)
 class OrthogonalKeys(StreamKeys):
-    """One orthogonal P, with its transpose as Q. It keeps lengths, so the norms are exact.
-
-    Attributes:
-        matrix: P (d, d).
-    """
+    """One orthogonal P (d, d), with its transpose as Q. It keeps lengths, so the norms are exact."""
 
     matrix: Tensor
     kappa: float = 1.0
@@ -125,10 +121,8 @@ class LayerShape:
     """Sizes of a decoder's layer.
 
     Attributes:
-        heads: of queries.
         key_heads: of keys and values; divides `heads`.
         head_size: e, even. Dimension i and i + e/2 are a pair.
-        neurons: of the feed-forward network.
         rotary_base: pair i turns by base^(-2i/e) a token.
     """
 

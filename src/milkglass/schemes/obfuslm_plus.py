@@ -49,8 +49,6 @@ class Plus:
         k: the paper's k*, 10 (appendix C.3).
         epsilon: the paper's epsilon*, 3 (appendix C.3).
         beta: the paper's 0.99 leaves few or no candidates among some hundred dimensions; 0.95 leaves 29 of 576.
-        form: see the module.
-        leftover: as in ObfusLM.
     """
 
     k: int = limited(10, least=1, hint="10 is the paper's choice")
@@ -76,10 +74,7 @@ class Plus:
 
         Args:
             columns: (d, n) E~^T, in any dtype: blocks of it are converted.
-            order: of the dimensions, in which clusters are started.
-            noise: of W*.
             sigma: (d,) the new place of each dimension.
-            progress: receives how many dimensions are in clusters.
         """
         d = len(columns)
         allowed = reach(d, self.beta)

@@ -22,8 +22,6 @@ from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, Pairs, unifor
 
 @dataclass(frozen=True)
 class Orthogonal(Covariant):
-    """The orthogonal conjugation scheme. It has no parameters."""
-
     name: ClassVar[str] = "orthogonal"
     broken: ClassVar[str | None] = "orthogonal conjugation is broken: anyone with the public model can read every id"
     paper: ClassVar[Paper] = ours("A decoder in secret orthogonal coordinates; after the idea of ConjFormer")

@@ -21,8 +21,6 @@ from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, Pairs
 
 @dataclass(frozen=True)
 class Permuted(Covariant):
-    """The permutation scheme. It has no parameters."""
-
     name: ClassVar[str] = "permuted"
     broken: ClassVar[str | None] = "permuting all weights is broken: anyone with the public model can read every id"
     paper: ClassVar[Paper] = ours("A decoder whose dimensions, heads and neurons are permuted")

@@ -62,12 +62,7 @@ TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temperature
 
 @dataclass(frozen=True)
 class _FreePool:
-    """The rows or tokens that were free at the last `_refresh`, gathered in one tensor.
-
-    Attributes:
-        ids: (f,) their ids.
-        small: (f, sketch) their projected rows.
-    """
+    """The rows or tokens that were free at the last `_refresh`: their ids (f,) and projected rows (f, sketch)."""
 
     ids: Ids
     small: Tensor
@@ -79,14 +74,10 @@ class ClusterSearch:
     Attributes:
         mixed, public: (n', d) and (n, d) the scrambled and the public rows.
         rows, tokens: `mixed` and `public`, scaled to length 1.
-        widths, batch, sketch, margins: see `ClusterSolve`.
-        copies: the number of rows of each ordinary token.
         free_rows: (n',) whether each row belongs to no cluster yet.
         twins: for the first of several equal tokens, those of them that are free; empty for all other tokens.
         noise: the relative error of the equations, see `measure`.
-        clusters: rows, tokens and weights of each cluster.
         small_rows, small_tokens: `rows` and `tokens`, projected to `sketch` dimensions.
-        pool_rows, pool_tokens: the free part of these at the last `_refresh`.
     """
 
     small_rows: Tensor
@@ -125,10 +116,7 @@ class ClusterSearch:
 
     # --- how good the equations are
     def measure(self, sample: int = 64) -> None:
-        """Measures `noise`: the median residual of least squares, relative to a row's length.
-
-        Also chooses the projection.
-        """
+        """Measures `noise`, the median residual of least squares over a row's length. Chooses the projection."""
         self._project(self.rows.shape[1])
         self._refresh()
         if not self.free_rows.any():
@@ -263,11 +251,7 @@ class ClusterSearch:
         return among[order[:best]], worse
 
     def _tokens_of(self, rows: Ids, tokens: Ids, candidates: Ids, wide: bool) -> Ids:
-        """Returns the tokens that explain the rows' mean, which has less noise than one row.
-
-        Args:
-            wide: also search among tokens that are no candidates.
-        """
+        """Returns the tokens that explain the rows' mean, which has less noise; `wide`: not only candidates."""
         pool = np.concatenate([candidates, tokens])
         if wide:
             mean = sparse.unit(self.small_rows[torch.from_numpy(rows)].mean(0))
@@ -279,10 +263,7 @@ class ClusterSearch:
         return pool[on[0].numpy()]
 
     def _claim(self, rows: Ids, tokens: Ids) -> bool:
-        """Records the cluster with its weights, and takes its rows and tokens out.
-
-        Splits it if it falls into several clusters.
-        """
+        """Records the cluster with its weights, split if it falls into several, and takes its rows and tokens out."""
         basis = self.public[torch.from_numpy(tokens)].double()
         solved = torch.linalg.lstsq(basis.T, self.mixed[torch.from_numpy(rows)].double().T).solution.T.numpy()
         if self.exact and solved.min() < -1e-3:
@@ -295,11 +276,7 @@ class ClusterSearch:
         return True
 
     def _expanded(self, count: int, tokens: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
-        """Returns one member for each token's worth of rows, and their weights. Equal tokens share one weight.
-
-        Args:
-            tokens: the first of each set of equal tokens.
-        """
+        """Returns one member for each token's worth of rows, and their weights; equal tokens share one weight."""
         extra = count // self.copies - len(tokens)
         members, columns = [], []
         for column, token in enumerate(tokens):

@@ -145,10 +145,7 @@ class KnownWeight(Preprocessor):
         return self.then(self.before(transcript, knowledge), self.prepared(knowledge), budget, rng)
 
     def before(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
-        """Returns the transcript with the model before its transformation.
-
-        Raises UsageError if that cannot be undone.
-        """
+        """Returns the transcript with the model before its transformation, or raises UsageError."""
         seen = transcript.model
         result = undone(required(knowledge.public_model), seen, self.tolerance)
         if isinstance(result, str):

@@ -33,13 +33,7 @@ AGREE = 0.3  # two kinds whose T differ by less are stacked
 
 @dataclass(frozen=True)
 class Estimate:
-    """The transformation of one kind of matrix.
-
-    Attributes:
-        transformation: (d, d) T.
-        residual: the relative error of the fit, 0 to 1.
-        rows: how many rows were stacked.
-    """
+    """The transformation (d, d) of one kind of matrix, with the relative error of its fit, from a number of rows."""
 
     transformation: Tensor
     residual: float
@@ -118,11 +112,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Kind:
-    """The matrices of one stack, viewed as rows of d, with their fit.
-
-    Attributes:
-        gain: the norm gain that is folded in, or None.
-    """
+    """The matrices of one stack, viewed as rows of d, with their fit and the norm gain that is folded in, if any."""
 
     name: str
     gain: str | None

@@ -96,10 +96,9 @@ class Matching(Solver):
 
 @dataclass(frozen=True)
 class ClusterBatch:
-    """g groups of s tokens.
+    """g groups of s tokens, by their places in the list of groups.
 
     Attributes:
-        numbers: their places in the list of groups.
         cosines: (g, s, s) of tokens i and j.
         logs: (g, r, s) the logarithm of row r's weight of token j; r is s, or a multiple of s with aliases.
     """
@@ -140,12 +139,7 @@ def likelihood(batch: ClusterBatch, epsilon: float) -> Floats:
 
 
 def _integral(a: Floats, b: Floats) -> Floats:
-    """Returns the log of the integral over c of prod_j exp(-|c - a_j| / b) / (2 b).
-
-    Args:
-        a: (..., s).
-        b: broadcasts to (...).
-    """
+    """Returns the log of the integral over c of prod_j exp(-|c - a_j| / b) / (2 b), for a (..., s) and b (...)."""
     size = a.shape[-1]
     a = np.sort(a, axis=-1) / b[..., None]  # in units of b; dc = b dx
     total = a.sum(-1, keepdims=True)
@@ -169,10 +163,7 @@ def _integral(a: Floats, b: Floats) -> Floats:
 
 
 def estimate(batches: list[ClusterBatch]) -> float:
-    """Returns the eps of greatest likelihood, if each row is any token of its group.
-
-    Refines the best of a grid twice.
-    """
+    """Returns the eps of greatest likelihood if each row is any token of its group, by a grid refined twice."""
 
     def fit(epsilon: float) -> float:
         total = 0.0

@@ -153,7 +153,6 @@ class SortedRows(NearestRows):
     Attributes:
         points: places of a sorted row that are compared.
         tolerance: how much the lengths of rows may differ.
-        k: the number of ranks of the guess.
     """
 
     points: int = 128

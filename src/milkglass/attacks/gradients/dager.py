@@ -67,10 +67,8 @@ class Combiner:
     found text and no other text is in the span. Then the batch holds one of them again; the spans do not show which.
 
     Attributes:
-        entrance, spans: of the second layer.
         tolerance: how far each state may be from the spans.
         combinations: the most combinations that are tried one by one.
-        starts: of the search if there are more.
     """
 
     entrance: Entrance
@@ -83,12 +81,10 @@ class Combiner:
         self, options: Sequence[Sequence[int]], lengths: Sequence[int], known: bool, budget: Budget,
         rng: np.random.Generator, count: int,
     ) -> list[Text]:  # fmt: skip
-        """Returns `count` texts.
+        """Returns `count` texts of these lengths, from the tokens of each position.
 
-        Args:
             options: the tokens of each position.
-            lengths: the lengths of the texts.
-            known: whether there is one text of each of these lengths; else each text may have any of them.
+        `known` says whether there is one text of each of these lengths; else each text may have any of them.
         """
         left, expected = [list(one) for one in options], sorted(lengths)
         result = list[Text]()
@@ -114,10 +110,7 @@ class Combiner:
     def best(
         self, options: Sequence[Sequence[int]], previous: Sequence[Text], budget: Budget, rng: np.random.Generator
     ) -> tuple[Text, float]:
-        """Returns the nearest text of one length that is not in `previous`, and the mean distance of its states.
-
-        The distance is infinite if there is no such text.
-        """
+        """Returns the nearest text of a length not in `previous`, and its states' mean distance; inf: none."""
         if not all(options):
             return (), math.inf
         if math.prod(len(one) for one in options) <= self.combinations:
@@ -189,7 +182,6 @@ class DAGER(Inversion):
             length.
         adapters: this tolerance for both layers if adapters are trained.
         most: the most tokens at one position, and the most prefixes at a time. With more, the span excludes nothing.
-        combinations, starts: see `combining`.
     """
 
     first: float = 1e-4
@@ -323,11 +315,7 @@ def _head(batch: SharedBatch) -> Tensor | None:
 
 
 def _left(batch: SharedBatch, grad: Tensor, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
-    """Returns what the known targets do not explain of the head's gradient.
-
-    Returns:
-        (v, d) that rest, and (b, d) the state that predicts each last token.
-    """
+    """Returns (v, d) what known targets leave of the head's gradient, and (b, d) the states before last tokens."""
     ids, mask = padded(texts, 0)
     module, states = batch.step.module.eval(), []
     head = module.get_output_embeddings()

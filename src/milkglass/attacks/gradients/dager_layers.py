@@ -36,7 +36,6 @@ class Matrix:
     """One matrix that reads a layer's input.
 
     Attributes:
-        name: of its parameter.
         transposed: whether it is stored (in, out).
         followed: the parameter of an adapter's second half, which reads this matrix's output. None: it is no adapter.
     """
@@ -51,7 +50,6 @@ class Entrance:
 
     Attributes:
         matrices: those that read the input, the query projection first.
-        module: the module of the query projection.
     """
 
     def __init__(self, step: SharedStep, layer: int) -> None:
@@ -70,10 +68,7 @@ class Entrance:
 
     @torch.no_grad()
     def read(self, embeds: Tensor) -> Tensor:
-        """Returns (b, t, d) what enters for the embeddings (b, t, d) of texts of t tokens.
-
-        The model runs no further.
-        """
+        """Returns (b, t, d) what enters for embeddings (b, t, d) of texts of t tokens. The model stops there."""
         seen: list[Tensor] = []
 
         def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -155,11 +150,7 @@ def spans_of(batch: SharedBatch, entrance: Entrance, total: int | None = None) -
     Queries, keys and values count as one matrix. The first half (r, d) of an adapter has the same span if its rank r is
     at least the number of vectors. The second half (out, r) has the span of A x if r is larger.
 
-    Args:
-        total: how many vectors entered. None: not known.
-
-    Returns:
-        No span if the gradients are not shared, are zero, or have full rank, since they then exclude nothing.
+    With unshared, zero or full-rank gradients there is no span, since they exclude nothing.
     """
     direct, result = [], []
     for matrix in entrance.matrices:
@@ -186,11 +177,7 @@ def farthest(spans: Sequence[Span], vectors: Tensor) -> Tensor:
 
 
 def tokens(entrance: Entrance, spans: Sequence[Span], positions: int, tolerance: float, most: int) -> SpanTokens | None:
-    """Returns which tokens are in all spans at each position.
-
-    Returns:
-        None if some position has more than `most` tokens, so that the spans exclude nothing.
-    """
+    """Returns which tokens are in all spans at each position; None if at some position these are more than `most`."""
     placed = depends_on_position(entrance)
     t = positions if placed else 1
     size, width = entrance.step.table.shape
@@ -230,9 +217,6 @@ def grown_texts(
     token no continuation is in the span.
 
     Args:
-        entrance, spans: of the second layer.
-        span_tokens: the tokens of each position.
-        longest: the greatest length.
         tolerance: how far a state may be from the spans.
         most: how many prefixes are kept at a time, the nearest ones.
     """

@@ -74,8 +74,6 @@ class Holes:
 
 @dataclass(frozen=True)
 class FloatHolesRows(Inversion):
-    """The attack. It has no parameters."""
-
     name = "float-holes-rows"
     title = "Holes of floating-point noise, rows of the embeddings' gradient"
     paper = papers.FLOAT_HOLES.but("Rows of a table's gradient are tested, where the paper tests one number.")

@@ -75,12 +75,7 @@ def table_gradient(batch: SharedBatch) -> Tensor | None:
 
 
 def bag(grad: Tensor, apart: float = 1e-2) -> Ids | None:
-    """Returns (k,) the ids that were read, ascending. None: the rows are all alike.
-
-    Args:
-        grad: (v, d) the gradient of the embeddings.
-        apart: see `FreeTokens`.
-    """
+    """Returns (k,) the ids that were read, ascending, by the embeddings' gradient (v, d). None: all rows are alike."""
     there = (grad != 0).any(1)
     if int(there.sum()) > MAX_SHARE_OF_ROWS * len(grad):
         there = _unlike(grad, apart)
@@ -92,10 +87,7 @@ def bag(grad: Tensor, apart: float = 1e-2) -> Ids | None:
 
 
 def _unlike(grad: Tensor, apart: float) -> Tensor:
-    """Returns (v,) which rows are outside the span in which nearly all others lie.
-
-    The smallest rows give that span: their tokens were neither read nor likely answers.
-    """
+    """Returns (v,) which rows are outside the span of the smallest: of tokens neither read nor likely answers."""
     lengths = grad.double().norm(dim=1)
     order = lengths.argsort()[int((lengths == 0).sum()) :]
     small = order[: min(SAMPLE, len(grad) // 2)]
@@ -106,13 +98,10 @@ def _unlike(grad: Tensor, apart: float) -> Tensor:
 
 
 def _outstanding(squares: Tensor) -> Tensor:
-    """Returns (v,) which rows are too long to be noise.
+    """Returns (v,) which rows, by their squared lengths (v,), are too long to be noise.
 
     Rows of noise have nearly equal lengths (a sum of d independent squares). If most lengths are not nearly equal, none
     is.
-
-    Args:
-        squares: (v,) the squared lengths.
     """
     middle = squares.median()
     spread = 1.4826 * (squares - middle).abs().median()  # a standard deviation, whatever the long ones are

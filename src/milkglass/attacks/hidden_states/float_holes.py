@@ -47,7 +47,6 @@ class FloatHoles(Attack):
     """The float holes attack.
 
     Attributes:
-        k: the number of ranks of the guess.
         patience: after so many texts without a fitting factor the attack ends, since this noise has no holes.
         always: guess by the best factor even if none fits, and never end early.
     """

@@ -64,12 +64,9 @@ def train(
     rng: np.random.Generator,
     clip: float | None = None,
 ) -> None:
-    """Trains until the epochs are done or the budget is spent.
+    """Trains on states (total, d), one for each id of `corpus`, until the epochs are done or the budget is spent.
 
-    Args:
-        inverter: maps states to scores of public ids.
-        states: (total, d), one for each id of `corpus`.
-        clip: the greatest norm of a step's gradient. None: there is no limit.
+    `clip` is the greatest norm of a step's gradient. None: there is no limit.
     """
     optimiser = torch.optim.AdamW(inverter.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
     groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // settings.batch_size))]
@@ -125,8 +122,6 @@ class InvBert(Attack):
     Attributes:
         layer: after which the states are taken.
         depth: layers of the inversion model. None: all.
-        learning_rate, batch_size, epochs: of its training.
-        k: the number of ranks of the guess.
     """
 
     layer: int = 3

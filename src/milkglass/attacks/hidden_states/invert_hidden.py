@@ -83,8 +83,6 @@ class InvertHidden(Attack):
     Attributes:
         depth: transformer layers of the inversion model, 0 for a linear one.
         copies: how often the public text is observed, each time with other draws.
-        learning_rate, batch_size, epochs: of the training.
-        k: the number of ranks of the guess.
     """
 
     depth: int = 1

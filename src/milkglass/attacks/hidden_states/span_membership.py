@@ -117,7 +117,6 @@ class SpanReader:
     """Compares the public model's tokens with the rows of one batch after the other.
 
     Attributes:
-        size: of the vocabulary.
         placed: whether what enters the first layer depends on the place.
         decoder: whether a state depends only on the tokens before it.
     """
@@ -155,10 +154,7 @@ class SpanReader:
         return result
 
     def in_order(self, rows: torch.Tensor, above: torch.Tensor, length: int, budget: Budget) -> Ids:
-        """Returns (length, 1) a decoder's text, from the rows of its first and its second layer.
-
-        It is NO_BELIEF if no text of the first layer's tokens is in the second span.
-        """
+        """Returns (length, 1) a decoder's text by its rows of layers 1 and 2, NO_BELIEF if none fits the second."""
         result, span = np.full((length, 1), NO_BELIEF, np.int64), self._span(above)
         found = self.spanned(rows, length)
         if span is None or not found.at(0):

@@ -41,7 +41,6 @@ class ShadowGeneration(Attack):
 
     Attributes:
         base: the folder of a causal model. None: a new one of `width` and `layers`.
-        epochs, rate: over the corpus, of AdamW.
         restricted: whether only candidates are written; if none are known, anything is.
     """
 

@@ -179,24 +179,14 @@ class SymbolReader(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Beliefs:
-    """The members' probabilities at each place by the transformer and the chain.
-
-    Attributes:
-        reader: the transformer.
-        chain: the hidden Markov chain.
-        members: the public tokens of each symbol.
-    """
+    """The probabilities of each symbol's members at each place, by the transformer and the chain."""
 
     reader: SymbolReader
     chain: Chain
     members: tuple[Ids, ...]
 
     def read(self, texts: Sequences) -> Iterator[tuple[int, Ids, NDArray[np.float64], NDArray[np.float64]]]:
-        """Yields each place whose symbol has members, with its beliefs.
-
-        Yields:
-            The place, the members (m,), and (m,) log P of each by the transformer and by the chain.
-        """
+        """Yields each place whose symbol has members: the place, the members (m,), and (m,) log P of each by both."""
         for numbers in batches(texts, TOKENS_AT_A_TIME):
             inputs = stacked(texts, numbers)
             with torch.inference_mode():
@@ -215,12 +205,9 @@ class Beliefs:
                     yield place, members, np.zeros(1), np.zeros(1)
 
     def best_weights(self, texts: Sequences, tokens: Ids, counted: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Returns the row of WEIGHTS under which the true tokens of public texts are least surprising.
+        """Returns the row of WEIGHTS under which the true tokens (total,) of texts of symbols are least surprising.
 
-        Args:
-            texts: the texts in symbols.
-            tokens: (total,) the true tokens.
-            counted: (n,) which public tokens count.
+        `counted` (n,) says which public tokens count.
         """
         surprise = np.zeros(len(WEIGHTS))
         for place, members, network, chain in self.read(texts):
@@ -232,11 +219,9 @@ class Beliefs:
         return np.asarray(WEIGHTS[surprise.argmin()])
 
     def listed(self, texts: Sequences, weights: NDArray[np.float64], k: int, share: NDArray[np.float64]) -> Listed:
-        """Returns the k likeliest members of each place of texts of symbols.
+        """Returns the k likeliest members of each place of texts of symbols, with weights v, w.
 
-        Args:
-            weights: v, w.
-            share: (n,) by which the probability of the other members is divided among them.
+        The probability of the other members is divided among them by `share` (n,).
         """
         result = np.full((len(texts.ids), k), NO_BELIEF, np.int64)
         chances = np.zeros((len(texts.ids), k + 1))
@@ -255,10 +240,8 @@ class SymbolDecoder(Attack):
     """The symbol decoder attack.
 
     Attributes:
-        learning_rate, batch_tokens: of the training.
         epochs: over the public text; fewer if the budget ends.
         held_out: the share of the public text on which the weights are chosen.
-        k: how many members are listed.
         reader: a causal model, embedded or in a folder, that weighs the members if the public model is an encoder; a
             causal public model weighs them itself. None: none does.
         width: how many readings of a text the beam search keeps.

@@ -167,10 +167,7 @@ class Listed:
         return result
 
     def weighed(self, said: Floats, weights: tuple[float, float]) -> Floats:
-        """Returns (total, k) the probabilities combined with what the reader says (total, k).
-
-        `weights` are a and u'.
-        """
+        """Returns (total, k) the probabilities combined with what the reader says (total, k), by weights a, u'."""
         both = weights[0] * self.scores + weights[1] * said
         shares = np.exp(both - np.logaddexp.reduce(both, axis=1, keepdims=True))
         return np.asarray(shares * self.chances[:, :-1].sum(1, keepdims=True))
@@ -178,14 +175,11 @@ class Listed:
 
 @dataclass(frozen=True)
 class LanguageReader:
-    """A reader of lists, with its weights.
+    """A reader of lists, with its weights u (strength) and a, u'.
 
     Attributes:
-        reader: the causal model.
         common: (V,) the logarithm of each id's mean probability.
         width: readings of a text that go on.
-        strength: u.
-        weights: a, u'.
         whole: whether the guess is the best reading's token; else it is that of the largest P.
     """
 
@@ -207,12 +201,9 @@ class LanguageReader:
         budget: Budget,
         rng: np.random.Generator,
     ) -> LanguageReader:
-        """Returns a reader with weights that are chosen on public texts, among the u that the budget reaches.
+        """Returns a reader with weights chosen on public texts and their lists, among the u that the budget reaches.
 
-        Args:
-            texts: the true tokens.
-            listed: of the texts' places.
-            counted: (n,) which public tokens count when u is chosen.
+        `counted` (n,) says which public tokens count when u is chosen.
         """
         reading = Sequences(listed.tokens[:, 0], texts.lengths)
         states = [one.states for one in reader.reads(reading, np.arange(len(texts)))]

@@ -35,9 +35,6 @@ class GRAB(Optimising):
     Attributes:
         starts, permutations: the number of draws, and of orders of the best one.
         steps, rate, decay: of Adam; the rate is multiplied by `decay` every 50 steps.
-        l1: the weight of absolute differences.
-        watch, pool, beam, sweeps, rounds: see the module.
-        first, last: see `Optimising`.
     """
 
     starts: int = 200

@@ -66,7 +66,6 @@ class Prior:
 
     Attributes:
         levels: the counts for runs of 1, 2 and 3 ids.
-        size: v.
     """
 
     def __init__(self, corpus: Sequences, size: int) -> None:
@@ -104,7 +103,6 @@ class LAMP(Optimising):
         steps, rate, decay: of Adam; the rate is multiplied by `decay` every 50 steps.
         every: steps between reorderings.
         proposals: orders that are tried for each text.
-        first, last: see `Optimising`.
     """
 
     kind: Literal["cosine", "squares"] = "cosine"
@@ -173,10 +171,7 @@ def _reordered(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
 
 
 def begun(problem: Problem, starts: int, orders: int, budget: Budget, rng: np.random.Generator) -> torch.Tensor:
-    """Returns the best of `starts` draws, then of `orders` random orders of its places.
-
-    Texts are reordered together.
-    """
+    """Returns the best of `starts` draws, then of `orders` random orders of its places, of all texts together."""
     best = lowest(problem, (problem.noise(rng) for _ in range(starts)), budget.part(0.5))
     places = [problem.places(row) for row in range(len(best))]
     return lowest(problem, [best, *(_shuffled(best, places, rng) for _ in range(orders))], budget)
@@ -204,10 +199,7 @@ def swapped(count: int, rng: np.random.Generator) -> Ids:
 
 
 def span_moved(count: int, rng: np.random.Generator, longest: int | None = None) -> Ids:
-    """Returns (count,) the order with a span moved elsewhere.
-
-    The span has at most `longest` places and fewer than all.
-    """
+    """Returns (count,) the order with a span of at most `longest` places, and fewer than all, moved elsewhere."""
     width = int(rng.integers(1, min(count - 1, longest or count - 1) + 1))
     start = int(rng.integers(count - width + 1))
     rest = np.delete(np.arange(count), np.s_[start : start + width])
@@ -225,10 +217,7 @@ MOVES = (swapped, token_moved, span_moved, rotated)
 
 
 def proposals(count: int, expected: int, rng: np.random.Generator) -> list[Ids]:
-    """Returns at most `expected` different orders of `count` places, by all four moves in turn.
-
-    None is the identity.
-    """
+    """Returns at most `expected` different orders of `count` places but the identity, by all four moves in turn."""
     if count < 2:
         return []
     drawn = [MOVES[number % len(MOVES)](count, rng) for number in range(expected)]

@@ -47,7 +47,6 @@ class Masks(TorchFunctionMode):
     guesses of one batch share the masks. Only PyTorch's calls are intercepted; the model is unchanged.
 
     Attributes:
-        texts: how many texts the batch has.
         values: the masks in the order of their use, made when first needed.
     """
 
@@ -90,25 +89,14 @@ class Masks(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Frame:
-    """The special tokens around every text.
-
-    Attributes:
-        first, last: the id at that end of each text. None: there is none, or it is not known.
-    """
+    """The ids at the ends of every text. None: there is none, or it is not known."""
 
     first: int | None = None
     last: int | None = None
 
     @classmethod
     def of(cls, first: int | None, last: int | None, corpus: Sequences | None, size: int) -> Frame:
-        """Returns the stated ids, and for those that are None the ids that the public text shows.
-
-        Args:
-            size: v, of the vocabulary.
-
-        Raises:
-            UsageError: an id is outside the vocabulary.
-        """
+        """Returns the stated ids, or if None those that the public text shows. Raises UsageError outside v = `size`."""
         for one in (first, last):
             if one is not None and not 0 <= one < size:
                 raise UsageError(f"a special id of {one} in a vocabulary of {size}", "give the public tokenizer's")
@@ -141,7 +129,6 @@ class Problem:
         names: the parameters that are compared.
         seen: their shared gradients.
         squares: the squared norms of these.
-        layers: the linear layers.
         mask: (b, t) 1 for tokens, 0 for padding.
         labels: (b,) the classes. None: the next-token loss.
         embeddings: (v, d) as the model reads them.
@@ -151,10 +138,7 @@ class Problem:
     """
 
     def __init__(self, batch: SharedBatch, distance: Distance, frame: Frame, masks: Masks | None = None) -> None:
-        """Compares with this batch.
-
-        With `masks` dropout is to be found; without, the step runs without dropout in any case.
-        """
+        """Compares with this batch. With `masks` dropout is to be found; without, the step runs without dropout."""
         self.step = step = SharedStep(batch.step.module, batch.step.task, dropout=masks is not None)
         self.distance, self.frame, self.masks = distance, frame, masks
         with torch.no_grad():

@@ -39,7 +39,6 @@ class BlockAssignment:
         row, column, member: (cells,); columns are numbered over all groups, `member` is the public id.
         capacity: (columns,) the greatest sum of a column.
         column_member, column_group: (columns,) the public id and the group.
-        first_column: (groups,)
         place: (n,) a scrambled id's row, -1 outside every group.
     """
 
@@ -114,10 +113,7 @@ class BigramJoin:
 
 
 def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tuple[Ids, Ids], Floats]:
-    """Joins edges, by the sorted keys of their two groups, with public bigrams.
-
-    Returns edge numbers, columns, counts.
-    """
+    """Joins edges, by the sorted keys of their two groups, with public bigrams: edge numbers, columns, counts."""
     order = np.argsort(blocks.column_member, kind="stable")
     member = blocks.column_member[order]
     ends = (public.left, public.right)
@@ -159,8 +155,7 @@ class Profiles:
     and the public table are used.
 
     Attributes:
-        alone: the number of classes of one group.
-        together: the number of classes of the other groups.
+        alone, together: the numbers of classes of one group, and of the other groups.
         weight: pseudo-counts of a predicted profile.
         ridge: relative to the mean variance of the embeddings.
         distances: at which neighbours are predicted.
@@ -219,12 +214,7 @@ class Profiles:
 
 @dataclass(frozen=True)
 class Ratios:
-    """The profiles of all tokens at one distance and side.
-
-    Attributes:
-        values: (n, classes) how much likelier a class is next to a token than anywhere.
-        classes: (groups,) the class of each group.
-    """
+    """How much likelier a class (of each group) is next to a token than anywhere, (n, classes), on one side."""
 
     values: NDArray[np.float32]
     classes: Ids

@@ -59,11 +59,7 @@ def placed(private: Sequences, public: Sequences, template: tuple[int, ...] = ()
 
 
 def consistent(pairs: Ids, allowed: Candidates | None = None, aliases: int = 1) -> Ids:
-    """Returns the pairs, each once, that contradict no other pair and no candidate.
-
-    Args:
-        aliases: the number of scrambled ids of a token.
-    """
+    """Returns the pairs, each once, that contradict no other pair and no candidate, of tokens with `aliases` ids."""
     pairs = np.unique(pairs.reshape(-1, 2), axis=0)
     for side in (0, 1):
         _, where, times = np.unique(pairs[:, side], return_inverse=True, return_counts=True)

@@ -72,12 +72,8 @@ class Decipherment(Solver):
 
     Attributes:
         tau: the spread of frequencies. None: `sharper` times the likeliest one.
-        sharper: see `tau`.
-        alpha, patience (K), doubt (rho), second: see the module.
-        temperature, inertia, sweeps: of the annealing.
         template: public ids with which each text is known to begin.
         profiles: how embeddings are used. None: they are not.
-        growth: the schedule without candidates.
     """
 
     tau: float | None = None
@@ -113,10 +109,7 @@ class Decipherment(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """Returns the candidates with their log posteriors given the corpus.
-
-        Each row sums to 1. Makes no random draws.
-        """
+        """Returns the candidates with their log posteriors given the corpus. Makes no random draws."""
         texts, size = transcript.tokens, transcript.size
         pins = self._pins(texts, knowledge)
         public = PublicBigrams(required(knowledge.corpus), knowledge.tokens(size))

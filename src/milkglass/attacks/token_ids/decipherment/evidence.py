@@ -46,8 +46,6 @@ class EvidenceTable:
 
         Args:
             certain: ids whose likeliest option has a higher probability are left alone.
-            share: (n,) log P of public ids.
-            size: n'.
         """
         counts, sure = texts.counts(size), confidence(candidates, size)
         open_ = (counts > 0) & (sure < certain)
@@ -92,10 +90,7 @@ class EvidenceTable:
     def update(self, ids: Ids, scores: Floats, doubt: float) -> None:
         """Adds what a model says about some places.
 
-        Args:
-            ids: (m,) scrambled.
-            scores: (m, w) log P(option | context) / P(option), up to a constant for each place.
-            doubt: the probability that a place says nothing.
+        `scores` (m, w) are log P(option | context) / P(option) up to a constant; a place says nothing with P = `doubt`.
         """
         lines = self.line[ids]
         prior = self.prior[lines]
@@ -113,9 +108,6 @@ class EvidenceTable:
 
         An id's ratio, averaged over its belief, is taken as a draw from rho * 1 + (1 - rho) * ratio, and rho is found
         by maximum likelihood. Without any belief rho stays at START.
-
-        Args:
-            belief: (lines, w) from other sources.
         """
         ratio = evidence - np.logaddexp.reduce(evidence + self.prior, axis=1, keepdims=True)
         factor = np.exp(np.minimum(ratio, HIGHEST))

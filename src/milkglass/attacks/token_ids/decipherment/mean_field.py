@@ -30,9 +30,7 @@ class Schedule:
     """The annealing.
 
     Attributes:
-        sweeps: their number.
         doubt: rho, the share of neighbours that are misread.
-        temperature: of the soft assignment.
         inertia: the weight of the last sweep's belief.
     """
 
@@ -101,12 +99,7 @@ def messages_of(
     weights: Mapping[int, float],
     ratios: Mapping[tuple[int, int], Ratios],
 ) -> list[Message]:
-    """Returns two messages for each distance, one from either side.
-
-    Args:
-        texts: the scrambled bigrams by distance.
-        weights: of each distance.
-    """
+    """Returns two messages for each distance, one from either side, by scrambled bigrams and weights by distance."""
     result = []
     for distance, weight in weights.items():
         if weight:
@@ -130,7 +123,6 @@ def settle(
     Args:
         prior: (cells,) log-likelihoods from other sources.
         patience: (cells,) the factor that damps the evidence.
-        step: receives the share that is done, returns whether to go on.
     """
     scores = prior
     belief = blocks.balanced(prior, schedule.temperature[0])
@@ -173,11 +165,9 @@ class GrowthSchedule:
 
 @dataclass(frozen=True)
 class MeanFieldState:
-    """The belief so far.
+    """The belief so far, about scrambled and public ids.
 
     Attributes:
-        rows: (K,) scrambled ids.
-        columns: (C,) public ids.
         belief: (K, C).
     """
 
@@ -188,12 +178,11 @@ class MeanFieldState:
 
 @dataclass(frozen=True)
 class _Channel:
-    """The bigrams of one distance in one direction.
+    """The bigrams of one distance in one direction, and how much they count.
 
     Attributes:
         edges: (K, K + p) scrambled counts.
         votes: (C, C + p) what each neighbour says.
-        weight: how much they count.
     """
 
     edges: sp.csr_matrix
@@ -219,7 +208,6 @@ def settle_all(
         seen: (n',) counts of scrambled ids.
         texts: their bigrams by distance.
         pins: (p, 2) known pairs.
-        aliases: the number of scrambled ids of a token.
 
     Returns:
         None if every id that occurs is among the pins.
