@@ -34,10 +34,7 @@ NOT_ATTESTED = "NOT ATTESTED: nothing proves to the provider what runs here; thi
 
 
 def measurement_of(kind: str) -> str:
-    """Returns the measurement of an enclave's code in hex.
-
-    It is MRENCLAVE, or SHA-256 over the names and bytes of this package's source.
-    """
+    """Returns the measurement of an enclave's code in hex: MRENCLAVE, or SHA-256 over this package's source."""
     if kind == ATTESTED:
         return SgxQuote.parse(quote(kind, "", bytes(64))).report.mr_enclave.hex()
     whole, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[2]
@@ -70,8 +67,7 @@ def software_quote(kind: str, measurement: str, report_data: bytes) -> bytes:
 def machine_secret(kind: str, secret: str) -> bytes:
     """Returns the secret for the sealing key.
 
-    Args:
-        secret: the content of the host's file, in hex, for kinds without SGX.
+    For kinds without SGX it is in `secret`, the content of the host's file, in hex.
     """
     if kind != ATTESTED:
         return bytes.fromhex(secret)
@@ -87,11 +83,7 @@ def sealing_key(secret: bytes, measurement: str) -> bytes:
 
 
 def seal(key: bytes, name: str, content: bytes) -> bytes:
-    """Encrypts and authenticates content.
-
-    Args:
-        name: what the content is, so that no piece can replace another.
-    """
+    """Encrypts and authenticates content under its name, so that no piece can replace another."""
     nonce = secrets.token_bytes(NONCE)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, name.encode())
 

@@ -34,13 +34,7 @@ TABLE, STATE = "table", "state"  # names of sealed pieces
 
 @dataclass
 class Inside:
-    """The enclave's state.
-
-    Attributes:
-        kind: process, gramine-direct or gramine-sgx.
-        measurement: the measurement of its code, in hex.
-        watched: receives the progress of long work.
-    """
+    """The enclave's state."""
 
     kind: str
     measurement: str
@@ -81,13 +75,7 @@ class Inside:
         return {"public": public.hex()}, quote
 
     def _release(self, content: bytes, secret: str) -> Reply:
-        """Returns the tokenizer's files of the provider's package.
-
-        The host checks them before `lists` seals the table.
-
-        Args:
-            secret: the host's, for kinds without SGX.
-        """
+        """Returns the tokenizer's files of the package, which the host checks before `lists` seals the table."""
         if self._own is None:
             raise EnclaveError("a package came that was not asked for", "ask for a challenge first")
         package = self._released = TablePackage.decode(release.decrypted(content, self._own, self._nonce))
@@ -96,10 +84,7 @@ class Inside:
         return {**self._described(package), "files": package.files}, b""
 
     def _lists(self, content: bytes, k: int) -> Reply:
-        """Returns the released package with candidate lists, sealed, and the first state.
-
-        Without the state the table never opens.
-        """
+        """Returns the released package with lists, sealed, and the first state, without which the table never opens."""
         package, self._released = self._released, None
         if package is None:
             raise EnclaveError("candidate lists were asked for before a table came", "release one first")
@@ -110,12 +95,7 @@ class Inside:
 
     # --- opening ------------------------------------------------------------------------------------------------------
     def _unsealed(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int]) -> Reply:
-        """Opens the table, once: a second opening could restore an older state.
-
-        Args:
-            state: what `lists` or `state` returned last, in hex.
-            tokenizer: a folder of public files.
-        """
+        """Opens the table, once: a second opening could restore an older state."""
         if self._open is not None:
             raise EnclaveError("the enclave holds a table already", "start another enclave")
         self._key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
@@ -137,11 +117,7 @@ class Inside:
         return {**self._described(package), "by_byte": decodes_by_byte(known)}, b""
 
     def _restored(self, state: str) -> tuple[float, bytes]:
-        """Returns the budget's level, and the secret of the sanitizer's draws.
-
-        Raises:
-            EnclaveError: the state is missing, or belongs to another table.
-        """
+        """Returns the budget's level and the draws' secret. Raises EnclaveError without a state of this table."""
         raw = json.loads(attestation.unseal(self._key, STATE, bytes.fromhex(state)))
         if raw["table"] != self._sealed_table:
             raise EnclaveError("the sealed state is another table's", "build the enclave again")
@@ -172,12 +148,7 @@ class Inside:
         return self._open
 
     def _prompt(self, content: bytes, special: bool, limit: int, **settings: Any) -> Reply:
-        """Sanitizes a prompt.
-
-        Args:
-            content: the pieces, as `prompt.to_json` writes them.
-            special: whether special tokens are put around them.
-        """
+        """Sanitizes the pieces, as `prompt.to_json` writes them, with special tokens around them if `special`."""
         pieces = prompt.from_json(json.loads(content))
         tokens = prompt.tokens(self._table.tokenizer, pieces, limit, special)
         return self._table.sanitized(tokens, RnmSettings(**settings))
@@ -194,11 +165,7 @@ class OpenTable:
     """An open table.
 
     Attributes:
-        package: the table with its lists.
-        budget: limits the rows that may leave.
-        sanitizer: replaces the user's tokens.
         root: 32 bytes. The same text gets the same substitutes, so that repeating it gives no second draw.
-        tokenizer: the model's.
     """
 
     package: TablePackage = field(repr=False)
@@ -210,9 +177,8 @@ class OpenTable:
     def sanitized(self, tokens: prompt.PromptTokens, settings: RnmSettings) -> Reply:
         """Returns the vectors of a prompt whose private tokens were sanitized.
 
-        Raises:
-            EnclaveError: a private token is special, and would be sent unchanged. This includes the unknown token,
-                since the provider chooses which words are unknown.
+        Raises EnclaveError for a special private token, which would be sent unchanged. This includes the unknown token,
+        since the provider chooses which words are unknown.
         """
         own = tokens.ids[tokens.private]
         if self.package.special[own].any():
@@ -234,12 +200,7 @@ class OpenTable:
         return Stream(subkey(self.root, "enclave", hashlib.sha256(label.encode()).hexdigest()))
 
     def rows(self, ids: NDArray[np.int64]) -> bytes:
-        """Returns the vectors of ids.
-
-        Raises:
-            EnclaveError: an id is beyond the table.
-            NotCharged: no written level covers the rows.
-        """
+        """Returns the vectors of ids. Raises EnclaveError beyond the table, NotCharged without a written level."""
         if not len(ids) or ids.min() < 0 or ids.max() >= len(self.package.rows):
             raise EnclaveError("a row was asked for that the table does not have", "is the server of the same model?")
         self.budget.take(len(ids))

@@ -58,12 +58,7 @@ def with_lists(package: TablePackage, k: int = K, stage: Stage = no_stage) -> Ta
 
 @dataclass(frozen=True)
 class TokenSanitizer:
-    """Replaces tokens of one model.
-
-    Attributes:
-        package: the table with its lists.
-        counts: (n,) how often each token occurs in the user's corpus, or in English.
-    """
+    """Replaces tokens of one model; counts (n,) say how often each occurs in the user's corpus, or in English."""
 
     package: TablePackage = field(repr=False)
     counts: NDArray[np.int64] = field(repr=False)

@@ -143,8 +143,7 @@ def verify(
 ) -> SgxReport:
     """Verifies a quote, and returns the enclave's report. Raises EnclaveError with the first fault.
 
-    Args:
-        measurements: the allowed values of MRENCLAVE, in hex.
+    `measurements` are the allowed values of MRENCLAVE, in hex.
     """
     quote = SgxQuote.parse(raw)
     leaf = _leaf_key(quote.chain, trust.root, now or datetime.now(UTC))

@@ -109,11 +109,7 @@ class ServedModel:
 
 
 def name_of(record: Mapping[str, Any]) -> str:
-    """Returns a model's name, which may be a path. It is sent back in a body and printed, but is part of no URL.
-
-    Raises:
-        RemoteError: it is no proper name.
-    """
+    """Returns a model's name, which may be a path, for bodies and printing, not for URLs. Raises RemoteError."""
     name = record.get("id")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RemoteError(
@@ -124,12 +120,7 @@ def name_of(record: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Call:
-    """A request to send. Nothing else is sent but the fixed headers of upstream.py.
-
-    Attributes:
-        path: below the engine's address.
-        body: None for a GET.
-    """
+    """A request to send, below the engine's address. Nothing else is sent but the fixed headers of upstream.py."""
 
     path: str
     body: Mapping[str, Any] | None = None

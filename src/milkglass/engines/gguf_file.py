@@ -46,7 +46,6 @@ class GGUFLayout:
     folder.
 
     Attributes:
-        arch: its name there.
         values: returns hyperparameters under llama.cpp's names, without the architecture's. Raises UnsupportedModel for
             a config that llama.cpp would not honour.
         changed: returns a tensor of the checkpoint, by its name there, as llama.cpp wants it.
@@ -160,10 +159,7 @@ LAYOUTS = {
 def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
     """Writes the scrambled model of `folder` as one file. All errors are raised before anything is written.
 
-    Raises:
-        UsageError: the folder may not leave.
-        UnsupportedModel: the model cannot be written.
-        FileExistsError: the name is taken.
+    Raises UsageError if the folder may not leave, UnsupportedModel, and FileExistsError.
     """
     from gguf import GGUFWriter, TokenType
 

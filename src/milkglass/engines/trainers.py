@@ -28,12 +28,7 @@ class TrainerSettings:
     """The settings of another trainer.
 
     Attributes:
-        model: the folder of `milkglass export --for transformers`.
         rows: the rows that `milkglass encode` wrote: Parquet, JSON Lines, or a folder.
-        out: the folder that the trainer makes.
-        epochs: passes over the rows.
-        batch_size: rows a step, of each process.
-        learning_rate: the highest rate.
         max_length: the most tokens of a row; longer ones are cut.
         cpu: whether the trainer's machine has no GPU. TRL's processes would wait for one forever.
     """

@@ -56,9 +56,6 @@ class AnswerEvents:
     """The server-sent events of one answer, within limits of size and time that the engine cannot extend.
 
     Close it (`aclosing`), so that the connection is given back.
-
-    Attributes:
-        silence: seconds that the next event may take. Comments do not count as events.
     """
 
     def __init__(self, answer: httpx2.Response, silence: float, traffic: Traffic) -> None:
@@ -71,9 +68,7 @@ class AnswerEvents:
     async def next(self) -> str | None:
         """Returns the data of the next event that has some, or None at the end of the answer.
 
-        Raises:
-            RemoteError: an event, or the comments, have too many bytes.
-            Unreachable: no event came in time.
+        Raises RemoteError if events or comments have too many bytes, and Unreachable if none came in time.
         """
         try:
             async with asyncio.timeout(self.silence):
@@ -93,11 +88,7 @@ class AnswerEvents:
 
 
 class _BoundedBytes(httpx2.AsyncByteStream):
-    """The bytes of an answer, with a limit on those that are no event.
-
-    Attributes:
-        no_events: how many bytes came so far that are not part of an event.
-    """
+    """The bytes of an answer, with a limit on those, `no_events`, that are no event."""
 
     def __init__(self, stream: Any, traffic: Traffic) -> None:
         self._stream, self._traffic, self.no_events = stream, traffic, 0
@@ -119,13 +110,10 @@ class Timeouts:
     """The seconds to wait for an engine, and the number of connections to it.
 
     Attributes:
-        connect: for a connection.
         begin: for the beginning of an answer, before which come a queue and a long prompt; and as long for a free
             connection before that (concurrency.py).
         silence: for each further event of an answer. Comments do not count as events.
         whole: for a complete answer that does not stream, once it has begun, and for an error's body.
-        attempts: tries to connect.
-        pause: before the second try, doubling.
         connections: the most open connections. More conversations wait.
     """
 
@@ -139,12 +127,7 @@ class Timeouts:
 
 
 class Upstream:
-    """An engine at an address. Every call raises RemoteError.
-
-    Attributes:
-        engine: translates requests and answers.
-        traffic: bytes that were sent and received.
-    """
+    """An engine at an address, which translates requests and answers. Every call raises RemoteError."""
 
     def __init__(
         self,
@@ -157,8 +140,7 @@ class Upstream:
     ) -> None:
         """Prepares a client. `authority` is a PEM file with the engine's certificate.
 
-        Raises:
-            UsageError: the token would cross a network unencrypted.
+        Raises UsageError if the token would cross a network unencrypted.
         """
         self.engine, self.url, self.timeouts = engine, url.rstrip("/"), timeouts or Timeouts()
         self.traffic, self._calls = Traffic(), CallLimit(self.timeouts.connections, self.timeouts.begin)
@@ -180,9 +162,7 @@ class Upstream:
     async def embed(self, model: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Returns a vector for each row of ids, in order.
 
-        Raises:
-            UsageError: there is no row, or an empty one.
-            UnsupportedModel: the engine embeds no ids.
+        Raises UsageError for no row or an empty one, and UnsupportedModel if the engine embeds no ids.
         """
         if not rows or not all(rows):
             raise UsageError("there is nothing to embed: no row, or an empty one", "give at least one id a row")
@@ -194,9 +174,8 @@ class Upstream:
     async def generate(self, model: str, request: IdsRequest) -> AsyncGenerator[IdsChunk, None]:
         """Yields an answer as it arrives. The last chunk says why it ended. Closing the iterator ends the request.
 
-        Raises:
-            UsageError: the engine does not offer an option; nothing was sent.
-            Unreachable: the answer broke off, or took too long.
+        Raises UsageError if the engine does not offer an option, before anything is sent, and Unreachable if it breaks
+        off.
         """
         self.engine.require(request)
         call, read, bounds = self.engine.completion(model, request), self.engine.reader(request), AnswerBounds(request)

@@ -66,13 +66,7 @@ Check = Callable[[Any, Path], None]
 
 
 def saved_tiny_model(model_type: str, kind: str, folder: Path) -> Path:
-    """Writes a tiny random model of a type that transformers knows, and a byte-level tokenizer. Returns the folder.
-
-    Args:
-        model_type: as in config.json, such as "bert".
-        kind: "encoder" or "decoder".
-        folder: where both are written.
-    """
+    """Writes a tiny random model of a type that transformers knows, and a byte-level tokenizer. Returns the folder."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedTokenizerFast
@@ -104,14 +98,7 @@ def saved_tiny_model(model_type: str, kind: str, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check.
-
-    Attributes:
-        entry: the method's name.
-        group: the entry point's group without "milkglass.".
-        check: what is checked, in words.
-        failure: what is wrong. None: the check passed.
-    """
+    """The outcome of one check, with what is wrong, or None."""
 
     entry: str
     group: str
@@ -122,9 +109,7 @@ class CheckResult:
 def checked(package: str) -> Iterator[CheckResult]:
     """Checks every entry point of an installed package.
 
-    Raises:
-        UsageError: there is no such package, or it has no entry point of Milkglass.
-        PluginError: an entry point cannot be loaded.
+    Raises UsageError without the package or an entry point, and PluginError if one cannot be loaded.
     """
     try:
         points = [one for one in distribution(package).entry_points if one.group.startswith("milkglass.")]

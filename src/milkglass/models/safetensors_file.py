@@ -98,9 +98,6 @@ def write_safetensors(
     The file appears under its name when it is complete.
 
     Args:
-        refs: the tensors in the order of writing.
-        replaced: rows by name.
-        progress: receives how many bytes are done.
         reached: how many bytes of the file an equal run that was killed has left beside it, as `keep` received them.
         keep: receives now and then how many bytes of the file are on the disk.
     """

@@ -36,9 +36,7 @@ class ModelFacts:
     """The facts of a sound model.
 
     Attributes:
-        layers: the number of layers.
         positions: the most tokens that it takes. None: no limit is known.
-        token_types: the number of token types.
         key_id: the identifier of the key that scrambled it. None: Milkglass did not make it.
         head_missing: whether its config states a head of its own that the weights do not have.
     """

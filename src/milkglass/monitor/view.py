@@ -39,7 +39,6 @@ class ShownText:
     """One text, and what was computed from it.
 
     Attributes:
-        length: the number of ids of the text.
         ids: the ids, without those that the model does not have, which an engine may send and the reply refuses.
         ordinary: `ids` without special tokens, which are permuted and not mixed: anyone with both models reads all.
         hits: by reading, how many of `ids` are right.
@@ -63,7 +62,6 @@ class TextViews:
     attack reads it, in runs of tokens that are read alike.
 
     Attributes:
-        codec: the key's.
         made: how many texts were counted or rendered so far.
     """
 
@@ -142,15 +140,7 @@ Counted = list[tuple[Exchange, tuple[ShownText, ...]]]
 
 @dataclass(frozen=True)
 class MonitorView:
-    """Makes the page's document.
-
-    Attributes:
-        backend: the proxy's.
-        key: the key's file, beside which its use is counted.
-        log: what was sent and received.
-        attacker: None: nothing is attacked.
-        broken: why the key's scheme must not be relied on, which no attack has to show; "": no reason is known.
-    """
+    """Makes the page's document."""
 
     backend: Backend
     key: Path

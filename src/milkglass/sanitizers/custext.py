@@ -97,8 +97,6 @@ class CusText(Sanitizer):
     """The mechanism. An unknown word becomes any word of the table, with equal probabilities.
 
     Attributes:
-        k: words in a list.
-        metric: the similarity by which lists are made.
         counts: (n,) how often each word occurs, which decides the order. None: the table's order.
         given_lists: earlier `lists` of the same table, k, metric and counts.
     """

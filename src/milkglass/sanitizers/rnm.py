@@ -51,8 +51,6 @@ class Rnm(Sanitizer):
     """The mechanism. An unknown word becomes any word of the table, with equal probabilities.
 
     Attributes:
-        k: words in a list, 30 in the paper.
-        guaranteed: see the module.
         spared: which words are replaced only sometimes. None: every word is always replaced.
         counts: as for CUSTEXT, for strict lists.
         given_lists: earlier `nearest_lists` of the same table and k.

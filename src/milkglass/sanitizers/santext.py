@@ -47,7 +47,6 @@ class Heads:
     Attributes:
         vectors: (m, d) the words that are replaced, relative to their mean.
         outputs: (s,) the places that may be drawn; rows of `near` and `targets` have these numbers.
-        targets: (s, d) their vectors.
     """
 
     def __init__(self, vectors: Vectors, epsilon: float, outputs: Ids | None = None) -> None:
@@ -175,11 +174,7 @@ class Heads:
 
 @dataclass(frozen=True, eq=False)
 class SanText(Sanitizer):
-    """The mechanism. An unknown word is treated as if it lay at the table's mean.
-
-    Attributes:
-        epsilon: per unit of embedding distance.
-    """
+    """The mechanism. Epsilon is per unit of distance. An unknown word is treated as if it lay at the table's mean."""
 
     paper: ClassVar[Paper] = papers.SANTEXT.but(
         "The published code draws from BERT's whole vocabulary; special tokens and [unusedN] are not candidates.",
@@ -209,7 +204,6 @@ class SanTextPlus(SanText):
     """The mechanism that replaces words that are not sensitive only with probability p.
 
     Attributes:
-        spared: which words are sensitive, and p.
         occurring: (n,) the words of the corpus. The sensitive ones among them are the substitutes: V_S of Algorithm 2.
     """
 
@@ -271,8 +265,6 @@ def halfway(table: WordVectors) -> float:
 
 @dataclass(frozen=True)
 class SanTextMethod(SanitizerMethod):
-    """The SANTEXT method."""
-
     name: ClassVar[str] = "santext"
 
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> SanText:
@@ -288,10 +280,7 @@ class SanTextPlusMethod(SparingMethod):
     name: ClassVar[str] = "santext+"
 
     def document(self) -> dict[str, Any]:
-        """Returns the parameters and the law.
-
-        Saved halves whose substitutes came from the whole table are refused by it.
-        """
+        """Returns the parameters and the law: saved halves that substituted from the whole table are refused."""
         return {**super().document(), "substitutes": "sensitive words of the corpus"}
 
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> SanTextPlus:

@@ -162,10 +162,7 @@ def words_of_model(folder: Path, name: str) -> WordVectors:
 
 
 def tokens_of_model(folder: Path, name: str) -> WordVectors:
-    """Returns every row of a model's embeddings by token id.
-
-    Special and reserved ones are neither drawn nor replaced.
-    """
+    """Returns every row of a model's embeddings by token id; special ones are neither drawn nor replaced."""
     return table_of(*opened(folder), name)
 
 

@@ -80,13 +80,7 @@ class WordTally:
 
 @dataclass(frozen=True, eq=False)
 class WordReader:
-    """Maps words of texts to rows of a table.
-
-    Attributes:
-        table: the table.
-        kept: words that the caller allows, in lower case.
-        splitting: what is a word.
-    """
+    """Maps words of texts to rows of a table. `kept` are words that the caller allows, in lower case."""
 
     table: WordVectors
     kept: tuple[str, ...] = ()
@@ -105,10 +99,7 @@ class WordReader:
         return np.bincount(codes[codes >= 0], minlength=len(self.table))
 
     def listed_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
-        """Returns (n,) how often each row occurs in 10^12 running words of English.
-
-        `progress` counts the list's words.
-        """
+        """Returns (n,) how often each row occurs in 10^12 words of English. `progress` counts the list's words."""
         counts = np.zeros(len(self.table))
         for word, share in word_list.english().items():
             for spelled, part in ((word, 1 - word_list.CAPITAL), (word.capitalize(), word_list.CAPITAL)):
@@ -133,14 +124,7 @@ class WordReader:
 
 @dataclass(frozen=True, eq=False)
 class TextSanitizer:
-    """A mechanism in front of a model.
-
-    Attributes:
-        sanitizer: the mechanism.
-        keep_stopwords: whether English function words are kept.
-        allow: further words that are kept, in any case.
-        splitting: what is a word.
-    """
+    """A mechanism in front of a model. `allow` has further words that are kept, in any case."""
 
     sanitizer: Sanitizer
     keep_stopwords: bool = False
@@ -162,10 +146,7 @@ class TextSanitizer:
     def parts(
         self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None
     ) -> list[tuple[list[str], list[str]]]:
-        """Returns each text before and after in parts: what is between words at even places, words at odd ones.
-
-        So each piece of the result has its origin.
-        """
+        """Returns each text before and after in parts: what is between words at even places, words at odd ones."""
         parts = [self.reader.split(text) for text in texts]
         result = [word for one in parts for word in one[1::2]]
         codes = self.reader.codes(result)
@@ -252,12 +233,7 @@ def _replaced(parts: list[str], ready: Iterator[str]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class TokenReader:
-    """Maps texts to tokens of a model.
-
-    Attributes:
-        table: the model's own, row for row.
-        tokenizer: the model's.
-    """
+    """Maps texts to tokens of a model, by its own table and tokenizer."""
 
     table: WordVectors
     tokenizer: Any = field(repr=False)
@@ -280,10 +256,7 @@ class TokenReader:
         return np.bincount(np.concatenate(every), minlength=len(self.table))
 
     def listed_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
-        """Returns (n,) how often each row occurs in 10^12 running words of English.
-
-        `progress` counts the list's words.
-        """
+        """Returns (n,) how often each row occurs in 10^12 words of English. `progress` counts the list's words."""
         return token_counts(self.tokenizer, len(self.table), progress)
 
     def text(self, ids: Ids) -> str:

@@ -57,12 +57,7 @@ def token_counts(
 ) -> NDArray[np.int64]:
     """Returns (rows,) how often each token occurs in 10^12 running words of English, from a cache or computed.
 
-    Args:
-        progress: receives how many of `len(english())` words are done.
-        folder: of the cache. None: Milkglass's.
-
-    Raises:
-        CorruptCheckpoint: the cached file is damaged.
+    Raises CorruptCheckpoint for a damaged cache.
     """
     keep = ArrayCache("word_list", {"counts": np.int64}, folder)
     about = ["milkglass-token-counts/2", version("wordfreq"), MIN_FREQUENCY, CAPITAL, START, rows]

@@ -58,8 +58,7 @@ def between() -> str:
 def pattern(contractions: bool) -> re.Pattern[str]:
     """Returns a pattern whose `split` gives what is between words at even places and words at odd ones.
 
-    Args:
-        contractions: whether "don't" and "it's" are two words each, as in GloVe: "do" "n't", "it" "'s".
+    With `contractions`, "don't" and "it's" are two words each, as in GloVe: "do" "n't", "it" "'s".
     """
     inside = f"[^{between()}]"
     if not contractions:
@@ -109,10 +108,7 @@ def spellings(word: str) -> Iterable[str]:
 
 
 def stem(word: str) -> str | None:
-    """Returns the word before a contraction's ending, in lower case: "do" for "don't".
-
-    None: there is no such ending.
-    """
+    """Returns the word before a contraction's ending, in lower case: "do" for "don't". None: it has no such ending."""
     small = word.lower().replace("\u2019", "'")
     if small in ODD:
         return ODD[small]

@@ -41,11 +41,7 @@ HELD = 4  # limit on the bytes of frames in memory, as a multiple of the longest
 
 @dataclass(frozen=True)
 class ServerHalf:
-    """The server's half. It answers one frame at a time.
-
-    Attributes:
-        info: what a client may know of this half, with its limits.
-    """
+    """The server's half, which answers one frame at a time. `info` is what a client may know of it, with its limits."""
 
     server: EncoderServer = field(repr=False)
     info: EncoderInfo
@@ -143,8 +139,7 @@ def opened(folder: Path) -> ServerHalf:
 def serve(half: ServerHalf, home: Path, port: int, token: str | None) -> None:
     """Serves on 127.0.0.1 until SIGINT or SIGTERM. Raises UsageError if the address cannot be used.
 
-    Args:
-        home: the folder whose file `token` is the bearer token. It is not used if `token` is given.
+    The bearer token is in the file `token` of the folder `home`, unless it is given.
     """
     settings = ServerSettings(home, port=port, token=token)
     run(create_app(half, DataDir(settings.home, settings.spare_disk).token(token)), settings, "milkglass split serve")

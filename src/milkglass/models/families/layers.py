@@ -39,9 +39,7 @@ class LayerLayout:
 
     Attributes:
         places: the number of its layer and the part, by the name of each weight and bias.
-        layers: the number of layers.
         heads: the number of query heads.
-        key_heads: the number of key and value heads.
         head_size: the dimensions of a head.
         neurons: the neurons of the feed-forward network.
         rotary_base: theta of the rotary positions.
@@ -57,11 +55,7 @@ class LayerLayout:
 
     @classmethod
     def of(cls, names: LayerNames, checkpoint: Checkpoint, tables: tuple[str, ...]) -> LayerLayout:
-        """Finds the layers of a checkpoint. Raises UnsupportedModel if one is missing or cannot be changed.
-
-        Args:
-            tables: the tensors that are indexed by token id.
-        """
+        """Finds a checkpoint's layers, without its `tables`. Raises UnsupportedModel if one is missing or fixed."""
         config = checkpoint.config
         kind = str(config.get("model_type"))
         if reason := names.without.get(kind):
@@ -115,13 +109,9 @@ class Residual:
     """The residual stream of one checkpoint.
 
     Attributes:
-        width: its dimensions.
         readers: the norm before each tensor that reads it, by the tensor's name.
         writers: the tensors that write to it.
-        biases: the writers' biases.
         norms: the norms of the layers, and the final one.
-        final: the norm before the head.
-        unit: is added to a stored gain.
     """
 
     width: int
@@ -134,11 +124,7 @@ class Residual:
 
     @classmethod
     def of(cls, stream: StreamNames, checkpoint: Checkpoint, tables: tuple[str, ...]) -> Residual:
-        """Finds the stream of a checkpoint. Raises UnsupportedModel if its dimensions cannot be mixed.
-
-        Args:
-            tables: the tensors that are indexed by token id.
-        """
+        """Finds the stream of a checkpoint, without its `tables`. Raises UnsupportedModel if it cannot be mixed."""
         kind = str(checkpoint.config.get("model_type"))
         if reason := stream.without.get(kind):
             raise UnsupportedModel(f"the dimensions of {kind} cannot be mixed: {reason}", "use ObfusLM without plus")

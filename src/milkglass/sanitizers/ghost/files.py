@@ -40,7 +40,6 @@ class FinishedParts:
     twice has one shadow, and the result is the same whether or not the run was interrupted.
 
     Attributes:
-        folder: where they are.
         job: names the run: everything on which its result depends, except a seed that was drawn.
     """
 
@@ -53,8 +52,7 @@ class FinishedParts:
         A given seed is not stored. Without one it is the seed with which the run was started, or a fresh secret one,
         which is stored until all parts are done.
 
-        Raises:
-            UsageError: the folder has parts of another run, which are not discarded.
+        Raises UsageError if the folder has parts of another run, which are not discarded.
         """
         info = _state(self.folder)
         if info.get("job") == self.job:
@@ -71,10 +69,7 @@ class FinishedParts:
         return drawn
 
     def finish(self) -> None:
-        """Notes that all parts are done.
-
-        Removes the seed before the result has its name, so that they never coexist.
-        """
+        """Notes that all parts are done, and removes the seed before the result has its name."""
         self._note(None, True)
 
     def make(self, number: int, ghost: Ghost, seed: int | None, made: Callable[[Ghost], dict[str, Any]]) -> None:
@@ -127,14 +122,7 @@ def write(path: Path, value: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class GhostJob:
-    """What a run reads and writes.
-
-    Attributes:
-        source: the file.
-        shape: of its rows.
-        out: the file to write.
-        written: the shape of its rows.
-    """
+    """What a run reads and writes."""
 
     source: Path
     shape: FileShape
@@ -179,13 +167,8 @@ def sanitize_dataset(
 ) -> dict[str, Any]:
     """Writes OUT and its report, which is returned, or resumes an interrupted run of the same job.
 
-    Args:
-        seed: replaces the ghost's. None: a fresh secret one.
-
-    Raises:
-        UsageError: OUT exists.
-        CodecError: a row, which is named, cannot be processed. Nothing was done then.
-        CorruptCheckpoint: a part is damaged.
+    Raises UsageError if OUT exists, CodecError for a row that cannot be processed, before anything is done, and
+    CorruptCheckpoint for a damaged part. A seed replaces the ghost's. None: a fresh secret one.
     """
     plan.require_free()
     _check(ghost, plan)
@@ -251,10 +234,7 @@ class _Slot:
 
 
 def _slots(plan: GhostJob, part: Block) -> tuple[list[Any], list[_Slot], set[str]]:
-    """Returns a part's rows, their texts, and the fields that are left.
-
-    Raises CodecError if there is no room for ids.
-    """
+    """Returns a part's rows, their texts, and the fields that are left. Raises CodecError without room for ids."""
     rows, result, left = list[Any](), list[_Slot](), set[str]()
     for line, raw in zip(part.lines, part.raw, strict=True):
         parsed, slots, others = plan.shape.parse(Block(0, (line,), (raw,)))
@@ -277,10 +257,7 @@ def _ids_name(key: str, texts: int) -> str:
 
 
 def require_texts(plan: GhostJob) -> None:
-    """Reads everything once, without a model.
-
-    Raises CodecError for an unreadable row, EmptyText if no row has a text.
-    """
+    """Reads everything once, without a model. Raises CodecError for an unreadable row, EmptyText without a text."""
     if not any(one.text.strip() for part in _parts(plan) for one in _slots(plan, part)[1]):
         raise EmptyText(f"{plan.source.name} has no text", "give at least one row that is not blank")
 

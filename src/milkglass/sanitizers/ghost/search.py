@@ -67,13 +67,7 @@ def lemmas_of(tokens: Sequence[str], texts: Sequence[str], language: str = "en")
     have: WordPiece marks pieces (##ing); SentencePiece and byte-level BPE mark what begins a word, so that tokens
     without a mark are pieces. A vocabulary without markers has whole words only.
 
-    Args:
-        tokens: as the vocabulary spells them.
-        texts: what each token reads as, apart from blanks.
-        language: two letters of ISO 639-1.
-
-    Raises:
-        UsageError: simplemma lacks the language.
+    Raises UsageError if simplemma lacks the language.
     """
     require_language(language)
     from simplemma import lemmatize
@@ -161,14 +155,7 @@ class Shadows:
 
 
 def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
-    """Returns the shadows of every row of a table.
-
-    Args:
-        lemmas: (n,) equal numbers for equal lemmas. None: only if `settings.lemma` is off.
-
-    Raises:
-        UsageError: k does not fit the table.
-    """
+    """Returns the shadows of every row of a table, by lemmas (n,) if they count. Raises UsageError for an unfit k."""
     if settings.lemma and (lemmas is None or lemmas.shape != (len(table),)):
         raise UsageError(f"lemmas are missing for a table of {len(table)} tokens", "give one number a token")
     tokens = table.candidates
@@ -247,11 +234,7 @@ def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
 
 
 def cached(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
-    """Returns the search of this digest for a table of `size` rows, from the cache or newly made.
-
-    Raises:
-        CorruptCheckpoint: the file is damaged.
-    """
+    """Returns the search of this digest for `size` rows, cached or made. Raises CorruptCheckpoint if damaged."""
     kept = ArrayCache("ghost", NAMES, folder)
     return Shadows(**kept(name, lambda: vars(make()), lambda found: _whole(Shadows(**found), size)))
 

@@ -56,10 +56,8 @@ def worth(
     also with shadows so near that noise dominates, and not proven; bench/parts/ghost.py compares them.
 
     Args:
-        rough: (r,) the losses in bf16.
         owner: (r,) in ascending order.
         widths: (r,) how many are the best of the owner.
-        noise: (r,), above 0.
     """
     result = np.zeros(len(rough), np.bool_)
     for begin in np.flatnonzero(np.diff(owner, prepend=-1)):
@@ -75,7 +73,6 @@ class Candidate:
     """A sequence that is tried.
 
     Attributes:
-        ids: (t,).
         parent: the place, in the beam before, of the sequence from which it was made.
         loss: nan until it is measured, inf if it is known not to be among the best; a start has inf.
     """
@@ -89,9 +86,7 @@ class Sentence:
     """One sentence and its beam. The caller measures candidates and writes their losses into them.
 
     Attributes:
-        original: (t,) its own tokens.
         width: the most sequences of the beam.
-        beam: the best sequences, best first.
         history: the best loss at the start and after each sweep.
         settled: whether it has converged.
     """
@@ -149,7 +144,6 @@ class Selection:
 
     Attributes:
         way: by hidden states; or for the ablation (Table 7), the random start or the nearest shadow.
-        beams: candidate sentences.
         threshold: tau_d, absolute.
         sweeps: the most sweeps.
     """
@@ -171,9 +165,7 @@ class Choice:
     """The shadow of one sentence.
 
     Attributes:
-        ids: (t,) the shadow sequence.
         loss: its distance. None: nothing was computed.
-        history: the best loss at the start and after each sweep, which never rises.
         settled: whether it converged within the allowed sweeps.
     """
 
@@ -197,10 +189,7 @@ def nearest(original: Ids, shadows: Shadows) -> Ids:
 def select(
     network: Encoder, shadows: Shadows, originals: Sequence[Ids], starts: Sequence[Ids], settings: Selection
 ) -> list[Choice]:
-    """Returns the choice for each sentence (t,) by hidden states.
-
-    Each starts from shadows (t,) and has a token or more.
-    """
+    """Returns the choice for each nonempty sentence (t,), which starts from shadows (t,), by hidden states."""
     result: list[Choice | None] = [None] * len(originals)
     lengths = np.array([len(one) for one in originals], np.int64)
     for length in np.unique(lengths):
@@ -259,12 +248,9 @@ class _Group:
             stems.reorder(due)
 
     def _measure(self, rows: list[tuple[int, Candidate]], at: int = 0, stems: _Stems | None = None) -> None:
-        """Writes into each candidate its loss, or inf if it cannot be among the best.
+        """Writes into each candidate its loss, or inf if that exceeds its beam's bound, in bf16 or fp32.
 
-        It cannot if the loss exceeds its beam's bound, or if bf16 shows it.
-
-        Args:
-            stems: the rows differ only from place `at` on.
+        With `stems` the rows differ only from place `at` on.
         """
         if not rows:
             return
@@ -309,11 +295,7 @@ class _Group:
 
 
 class _Stems:
-    """For a causal model, the common beginnings of the candidates of each beam's sequence, computed once.
-
-    Attributes:
-        places: where the beginning of (sentence, sequence of its beam) stands in the prefix.
-    """
+    """For a causal model, the common beginnings of the candidates of each beam's sequence, computed once."""
 
     def __init__(self, group: _Group, active: list[int]) -> None:
         self.group, self.active = group, active

@@ -22,7 +22,6 @@ class GhostTally:
         fell_back: tokens without a filtered shadow.
         one_shadow: tokens with a single shadow, which anyone who knows GHOST reads (attacks/shadows).
         loss, sweeps: of texts whose shadow was selected by states.
-        likeness: by metric, over texts.
     """
 
     rows: int = 0

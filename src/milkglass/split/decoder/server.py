@@ -35,11 +35,7 @@ MAX_NEW = 4096
 
 @dataclass(eq=False)
 class SplitSequence(Sequence):
-    """A sequence whose tokens arrive as vectors.
-
-    Attributes:
-        vectors: (1, d) of the newest token, if it has arrived and was not read.
-    """
+    """A sequence whose tokens arrive as vectors: (1, d) of the newest, if it has arrived and was not read."""
 
     vectors: torch.Tensor | None = None
 
@@ -79,10 +75,7 @@ class SplitGenerator(Engine[SplitSequence]):
         return any(one.due for group in self._groups() for one in running(group))
 
     def step(self) -> None:
-        """Drops cancelled rows and reads new prompts.
-
-        Without new prompts, it advances each row whose vector has arrived by a token.
-        """
+        """Drops cancelled rows and reads new prompts, or else advances each row whose vector has arrived by a token."""
         for group in self._groups():
             group.drop_cancelled()
         self._parked = [group for group in self._parked if group.running]
@@ -142,9 +135,6 @@ class SplitSession:
     """One prompt and its answer, for the life of its connection.
 
     All runs in the event loop, except `_on_token` and `_on_error`, which the engine's thread calls.
-
-    Attributes:
-        over: whether the answer is complete.
     """
 
     def __init__(self, request: OpenRequest, info: DecoderInfo, engine: SplitGenerator, ends: frozenset[int]) -> None:
@@ -155,10 +145,7 @@ class SplitSession:
         self._sequence: SplitSequence | None = None
 
     async def answer(self, message: bytes) -> NextToken:
-        """Hands vectors to the engine, and returns the token that follows.
-
-        Raises BadUpload, TooLong, Busy, or the engine's error.
-        """
+        """Hands vectors to the engine, returns the next token. Raises BadUpload, TooLong, Busy, or its error."""
         info, first = self._info, self._sequence is None
         vectors = frames.decode_vectors(message, info.width, self.request.dtype, info.max_length if first else 1)
         self._next = self._loop.create_future()
@@ -202,13 +189,7 @@ class SplitSession:
 
 @dataclass
 class SessionTable:
-    """The open sessions.
-
-    Attributes:
-        info: what the server takes.
-        engine: runs the rows.
-        ends: the ids that end an answer.
-    """
+    """The open sessions, with the ids that end an answer."""
 
     info: DecoderInfo
     engine: SplitGenerator
@@ -235,12 +216,7 @@ class SessionTable:
 
 @dataclass(frozen=True)
 class DecoderServing:
-    """What a provider serves.
-
-    Attributes:
-        sessions: the sessions, whose engine is not started yet.
-        package: the table for enclaves.
-    """
+    """What a provider serves: the sessions, whose engine is not started yet, and the table for enclaves."""
 
     sessions: SessionTable
     package: TablePackage
@@ -261,12 +237,7 @@ def opened(
     sessions: int = SESSIONS,
     network: Any = None,
 ) -> DecoderServing:
-    """Loads all layers of a decoder. Raises UnsupportedModel for an encoder, CorruptCheckpoint.
-
-    Args:
-        policy: how many rows may leave an enclave.
-        network: the model, if it is in memory already.
-    """
+    """Loads all layers of a decoder, unless they are in memory. Raises UnsupportedModel, CorruptCheckpoint."""
     architecture = decoder_of(checkpoint)
     if network is None:
         network = language_model(checkpoint).eval().to("cuda" if torch.cuda.is_available() else "cpu")
