@@ -52,8 +52,10 @@ def _search(folder: Path, rounds: int) -> Figure:
     found, lemmas = work(), lemmas_of(table.words, texts, chosen.language)
     some = table.candidates[np.linspace(0, len(table.candidates) - 1, SAMPLE).astype(np.int64)].tolist()
     fixed = {*np.flatnonzero(found.fixed).tolist()}
-    told = literal("ghost").search(vectors.astype(float), lemmas.tolist(), fixed, chosen.k, chosen.overlap, tokens=some)
-    if any(found.of(token).tolist() != told[token][0] for token in some):
+    expected = literal("ghost").search(
+        vectors.astype(float), lemmas.tolist(), fixed, chosen.k, chosen.overlap, tokens=some
+    )
+    if any(found.of(token).tolist() != expected[token][0] for token in some):
         raise RuntimeError("the search finds other shadows than the literal program")
     ours = tuple(seconds(work) for _ in range(rounds))
     n, d = vectors.shape

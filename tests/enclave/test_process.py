@@ -197,8 +197,8 @@ def test_a_build_says_how_far_its_lists_are(served: Served, built: Path) -> None
     with Enclave("process", built) as running:
         running.release(served.server.package(running), bytes(32))
         running.lists(8, stage)
-    ((name, told),) = stages.items()
-    assert name == "compute candidate lists" and -told[0] == sum(told[1:]) > 200
+    ((name, steps),) = stages.items()
+    assert name == "compute candidate lists" and -steps[0] == sum(steps[1:]) > 200
 
 
 def test_a_state_opens_no_other_table(served: Served, built: Path) -> None:

@@ -20,7 +20,7 @@ from milkglass.errors import EnclaveError, UsageError
 from milkglass.split.decoder.gate import Gate, ReleaseRequest, measurements_of
 
 NONCE = bytes(range(32))
-SIZES = (0, 1, release.PIECE - 1, release.PIECE, release.PIECE + 1, 3 * release.PIECE)
+SIZES = (0, 1, release.PIECE_BYTES - 1, release.PIECE_BYTES, release.PIECE_BYTES + 1, 3 * release.PIECE_BYTES)
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def test_a_package_of_any_size_comes_back(own: X25519PrivateKey, size: int) -> N
 
 
 def test_a_package_that_was_changed_cut_or_reordered_is_refused(own: X25519PrivateKey) -> None:
-    content = np.random.default_rng(1).bytes(2 * release.PIECE + 100)
-    whole, step = sent(own, content), release.PIECE + release.TAG
+    content = np.random.default_rng(1).bytes(2 * release.PIECE_BYTES + 100)
+    whole, step = sent(own, content), release.PIECE_BYTES + release.TAG
     head, pieces = whole[:32], [whole[32 + i * step : 32 + (i + 1) * step] for i in range(3)]
     changed = bytearray(whole)
     changed[100] ^= 1

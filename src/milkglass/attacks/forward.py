@@ -17,7 +17,7 @@ from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
 
-TOKENS = 2048  # in a batch
+BATCH_TOKENS = 2048
 
 
 def body(model: Model, layers: int | None = None) -> PreTrainedModel:
@@ -33,7 +33,7 @@ def tied(model: Model) -> bool:
     return bool(AutoConfig.for_model(kind, **raw).tie_word_embeddings)
 
 
-def batches(sequences: Sequences, tokens: int = TOKENS) -> Iterator[Ids]:
+def batches(sequences: Sequences, tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
     """Yields the numbers of nonempty sequences of one length, at most `tokens` ids at a time, the shortest first."""
     order = np.argsort(sequences.lengths, kind="stable")
     lengths = sequences.lengths[order]
@@ -45,7 +45,7 @@ def batches(sequences: Sequences, tokens: int = TOKENS) -> Iterator[Ids]:
 
 
 def within(
-    sequences: Sequences, budget: Budget, rng: np.random.Generator, floor: float = 0.0, tokens: int = TOKENS
+    sequences: Sequences, budget: Budget, rng: np.random.Generator, floor: float = 0.0, tokens: int = BATCH_TOKENS
 ) -> Iterator[Ids]:
     """Yields batches in random order, at least one, until less than `floor` seconds are left: a sample of all."""
     every = list(batches(sequences, tokens))

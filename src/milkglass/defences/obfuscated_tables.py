@@ -25,7 +25,7 @@ from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
-from milkglass.noise.root import SECRET
+from milkglass.noise.root import SECRET_BYTES
 from milkglass.noise.stream import Stream, subkey
 from milkglass.papers import Paper
 from milkglass.schemes.catalogue import scheme_named
@@ -67,7 +67,7 @@ def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = 
     return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))
 
 
-def public_codec(base: Checkpoint, secret: bytes = bytes(SECRET)) -> Codec:
+def public_codec(base: Checkpoint, secret: bytes = bytes(SECRET_BYTES)) -> Codec:
     """Returns a codec of the model's own ids."""
     return Codec.open(key_from(base, None, secret), base.folder)
 

@@ -74,9 +74,9 @@ def read_saved(folder: Path) -> tuple[bytes, dict[str, Any]]:
     if not (folder / SECRET).is_file() or not (folder / ABOUT).is_file():
         raise KeyFileError(f"{folder} holds no client half", "give the folder that Client.save wrote")
     secret = (folder / SECRET).read_bytes()
-    if len(secret) != root.SECRET:
+    if len(secret) != root.SECRET_BYTES:
         raise KeyFileError(
-            f"the secret is {len(secret)} bytes long, {root.SECRET} are needed", "give the folder of another copy"
+            f"the secret is {len(secret)} bytes long, {root.SECRET_BYTES} are needed", "give the folder of another copy"
         )
     return secret, read_json(folder / ABOUT)
 

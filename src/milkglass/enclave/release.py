@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from milkglass.errors import EnclaveError
 
-PIECE = 1 << 20  # bytes before encryption
+PIECE_BYTES = 1 << 20  # bytes before encryption
 TAG = 16
 PUBLIC = 32
 NONCE = 32
@@ -36,9 +36,9 @@ def encrypted(package: bytes, public: bytes, nonce: bytes) -> Iterator[bytes]:
     own = X25519PrivateKey.generate()
     cipher = ChaCha20Poly1305(_key(own, public, nonce))
     yield own.public_key().public_bytes_raw()
-    pieces = range(0, max(1, len(package)), PIECE)
+    pieces = range(0, max(1, len(package)), PIECE_BYTES)
     for number, start in enumerate(pieces):
-        yield cipher.encrypt(_number(number, start == pieces[-1]), package[start : start + PIECE], None)
+        yield cipher.encrypt(_number(number, start == pieces[-1]), package[start : start + PIECE_BYTES], None)
 
 
 def decrypted(answer: bytes, own: X25519PrivateKey, nonce: bytes) -> bytes:
@@ -47,10 +47,10 @@ def decrypted(answer: bytes, own: X25519PrivateKey, nonce: bytes) -> bytes:
         raise EnclaveError("the provider's package is cut off", "build the enclave again")
     cipher = ChaCha20Poly1305(_key(own, answer[:PUBLIC], nonce))
     body = memoryview(answer)[PUBLIC:]
-    starts = range(0, len(body), PIECE + TAG)
+    starts = range(0, len(body), PIECE_BYTES + TAG)
     try:
         return b"".join(
-            cipher.decrypt(_number(number, start == starts[-1]), bytes(body[start : start + PIECE + TAG]), None)
+            cipher.decrypt(_number(number, start == starts[-1]), bytes(body[start : start + PIECE_BYTES + TAG]), None)
             for number, start in enumerate(starts)
         )
     except InvalidTag:

@@ -34,7 +34,7 @@ from milkglass.errors import RemoteError, Unreachable, UsageError
 
 MAX_EVENT = 4 << 20  # bytes of one event
 MAX_COMMENTS = 256 << 10  # bytes of a whole answer that are no event: comments, and events without data
-FRAME = 128  # bytes of an event besides its data: names of fields, an id
+EVENT_OVERHEAD = 128  # bytes of an event besides its data: names of fields, an id
 TIMED_OUT = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
 DONE = "[DONE]"
 AFTER_END = 16  # events that may follow the end: the count of tokens, [DONE]
@@ -74,7 +74,7 @@ class AnswerEvents:
             async with asyncio.timeout(self.silence):
                 while (event := await anext(self._events, None)) is not None:
                     if event.data:
-                        self._bytes.no_events -= len(event.data) + FRAME
+                        self._bytes.no_events -= len(event.data) + EVENT_OVERHEAD
                         return str(event.data)
             return None
         except TimeoutError as error:

@@ -23,7 +23,7 @@ from milkglass.hidden_states.halves import Lower
 from milkglass.hidden_states.mechanism import Mechanism
 from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, in_batches
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.noise.root import SECRET, NoiseRoot
+from milkglass.noise.root import SECRET_BYTES, NoiseRoot
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client
 from milkglass.threat.observations import Activations, Observation
@@ -65,7 +65,7 @@ class EncoderClient(Client):
 
     def observe(self, ids: Sequences, seed: int) -> Activations:
         """Returns what this half sends for public ids under an attacker's own secret (`threat.Knowledge.observe`)."""
-        own, pending = self.defence.root(b"attacker" + seed.to_bytes(SECRET - 8, "big")), self._pending
+        own, pending = self.defence.root(b"attacker" + seed.to_bytes(SECRET_BYTES - 8, "big")), self._pending
         result = self._represented(TokenizedTexts(ids), own, 0)
         self._pending = pending
         return result

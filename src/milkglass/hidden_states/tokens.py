@@ -17,7 +17,7 @@ from milkglass.models.checkpoint import read_model_json
 from milkglass.models.tokenizer import load_tokenizer, longest
 from milkglass.sequences import Ids, Sequences
 
-TOKENS = 4096  # in a batch that is only read, padding included
+BATCH_TOKENS = 4096  # in a batch that is only read, padding included
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ def padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     return result, torch.arange(result.shape[1]) < lengths[:, None]
 
 
-def in_batches(encoded: TokenizedTexts, pad: int, tokens: int = TOKENS) -> Iterator[PaddedBatch]:
+def in_batches(encoded: TokenizedTexts, pad: int, tokens: int = BATCH_TOKENS) -> Iterator[PaddedBatch]:
     """Yields all texts, those of similar length together."""
     for numbers in grouped(encoded.ids.lengths, tokens):
         yield batch_of(encoded, numbers, pad)
 
 
-def grouped(lengths: Ids, tokens: int = TOKENS) -> Iterator[Ids]:
+def grouped(lengths: Ids, tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
     """Yields numbers of texts, the shortest first, at least one and as many as fit in `tokens` with padding."""
     order = np.argsort(lengths, kind="stable")
     start = 0

@@ -53,11 +53,11 @@ TEXTS = [
     "the invoice for the scan is wrong, it says 120 and not 80",
     "my father has a fever since yesterday and cannot eat",
 ]
-TOKENS = 300
+VOCABULARY = 300
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 SHAPE = {
-    "vocab_size": TOKENS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 130, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 130, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 GROUPS = ("attack", "gradient_attack", "scheme", "sanitizer", "defence", "engine", "family")
 SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))
@@ -83,7 +83,7 @@ def saved_tiny_model(model_type: str, kind: str, folder: Path) -> Path:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=TOKENS, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=VOCABULARY, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
     tokenizer.train_from_iterator([*TEXTS], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -333,9 +333,9 @@ def permutes_without_change(family: Family, folder: Path) -> None:
         odd = unknown(base.tensors)
         assert not odd, f"{model_type}: {odd[0]} has a word that is not in Family.parts"
         key = new_key(base, "tiny", None, base.digest(), SECRET)
-        scramble(base, key, folder / f"{model_type}-out", mixture=Mixture.identity(TOKENS))
+        scramble(base, key, folder / f"{model_type}-out", mixture=Mixture.identity(VOCABULARY))
         loader = AutoModelForMaskedLM if family.kind == "encoder" else AutoModelForCausalLM
-        ids = torch.from_numpy(np.random.default_rng(0).integers(4, TOKENS, (2, 9)))
+        ids = torch.from_numpy(np.random.default_rng(0).integers(4, VOCABULARY, (2, 9)))
         sigma = torch.from_numpy(key.sigma).long()
         with torch.inference_mode():
             plain = loader.from_pretrained(base.folder).eval()(ids).logits

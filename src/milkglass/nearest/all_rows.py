@@ -28,10 +28,10 @@ from milkglass.system import cores
 Pairs = tuple[NDArray[np.int16], NDArray[np.int32], NDArray[np.float32]]  # a row in its strip, a column, a cosine
 Lists = tuple[NDArray[np.int32], NDArray[np.float32]]  # (n, k) columns and cosines, best first
 TILE = 1024  # rows and columns of a tile: 4 MB
-SAMPLE = 2048  # columns that guesses are made from
-HEAP = 16  # of these columns, of which only the largest counts where that suffices
+SAMPLE_COLUMNS = 2048  # columns that guesses are made from
+HEAP_COLUMNS = 16  # of these columns, of which only the largest counts where that suffices
 ROWS_COMPARED_AGAIN = 256  # rows compared at a time where single rows are compared again
-HELD = 512  # pairs that a row of a strip holds on average, at most, unless k is large
+MAX_HELD_PAIRS = 512  # pairs that a row of a strip holds on average, at most, unless k is large
 PACKED = 0.8  # the pool is packed when a smaller share of it is free
 SEEDS = 64  # seeds compared at a time: few are taken by a seed before them, so that little is compared in vain
 
@@ -88,11 +88,11 @@ def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.floa
 
     from milkglass.nearest.products import Cosines
 
-    n, size = len(unit), min(SAMPLE, len(unit))
+    n, size = len(unit), min(SAMPLE_COLUMNS, len(unit))
     sample = Cosines.of(torch.from_numpy(unit[np.linspace(0, n - 1, size).astype(np.int64)]))
     expected = k * size / n
     place = min(size, math.ceil(expected + 3 * math.sqrt(expected)) + 2)  # one more: it may hold the row
-    heaps = min(size, max(HEAP * place, size // HEAP))
+    heaps = min(size, max(HEAP_COLUMNS * place, size // HEAP_COLUMNS))
     deep = size // heaps
 
     def guessed(top: int) -> NDArray[np.float32]:
@@ -147,7 +147,7 @@ class _Strip:
         """Adds pairs whose columns are larger than all before."""
         self.pairs.append(pairs)
         self.held += len(pairs[0])
-        if self.held > len(self.bounds) * max(HELD, 4 * self.k):
+        if self.held > len(self.bounds) * max(MAX_HELD_PAIRS, 4 * self.k):
             self._cut()
 
     def finish(self, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> Ids:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 
 Ids = NDArray[np.int64]
-HEAP = 32  # columns
+HEAP_COLUMNS = 32  # columns
 Metric = Literal["cosine", "euclidean"]
 Vectors = NDArray[np.float32]
 
@@ -73,7 +73,7 @@ class Likely:
 
 def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[np.float32]:
     rows, n = similarity.shape
-    heaps = max(1, n // HEAP)
+    heaps = max(1, n // HEAP_COLUMNS)
     maxima = _maxima(similarity, heaps)
     within = [heaps - count for count in counts if count <= heaps // 2]
     ranked = np.partition(maxima, within, axis=1) if within else maxima
@@ -87,7 +87,7 @@ def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[n
 def best(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.float32]]:
     """Returns the k largest of every row, largest first, ties by index, as (b, k) columns and values."""
     count, n = similarity.shape
-    heaps = max(k, n // HEAP)
+    heaps = max(k, n // HEAP_COLUMNS)
     bound = np.partition(_maxima(similarity, heaps), heaps - k, axis=1)[:, heaps - k]
     row, column = np.nonzero(similarity >= bound[:, None])
     value = similarity[row, column]

@@ -15,7 +15,7 @@ from scipy.special import ndtri
 from milkglass.noise.stream import Stream, bound, subkey
 from milkglass.sequences import Ids
 
-SECRET = 32  # bytes
+SECRET_BYTES = 32  # bytes
 
 
 class NoiseStream:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-BYTES = 32  # of a key
+KEY_BYTES = 32  # of a key
 
 
 def subkey(root: bytes, model_digest: str, label: str) -> bytes:
@@ -39,8 +39,8 @@ class Stream:
     """
 
     def __init__(self, key: bytes, nonce: int = 0) -> None:
-        if len(key) != BYTES:
-            raise ValueError(f"a key of {len(key)} bytes, {BYTES} are needed")
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a key of {len(key)} bytes, {KEY_BYTES} are needed")
         self._key, self._nonce = key, nonce
         self._cipher = Cipher(algorithms.ChaCha20(key, nonce.to_bytes(16, "big")), None).encryptor()
         self._further: Stream | None = None
@@ -65,7 +65,7 @@ class Stream:
 
     def child(self) -> Stream:
         """Returns an independent stream, whose key is the next 32 bytes of this one."""
-        return Stream(self.bytes(BYTES))
+        return Stream(self.bytes(KEY_BYTES))
 
     def keyed(self, data: bytes) -> Stream:
         """Returns an independent stream for this data, HMAC-SHA256 under this one's key, which does not move on."""

@@ -27,10 +27,10 @@ from milkglass.sanitizers.method import SanitizerMethod, SparingMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
 from milkglass.sanitizers.table import Ids, Mask, Vectors, WordVectors
 
-HEAD = 64
-SAMPLE = 256  # words that g is the mean distance to
-WORDS_AT_A_TIME = 64  # words prepared at a time
-TRIALS = 8192  # rejections tried at a time
+HEAD_WORDS = 64
+SAMPLE_WORDS = 256  # words that g is the mean distance to
+WORDS_AT_A_TIME = 64  # prepared
+TRIALS_AT_A_TIME = 8192
 PATIENCE = 256  # trials for one word, after which its tail is drawn from in full
 SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
 
@@ -38,7 +38,7 @@ SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
 class Heads:
     """Draws exactly, and without a row of the whole vocabulary for each word.
 
-    The HEAD nearest words are drawn by their own probabilities. The rest, the tail, is drawn by rejection from q(y) ~
+    The nearest HEAD_WORDS are drawn by their own probabilities. The rest, the tail, is drawn by rejection from q(y) ~
     exp(-eps/2 g(y)), with g(y) the mean distance of y to a sample, accepted with exp(-eps/2 (|x - y| - g(y) + c_x)),
     where c_x is the largest g(y) - |x - y| of the tail. The numbers come from a ChaCha20 stream, 52 bits each:
     probabilities are those of fp64, and below 2^-52 nothing is drawn. What a word needs (its head, the head's share of
@@ -56,7 +56,7 @@ class Heads:
         self.targets = targets = self.vectors[self.outputs]
         self.own = np.full(len(vectors), -1)  # by place: its number among the outputs
         self.own[self.outputs] = np.arange(len(targets))
-        m, k = len(vectors), min(HEAD, len(targets))
+        m, k = len(vectors), min(HEAD_WORDS, len(targets))
         self.squares = (targets * targets).sum(1)
         self.longest = np.sqrt((self.vectors * self.vectors).sum(1).max())  # of the rows: what rounding goes by
         self.turned = np.ascontiguousarray(targets.T)
@@ -64,7 +64,7 @@ class Heads:
         self.cumulative = np.empty((m + 1, k))
         self.slack = np.empty(m + 1)
         self.ready = np.zeros(m + 1, np.bool_)
-        sample = np.linspace(0, m - 1, min(SAMPLE, m)).astype(np.int64)
+        sample = np.linspace(0, m - 1, min(SAMPLE_WORDS, m)).astype(np.int64)
         self.usual = self._distances(self.vectors[sample]).mean(0, dtype=np.float64)  # g
         proposal = np.exp(-self.half * (self.usual - self.usual.min()))
         self.proposal = np.cumsum(proposal / proposal.sum())
@@ -138,7 +138,7 @@ class Heads:
         """Returns a word outside the head for each place, by rejection."""
         result, waiting, tried = np.empty(len(places), np.int64), np.arange(len(places)), 0
         while len(waiting) and tried < PATIENCE:
-            times = min(PATIENCE, max(1, TRIALS // len(waiting)))
+            times = min(PATIENCE, max(1, TRIALS_AT_A_TIME // len(waiting)))
             guess, taken = self._tries(places[waiting], times, stream)
             done, first = taken.any(1), taken.argmax(1)
             result[waiting[done]] = guess[done, first[done]]

@@ -27,9 +27,9 @@ from milkglass.sanitizers.words import is_word
 Ids = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 Mask = NDArray[np.bool_]
-LARGEST = 1e15  # squares of such values can be summed in fp32
+MAX_VALUE = 1e15  # squares of such values can be summed in fp32
 ROWS_AS_TEXT = 4096  # rows held as text at a time
-LINE = 1 << 16  # bytes of a line
+MAX_LINE = 1 << 16  # bytes of a line
 HINT = "give a GloVe text file: a word and its numbers on each line"
 BLANKS = ("\u0120", "\u2581")  # byte-level BPE's, SentencePiece's
 RESERVED = re.compile(r"[\[<].*(unused|reserved|pad|extra_id|special).*[\]>]|madeupword\d+", re.IGNORECASE)
@@ -57,7 +57,7 @@ class WordVectors:
                 f"{len(self.words)} words do not fit vectors of shape {self.vectors.shape} and {self.vectors.dtype}",
                 "give one fp32 vector for each word",
             )
-        if not np.abs(self.vectors).max(initial=0) < LARGEST:  # nor is nan
+        if not np.abs(self.vectors).max(initial=0) < MAX_VALUE:  # nor is nan
             raise BadTable("the table has values that are not finite, or too large", "make or fetch it again")
         if self.special is not None and self.special.shape != (len(self.words),):
             raise BadTable(f"the mask of special rows has shape {self.special.shape}", "give one entry for each word")
@@ -117,10 +117,10 @@ def read_glove(path: Path) -> WordVectors:
 def _lines(path: Path) -> Iterator[tuple[int, str, list[str]]]:
     with path.open(encoding="utf-8", newline="\n") as file:
         number = 0
-        while line := file.readline(LINE):
+        while line := file.readline(MAX_LINE):
             number += 1
-            if len(line) == LINE:
-                raise BadTable(f"line {number} of {path.name} is longer than {LINE} characters", HINT)
+            if len(line) == MAX_LINE:
+                raise BadTable(f"line {number} of {path.name} is longer than {MAX_LINE} characters", HINT)
             word, *values = line.rstrip("\r\n").rstrip(" ").split(" ")
             if number == 1 and len(values) == 1 and word.isdigit() and values[0].isdigit():
                 continue

@@ -102,9 +102,9 @@ class WordReader:
         """Returns (n,) how often each row occurs in 10^12 words of English. `progress` counts the list's words."""
         counts = np.zeros(len(self.table))
         for word, share in word_list.english().items():
-            for spelled, part in ((word, 1 - word_list.CAPITAL), (word.capitalize(), word_list.CAPITAL)):
+            for spelled, part in ((word, 1 - word_list.CAPITAL_SHARE), (word.capitalize(), word_list.CAPITAL_SHARE)):
                 codes = self.codes(self.split(spelled)[1::2])
-                np.add.at(counts, codes[codes >= 0], share * part * word_list.SCALE)
+                np.add.at(counts, codes[codes >= 0], share * part * word_list.RUNNING_WORDS)
             progress(1)
         return np.ceil(counts).astype(np.int64)
 

@@ -31,9 +31,9 @@ from milkglass.sequences import Sequences
 
 LIST_NAME = "a list of English words (wordfreq)"
 MIN_FREQUENCY = 1e-7
-CAPITAL, START = 0.1, 0.07
+CAPITAL_SHARE, START_SHARE = 0.1, 0.07
 WORDS_AT_A_TIME = 8192  # words tokenized at a time
-SCALE = 1e12  # counts are of so many running words: the rarest piece of the rarest word still counts
+RUNNING_WORDS = 1e12  # counts are of so many running words: the rarest piece of the rarest word still counts
 BEFORE = "a"  # a word that others follow
 BLANKS, INSIDE = "\u0120\u2581", "##"  # what stands for the blank before a word, and for none
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that has no token (SentencePiece)
@@ -60,7 +60,7 @@ def token_counts(
     Raises CorruptCheckpoint for a damaged cache.
     """
     keep = ArrayCache("word_list", {"counts": np.int64}, folder)
-    about = ["milkglass-token-counts/2", version("wordfreq"), MIN_FREQUENCY, CAPITAL, START, rows]
+    about = ["milkglass-token-counts/2", version("wordfreq"), MIN_FREQUENCY, CAPITAL_SHARE, START_SHARE, rows]
     digest = digest_of([*about, tokenizer.backend_tokenizer.to_str()])
 
     def whole(found: Arrays) -> bool:
@@ -82,7 +82,7 @@ def _counted(tokenizer: Any, rows: int, progress: Progress) -> NDArray[np.int64]
     tokens = tokenizer.convert_ids_to_tokens(range(known))
     blanks = any(token and token[0] in BLANKS for token in tokens)  # else pieces inside of a word have the mark
     result[:known][[token is None or spells(token, blanks) for token in tokens]] = 0
-    return np.ceil(result * SCALE).astype(np.int64)
+    return np.ceil(result * RUNNING_WORDS).astype(np.int64)
 
 
 def spells(token: str, blanks: bool) -> bool:
@@ -97,13 +97,13 @@ def spells(token: str, blanks: bool) -> bool:
 def _ways(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, float]]:
     """Yields the tokens of each word in each of the four ways, with the way's share."""
     (before,) = _ids(tokenizer, [BEFORE])
-    for capital, share in ((False, 1 - CAPITAL), (True, CAPITAL)):
+    for capital, share in ((False, 1 - CAPITAL_SHARE), (True, CAPITAL_SHARE)):
         spelled = [word.capitalize() for word in words] if capital else words
-        yield Sequences.of(_ids(tokenizer, spelled)), share * START
+        yield Sequences.of(_ids(tokenizer, spelled)), share * START_SHARE
         # After another word, not after a bare blank: some tokenizers put a blank of their own before a text
         after = _ids(tokenizer, [f"{BEFORE} {word}" for word in spelled])
         bare = [one[len(before) :] if one[: len(before)] == before else one for one in after]
-        yield Sequences.of(bare), share * (1 - START)
+        yield Sequences.of(bare), share * (1 - START_SHARE)
 
 
 def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:

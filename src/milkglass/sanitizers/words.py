@@ -27,8 +27,8 @@ from functools import cache
 UNKNOWN, NUMBER, KEPT = -1, -2, -3  # codes of words that have no row; kept words have KEPT and all below
 ASCII = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 SPACES = " \t\n\r"
-MEMORY = 1 << 18  # distinct words remembered
-HIGHEST = 0x20000  # no punctuation beyond; what Unicode may put there later is part of a word
+REMEMBERED_WORDS = 1 << 18  # distinct
+MAX_PUNCTUATION = 0x20000  # no punctuation beyond; what Unicode may put there later is part of a word
 TICKS = "'\u2019"
 ENDINGS = ("'s", "'re", "'ve", "'ll", "'d", "'m")
 CONTRACTIONS = frozenset(("n't", *ENDINGS))
@@ -51,7 +51,7 @@ def passes(character: str) -> bool:
 @cache
 def between() -> str:
     """Returns every character that is kept, for a character class of a regular expression."""
-    return re.escape("".join(c for c in map(chr, range(HIGHEST)) if passes(c)))
+    return re.escape("".join(c for c in map(chr, range(MAX_PUNCTUATION)) if passes(c)))
 
 
 @cache
@@ -129,7 +129,7 @@ class Lookup(dict[str, int]):
         self.rows, self.kept, self.stem = rows, kept, stem
 
     def __missing__(self, word: str) -> int:
-        if len(self) >= MEMORY:
+        if len(self) >= REMEMBERED_WORDS:
             self.clear()
         self[word] = result = self._find(word)
         return result

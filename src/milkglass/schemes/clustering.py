@@ -25,7 +25,8 @@ Leftover = Literal["merge", "paper"]  # what becomes of clusters smaller than k
 
 MANY_ROWS = 100_000  # rows of a table; of fewer, to look again takes what a first look in bf16 saves
 LONG_ROW = 1024  # numbers of a row whose products take much longer than what is done with them
-WAVE, FEWEST, WAVE_BYTES = 192, 32, 128 << 20  # seeds compared at a time, at least, and bytes of their cosines
+MIN_WAVE_SEEDS, MAX_WAVE_SEEDS = 32, 192  # compared at a time
+WAVE_BYTES = 128 << 20  # of their cosines
 Noise = Callable[[int], NDArray[np.float64]]  # that many draws of Laplace(1)
 SCORE_STEP = 2.0**-40  # noisy scores are rounded to multiples of it
 
@@ -81,7 +82,7 @@ def _rows(
 
     `counts` says how many rows reach each of a row's likely values; one of `share` free rows is a seed at a time.
     """
-    most = max(1, min(max(WAVE, cosines.table.shape[1] // 4), WAVE_BYTES // (6 * len(free))))
+    most = max(1, min(max(MAX_WAVE_SEEDS, cosines.table.shape[1] // 4), WAVE_BYTES // (6 * len(free))))
     at = 0
 
     def following() -> Ids:
@@ -89,7 +90,7 @@ def _rows(
         left = order[at:]
         left = left[free[left]]
         # A multiple, so that products have few shapes: oneDNN keeps code for each
-        seeds = left[: max(min(most, FEWEST), min(most, len(left) // share) // FEWEST * FEWEST)]
+        seeds = left[: max(min(most, MIN_WAVE_SEEDS), min(most, len(left) // share) // MIN_WAVE_SEEDS * MIN_WAVE_SEEDS)]
         at = int(place[seeds[-1]]) + 1 if len(seeds) else len(order)
         return seeds
 

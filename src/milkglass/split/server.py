@@ -36,7 +36,7 @@ from milkglass.threat.observations import Activations
 
 HINT = "send what the client half of the same split gives"
 MAX_WAITING = 16  # frames that have arrived and are not answered
-HELD = 4  # limit on the bytes of frames in memory, as a multiple of the longest body
+HELD_BODIES = 4  # limit on the bytes of frames in memory, as a multiple of the longest body
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def create_app(half: ServerHalf, token: str) -> FastAPI:
         Guard,
         token=token,
         rule=lambda scope: BodyRule(most if scope["method"] == "POST" and scope["path"] == PATH else 0),
-        held=HELD * most,
+        held=HELD_BODIES * most,
         limits=Limits(),
     )
     return app

@@ -27,7 +27,7 @@ from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.hidden_states.tokens import PublicTokenizer
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.noise.root import SECRET
+from milkglass.noise.root import SECRET_BYTES
 from milkglass.progress import Progress
 from milkglass.split import folders
 from milkglass.split.client import ClientHalf, sendable
@@ -116,7 +116,7 @@ def make(
     require_free(client, server)
     with _beside(client) as near_client, _beside(server) as near_server:
         with _watched(progress):
-            half, _ = defence.split(base, data.corpus, secrets.token_bytes(SECRET), near_server / "half")
+            half, _ = defence.split(base, data.corpus, secrets.token_bytes(SECRET_BYTES), near_server / "half")
         half.save(near_client / "half")
         folders.write(near_server / "half", folders.ServerAbout(defence.name, values_of(defence)))
         about = folders.ClientAbout(

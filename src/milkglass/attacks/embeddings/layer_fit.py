@@ -25,7 +25,7 @@ from torch import Tensor
 
 from milkglass.models.view import Model
 
-LAYERS = 6  # of each kind, spread over the model: more adds nothing but time
+SAMPLE_LAYERS = 6  # of each kind, spread over the model: more adds nothing but time
 SURPLUS = 1.1  # rows for each dimension, at least, before a fit means anything
 MOVED = 0.1  # a matrix that differs less from the public one was trained, not transformed
 AGREE = 0.3  # two kinds whose T differ by less are stacked
@@ -128,7 +128,9 @@ def stacks(public: Model, seen: Model) -> Iterator[Stack]:
         if name.endswith("weight") and name in seen.tensors:
             grouped.setdefault(_stem(name), []).append(name)
     for stem, names in grouped.items():
-        selected = [names[i] for i in np.unique(np.linspace(0, len(names) - 1, min(len(names), LAYERS)).astype(int))]
+        selected = [
+            names[i] for i in np.unique(np.linspace(0, len(names) - 1, min(len(names), SAMPLE_LAYERS)).astype(int))
+        ]
         shapes = {tuple(one.tensors[name].shape) for name in selected for one in (public, seen)}
         shape = shapes.pop()
         if shapes or len(shape) != 2 or size in shape:

@@ -26,7 +26,7 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.training_step import SharedStep
 
 FLOATS = 4_000_000  # embedded at a time
-TOKENS = 8192  # in a forward
+FORWARD_TOKENS = 8192
 DISTINCT = 1e-2  # a state, of length 1, is new where it is so far from the span of the others
 Text = tuple[int, ...]
 
@@ -245,7 +245,7 @@ def states(entrance: Entrance, texts: Sequence[Text]) -> Tensor:
 
 def blocks(texts: list[Text]) -> list[list[Text]]:
     """Returns texts of one length in parts that fit through a model."""
-    step = max(1, TOKENS // len(texts[0]))
+    step = max(1, FORWARD_TOKENS // len(texts[0]))
     return [texts[start : start + step] for start in range(0, len(texts), step)]
 
 

@@ -32,7 +32,7 @@ from milkglass.attacks.gradients.spans import row_space
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 
-SAMPLE = 512  # rows from which the span of the others is taken
+SAMPLE_ROWS = 512  # rows from which the span of the others is taken
 LEVEL = 0.5  # how far the squared lengths of rows of noise may spread, relative to their middle
 SIGMAS = 8.0  # a row of noise is not so much longer than others, among any number of rows
 NOT_SHARED = "the gradient of the embeddings is not shared"
@@ -90,7 +90,7 @@ def _unlike(grad: Tensor, apart: float) -> Tensor:
     """Returns (v,) which rows are outside the span of the smallest: of tokens neither read nor likely answers."""
     lengths = grad.double().norm(dim=1)
     order = lengths.argsort()[int((lengths == 0).sum()) :]
-    small = order[: min(SAMPLE, len(grad) // 2)]
+    small = order[: min(SAMPLE_ROWS, len(grad) // 2)]
     span = row_space([(grad[small].double() / lengths[small, None]).to(grad.dtype)])
     if span.rank >= min(grad.shape[1], len(small)):
         return _outstanding(lengths.square())

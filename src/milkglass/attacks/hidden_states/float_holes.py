@@ -35,7 +35,7 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
 COORDINATES_AT_A_TIME = 16  # coordinates looked at before tokens are dropped
-PIECE = 1 << 16  # factors at a time, which a processor's cache holds
+FACTORS_AT_A_TIME = 1 << 16  # which a processor's cache holds
 SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
 CLOSE = 3  # coordinates by which a token may be behind the best and is kept
 MAX_FACTORS, ROWS_TRIED = 9, 2  # factors that the first row does not separate, and rows that do
@@ -124,7 +124,7 @@ class _Reader:
             return np.float32(1)
         row = rows[0]
         numbers, typical = self._factors(len(rows))
-        pieces = np.array_split(numbers, -(-len(numbers) // PIECE))
+        pieces = np.array_split(numbers, -(-len(numbers) // FACTORS_AT_A_TIME))
         least, best = SLIPS + 1, numbers[:0]
         for piece in sorted(pieces, key=lambda one: abs(float(one[0]) - typical)):
             fitting, ruled = self._fitting(piece, row, SLIPS)

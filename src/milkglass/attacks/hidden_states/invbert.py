@@ -41,7 +41,7 @@ from milkglass.threat.observations import Activations, Tokens, Transcript, Weigh
 
 PUBLIC, SENT = 0.7, 0.6  # of the budget: what is left at least when the public, the client's states are computed
 TRAINING = 0.8  # of what is left then
-TOKENS = 512  # read at a time
+TOKENS_AT_A_TIME = 512
 
 
 class InverterSettings(Protocol):
@@ -169,7 +169,7 @@ class InvBert(Attack):
         inverter = InvBertModel(required(knowledge.public_model), self.depth)
         train(inverter, states[known], corpus, self, budget.part(TRAINING, budget.progress), rng)
         part = np.flatnonzero(reached)
-        groups = (part[one] for one in within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS))
+        groups = (part[one] for one in within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS_AT_A_TIME))
         k = min(self.k, inverter.read.out_features)
         return Guess(running=inverted(inverter, seen, transcript.tokens, groups, k))
 

@@ -46,7 +46,7 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
-SCALE = 0.3  # of A at the start: embeddings' products are larger than logits of members are
+START_SCALE = 0.3  # of A at the start: embeddings' products are larger than logits of members are
 WEIGHTS = np.array([(v, w) for v in np.linspace(0, 2, 11) for w in np.linspace(0, 1, 6)])  # v, w above
 TRAINING = 0.8  # of the budget
 BEFORE_READING, CHOOSING = 0.5, 0.5  # where a language model reads after the training: of the budget, of what is left
@@ -150,7 +150,7 @@ class SymbolReader(torch.nn.Module):
         self.table = table[torch.from_numpy(order)]
         self.bias = torch.nn.Parameter(torch.from_numpy(counts[order]).log().float())
         with torch.no_grad():
-            self.turn.weight.copy_(SCALE * torch.eye(table.shape[1]))
+            self.turn.weight.copy_(START_SCALE * torch.eye(table.shape[1]))
             self.turn.bias.zero_()
 
     def forward(self, symbols: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -30,13 +30,13 @@ from numpy.typing import NDArray
 from milkglass.noise.stream import Stream
 from milkglass.parameters import limited, require
 from milkglass.sanitizers.ghost.search import Shadows
-from milkglass.sanitizers.ghost.states import TOKENS, Encoder, Prefix
+from milkglass.sanitizers.ghost.states import FORWARD_TOKENS, Encoder, Prefix
 from milkglass.sequences import Ids
 
 BF16_ALLOWED = 0.5  # times sqrt(loss noise)
 BF16_SEEN = 4  # times the noise: a sentence that is nearer is not looked at in bf16
 SelectionMethod = Literal["states", "random", "nearest"]
-GROUP = 32  # sentences of one length at a time
+GROUP_SENTENCES = 32  # sentences of one length at a time
 
 
 def off_by(losses: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -194,8 +194,8 @@ def select(
     lengths = np.array([len(one) for one in originals], np.int64)
     for length in np.unique(lengths):
         numbers = np.flatnonzero(lengths == length)
-        for at in range(0, len(numbers), GROUP):
-            part = numbers[at : at + GROUP].tolist()
+        for at in range(0, len(numbers), GROUP_SENTENCES):
+            part = numbers[at : at + GROUP_SENTENCES].tolist()
             sentences = [Sentence(originals[i], starts[i], settings.beams) for i in part]
             _Group(network, shadows, sentences).run(settings)
             for number, one in zip(part, sentences, strict=True):
@@ -281,8 +281,8 @@ class _Group:
     def _measured(
         self, ids: Ids, owner: Ids, stem: tuple[Prefix, list[int]] | None, part: Ids, limits: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Returns (s,) the losses of some of these rows, TOKENS at a time; inf above their limits (s,)."""
-        step = max(1, TOKENS // ids.shape[1])
+        """Returns (s,) the losses of some of these rows, FORWARD_TOKENS at a time; inf above their limits (s,)."""
+        step = max(1, FORWARD_TOKENS // ids.shape[1])
         result = [np.empty(0)]
         for first in range(0, len(part), step):
             rows = torch.from_numpy(part[first : first + step])

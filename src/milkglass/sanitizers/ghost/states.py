@@ -28,7 +28,7 @@ from milkglass.models.families import of
 from milkglass.models.torch_model import body
 from milkglass.nearest.products import multiply_by_onednn, quick_in_bf16
 
-TOKENS = 2048  # of a forward; more don't make a processor faster
+FORWARD_TOKENS = 2048  # more don't make a processor faster
 SLACK = 1e-5  # relative: by how much rounding may move a loss when other sequences are beside it
 
 

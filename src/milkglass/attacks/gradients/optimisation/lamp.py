@@ -29,7 +29,7 @@ from milkglass.sequences import Ids, Sequences, looked_up
 from milkglass.threat.budget import Budget
 
 Floats = NDArray[np.float64]
-ORDER = 3
+NGRAM_ORDER = 3
 BURN_IN = 0.1  # of the steps, before which no order is tried
 PULL = {"cosine": 1.0, "squares": 25.0}  # LAMP's weights of the regulariser and of the language model, by distance
 LANGUAGE = {"cosine": 0.2, "squares": 60.0}
@@ -70,7 +70,7 @@ class Prior:
 
     def __init__(self, corpus: Sequences, size: int) -> None:
         """Counts the runs of public ids below `size`."""
-        self.levels, self.size = [Level(_runs(corpus, k, size), size) for k in range(1, ORDER + 1)], size
+        self.levels, self.size = [Level(_runs(corpus, k, size), size) for k in range(1, NGRAM_ORDER + 1)], size
 
     def cost(self, ids: Ids) -> float:
         """Returns the mean negative log-likelihood (nats) of a text's tokens; 0 for an empty text."""

@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 PLACES_AT_A_TIME = 256  # places that go through a model at once, where guesses are judged
 SHARP = 20.0  # how much a soft label of the next token prefers the nearest one
 MIN_NORM_SHARE = 1e-6  # a gradient with a norm below this share of the largest is left out
-FEWEST = 10  # texts, with fewer of which a common beginning may be chance
+MIN_COMMON_TEXTS = 10  # with fewer a common beginning may be chance
 
 
 class Masks(TorchFunctionMode):
@@ -117,7 +117,7 @@ class Frame:
 def _common(texts: Sequences, place: int) -> int | None:
     """Returns the id that stands at this end of every text and nowhere else, or None."""
     ends = [int(one[place]) for one in texts if len(one) > 1]
-    if len(ends) < FEWEST or len(set(ends)) > 1:
+    if len(ends) < MIN_COMMON_TEXTS or len(set(ends)) > 1:
         return None
     return ends[0] if int((texts.ids == ends[0]).sum()) == len(ends) else None
 

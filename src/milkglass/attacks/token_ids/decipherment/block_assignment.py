@@ -16,7 +16,7 @@ from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, Pu
 from milkglass.sequences import Ids
 from milkglass.threat.knowledge import Candidates
 
-CHUNK = 2_000_000  # pairs of memberships looked at in one go
+PAIRS_AT_A_TIME = 2_000_000  # of memberships
 SINKHORN_ROUNDS = 12  # which only have to come near
 MAX_WEIGHT_COUNT = 50.0  # a token seen more often than this weighs no more in the regression
 MIN_RELATIVE_SHARE = 0.05  # predicted shares are never below this part of a class' mean share
@@ -123,7 +123,7 @@ def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tupl
     nothing = np.empty(0, np.int64)
     edges, lefts, rights, values = [nothing], [nothing], [nothing], [np.empty(0)]
     total = np.cumsum(fan)
-    cuts = np.searchsorted(total, np.arange(CHUNK, int(total[-1]) if len(total) else 0, CHUNK))
+    cuts = np.searchsorted(total, np.arange(PAIRS_AT_A_TIME, int(total[-1]) if len(total) else 0, PAIRS_AT_A_TIME))
     for chunk in np.split(np.arange(len(fan)), cuts):
         which = np.repeat(chunk, fan[chunk])
         inner = ranges(np.zeros(len(chunk), np.int64), fan[chunk])

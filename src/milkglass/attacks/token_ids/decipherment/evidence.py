@@ -16,8 +16,8 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.knowledge import Candidates, Group
 
 CHOICES = 40  # members of a group that are weighed; of a larger one the likeliest
-HIGHEST = 30.0  # of logarithms of ratios
-START, LEAST, STEPS = 0.5, 0.05, 50  # of the search for the doubt
+MAX_LOG_RATIO = 30.0
+START_DOUBT, MIN_DOUBT, DOUBT_STEPS = 0.5, 0.05, 50  # of the search for the doubt
 
 
 class EvidenceTable:
@@ -95,7 +95,7 @@ class EvidenceTable:
         lines = self.line[ids]
         prior = self.prior[lines]
         ratio = scores - np.logaddexp.reduce(scores + prior, axis=1, keepdims=True)
-        words = np.log(doubt + (1 - doubt) * np.exp(np.minimum(ratio, HIGHEST)))
+        words = np.log(doubt + (1 - doubt) * np.exp(np.minimum(ratio, MAX_LOG_RATIO)))
         np.add.at(self.total, lines, np.where(np.isfinite(prior), words, 0.0))
         np.add.at(self.seen, lines, 1)
 
@@ -107,15 +107,15 @@ class EvidenceTable:
         """Returns the evidence as far as it can be believed, and rho, the share of ids about which it says nothing.
 
         An id's ratio, averaged over its belief, is taken as a draw from rho * 1 + (1 - rho) * ratio, and rho is found
-        by maximum likelihood. Without any belief rho stays at START.
+        by maximum likelihood. Without any belief rho stays at START_DOUBT.
         """
         ratio = evidence - np.logaddexp.reduce(evidence + self.prior, axis=1, keepdims=True)
-        factor = np.exp(np.minimum(ratio, HIGHEST))
+        factor = np.exp(np.minimum(ratio, MAX_LOG_RATIO))
         agreed = (belief * factor).sum(1)
-        rho = START
-        for _ in range(STEPS):
+        rho = START_DOUBT
+        for _ in range(DOUBT_STEPS):
             useful = (1 - rho) * agreed / (rho + (1 - rho) * agreed)
-            rho = float(np.clip(1 - useful.mean(), LEAST, 1.0))
+            rho = float(np.clip(1 - useful.mean(), MIN_DOUBT, 1.0))
         return np.log(rho + (1 - rho) * factor), rho
 
     def belief(self, likelihood: Sequence[Floats]) -> Floats:
