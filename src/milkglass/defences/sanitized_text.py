@@ -35,8 +35,7 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import Sanitizer
-from milkglass.sanitizers.tables.table import WordVectors, read_glove
-from milkglass.sanitizers.tables.vocabulary import tokens_of_model, words_of_model
+from milkglass.sanitizers.table import WordVectors, read_glove, tokens_of_model, words_of_model
 from milkglass.sanitizers.text import TextSanitizer, WordReader
 from milkglass.sequences import Sequences
 from milkglass.threat.defence import Defence, LabelledTexts
@@ -79,11 +78,7 @@ class ReplacedTextClient(SanitizingClient):
 
 @dataclass(frozen=True, kw_only=True)
 class SanitizedTextClient(ReplacedTextClient):
-    """Replaces words.
-
-    Attributes:
-        sanitizer: the mechanism in front of the model, with the words that it keeps.
-    """
+    """Replaces words by a mechanism in front of the model, except those that it keeps."""
 
     sanitizer: TextSanitizer = field(repr=False)
 
@@ -94,11 +89,7 @@ class SanitizedTextClient(ReplacedTextClient):
 
 @dataclass(frozen=True, kw_only=True)
 class SanitizedTokensClient(SanitizingClient):
-    """Replaces tokens, each in its place.
-
-    Attributes:
-        mechanism: over the model's own table.
-    """
+    """Replaces tokens, each in its place, by a mechanism over the model's own table."""
 
     mechanism: Sanitizer = field(repr=False)
 
@@ -123,10 +114,7 @@ class SanitizerDefence(Defence):
     It has no guarantee of its own: what is proved depends on the table, and the client half's sanitizer or mechanism
     has it.
 
-    Attributes:
-        method: the mechanism and its parameters.
         words: a GloVe file. None: the model's own table.
-        by: what is replaced.
     """
 
     method: SanitizerMethod
