@@ -23,10 +23,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from milkglass.client.codec.codec import Codec
-from milkglass.datasets.sets import describe
 from milkglass.experiments.kinds.generation import MEASURES, InstructionFile, greedy
 from milkglass.metrics import ifeval, text
 from milkglass.metrics.interval import Interval
+from milkglass.rows.sets.catalogue import describe
 
 IFEVAL_TOKENS, SUMMARY_TOKENS = 192, 64  # new ones, at most, of an answer
 

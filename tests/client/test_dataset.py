@@ -12,13 +12,13 @@ import pytest
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import IGNORED
-from milkglass.client.data.data_file import DataFile
-from milkglass.client.data.dataset import number_labels, read_examples, summarise
 from milkglass.client.data.training_rows import BATCH, write_parquet
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.client.layout import tokenizer_digest
 from milkglass.errors import CodecError, TooLong
+from milkglass.rows.data_file import DataFile
+from milkglass.rows.examples import number_labels, read_examples, summarise
 from tests import tiny
 
 SECRET = "zanzibar"

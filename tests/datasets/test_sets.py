@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.client.data.dataset import Example, read_examples
 from milkglass.client.data.training_rows import checked
-from milkglass.datasets import sets
-from milkglass.datasets.sets import SETS, describe, files, load
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.metrics import glue, text
+from milkglass.rows.examples import Example, read_examples
+from milkglass.rows.sets import catalogue as sets
+from milkglass.rows.sets.catalogue import SETS, describe, files, load
 from tests.datasets.layouts import CHATS, Expected, lines, put, write_all
 
 NAMES = [

@@ -15,9 +15,9 @@ import pytest
 
 from milkglass.errors import BadTable, CodecError, EmptyText, MilkglassError, UsageError
 from milkglass.noise.stream import Stream
+from milkglass.rows.blocks import blocks_of, require_rows, shape_of
 from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.files import count_file, ordered, report_path, sanitize_file
-from milkglass.sanitizers.rows import blocks_of, require_rows, shape_of
 from milkglass.sanitizers.santext import SanText
 from milkglass.sanitizers.tables.table import read_glove
 from milkglass.sanitizers.tables.vocabulary import tokens_of_model, words_of_model
@@ -201,7 +201,7 @@ def test_text_that_is_not_utf8_and_a_line_without_end(tmp_path: Path, monkeypatc
     source.write_bytes(b"apple\n\xff\xfe\n")
     with pytest.raises(CodecError, match="not UTF-8"):
         run(source, tmp_path / "out.txt")
-    monkeypatch.setattr("milkglass.sanitizers.rows.LINE", 100)
+    monkeypatch.setattr("milkglass.rows.blocks.LINE", 100)
     source.write_text("apple\n" + "x" * 200)
     with pytest.raises(CodecError, match="line 2 of in.txt is longer than 100"):
         run(source, tmp_path / "out.txt")

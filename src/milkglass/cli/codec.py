@@ -26,10 +26,10 @@ from milkglass.rows.encoding import lines
 if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec
     from milkglass.client.codec.encoded import Encoded
-    from milkglass.client.data.data_file import DataFile
-    from milkglass.client.data.dataset import Summary
     from milkglass.client.data.layouts import Layout
     from milkglass.client.key.file import UnlockedKey
+    from milkglass.rows.data_file import DataFile
+    from milkglass.rows.examples import Summary
 
 BATCH = 1000
 In = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")]

@@ -97,9 +97,9 @@ def data(
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent}", "make it first")
 
-    from milkglass.client.data.data_file import KINDS
-    from milkglass.client.data.dataset import read_examples
-    from milkglass.datasets import sets
+    from milkglass.rows.data_file import KINDS
+    from milkglass.rows.examples import read_examples
+    from milkglass.rows.sets import catalogue as sets
 
     score, taken, columns_read = False, None, ""
     blank, empty = list[int](), list[int]()
@@ -126,7 +126,7 @@ def data(
 
 
 def _list(as_json: bool) -> None:
-    from milkglass.datasets.sets import SETS
+    from milkglass.rows.sets.catalogue import SETS
 
     found = {one.name: "" if one.hub is None else f"hf:{one.hub.path}" for one in SETS.values()}
     result = [

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milkglass.client.data.data_file import DataFile, Source
-from milkglass.client.data.dataset import Summary
 from milkglass.client.data.training_rows import (
     Numbers,
     WrittenParquet,
@@ -31,6 +29,8 @@ from milkglass.client.training_defaults import (
 )
 from milkglass.errors import UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage
+from milkglass.rows.data_file import DataFile, Source
+from milkglass.rows.examples import Summary
 from milkglass.rows.place import listed
 from milkglass.server.spec import MAX_LENGTH, Hyperparameters, hyperparameters_of
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from milkglass import errors
-from milkglass.client.codec.conversation import Message
 from milkglass.enclave import gramine, prompt
 from milkglass.enclave.attestation import release
 from milkglass.enclave.attestation.attest import ATTESTED, ATTESTED_BY_QUOTE, KINDS, NOT_ATTESTED
@@ -29,6 +28,7 @@ from milkglass.enclave.program import INNER, read_message, write_message
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Progress, Stage, no_progress, no_stage
+from milkglass.rows.messages import Message
 
 PROGRAM = "milkglass.enclave.program"
 _REPAIR = "run sign.sh of the enclave's folder with the installed Gramine"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from milkglass.audit.outcome import AttackResult
     from milkglass.audit.updates.report import Leakage, UpdateReading
     from milkglass.audit.updates.scenes import PublicSource
-    from milkglass.client.data.data_file import DataFile
+    from milkglass.rows.data_file import DataFile
 
 KNOWN = "attackers know the model in every round, the labels and the lengths, and have"
 

@@ -17,8 +17,8 @@ from milkglass.cli.ui.terminal import note
 from milkglass.client.remote.strict_json import running_text
 
 if TYPE_CHECKING:
-    from milkglass.client.data.data_file import DataFile
-    from milkglass.client.data.dataset import Summary
+    from milkglass.rows.data_file import DataFile
+    from milkglass.rows.examples import Summary
 
 COMMONEST, RAREST = 6, 3  # classes that are shown if there are more
 WIDEST = 40  # characters of a class's name
@@ -57,7 +57,7 @@ class ColumnOptions:
             UsageError: the file does not exist, or has no columns.
             EmptyText: the file is empty.
         """
-        from milkglass.client.data.data_file import DataFile
+        from milkglass.rows.data_file import DataFile
         from milkglass.rows.delimiter import delimiter_named
 
         sign = None if self.delimiter is None else delimiter_named(self.delimiter)
@@ -91,7 +91,7 @@ class ColumnOptions:
 
     def second(self, path: Path) -> DataFile:
         """Returns a further file of the command with the options that apply to its kind. Raises what `file` raises."""
-        from milkglass.client.data.data_file import TABLES
+        from milkglass.rows.data_file import TABLES
 
         kind = path.suffix.lower()
         if kind == ".txt":
@@ -116,7 +116,7 @@ class ColumnOptions:
 
 
 def _read(file: DataFile, labels: bool = False) -> DataFile:
-    from milkglass.client.data.dataset import summarise
+    from milkglass.rows.examples import summarise
 
     found = summarise(file)
     say_read(file, labels)

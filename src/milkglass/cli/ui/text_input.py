@@ -21,7 +21,7 @@ from milkglass.rows.place import missing
 from milkglass.rows.tables import is_json_list
 
 if TYPE_CHECKING:
-    from milkglass.client.codec.conversation import Message
+    from milkglass.rows.messages import Message
 
 
 MARK = "\ufeff"  # a byte order mark, which Windows puts before a text
@@ -56,7 +56,7 @@ def row_of(name: str, line: str) -> InputRow:
     if result is None:
         return InputRow(name, text)
     if "messages" in result:
-        from milkglass.client.codec.messages import conversation_of
+        from milkglass.rows.messages import conversation_of
 
         try:
             messages, tools = conversation_of(result, trained=False)
@@ -117,7 +117,7 @@ def _is_table(source: Path, columns: ColumnOptions) -> bool:
 
 
 def _rows_of(source: Path, columns: ColumnOptions, id_column: str | None) -> list[InputRow]:
-    from milkglass.client.data.dataset import ID, read_texts
+    from milkglass.rows.examples import ID, read_texts
 
     file = columns.file(source)
     blank, empty = list[int](), list[int]()

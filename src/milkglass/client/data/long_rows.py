@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from milkglass.client.data.data_file import Source
 from milkglass.errors import TooLong
+from milkglass.rows.data_file import Source
 from milkglass.rows.place import Place, listed
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.data_file import Source
-from milkglass.client.data.dataset import Example, read_examples
 from milkglass.errors import naming
+from milkglass.rows.data_file import Source
+from milkglass.rows.examples import Example, read_examples
 from milkglass.sequences import Sequences
 
 Class = Literal["number", "name", "rare word", "other word", "common word or mark"]

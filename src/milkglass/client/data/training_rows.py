@@ -22,8 +22,14 @@ from numpy.typing import NDArray
 
 from milkglass import files
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.data_file import Source
-from milkglass.client.data.dataset import (
+from milkglass.client.data.long_rows import EncodedBatch, require_answers
+from milkglass.client.data.marked_rows import List8, List32, mark
+from milkglass.client.key.key import Key, permutation
+from milkglass.errors import CodecError, TooLong, UsageError
+from milkglass.noise.stream import subkey
+from milkglass.progress import Progress, no_progress
+from milkglass.rows.data_file import Source
+from milkglass.rows.examples import (
     Example,
     Summary,
     number_labels,
@@ -32,13 +38,7 @@ from milkglass.client.data.dataset import (
     summarise,
     unlabelled,
 )
-from milkglass.client.data.long_rows import EncodedBatch, require_answers
-from milkglass.client.data.marked_rows import List8, List32, mark
-from milkglass.client.key.key import Key, permutation
-from milkglass.client.label_scale import Scale
-from milkglass.errors import CodecError, TooLong, UsageError
-from milkglass.noise.stream import subkey
-from milkglass.progress import Progress, no_progress
+from milkglass.rows.label_scale import Scale
 from milkglass.rows.place import Place
 from milkglass.sequences import batched
 

@@ -18,11 +18,11 @@ from typing import Any
 from milkglass.errors import CodecError, EmptyText, UsageError, naming
 from milkglass.files import sha256
 from milkglass.progress import Progress, no_progress
+from milkglass.rows.blocks import KINDS, Block, FileShape, blocks_of
 from milkglass.sanitizers.files import appearing, report_path, require_free
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.parts import FinishedParts, finished
 from milkglass.sanitizers.ghost.tally import GhostTally, document
-from milkglass.sanitizers.rows import KINDS, Block, FileShape, blocks_of
 
 ROWS_A_PART = 8  # of a part: what an interruption loses at most
 

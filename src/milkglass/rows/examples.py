@@ -20,13 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from milkglass.client.codec.conversation import Message
-from milkglass.client.codec.messages import conversation_of
-from milkglass.client.data.data_file import CHATS, INSTRUCTED, JSON, TEXTS, DataFile, Source
-from milkglass.client.data.label_cells import LabelCells, has_fraction, is_number
-from milkglass.client.label_scale import Scale
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
+from milkglass.rows.data_file import CHATS, INSTRUCTED, JSON, TEXTS, DataFile, Source
+from milkglass.rows.label_cells import LabelCells, has_fraction, is_number
+from milkglass.rows.label_scale import Scale
+from milkglass.rows.messages import Message, conversation_of
 from milkglass.rows.place import Place, Row, columns_there, missing, text_of
 
 Kind = Literal["labelled", "chat", "text"]

@@ -12,14 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from milkglass.client.data.dataset import Example
-from milkglass.datasets.classified import TASKS, TOPICS
-from milkglass.datasets.corpora import CORPORA, INSTRUCTIONS
-from milkglass.datasets.description import Build, Description, Hub, Layout
 from milkglass.errors import EmptyText, UsageError
 from milkglass.files import atomic_write
 from milkglass.progress import Log, no_log
+from milkglass.rows.examples import Example
 from milkglass.rows.place import Place
+from milkglass.rows.sets.classified import TASKS, TOPICS
+from milkglass.rows.sets.corpora import CORPORA, INSTRUCTIONS
+from milkglass.rows.sets.description import Build, Description, Hub, Layout
 
 SETS: dict[str, Description] = {one.name: one for one in (*TASKS, *INSTRUCTIONS, *TOPICS, *CORPORA)}
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from milkglass.client.data.dataset import Example
 from milkglass.errors import CodecError, EmptyText
+from milkglass.rows.examples import Example
 from milkglass.rows.place import Place, Row, missing, text_of
 
 Task = Literal["classification", "regression", "chat", "prompts", "text"]

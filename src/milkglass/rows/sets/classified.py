@@ -17,10 +17,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from milkglass.datasets.description import Description, Hub, LabelledColumn, Layout, ScoredPair, alternatives
 from milkglass.errors import CodecError
 from milkglass.rows.encoding import lines
 from milkglass.rows.place import Place
+from milkglass.rows.sets.description import Description, Hub, LabelledColumn, Layout, ScoredPair, alternatives
 from milkglass.rows.tables import comma, stripped_lines, tsv
 
 FILES = {"train": ("train.tsv",), "validation": ("dev.tsv",)}

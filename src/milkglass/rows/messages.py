@@ -10,9 +10,10 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from milkglass.client.codec.conversation import Message
 from milkglass.errors import EmptyText, UsageError
 from milkglass.rows.place import missing
+
+Message = Mapping[str, Any]  # role and content; of tool calls, what OpenAI's messages have beside them
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 FIELDS = {"name": str, "description": str, "parameters": Mapping}  # fields of a function that a template may see

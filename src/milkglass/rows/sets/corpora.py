@@ -11,7 +11,7 @@ dialogue; the first is used. IFEval has no answers: metrics/ifeval.py checks its
 
 from __future__ import annotations
 
-from milkglass.datasets.description import Description, Hub, PlainText, QuestionAnswer, alternatives
+from milkglass.rows.sets.description import Description, Hub, PlainText, QuestionAnswer, alternatives
 from milkglass.rows.tables import json_lines, json_list, json_objects, json_sentences, stripped_lines
 
 ROUGE = ("rouge-1", "rouge-2", "rouge-l")

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from milkglass.client.label_scale import score_of
 from milkglass.errors import CodecError, EmptyText
+from milkglass.rows.label_scale import score_of
 from milkglass.rows.place import Place, missing
 
 GAPS = frozenset({"nan", "none", "null", "na", "n/a", "<na>", "nat"})  # missing, in a column of numbers
