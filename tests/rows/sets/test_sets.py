@@ -12,7 +12,7 @@ from milkglass.metrics import glue, text
 from milkglass.rows.examples import Example, read_examples
 from milkglass.rows.sets import catalogue as sets
 from milkglass.rows.sets.catalogue import SETS, describe, files, load
-from tests.datasets.layouts import CHATS, Expected, lines, put, write_all
+from tests.rows.sets.layouts import CHATS, Expected, lines, put, write_all
 
 NAMES = [
     "sst2", "qnli", "cola", "mrpc", "rte", "stsb", "qqp", "mnli", "alpaca", "dolly", "dialogsum", "ifeval", "ag_news",
