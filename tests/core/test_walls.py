@@ -35,7 +35,8 @@ ALLOWED = {
     "defences": "client hidden_states models noise sanitizers schemes threat",
     "federated": "gradient_defences models noise rows sanitizers threat",
     "audit": (
-        "attacks client defences federated gradient_defences hidden_states metrics models rows sanitizers schemes threat"
+        "attacks client defences federated gradient_defences hidden_states metrics models rows sanitizers schemes"
+        " threat"
     ),
     "engines": "client models",
     "proxy": "client engines rows server",

@@ -100,6 +100,7 @@ def data(
     from milkglass.rows.data_file import KINDS
     from milkglass.rows.examples import read_examples
     from milkglass.rows.sets import catalogue as sets
+    from milkglass.rows.write import write
 
     score, taken, columns_read = False, None, ""
     blank, empty = list[int](), list[int]()
@@ -119,7 +120,7 @@ def data(
             words = "both --from and --hub were given" if hub else f"where is the data set {name}?"
             raise UsageError(words, "give --from FOLDER, or --hub")
         result = sets.load(name, source, split or "train", note)
-    count = sets.write(result, out, score, rows)
+    count = write(result, out, score, rows)
     say_skipped(Path(name).name, len(blank), len(empty))
     document = {"out": str(out), "rows": count, **({} if taken is None else {"columns": taken})}
     emit(as_json, document, f"{count:,} rows in {out}{columns_read}")

@@ -9,12 +9,12 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from milkglass.client.data.texts import examples_of
 from milkglass.errors import UsageError
 from milkglass.progress import Log, no_log
-from milkglass.rows.examples import Example, in_order, number_labels, summarise
+from milkglass.rows.examples import Example, examples_of, in_order, number_labels, summarise
 from milkglass.rows.sets import catalogue as sets
 from milkglass.rows.sets.description import Description
+from milkglass.rows.write import write
 from milkglass.threat.defence import LabelledTexts
 
 DATA = "give --data a folder that holds one for each data set, as it was published; `milkglass data` says where each is"
@@ -65,7 +65,7 @@ def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
     out = folder / f"{about.name}-{split}.jsonl"
     if not out.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        sets.write(sets.load(about.name, data, split, progress), out)
+        write(sets.load(about.name, data, split, progress), out)
     return out
 
 

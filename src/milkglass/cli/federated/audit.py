@@ -134,7 +134,7 @@ def _unfinished(sites: Path, site: str) -> bool:
 
 def _source(public: DataFile | None) -> PublicSource:
     from milkglass.audit.updates.scenes import PublicSource
-    from milkglass.client.data.texts import examples_of
+    from milkglass.rows.examples import examples_of
 
     if public is None:
         return PublicSource()

@@ -23,7 +23,7 @@ from milkglass.noise.stream import Stream
 from milkglass.rows.blocks import FileShape
 from milkglass.rows.examples import Example
 from milkglass.rows.messages import Message
-from milkglass.rows.sets.catalogue import as_row
+from milkglass.rows.write import as_row
 from milkglass.sanitizers.files import report_path, sanitize_file
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer

@@ -21,7 +21,7 @@ from milkglass.errors import CodecError
 from milkglass.rows.encoding import lines
 from milkglass.rows.place import Place
 from milkglass.rows.sets.description import Description, Hub, LabelledColumn, Layout, ScoredPair, alternatives
-from milkglass.rows.tables import comma, stripped_lines, tsv
+from milkglass.rows.tables import table, text_lines
 
 FILES = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
 HUB = {"train": "train", "validation": "validation"}
@@ -57,7 +57,7 @@ def _task(
         text, *pair, label = cells
         return LabelledColumn(text, label, values, pair[0] if pair else None, flawed)
 
-    rows = partial(tsv, needed=columns, header=header, flawed=flawed)
+    rows = partial(table, needed=columns, header=header, flawed=flawed)
     splits = {split: alternatives(rows, build(columns), *paths) for split, paths in files.items()}
     hub = Hub("nyu-mll/glue", name, hub_splits, build(hub_columns or columns))
     return Description(
@@ -67,7 +67,7 @@ def _task(
 
 def _stsb() -> Description:
     columns = ("sentence1", "sentence2", "score")
-    rows, build = partial(tsv, needed=columns), ScoredPair(*columns, 0, 5)
+    rows, build = partial(table, needed=columns), ScoredPair(*columns, 0, 5)
     splits = {split: alternatives(rows, build, *paths) for split, paths in FILES.items()}
     hub = Hub("nyu-mll/glue", "stsb", HUB, ScoredPair("sentence1", "sentence2", "label", 0, 5))
     return Description(
@@ -116,12 +116,12 @@ SIDES = ("negative", "positive")
 
 def _ag_news() -> Description:
     """Describes the published CSV (class from 1, title, description; no header), or text<TAB>class name."""
-    table = LabelledColumn("title", "class", _numbered(CLASSES, 1), also="description")
+    long = LabelledColumn("title", "class", _numbered(CLASSES, 1), also="description")
     short = LabelledColumn("text", "class", {name: name for name in CLASSES})
-    read_csv = partial(comma, needed=(), header=("class", "title", "description"))
-    read_tsv = partial(tsv, needed=(), header=("text", "class"))
+    read_csv = partial(table, needed=(), delimiter=",", quoted=True, header=("class", "title", "description"))
+    read_tsv = partial(table, needed=(), header=("text", "class"))
     splits = {
-        name: (Layout((f"{name}.csv",), read_csv, table), Layout((f"{name}.tsv",), read_tsv, short))
+        name: (Layout((f"{name}.csv",), read_csv, long), Layout((f"{name}.tsv",), read_tsv, short))
         for name in ("train", "test")
     }
     build = LabelledColumn("text", "label", _numbered(CLASSES))
@@ -157,7 +157,7 @@ def _tweets() -> Description:
 
 def two_sides(negative: Path, positive: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yields rows of Latin-1 files, as published, alternating between the sides, so that any part has both."""
-    sides = (stripped_lines(negative, "latin-1"), stripped_lines(positive, "latin-1"))
+    sides = [text_lines(path, encoding="latin-1", strip=True) for path in (negative, positive)]
     for pair in zip_longest(*sides):
         for name, result in zip(SIDES, pair, strict=True):
             if result is not None:

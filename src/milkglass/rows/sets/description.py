@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milkglass.errors import CodecError, EmptyText
-from milkglass.rows.examples import Example
-from milkglass.rows.place import Place, Row, missing, text_of
+from milkglass.rows.examples import Example, question_answer
+from milkglass.rows.place import Place, Row, text_of
 
 Task = Literal["classification", "regression", "chat", "prompts", "text"]
 # Returns None for a known row of the published files that cannot be used.
@@ -161,11 +161,8 @@ class QuestionAnswer:
     def __call__(self, place: Place, row: Row) -> Example | None:
         if self.flawed and isinstance(row.get(self.answer), str) and not row[self.answer].strip():
             return None
-        requested = self.before + text_of(place, row, self.question)
-        if self.extra and not missing(row.get(self.extra)):
-            requested = f"{requested}\n\n{text_of(place, row, self.extra)}"
-        answer = {"role": "assistant", "content": text_of(place, row, self.answer)}
-        return Example(place.number, "chat", messages=({"role": "user", "content": requested}, answer))
+        messages = question_answer(place, row, self.question, self.answer, self.extra, self.before)
+        return Example(place.number, "chat", messages=messages)
 
 
 @dataclass(frozen=True, slots=True)
