@@ -71,8 +71,7 @@ class ColumnOptions:
 
         file = self.file(path)
         result = checked(file, task)
-        say_read(file, labels=task != "causal-lm")
-        say_skipped(file.name, result.blank, result.empty)
+        _say(file, result, labels=task != "causal-lm")
         if result.labels:
             note(f"{file.name}: {classes_found(result)}")
         return file, result
@@ -118,10 +117,13 @@ class ColumnOptions:
 def _read(file: DataFile, labels: bool = False) -> DataFile:
     from milkglass.rows.examples import summarise
 
-    found = summarise(file)
+    _say(file, summarise(file), labels)
+    return file
+
+
+def _say(file: DataFile, found: Summary, labels: bool) -> None:
     say_read(file, labels)
     say_skipped(file.name, found.blank, found.empty)
-    return file
 
 
 def classes_found(found: Summary) -> str:
