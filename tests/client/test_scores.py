@@ -20,7 +20,7 @@ from milkglass.client.key.key import Key
 from milkglass.client.layout import tokenizer_digest
 from milkglass.errors import CodecError
 from milkglass.rows.examples import read_examples, summarise
-from milkglass.rows.label_scale import Scale
+from milkglass.rows.labels import Scale
 from tests import tiny
 
 SECRET = "zanzibar"

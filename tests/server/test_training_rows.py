@@ -27,7 +27,7 @@ from milkglass.client.key.generate import tokenizer_digest
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.errors import BadUpload
-from milkglass.rows.label_scale import Scale
+from milkglass.rows.labels import Scale
 from milkglass.server import spec
 from milkglass.server.jobs.data import TrainingDataset
 from milkglass.server.storage import training_rows

@@ -31,7 +31,7 @@ def read_shape(
     from dataclasses import replace
 
     from milkglass.rows.blocks import shape_of
-    from milkglass.rows.delimiter import delimiter_named
+    from milkglass.rows.tables import delimiter_named
 
     require_file(path, FILES)
     shape = shape_of(path, also, keep, None if delimiter is None else delimiter_named(delimiter))

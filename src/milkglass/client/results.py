@@ -9,7 +9,7 @@ from typing import Any
 from milkglass.client.codec.kept_ids import ANSWER_IDS
 from milkglass.client.remote.remote import Remote
 from milkglass.client.remote.responses import Prediction
-from milkglass.rows.label_scale import Scale
+from milkglass.rows.labels import Scale
 from milkglass.rows.messages import Message
 
 

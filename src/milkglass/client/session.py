@@ -25,7 +25,7 @@ from milkglass.client.remote.responses import require_key
 from milkglass.client.results import Answer, Classified, Conversation, Job
 from milkglass.errors import EmptyText, UnsupportedModel, UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage
-from milkglass.rows.label_scale import Scale
+from milkglass.rows.labels import Scale
 from milkglass.rows.messages import Message
 
 if TYPE_CHECKING:

@@ -18,10 +18,17 @@ from typing import Any, Literal
 
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.rows.data_file import ALL_TEXTS, KNOWN
-from milkglass.rows.delimiter import delimiter_of, quotes_are_text
 from milkglass.rows.encoding import raw_lines
 from milkglass.rows.place import Place, missing, no_text, require_columns, text_of
-from milkglass.rows.tables import is_json_list, json_list, json_object, json_rows, table_cells
+from milkglass.rows.tables import (
+    delimiter_of,
+    is_json_list,
+    json_list,
+    json_object,
+    json_rows,
+    quotes_are_text,
+    table_cells,
+)
 from milkglass.rows.write import json_line
 
 Kind = Literal["lines", "json", "csv", "tsv"]

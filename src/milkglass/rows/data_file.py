@@ -12,9 +12,8 @@ from pathlib import Path
 
 from milkglass.errors import EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.delimiter import delimiter_of, quotes_are_text
 from milkglass.rows.place import SHOWN, Place, Row, Rows, no_text, shown_name
-from milkglass.rows.tables import json_rows, parquet, table, text_lines
+from milkglass.rows.tables import delimiter_of, json_rows, parquet, quotes_are_text, table, text_lines
 
 TEXTS, PAIRS, LABELS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
 CHATS = ("messages", "instruction")

@@ -24,8 +24,7 @@ from typing import Any, Literal
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.data_file import CHATS, INSTRUCTED, JSON, TEXTS, DataFile, Source
-from milkglass.rows.label_cells import LabelCells, has_fraction, is_number
-from milkglass.rows.label_scale import Scale
+from milkglass.rows.labels import LabelCells, Scale, has_fraction, is_number
 from milkglass.rows.messages import Message, conversation_of
 from milkglass.rows.place import Place, Row, columns_there, missing, text_of
 

@@ -10,14 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milkglass.errors import CodecError, EmptyText, UsageError, naming
 from milkglass.rows.encoding import lines
-from milkglass.rows.examples import conversation_at
-from milkglass.rows.messages import Message
 from milkglass.rows.place import Place, missing, repeated, text_of
 from milkglass.unique_keys import RepeatedKey, unique_keys
+
+if TYPE_CHECKING:
+    from milkglass.rows.messages import Message
 
 MARK = "\ufeff"  # a byte order mark, which Windows puts before a text
 
@@ -55,6 +56,8 @@ def input_row(place: Place, line: str) -> InputRow:
     if row is None:
         return InputRow(name, line)
     if "messages" in row:
+        from milkglass.rows.examples import conversation_at
+
         messages, tools = conversation_at(place, row, trained=False)
         return InputRow(name, messages=messages, tools=tools)
     return InputRow(name, _text(place, row, "text") or "", _text(place, row, "text_pair"))

@@ -58,7 +58,7 @@ class ColumnOptions:
             EmptyText: the file is empty.
         """
         from milkglass.rows.data_file import DataFile
-        from milkglass.rows.delimiter import delimiter_named
+        from milkglass.rows.tables import delimiter_named
 
         sign = None if self.delimiter is None else delimiter_named(self.delimiter)
         result = DataFile(path, self.text_column, self.label_column, self.pair_column, sign, self.skip_empty)

@@ -9,10 +9,7 @@ from pathlib import Path
 from milkglass.cli.ui.columns import ColumnOptions, say_read, say_skipped
 from milkglass.cli.ui.options import require_file
 from milkglass.errors import EmptyText, UsageError
-from milkglass.rows.data_file import JSON, KINDS
-from milkglass.rows.examples import ID, read_texts
 from milkglass.rows.lines import InputRow, arguments, input_lines, input_row, require_no_messages
-from milkglass.rows.tables import is_json_list
 
 
 def to_classify(
@@ -47,6 +44,9 @@ def _is_table(source: Path, named: bool) -> bool:
     Args:
         named: whether options name columns. Then JSON Lines are rows too.
     """
+    from milkglass.rows.data_file import JSON, KINDS
+    from milkglass.rows.tables import is_json_list
+
     require_file(source, "give a file with a text a line, or a table")
     kind = source.suffix.lower()
     if kind not in KINDS or kind in ("", ".txt"):
@@ -55,6 +55,8 @@ def _is_table(source: Path, named: bool) -> bool:
 
 
 def _rows_of(source: Path, columns: ColumnOptions, id_column: str | None) -> list[InputRow]:
+    from milkglass.rows.examples import ID, read_texts
+
     file = columns.file(source)
     blank, empty = list[int](), list[int]()
     rows = list(read_texts(file, blank.append, id_column, empty.append))

@@ -44,7 +44,7 @@ from milkglass.client.key.key import Key
 from milkglass.client.key.passphrases import require_strong
 from milkglass.errors import DamagedKey, KeyExists, KeyFileError, TamperedKey, TruncatedKey, WrongPassphrase
 from milkglass.progress import Log
-from milkglass.rows.label_scale import Scale
+from milkglass.rows.labels import Scale
 
 SCRYPT_N = 1 << 17  # about 0.4 s and 128 MB
 CHECKSUM = 32  # bytes

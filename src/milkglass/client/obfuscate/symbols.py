@@ -27,7 +27,7 @@ from milkglass.noise.stream import Stream, subkey
 from milkglass.progress import Stage, no_stage
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import Example, examples_of, read_examples
-from milkglass.rows.label_scale import Scale
+from milkglass.rows.labels import Scale
 from milkglass.schemes.coarse import mass_of
 from milkglass.schemes.mixture import Draws
 from milkglass.schemes.scheme import Scheme

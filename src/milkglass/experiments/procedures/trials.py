@@ -32,7 +32,7 @@ from milkglass.metrics.glue import MEASURES
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
-from milkglass.rows.label_scale import Scale
+from milkglass.rows.labels import Scale
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
