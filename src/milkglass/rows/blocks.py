@@ -115,7 +115,10 @@ class FileShape:
         if self.kind == "tsv":
             return "".join("\t".join(row) + "\n" for row in rows)
         out = io.StringIO()
-        csv.writer(out, delimiter=self.delimiter, lineterminator="\n").writerows(rows)
+        plain = csv.writer(out, delimiter=self.delimiter, lineterminator="\n")
+        quoted = csv.writer(out, delimiter=self.delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        for row in rows:  # before Python 3.13 a carriage return alone is no reason to quote a cell
+            (quoted if any("\r" in cell for cell in row) else plain).writerow(row)
         return out.getvalue()
 
     def _fields(self, place: Place, row: dict[str, Any], left: set[str]) -> list[Slot]:
