@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.text_input import to_classify
-from milkglass.client.training_request import checked
 from milkglass.errors import CodecError, EmptyText, MilkglassError
 from milkglass.federated.prepare import labels_of
 from milkglass.rows.blocks import blocks_of, require_rows, shape_of
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import examples_of, read_examples, read_texts, summarise
+from milkglass.rows.examples import checked, examples_of, read_examples, read_texts, summarise
 from milkglass.rows.lines import pairs_of
 from milkglass.rows.sets.catalogue import load
 from milkglass.rows.write import write

@@ -341,8 +341,8 @@ def test_an_unfinished_run_of_another_job_is_not_thrown_away(
 @pytest.mark.parametrize(
     ("rows", "error"),
     [
-        (['{"text": "a"}', '{"text": "' + "zanzibar " * 200 + '"}'], "line 2 is .* tokens long"),
-        (['{"text": "a", "ids": "zanzibar"}'], "line 1 has a field for ids already"),
+        (['{"text": "a"}', '{"text": "' + "zanzibar " * 200 + '"}'], "line 2 of in.jsonl is .* tokens long"),
+        (['{"text": "a", "ids": "zanzibar"}'], "line 1 of in.jsonl has a field for ids already"),
         (['{"text": "a"}', '{"label": "zanzibar"}'], "line 2 of in.jsonl has no text"),
     ],
 )

@@ -80,6 +80,9 @@ class FileShape:
     delimiter: str = ","
     noun: str = "line"
 
+    def place(self, line: int) -> Place:
+        return Place(self.file, line, self.noun)
+
     def divided(self, text: str) -> tuple[str, str]:
         """Returns the instruction if the text begins with it, and the part that is sanitized."""
         at = len(self.instruction) if text.startswith(self.instruction) else 0
@@ -96,7 +99,7 @@ class FileShape:
                 row: Any = [text, raw[len(text) :]]
                 slots.append((row, 0))
             elif self.kind == "json":
-                place = Place(self.file, line, self.noun)
+                place = self.place(line)
                 row = json_object(place, raw) if raw.strip() else None
                 if row is not None:
                     slots += self._fields(place, row, left)

@@ -269,6 +269,23 @@ def unlabelled(source: Source, found: Summary) -> CodecError:
     return CodecError(f"{source.name} has no labels: its rows are {WHAT[found.kind]}", hint)
 
 
+def checked(source: Source, task: str | None) -> Summary:
+    """Reads the whole file, so that a broken line is reported before anything is written or sent.
+
+    Raises:
+        UsageError: there is no such file.
+        CodecError: a row cannot be read, or the data are for another task.
+    """
+    result = summarise(source, scores=task == "regression")
+    if task == "classification" and result.task != task:
+        raise unlabelled(source, result)
+    if task is not None and task != result.task:
+        raise CodecError(f"{source.name} is data for {result.task}, not for {task}", "see `milkglass finetune --help`")
+    if result.task == "classification" and task is None:
+        require_classes(source, result)
+    return result
+
+
 def number_labels(names: Sequence[str], known: Mapping[str, int] | None) -> dict[str, int]:
     """Returns a number for each label.
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.client.data.training_rows import checked
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.metrics import glue, text
-from milkglass.rows.examples import Example, read_examples
+from milkglass.rows.examples import Example, checked, read_examples
 from milkglass.rows.sets.catalogue import SETS, describe, files, load
 from milkglass.rows.write import write
 from tests.rows.sets.layouts import CHATS, Expected, lines, put, write_all

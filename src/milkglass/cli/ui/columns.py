@@ -67,7 +67,7 @@ class ColumnOptions:
 
     def training(self, path: Path, task: str | None = None) -> tuple[DataFile, Summary]:
         """Reads training data once, and returns it with its summary. Raises what `checked` raises."""
-        from milkglass.client.data.training_rows import checked
+        from milkglass.rows.examples import checked
 
         file = self.file(path)
         result = checked(file, task)

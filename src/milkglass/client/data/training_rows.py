@@ -28,38 +28,13 @@ from milkglass.errors import CodecError, TooLong, UsageError
 from milkglass.noise.stream import subkey
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.data_file import Source
-from milkglass.rows.examples import (
-    Example,
-    Summary,
-    number_labels,
-    read_examples,
-    require_classes,
-    summarise,
-    unlabelled,
-)
+from milkglass.rows.examples import Example, Summary, number_labels, read_examples, unlabelled
 from milkglass.rows.labels import Scale
 from milkglass.rows.place import Place, listed
 from milkglass.sequences import batched
 
 Encoding = tuple[dict[str, pa.Array], Sequence[int], Mapping[int, int]]
 Numbers = Mapping[str, int] | Scale | None  # numbers of labels, a scale of scores, or None: rows without labels
-
-
-def checked(source: Source, task: str | None) -> Summary:
-    """Reads the whole file, so that a broken line is reported before anything is written or sent.
-
-    Raises:
-        UsageError: there is no such file.
-        CodecError: a row cannot be read, or the data are for another task.
-    """
-    result = summarise(source, scores=task == "regression")
-    if task == "classification" and result.task != task:
-        raise unlabelled(source, result)
-    if task is not None and task != result.task:
-        raise CodecError(f"{source.name} is data for {result.task}, not for {task}", "see `milkglass finetune --help`")
-    if result.task == "classification" and task is None:
-        require_classes(source, result)
-    return result
 
 
 def require_generator(source: Source, train: Summary, kind: object) -> None:

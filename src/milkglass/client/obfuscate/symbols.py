@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import encoded
-from milkglass.client.data.training_rows import checked
 from milkglass.client.key.generate import new_key, reserved_ids
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.token_vectors import token_vectors
@@ -26,7 +25,7 @@ from milkglass.models.families import of
 from milkglass.noise.stream import Stream, subkey
 from milkglass.progress import Stage, no_stage
 from milkglass.rows.data_file import Source
-from milkglass.rows.examples import Example, examples_of, read_examples
+from milkglass.rows.examples import Example, checked, examples_of, read_examples
 from milkglass.rows.labels import Scale
 from milkglass.schemes.coarse import mass_of
 from milkglass.schemes.mixture import Draws

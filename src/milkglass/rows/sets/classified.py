@@ -20,7 +20,7 @@ from typing import Any
 from milkglass.errors import CodecError
 from milkglass.rows.encoding import lines
 from milkglass.rows.place import Place
-from milkglass.rows.sets.description import Description, Hub, LabelledColumn, Layout, ScoredPair, alternatives
+from milkglass.rows.sets.description import Description, Hub, LabelledColumn, Layout, alternatives
 from milkglass.rows.tables import table, text_lines
 
 FILES = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
@@ -38,8 +38,9 @@ def _task(
     metrics: tuple[str, ...] = ("accuracy",), named: bool = False, others: Mapping[str, str] = MappingProxyType({}),
     files: Mapping[str, tuple[str, ...]] = FILES, header: tuple[str, ...] | None = None, flawed: bool = False,
     flaws: str = "", hub_columns: tuple[str, ...] = (), hub_splits: Mapping[str, str] = HUB,
+    scores: tuple[float, float] | None = None,
 ) -> Description:  # fmt: skip
-    """Returns the description of a classification.
+    """Returns the description of a task of GLUE.
 
     Args:
         columns: the files' columns: the text, the second text if there is one, the label.
@@ -49,30 +50,21 @@ def _task(
         header: the columns of files without a header.
         flawed: whether the files have rows that cannot be used.
         hub_columns: the hub's columns, if they differ.
+        scores: the least and the largest score of a regression. None: it is a classification.
     """
     values = {one: one for one in labels} if named else {}
     values |= _numbered(labels) | dict(others)
 
     def build(cells: tuple[str, ...]) -> LabelledColumn:
         text, *pair, label = cells
-        return LabelledColumn(text, label, values, pair[0] if pair else None, flawed)
+        return LabelledColumn(text, label, values, pair[0] if pair else None, flawed, scores=scores)
 
     rows = partial(table, needed=columns, header=header, flawed=flawed)
     splits = {split: alternatives(rows, build(columns), *paths) for split, paths in files.items()}
     hub = Hub("nyu-mll/glue", name, hub_splits, build(hub_columns or columns))
     return Description(
-        name, about, "classification", splits, columns, licence, labels, metrics, hub, flaws, (folder,)
-    )  # fmt: skip
-
-
-def _stsb() -> Description:
-    columns = ("sentence1", "sentence2", "score")
-    rows, build = partial(table, needed=columns), ScoredPair(*columns, 0, 5)
-    splits = {split: alternatives(rows, build, *paths) for split, paths in FILES.items()}
-    hub = Hub("nyu-mll/glue", "stsb", HUB, ScoredPair("sentence1", "sentence2", "label", 0, 5))
-    return Description(
-        "stsb", "how similar two sentences are, from 0 to 5", "regression", splits, columns,
-        "STS Benchmark, parts under several terms", (), ("pearson", "spearman"), hub, folders=("STS-B",),
+        name, about, "regression" if scores else "classification", splits, columns, licence, labels, metrics, hub,
+        flaws, (folder,),
     )  # fmt: skip
 
 
@@ -94,7 +86,9 @@ TASKS = (
                  "test": ("msr_paraphrase_test.txt",)}),
     _task("rte", "does a sentence follow from another?", ("sentence1", "sentence2", "label"), ENTAILED,
           "none stated, research", "RTE", named=True),
-    _stsb(),
+    _task("stsb", "how similar two sentences are, from 0 to 5", ("sentence1", "sentence2", "score"), (),
+          "STS Benchmark, parts under several terms", "STS-B", metrics=("pearson", "spearman"), scores=(0, 5),
+          hub_columns=("sentence1", "sentence2", "label")),
     _task("qqp", "do two questions ask the same?", ("question1", "question2", "is_duplicate"),
           ("not_duplicate", "duplicate"), "Quora's terms, non-commercial", "QQP", metrics=("accuracy", "f1"),
           flawed=True, flaws="rows that a line break tore apart, or with an empty question",

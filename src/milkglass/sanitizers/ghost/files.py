@@ -169,7 +169,7 @@ def _slots(plan: GhostJob, part: Block) -> tuple[list[Any], list[_Slot], set[str
         for container, key in slots:
             name = _ids_name(str(key), several[id(container)])
             if isinstance(container, dict) and name in container:
-                raise CodecError(f"line {line} has a field for ids already", f"rename its field {name}")
+                raise CodecError(f"{plan.shape.place(line)} has a field for ids already", f"rename its field {name}")
             result.append(_Slot(line, container, key, name))
     return rows, result, left
 
@@ -191,7 +191,7 @@ def _check(ghost: Ghost, plan: GhostJob) -> None:
     """Reads everything once, so that a row that cannot be processed is reported before hours of work."""
     for part in _parts(plan):
         written = [one for one in _slots(plan, part)[1] if one.text.strip()]
-        with naming([f"line {one.line}" for one in written].__getitem__):
+        with naming([str(plan.shape.place(one.line)) for one in written].__getitem__):
             ghost.encode([one.text for one in written])
 
 
