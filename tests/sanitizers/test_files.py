@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkglass.errors import BadTable, CodecError, EmptyText, MilkglassError, UsageError
+from milkglass.errors import BadTable, CodecError, MilkglassError, UsageError
 from milkglass.noise.stream import Stream
-from milkglass.rows.blocks import blocks_of, require_rows, shape_of
+from milkglass.rows.blocks import require_rows, shape_of
 from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.files import count_file, ordered, report_path, sanitize_file
 from milkglass.sanitizers.santext import SanText
@@ -250,17 +250,6 @@ def test_a_worker_that_dies_is_told() -> None:
         list(ordered(partial(steps.end, 0), range(3), 1))
 
 
-def test_blocks_depend_on_the_file_alone(tmp_path: Path) -> None:
-    source = lines_file(tmp_path / "in.txt", 1300)
-    blocks = list(blocks_of(source, shape_of(source)))
-    assert [len(one.raw) for one in blocks] == [512, 512, 276] and blocks[1].lines[0] == 513
-    source.write_text(("x" * 200_000 + "\n") * 3)
-    assert [len(one.raw) for one in blocks_of(source, shape_of(source))] == [2, 1]
-    with pytest.raises(EmptyText):
-        source.write_text("")
-        list(blocks_of(source, shape_of(source)))
-
-
 # --- tables -----------------------------------------------------------------------------------------------------------
 def test_a_glove_file(tmp_path: Path) -> None:
     path = tmp_path / "glove.txt"
@@ -311,27 +300,6 @@ def test_sanitizers_stay_within_their_walls() -> None:
     for path in (SOURCE / "sanitizers").glob("*.py"):
         rooms = {name.split(".")[0] for name in imports(path)}
         assert not rooms & {"client", "server", "attacks", "schemes", "cli", "demo", "experiments"}, path.name
-
-
-@pytest.mark.parametrize("option", ["also", "keep"])
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("t.jsonl", '{"text": "a b", "noté": "private"}\n{"text": "c", "note": "d"}\n'),
-        ("t.csv", "text,note\na b,private\n"),
-        ("t.txt", "a b\n"),
-    ],
-)
-def test_a_misspelt_column_is_refused_before_its_text_stays_in_the_clear(
-    tmp_path: Path, name: str, content: str, option: str
-) -> None:
-    source = tmp_path / name
-    source.write_text(content, "utf-8")
-    words = "no columns" if name == "t.txt" else "nonte"
-    with pytest.raises((CodecError, UsageError), match=words):
-        shape_of(source, **{option: frozenset({"nonte"})})
-    if name == "t.jsonl":
-        assert shape_of(source, **{option: frozenset({"note", "noté"})})
 
 
 @pytest.mark.parametrize("mark", [";", "\t"])

@@ -21,8 +21,8 @@ from milkglass.rows.encoding import LONGEST, UTF8, lines, not_utf8
 from milkglass.rows.place import Place, Rows, repeated, require_columns, text_of
 from milkglass.unique_keys import RepeatedKey, unique_keys
 
-NAMES = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-FIRST, ROWS = 1 << 16, 20  # characters and rows that are read
+DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+FIRST, ROWS = 1 << 16, 20  # characters and rows that show the delimiter
 BLOCK = 1 << 20  # characters of a JSON list read at a time
 BATCH = 1024  # rows of Parquet read at a time
 SENTENCE = 5  # the least words of a sentence
@@ -113,10 +113,10 @@ def _quoted(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]
 # it counts characters of the text as well, and takes letters for delimiters.
 def delimiter_named(name: str) -> str:
     """Returns a delimiter, given it or its name. Raises UsageError if it is not one sign."""
-    result = NAMES.get(name, "\t" if name == "\\t" else name)
+    result = DELIMITERS.get(name, "\t" if name == "\\t" else name)
     if len(result) != 1 or result in '"\r\n' or result.isalnum():
         raise UsageError(
-            f"the delimiter {name!r} is not one sign", f"give a sign such as ';', or one of {', '.join(NAMES)}"
+            f"the delimiter {name!r} is not one sign", f"give a sign such as ';', or one of {', '.join(DELIMITERS)}"
         )
     return result
 
@@ -130,7 +130,7 @@ def delimiter_of(path: Path, known: Collection[str]) -> str:
         known: names of columns that the caller looks for.
     """
     own = "\t" if path.suffix.lower() == ".tsv" else ","
-    signs = [own, *(sign for sign in NAMES.values() if sign != own)]
+    signs = [own, *(sign for sign in DELIMITERS.values() if sign != own)]
     rows = {sign: _first_rows(path, sign) for sign in signs}
     even = [sign for sign in signs if len({len(cells) for cells in rows[sign]}) == 1 and len(rows[sign][0]) > 1]
 
