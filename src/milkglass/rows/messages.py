@@ -30,11 +30,8 @@ PART_FIELDS = {**dict.fromkeys(TEXT_PARTS, ("type", "text")), "refusal": ("type"
 CALL_FIELDS, CALLED_FIELDS = ("id", "type", "function"), ("name", "arguments")
 # Fields of a request's message, by the role as templates know it, and those that say nothing to the model
 MESSAGE_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "system": ("role", "content"),
-    "user": ("role", "content"),
-    "assistant": ("role", "content", "refusal", "reasoning_content", "reasoning", "tool_calls"),
-    "tool": ("role", "content", "tool_call_id", "name"),
-}
+    **TURN_FIELDS, "assistant": ("role", "content", "refusal", "reasoning_content", "reasoning", "tool_calls")
+}  # fmt: skip
 SAYS_NOTHING = frozenset({"cache_control", "annotations", "logprobs", "id", "index"})
 
 

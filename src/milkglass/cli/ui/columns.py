@@ -99,14 +99,9 @@ class ColumnOptions:
 
     def words(self) -> str:
         """Returns the options that were set, as on a command line, with a blank before."""
-        named = [
-            ("--text-column", self.text_column),
-            ("--label-column", self.label_column),
-            ("--pair-column", self.pair_column),
-            ("--delimiter", self.delimiter),
-        ]
-        words = [word for option, value in named if value is not None for word in (option, value)]
-        words += ["--skip-empty"] if self.skip_empty else []
+        words = list[str]()
+        for name, value in self.decides().items():
+            words += [f"--{name.replace('_', '-')}", *([value] if isinstance(value, str) else [])]
         return f" {shlex.join(words)}" if words else ""
 
     def decides(self) -> dict[str, str | bool]:
