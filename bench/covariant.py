@@ -40,7 +40,6 @@ from transformers import AutoModelForCausalLM
 from milkglass.attacks.hidden_states.neuron_alignment import NeuronAlignment
 from milkglass.audit.key_scene import truth_of
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.data_file import DataFile
 from milkglass.client.data.texts import read
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
@@ -52,6 +51,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.view import Model
+from milkglass.rows.data_file import DataFile
 from milkglass.schemes.catalogue import scheme_named
 from milkglass.schemes.scheme import Scheme
 from milkglass.threat.attack import why_not

@@ -27,12 +27,12 @@ import numpy as np
 import torch
 
 from milkglass.attacks.hidden_states.span_membership import SpanMembership, SpanReader
-from milkglass.client.data.texts import examples_of
 from milkglass.experiments.runs import now
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.view import Model
 from milkglass.noise.root import MixingMatrix, NoiseStream
+from milkglass.rows.examples import examples_of
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 

@@ -278,7 +278,7 @@ def test_words_that_make_no_sense(words: tuple[str, ...], message: str, tmp_path
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = ("torch", "transformers", "pyarrow", "jinja2", "scipy", "milkglass.experiments", "milkglass.datasets")
+    heavy = ("torch", "transformers", "pyarrow", "jinja2", "scipy", "milkglass.experiments", "milkglass.rows.sets")
     code = f"import sys, milkglass.cli.main; print([one for one in {heavy} if one in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "[]"

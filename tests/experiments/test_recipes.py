@@ -16,7 +16,6 @@ from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.audit.key_scene import AttackerText, assemble
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import encoded
 from milkglass.errors import UsageError
 from milkglass.experiments import runs as recipes
@@ -31,6 +30,7 @@ from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.reproduce import KINDS
 from milkglass.experiments.runs import seeded_key
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.rows.examples import Example
 from milkglass.sanitizers.rnm import RnmMethod
 from milkglass.sanitizers.santext import SanTextPlusMethod
 from milkglass.schemes.obfuslm import ObfusLM

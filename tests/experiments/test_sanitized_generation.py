@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from milkglass.client.data.dataset import Example, read_examples
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.sanitized_generation import NO_CLASS, SanitizedGeneration, class_of
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer, chats, counted, drawn
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import unpacked
 from milkglass.models.tokenizer import load_tokenizer
+from milkglass.rows.examples import Example, read_examples
 from milkglass.sanitizers.rnm import RnmMethod
 from milkglass.sanitizers.text import TokenReader
 from tests import tiny

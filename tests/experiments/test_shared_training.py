@@ -13,7 +13,6 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from milkglass.attacks.gradients.optimisation import grab
-from milkglass.client.data.dataset import Example
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.gradients import GradientRecipe, GradientTexts, _rows
 from milkglass.experiments.kinds.shared_training import SharedTraining, held_out
@@ -30,6 +29,7 @@ from milkglass.gradient_defences.noise import GaussianNoise
 from milkglass.gradient_defences.pruning import RandomPruning
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.noise.stream import Stream
+from milkglass.rows.examples import Example
 from milkglass.sequences import Sequences
 from milkglass.threat.training_step import SharedStep, batch
 from tests import tiny

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from milkglass.audit.outcome import AttackResult
     from milkglass.audit.updates.report import Leakage, UpdateReading
     from milkglass.audit.updates.scenes import PublicSource
-    from milkglass.client.data.data_file import DataFile
+    from milkglass.rows.data_file import DataFile
 
 KNOWN = "attackers know the model in every round, the labels and the lengths, and have"
 
@@ -134,7 +134,7 @@ def _unfinished(sites: Path, site: str) -> bool:
 
 def _source(public: DataFile | None) -> PublicSource:
     from milkglass.audit.updates.scenes import PublicSource
-    from milkglass.client.data.texts import examples_of
+    from milkglass.rows.examples import examples_of
 
     if public is None:
         return PublicSource()

@@ -24,7 +24,6 @@ from milkglass.audit.run import RECIPE
 from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Scene
 from milkglass.catalogue import signature
-from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import encoded
 from milkglass.client.key.key import Key
 from milkglass.defences.obfuscated_tables import TableDefence
@@ -38,6 +37,7 @@ from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.progress import Log, no_log
+from milkglass.rows.examples import Example
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget

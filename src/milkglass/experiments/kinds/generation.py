@@ -31,7 +31,6 @@ from milkglass.attacks.embeddings.matching import Matching
 from milkglass.attacks.hidden_states.era import ERA
 from milkglass.attacks.hidden_states.era_plus import ERAPlus
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.dataset import read_examples
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
@@ -41,6 +40,7 @@ from milkglass.metrics import ifeval, text
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
+from milkglass.rows.examples import read_examples
 from milkglass.sequences import Ids, Sequences
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.spec import Status

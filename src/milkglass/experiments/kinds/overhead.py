@@ -27,7 +27,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from milkglass import files
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.dataset import read_examples
 from milkglass.client.data.marked_rows import parquet_tensors, write_tensors
 from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.key import Key
@@ -42,6 +41,7 @@ from milkglass.experiments.runs import RunFolder, Variant, require_same_run, run
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.progress import Log
+from milkglass.rows.examples import read_examples
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.server.spec import Event, Hyperparameters
 

@@ -30,7 +30,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from milkglass import files
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.dataset import read_examples
 from milkglass.defences.catalogue import sanitizer_of
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
@@ -50,6 +49,7 @@ from milkglass.experiments.runs import SPLITS, RunFolder, Variant, packed, seede
 from milkglass.metrics import text
 from milkglass.metrics.interval import ratio, share, with_spread
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.rows.examples import read_examples
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.text import TokenReader
 from milkglass.schemes.scheme import Scheme

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.dataset import Example, read_examples
 from milkglass.client.data.texts import encoded
 from milkglass.client.key.generate import new_key, reserved_ids
 from milkglass.client.key.key import Key
@@ -46,6 +45,7 @@ from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.torch_model import language_model
 from milkglass.noise.stream import Stream, subkey
+from milkglass.rows.examples import Example, read_examples
 from milkglass.schemes.coarse import Coarse
 from milkglass.server.jobs.data import TrainingDataset
 from milkglass.server.spec import Status

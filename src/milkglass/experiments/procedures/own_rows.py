@@ -16,9 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.data.data_file import DataFile
-from milkglass.client.data.dataset import Summary, read_examples, require_classes
-from milkglass.client.data.training_rows import checked
 from milkglass.client.obfuscate.preflight import require_scramblable
 from milkglass.client.training_defaults import steps_of
 from milkglass.defences.obfuscated_tables import Plain, TableDefence
@@ -31,6 +28,8 @@ from milkglass.metrics.interval import Interval, resampled
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Log, no_log
+from milkglass.rows.data_file import DataFile
+from milkglass.rows.examples import Summary, checked, read_examples, require_classes
 from milkglass.schemes.scheme import Scheme
 from milkglass.server.jobs import events
 from milkglass.server.spec import Hyperparameters

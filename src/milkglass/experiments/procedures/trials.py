@@ -23,7 +23,6 @@ from scipy.special import log_softmax
 from milkglass import files
 from milkglass.client.alone import BagModel, Committee, FittedBag, FittedCommittee, pooled
 from milkglass.client.data.marked_rows import write_tensors
-from milkglass.client.label_scale import Scale
 from milkglass.client.training_defaults import LEAST_HELD_OUT, SHARE, held_out
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
@@ -33,6 +32,7 @@ from milkglass.metrics.glue import MEASURES
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
+from milkglass.rows.labels import Scale
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
