@@ -8,8 +8,8 @@ from __future__ import annotations
 import abc
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from milkglass import files
 from milkglass.errors import UsageError
 from milkglass.experiments.recipe_file import from_entries, settings
+from milkglass.experiments.record import Record
 from milkglass.experiments.runs import RunFolder
 
 UNDEFINED_SHARE = "a share of nothing, such as the precision of a class that no answer names"
@@ -80,8 +81,8 @@ class Recipe(abc.ABC):
         """Returns what decides the figures, as the beginning of the result."""
 
     @abc.abstractmethod
-    def measure(self, run: RunFolder) -> dict[str, float]:
-        """Returns the figures by name. What exists in the run folder is not measured again."""
+    def measure(self, run: RunFolder) -> list[Record]:
+        """Returns the figures. What exists in the run folder is not measured again."""
 
     def result(self, run: RunFolder) -> dict[str, Any]:
         """Returns what the result says before its figures."""
@@ -89,12 +90,9 @@ class Recipe(abc.ABC):
 
     def reproduce(self, run: RunFolder) -> Path:
         """Writes RUN/NAME.json: what was run, by which code, and each figure beside the paper's and the demand."""
-        measured = self.measure(run)
+        figures = [one.to_json() for one in self.figures(self.measure(run))]
         kept = {"predictions": run.predictions} if run.predictions else {}
-        about = self.result(run)
-        if undefined := undefined_figures(measured, self.cuts):
-            about = {**about, "untold": {**about.get("untold", {}), **undefined}}
-        whole = {**about, "made": run.made(), "figures": self.figures(measured), **kept}
+        whole = {**self.result(run), "made": run.made(), "figures": figures, **kept}
         path = run.out / f"{self.name}.json"
         files.write(path, json.dumps(whole, indent=1) + "\n")
         return path
@@ -112,49 +110,26 @@ class Recipe(abc.ABC):
     def quick_entry(self) -> dict[str, Any]:
         return {} if self.quick is None else {"quick": self.quick}
 
-    def figures(self, measured: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-        """Returns each figure with "measured" and, if the recipe has them, "published", "asked" and "why".
+    def figures(self, measured: Sequence[Record]) -> list[Record]:
+        """Returns the rounded figures with what was published, what is asked and why they differ.
 
         Raises:
             UsageError: the recipe names a figure that was not measured. A quick run measures less, and only the figures
                 in its `asked` are required.
         """
         expected = self.asked.keys() | (self.published.keys() if self.quick is None else set())
-        if missing := sorted(expected - measured.keys()):
+        if missing := sorted(expected - {one.name for one in measured}):
             raise UsageError(f"{self.name} names a figure that was not measured: {missing[0]!r}", "see the recipe")
-        result: dict[str, dict[str, Any]] = {}
-        for name, value in measured.items():
-            if not math.isfinite(value):
-                continue
-            row: dict[str, Any] = {"measured": round(value, self.digits)}
-            if name in self.published:
-                row["published"] = self.published[name]
-            if name in self.asked:
-                row["asked"] = self.asked[name]
-            if (reason := reason_for(name, self.why)) and "published" in row:
-                row["why"] = reason
-            result[name] = row
-        return result
+        return [self._figure(one, one.name) for one in measured]
 
-
-def undefined_figures(measured: Mapping[str, float], cuts: bool) -> dict[str, dict[str, Any]]:
-    """Returns the figures without a value, as null with a reason.
-
-    Args:
-        cuts: of the recipe. An interval "NAME +-, ..." of a figure with a value is then missing because the attack was
-            cut (audit/outcome.py).
-    """
-    cut = {name for name in measured if cuts and math.isfinite(measured.get(value_of(name), math.nan))}
-    return {
-        name: {"measured": None, "why": CUT if name in cut else UNDEFINED_SHARE}
-        for name, one in measured.items()
-        if not math.isfinite(one)
-    }
-
-
-def value_of(interval: str) -> str:
-    """Returns "accuracy, plain" for "accuracy +-, plain", and "" for a figure that is no interval."""
-    return interval.replace(" +-", "", 1) if " +-" in interval else ""
+    def _figure(self, one: Record, name: str) -> Record:
+        if math.isnan(one.value):
+            return replace(one, half_width=None, undefined=one.undefined or UNDEFINED_SHARE)
+        if one.half_width is not None and math.isnan(one.half_width):
+            one = replace(one, half_width=None, undefined=CUT if self.cuts else UNDEFINED_SHARE)
+        published = self.published.get(name)
+        why = "" if published is None else reason_for(name, self.why) or ""
+        return replace(one.rounded(self.digits), published=published, asked=self.asked.get(name, ""), why=why)
 
 
 def _plain(value: Any) -> Any:

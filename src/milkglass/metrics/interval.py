@@ -49,16 +49,15 @@ class Interval:
         return Interval(self.value, math.nan, math.nan, self.units)
 
 
-def with_spread(measures: Mapping[str, Interval], of: str = "", scale: float = 100) -> dict[str, float]:
+def with_spread(measures: Mapping[str, Interval], scale: float = 100) -> dict[str, float]:
     """Returns each value as "NAME" and half of its interval's width as "NAME +-".
 
     Args:
         measures: by name.
-        of: follows each name.
         scale: what values are multiplied by; 100 gives percent.
     """
-    values = {f"{name}{of}": scale * one.value for name, one in measures.items()}
-    return values | {f"{name} +-{of}": scale * one.half_width for name, one in measures.items()}
+    values = {name: scale * one.value for name, one in measures.items()}
+    return values | {f"{name} +-": scale * one.half_width for name, one in measures.items()}
 
 
 UNDEFINED = Interval(float("nan"), float("nan"), float("nan"), 0)

@@ -10,7 +10,7 @@ The server's own worker trains every model, with the same steps. Three answer al
 "public", the whole public model, which a client may run as well. Each of the two clients then answers with each server
 of symbols (procedures/symbol_writer.py).
 
-Figures are called "MEASURE, WHO": the loss in nats a token of the data set's answers, and ROUGE of greedy answers.
+Figures are the loss in nats a token of the data set's answers, and ROUGE of greedy answers.
 "symbols known" is a client that gets the true symbols, an upper bound for any server of symbols. "bits a token,
 VARIANT" is the entropy of an id of the training rows.
 """
@@ -37,10 +37,11 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import require_names
 from milkglass.experiments.kinds import generation
 from milkglass.experiments.kinds.fine_tuning import write_job
-from milkglass.experiments.kinds.generation import GeneratorTuning, loss_figures, mean_figures
+from milkglass.experiments.kinds.generation import GeneratorTuning, Parts, loss_figures, mean_figures
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.fewer_layers import require_layers, with_layers
 from milkglass.experiments.procedures.symbol_writer import Pair, SymbolWriter, row_losses
+from milkglass.experiments.record import Record
 from milkglass.experiments.runs import SPLITS, RunFolder, Variant, secret_of
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint, end_ids
@@ -130,30 +131,31 @@ class SymbolGeneration(GeneratorTuning):
 
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
-    ) -> dict[str, float]:
+    ) -> list[Record]:
         """Returns the figures. One server's model is loaded at a time, beside the two clients'."""
         folders = {one.name: one.job / "result" for one in variants} | {PUBLIC: base.folder}
         stops = end_ids(base.folder)
         clients = {name: loaded(folders[name], stops) for name in (CLIENT, PUBLIC)}
         plain = next(one for one in variants if one.name == PLAIN)
         asked = self._held_out(run)[: self.evaluation["answers"]]
-        result: dict[str, float] = {}
+        result: list[Record] = []
         for name, model in [*clients.items(), (PLAIN, loaded(folders[PLAIN], stops))]:
             run.progress(f"{name}: answers alone")
-            result |= self._alone(run, base, plain, model, asked, name)
+            result += self._alone(run, base, plain, model, asked, name)
         for variant in variants:
             if variant.name in (PLAIN, CLIENT):
                 continue
             codec = Codec.open(variant.key, base.folder)
             server = loaded(folders[variant.name], frozenset(codec.sigma[sorted(stops)].tolist()))
-            result[f"bits a token, {variant.name}"] = self._bits(run, codec)
+            result.append(Record(measure="bits a token", value=self._bits(run, codec), variant=variant.name))
             for name, client in clients.items():
                 for weight in self.weights:
                     writer = SymbolWriter(torch.from_numpy(codec.sigma).long(), weight)
                     pair = Pair(client, server, writer, stops)
                     run.progress(f"{variant.name}: {name} answers, the server's word weighs {weight}")
-                    of = f", {variant.name}, {name}, weight {weight:g}"
-                    result |= self._together(run, codec.plain, pair, asked, of, weight == self.weights[0])
+                    of = {"variant": variant.name, "note": f"{name}, weight {weight:g}"}
+                    known = {**of, "note": f"{name}, symbols known"} if weight == self.weights[0] else None
+                    result += self._together(run, codec.plain, pair, asked, of, known)
         return result
 
     def _held_out(self, run: RunFolder) -> list[Example]:
@@ -161,35 +163,36 @@ class SymbolGeneration(GeneratorTuning):
 
     def _alone(
         self, run: RunFolder, base: Checkpoint, plain: Variant, model: Any, asked: list[Example], name: str
-    ) -> dict[str, float]:
+    ) -> list[Record]:
         codec = public_codec(base)
         rows = TrainingDataset(plain.job / "validation.safetensors", "causal-lm", self.training.max_length)
         prompts = [codec.encode_chat(one.messages[:-1]) for one in asked]
         texts = [codec.decode(one) for one in generation.greedy(model, prompts, self.evaluation["new_tokens"])]
-        result = loss_figures(generation.row_losses(model, rows), self.seed, f", {name}", run.predictions)
-        return result | self._likeness(run, texts, asked, f", {name}")
+        of = {"variant": name}
+        result = loss_figures(generation.row_losses(model, rows), self.seed, of, run.predictions)
+        return result + self._likeness(run, texts, asked, of)
 
     def _together(
-        self, run: RunFolder, codec: Codec, pair: Pair, asked: list[Example], of: str, written: bool
-    ) -> dict[str, float]:
+        self, run: RunFolder, codec: Codec, pair: Pair, asked: list[Example], of: Parts, known: Parts | None
+    ) -> list[Record]:
         """Returns the figures of a client and a server together.
 
         Args:
             codec: of original ids.
-            of: ends the names.
-            written: whether answers are written too.
+            of: parts of the records.
+            known: of those of a client that gets the true symbols. None: no answers are written.
         """
         chats = [one.messages for one in self._held_out(run)]
-        losses, known, tokens = row_losses(pair, codec, chats, self.training.max_length)
+        losses, of_known, tokens = row_losses(pair, codec, chats, self.training.max_length)
         result = loss_figures((losses, tokens), self.seed, of, run.predictions)
-        if not written:
+        if known is None:
             return result
-        result |= loss_figures((known, tokens), self.seed, f"{of.rpartition(',')[0]}, symbols known", run.predictions)
+        result += loss_figures((of_known, tokens), self.seed, known, run.predictions)
         prompts = [torch.from_numpy(codec.encode_chat(one.messages[:-1])).long() for one in asked]
         texts = [codec.decode(pair.greedy(one, self.evaluation["new_tokens"])) for one in prompts]
-        return result | self._likeness(run, texts, asked, of)
+        return result + self._likeness(run, texts, asked, of)
 
-    def _likeness(self, run: RunFolder, texts: list[str], asked: list[Example], of: str) -> dict[str, float]:
+    def _likeness(self, run: RunFolder, texts: list[str], asked: list[Example], of: Parts) -> list[Record]:
         scores = text.rouge_rows(texts, [str(one.messages[-1]["content"]) for one in asked])
         return mean_figures({name: scores[name] for name in ROUGE}, self.seed, of, run.predictions)
 
