@@ -36,6 +36,7 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import LabelledTexts
 from milkglass.threat.observations import Tokens
 from tests import tiny
+from tests.experiments.running import figures as figures_of
 from tests.warm import STARTED
 
 RECIPE = """# a comment
@@ -106,7 +107,7 @@ def done(recipe: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def measured(found: dict[str, Any]) -> dict[str, float]:
-    return {name: one["measured"] for name, one in found["figures"].items()}
+    return {name: one["measured"] for name, one in figures_of(found).items()}
 
 
 def test_every_defence_has_its_utility_and_what_attacks_read(done: tuple[Path, dict[str, Any]]) -> None:
@@ -126,7 +127,7 @@ def test_every_defence_has_its_utility_and_what_attacks_read(done: tuple[Path, d
         figures["accuracy, small, plain"] - figures["accuracy, small, words"]
     )
     assert not [name for name in figures if name.endswith("obfuslm")]
-    assert done[1]["figures"]["accuracy, small, plain"]["published"] == 90.0
+    assert figures_of(done[1])["accuracy, small, plain"]["published"] == 90.0
     assert "a tiny random model" in (done[0] / "small.quick.md").read_text("utf-8")
 
 

@@ -80,7 +80,7 @@ def done(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pa
 
 
 def figures(found: dict[str, Any]) -> dict[str, float]:
-    return {name: one["measured"] for name, one in found["figures"].items()}
+    return {name: one["measured"] for name, one in figures_of(found).items()}
 
 
 def test_every_condition_has_its_figures(done: tuple[Path, Path, dict[str, Any]]) -> None:
@@ -133,7 +133,7 @@ def test_a_run_goes_on_without_asking_again(done: tuple[Path, Path, dict[str, An
     path, out, first = done
     times = {one: one.stat().st_mtime_ns for one in (out / "answers").iterdir()}
     again = json.loads(reproduce(path, path.parent, out, at_once=1).read_text("utf-8"))
-    assert again["figures"] == first["figures"] and len(times) == 5
+    assert figures_of(again) == figures_of(first) and len(times) == 5
     assert {one: one.stat().st_mtime_ns for one in (out / "answers").iterdir()} == times
     path.write_text(path.read_text("utf-8").replace("seed = 3", "seed = 4"), "utf-8")
     with pytest.raises(UsageError, match="a run of other settings"):
@@ -196,6 +196,7 @@ def test_an_answer_names_one_class_or_none(answer: str, number: int) -> None:
         ("prompts = 1", "prompts = 0", "instructions has no prompts"),
     ],
 )
+from tests.experiments.running import figures as figures_of
 def test_what_cannot_be_is_told_before_anything_is_run(old: str, new: str, fault: str, tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     text = RECIPE.replace(old, new, 1)

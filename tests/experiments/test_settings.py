@@ -18,6 +18,7 @@ from milkglass.experiments.recipe import reason_for
 from milkglass.experiments.recipe_file import settings
 from milkglass.experiments.reproduce import KINDS
 from milkglass.experiments.runs import newest
+from tests.experiments.running import figures as figures_of
 from tests.experiments.test_recipes import ALL, RUN, result_of, shipped
 
 BASE = """kind = "attacks"
@@ -149,7 +150,10 @@ def test_every_published_figure_of_a_shipped_recipe_has_a_reason(path: Path) -> 
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
 def test_every_reason_of_a_shipped_recipe_is_about_a_figure(path: Path) -> None:
     quick = result_of(path).name.endswith(".quick.json")
-    recipe, measured = KINDS[tomllib.loads(path.read_text("utf-8"))["kind"]].read(path, quick), shipped(path)["figures"]
+    recipe, measured = (
+        KINDS[tomllib.loads(path.read_text("utf-8"))["kind"]].read(path, quick),
+        figures_of(shipped(path)),
+    )
     for pattern in recipe.why:
         assert any(reason_for(name, {pattern: "r"}) for name in recipe.published if name in measured), pattern
 

@@ -16,6 +16,11 @@ import numpy as np
 from milkglass.errors import UsageError
 
 SPREAD = " +-"  # after a measure's name: half the width of its 95 % interval
+BESIDE = (
+    " with own model"  # after a measure's name: of the server's answers pooled with those of the client's own models
+)
+STRONGEST = "strongest"  # the name of whatever attack reads most
+COMMONEST, ALONE = "commonest class", "client alone"  # variants without a defence: no model, and the client's own
 PARTS = ("measure", "attack", "attacker", "data", "variant", "when", "note")
 
 
@@ -128,11 +133,11 @@ def records(values: Mapping[str, float], **parts: str) -> list[Record]:
     ]
 
 
+Statistic = Callable[[Any], Any]
+
+
 def over(
-    runs: Sequence[Sequence[Record]],
-    middle: Callable[[Any], Any],
-    spread: Mapping[str, Callable[[Any], Any]],
-    what: str,
+    runs: Sequence[Sequence[Record]], middle: Statistic, spread: Mapping[str, Statistic], what: str
 ) -> list[Record]:
     """Returns the records of several runs as one record each; those of a single run as they are.
 

@@ -40,7 +40,6 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, hyperparameters, require_data, require_defence
 from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
 from milkglass.experiments.procedures.trials import (
-    ALONE,
     BAGS,
     COMMITTEE,
     TrainedHalves,
@@ -53,8 +52,7 @@ from milkglass.experiments.procedures.trials import (
 )
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import from_entries, table_of
-from milkglass.experiments.record import Record, Statistic, over, records
-from milkglass.experiments.report.glossary import BESIDE
+from milkglass.experiments.record import ALONE, BESIDE, COMMONEST, Record, Statistic, over, records
 from milkglass.experiments.runs import RunFolder, commits, packed, require_same_run
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
@@ -64,7 +62,6 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Defence
 
 Place = tuple[str, str, int]  # data, defence, seed
-COMMONEST = "commonest class"  # a row without a model: CMIF's Table 1 has one that it calls Random
 
 UNLIKE_ORDER = (
     "warning: {}: trained in batches of a random order, the others in batches of like lengths: say "
@@ -96,7 +93,7 @@ class Comparison(Recipe):
 
     def check(self) -> None:
         attacks_of(self.attacks)
-        for row in (COMMONEST, *(f"{ALONE}, {one}" for one in (*BAGS, COMMITTEE))):
+        for row in (COMMONEST, ALONE, *(f"{ALONE}, {one}" for one in (*BAGS, COMMITTEE))):
             if row in self.defences:
                 raise UsageError(f"{row!r} is the name of a row of its own", "give the defence another name")
         for name, entry in self.data.items():

@@ -33,7 +33,7 @@ from milkglass.catalogue import signature
 from milkglass.errors import UsageError
 from milkglass.experiments.entries import Entries, attacks_of
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
-from milkglass.experiments.record import Record, records
+from milkglass.experiments.record import STRONGEST, Record, records
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
@@ -44,7 +44,6 @@ from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.observations import Weights
 
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l", "bag f1")
-STRONGEST = "strongest"  # the name of whatever attack reads most
 BITS = ("tokens hidden bits", "content hidden bits")
 Tables = Literal["uploaded", "tuned", "both"]
 Private = Literal["training", "held out"]

@@ -27,8 +27,7 @@ from milkglass.client.label_scale import Scale
 from milkglass.client.training_defaults import LEAST_HELD_OUT, SHARE, held_out
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
-from milkglass.experiments.record import SPREAD
-from milkglass.experiments.report.glossary import BESIDE
+from milkglass.experiments.record import BESIDE, SPREAD
 from milkglass.experiments.runs import begun, made, packed, run_job, secret_of, unpacked, write_spec
 from milkglass.metrics.glue import MEASURES
 from milkglass.metrics.interval import with_spread
@@ -38,7 +37,6 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
 
-ALONE = "client alone"
 BAGS = {
     "words": BagModel(),
     "words and neighbours": BagModel(neighbours=True),
