@@ -24,7 +24,7 @@ from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison, with_training
 from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, own_and_nearest, quantiles
 from milkglass.experiments.procedures.trials import BAGS, TrialData, _write, secret_of, trained
-from milkglass.experiments.report.glossary import BESIDE
+from milkglass.experiments.record import BESIDE, numbers, records
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import RunFolder, packed, unpacked
 from milkglass.hidden_states.dp_forward import DPForward
@@ -265,7 +265,7 @@ def test_the_servers_answers_are_pooled_with_the_clients_own(
 def test_an_attack_that_its_budget_cut_is_no_figure() -> None:
     read = {"tokens top-1": Interval(0.5, 0.5, 0.5, 9)}
     cell = AttackResult("knn", "Nearest neighbour", "model only", "done", measures=read)
-    assert _figures([cell])["tokens top-1, knn, model only"] == 50
+    assert numbers(_figures([cell]))["tokens top-1, knn, model only"] == 50
     with pytest.raises(UsageError, match="did not end within its budget"):
         _figures([replace(cell, cut=True)])
 
@@ -383,8 +383,8 @@ def test_a_data_set_has_settings_of_its_own_and_a_defence_has_the_last_word(reci
 def test_means_and_deviations_of_seeds(recipe: Path) -> None:
     several = replace(Comparison.read(recipe), seeds=[1, 2], data={"d": {}}, defences={"plain": {}, "x": {"k": 4}})
     values = {("plain", 1): 90.0, ("plain", 2): 92.0, ("x", 1): 80.0, ("x", 2): 86.0}
-    found = comparison._named(several, {("d", name, seed): {"accuracy": v} for (name, seed), v in values.items()})
-    assert found == {
+    measured = {("d", name, seed): records({"accuracy": v}) for (name, seed), v in values.items()}
+    assert numbers(comparison._over_seeds(several, measured)) == {
         "accuracy, d, plain": 91.0, "accuracy, d, plain, sd": pytest.approx(2**0.5),
         "accuracy, d, plain, median": 91.0, "accuracy, d, plain, least": 90.0, "accuracy, d, plain, most": 92.0,
         "accuracy, d, x": 83.0, "accuracy, d, x, sd": pytest.approx(3 * 2**0.5),

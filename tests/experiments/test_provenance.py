@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import tomllib
@@ -13,7 +14,7 @@ import pytest
 
 from milkglass.experiments import runs
 from milkglass.experiments.recipe import CUT
-from milkglass.experiments.report.glossary import BESIDE
+from milkglass.experiments.record import BESIDE, read
 from milkglass.experiments.runs import commits, unpacked
 from tests.experiments.running import figures as figures_of
 
@@ -102,17 +103,12 @@ HEADLINE = re.compile(r"(tokens|content|vocabulary) top-\d|accuracy|f1|matthews|
 def bare(result: dict[str, Any]) -> list[str]:
     """The accuracies and the shares read that have neither an interval nor a range over rounds, keys or seeds, nor say
     that their attack was cut."""
-    figures = figures_of(result)
-    said = figures.keys() | {name for name, one in result.get("untold", {}).items() if one["why"] == CUT}
-    found = []
-    for name, one in figures.items():
-        measure, comma, rest = name.partition(",")
-        if not HEADLINE.fullmatch(measure) or re.search(r", (sd|median|least|most)$", name):
-            continue
-        spreads = (f"{measure} +-{comma}{rest}", f"{name}, least")
-        if not ({"low", "high"} <= one.keys() or {"least", "most"} <= one.keys() or said & set(spreads)):
-            found.append(name)
-    return found
+    return [
+        one.name
+        for one in read(result)
+        if HEADLINE.fullmatch(one.measure) and one.half_width is None and one.undefined != CUT
+        if not ({"low", "high"} <= one.more.keys() or {"least", "most"} <= one.more.keys() or math.isnan(one.value))
+    ]
 
 
 NAMES = [path.stem for path in RESULTS]

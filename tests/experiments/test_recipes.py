@@ -21,13 +21,14 @@ from milkglass.client.data.texts import encoded
 from milkglass.errors import UsageError
 from milkglass.experiments import runs as recipes
 from milkglass.experiments.entries import Entries, attacks_of
-from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked, over_keys
+from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked
 from milkglass.experiments.kinds.attacks import split as split_texts
 from milkglass.experiments.kinds.comparison import Comparison
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.kinds.shared_training import SharedTraining
 from milkglass.experiments.recipe import Recipe
+from milkglass.experiments.record import numbers, over, records
 from milkglass.experiments.reproduce import KINDS
 from milkglass.experiments.runs import seeded_key
 from milkglass.models.checkpoint import Checkpoint
@@ -563,10 +564,12 @@ def test_a_run_that_older_code_began_says_so(tmp_path: Path) -> None:
 
 
 def test_figures_over_keys_are_a_median_and_a_range() -> None:
-    each = [{"top": value, "tokens": 7.0} for value in (93.0, 0.1, 8.0)]
-    assert over_keys(each) == {
-        "top": 8.0, "top, least": 0.1, "top, most": 93.0, "tokens": 7.0, "tokens, least": 7.0, "tokens, most": 7.0
+    each = [records({"top": value, "top +-": width, "tokens": 7.0}) for value, width in ((93.0, 3), (0.1, 1), (8.0, 2))]
+    spread = {"least": np.min, "most": np.max}
+    assert numbers(over(each, np.median, spread, "keys")) == {
+        "top": 8.0, "top +-": 2.0, "top, least": 0.1, "top, most": 93.0, "tokens": 7.0, "tokens, least": 7.0,
+        "tokens, most": 7.0,
     }  # fmt: skip
-    assert over_keys(each[:1]) == each[0]
-    some = over_keys([{"a": 1.0}, {"a": 3.0, "b": 5.0}])  # "b" applies under one key only
-    assert (some["a"], some["b"], some["b, keys"]) == (2.0, 5.0, 1.0)
+    assert over(each[:1], np.median, spread, "keys") == each[0]
+    some = numbers(over([records({"a": 1.0}), records({"a": 3.0, "b": 5.0})], np.median, spread, "keys"))
+    assert (some["a"], some["b"], some["b, keys"]) == (2.0, 5.0, 1.0), "b applies under one key only"

@@ -21,6 +21,7 @@ from milkglass.models.tokenizer import load_tokenizer
 from milkglass.sanitizers.rnm import RnmMethod
 from milkglass.sanitizers.tokens import TokenReader
 from tests import tiny
+from tests.experiments.running import figures as figures_of
 
 ASKED = "Good or bad? "
 RECIPE = """
@@ -196,7 +197,6 @@ def test_an_answer_names_one_class_or_none(answer: str, number: int) -> None:
         ("prompts = 1", "prompts = 0", "instructions has no prompts"),
     ],
 )
-from tests.experiments.running import figures as figures_of
 def test_what_cannot_be_is_told_before_anything_is_run(old: str, new: str, fault: str, tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     text = RECIPE.replace(old, new, 1)
