@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from milkglass.audit.outcome import AttackResult, strongest
-from milkglass.audit.report.findings import warnings
+from milkglass.audit.report.findings import warnings, words_of_enclave
 from milkglass.audit.report.verdict import crossing, level, of_100, unfinished, verdict
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.metrics.interval import Interval
@@ -149,7 +149,7 @@ def test_the_verdict_says_what_crosses() -> None:
         it, transcript=replace(it.transcript, observations=(Activations(torch.zeros(1, 2), np.ones(1), 1),))
     )
     assert crossing(states) == "the hidden states that are sent"
-    assert crossing(replace(it, scheme={"proof": "NOT ATTESTED"})) == "the vectors that the enclave sends"
+    assert crossing(replace(it, words=words_of_enclave("NOT ATTESTED", False))) == "the vectors that the enclave sends"
     who = {"same kind of text": "has other text of the same kind, and can run the client's trained half on it"}
     best = replace(cell(0.6, 0.5), adversary="same kind of text")
     assert verdict(best, who, (best,), crossing(states)).startswith(
