@@ -68,6 +68,7 @@ def svg(figure: Figure, title: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     head = re.sub(r' (?:width|height|version|xmlns:xlink)="[^"]*"', "", text[: text.index(">")])
-    head = head.replace("<svg", '<svg xmlns:xlink="http://www.w3.org/1999/xlink" role="img"', 1)
+    head = head.replace("<svg", '<svg role="img"', 1)
     body = re.sub(r' id="[a-z][\w.]*_\d+"', "", text[text.index(">") :])  # several drawings share a page
+    body = body.replace("xlink:href", "href")
     return f"{head}><title>{escape(title)}</title>{body[1:]}"

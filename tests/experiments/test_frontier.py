@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.experiments.record import Record
+from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.report import frontier
 from milkglass.experiments.report.frontier import DefencePoint
 
 
-def figures(**defences: tuple[float, float]) -> list[Record]:
+def figures(**defences: tuple[float, float]) -> list[ResultRecord]:
     result = []
     for name, (utility, content) in defences.items():
         at = {"data": "sst2", "variant": name}
         result += [
-            Record(measure="accuracy", value=utility, half_width=2.5, **at),  # type: ignore[arg-type]
-            Record(measure="tokens top-1", value=50.0, attack="strongest", **at),  # type: ignore[arg-type]
-            Record(measure="content top-1", value=content, attack="strongest", half_width=1.5, **at),  # type: ignore[arg-type]
+            ResultRecord(measure="accuracy", value=utility, half_width=2.5, **at),  # type: ignore[arg-type]
+            ResultRecord(measure="tokens top-1", value=50.0, attack="strongest", **at),  # type: ignore[arg-type]
+            ResultRecord(measure="content top-1", value=content, attack="strongest", half_width=1.5, **at),  # type: ignore[arg-type]
         ]
     return result
 
 
-def accuracy(variant: str, value: float, note: str = "") -> Record:
-    return Record(measure="accuracy", value=value, data="sst2", variant=variant, note=note)
+def accuracy(variant: str, value: float, note: str = "") -> ResultRecord:
+    return ResultRecord(measure="accuracy", value=value, data="sst2", variant=variant, note=note)
 
 
 FIRST = figures(plain=(85.0, 100.0), good=(80.0, 10.0), worse=(79.0, 20.0))

@@ -17,7 +17,7 @@ from milkglass.experiments import recipe_file as settings_module
 from milkglass.experiments.kinds.attacks import AttackRecipe
 from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.recipe import CUT, UNDEFINED_SHARE
-from milkglass.experiments.record import Record
+from milkglass.experiments.record import ResultRecord
 from tests.experiments.test_recipes import ALL
 from tests.experiments.test_settings import BASE, READERS, recipe
 
@@ -169,9 +169,9 @@ def test_what_has_no_value_says_why() -> None:
     """An attack that was cut has a figure and no interval; a share of nothing has neither."""
     nan = float("nan")
     measured = [
-        Record(measure="rouge-1", value=0.5, attack="dlg", half_width=nan),
-        Record(measure="precision", value=nan, variant="a", half_width=nan),
-        Record(measure="loss", value=1.0),
+        ResultRecord(measure="rouge-1", value=0.5, attack="dlg", half_width=nan),
+        ResultRecord(measure="precision", value=nan, variant="a", half_width=nan),
+        ResultRecord(measure="loss", value=1.0),
     ]
     about = {"name": "a", "paper": "b", "model": "c", "seed": 1, "attacks": []}
     gradients = GradientRecipe(**about, data="d", defences={}, texts={})

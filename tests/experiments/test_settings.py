@@ -16,7 +16,7 @@ from milkglass.experiments.kinds.attacks import AttackRecipe
 from milkglass.experiments.kinds.classification import ClassificationRecipe
 from milkglass.experiments.recipe import reason_for
 from milkglass.experiments.recipe_file import settings
-from milkglass.experiments.record import Record
+from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.reproduce import KINDS
 from milkglass.experiments.runs import newest
 from tests.experiments.running import figures as figures_of
@@ -163,7 +163,7 @@ def test_every_reason_of_a_shipped_recipe_is_about_a_figure(path: Path) -> None:
 def test_figures_stand_beside_what_was_published_and_asked(tmp_path: Path) -> None:
     why = '[why]\n"f, x" = "another model"\n"f, *" = "less data"\n"g, *" = "not of a published figure"\n'
     full = AttackRecipe.read(recipe(tmp_path, why))
-    found = full.figures([*f(x=1.23456, y=2.0), Record(measure="g", value=3.0, variant="y")])
+    found = full.figures([*f(x=1.23456, y=2.0), ResultRecord(measure="g", value=3.0, variant="y")])
     assert figures_of({"figures": [one.to_json() for one in found]}) == {
         "f, x": {"measured": 1.23, "published": 1.5, "asked": "at least 1", "why": "another model"},
         "f, y": {"measured": 2.0, "published": 2.5, "why": "less data"},
@@ -173,8 +173,8 @@ def test_figures_stand_beside_what_was_published_and_asked(tmp_path: Path) -> No
         full.figures(f(x=1.0))
 
 
-def f(**values: float) -> list[Record]:
-    return [Record(measure="f", value=value, variant=name) for name, value in values.items()]
+def f(**values: float) -> list[ResultRecord]:
+    return [ResultRecord(measure="f", value=value, variant=name) for name, value in values.items()]
 
 
 def test_a_quick_run_may_measure_less_but_for_what_it_is_asked_itself(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.experiments.record import Record, read
+from milkglass.experiments.record import ResultRecord, read
 from milkglass.experiments.report import curves, table
 from tests.experiments.test_recipes import RUN, shipped
 
@@ -54,14 +54,14 @@ COMPARED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def epsilon(value: float, variant: str, when: str, half_width: float | None = None) -> Record:
-    return Record(measure="accuracy", value=value, variant=variant, when=when, half_width=half_width)
+def epsilon(value: float, variant: str, when: str, half_width: float | None = None) -> ResultRecord:
+    return ResultRecord(measure="accuracy", value=value, variant=variant, when=when, half_width=half_width)
 
 
 def test_figures_over_epsilon_are_drawn() -> None:
     records = [
         epsilon(90.0, "plain", "after"), epsilon(80.0, "three", "after"), epsilon(70.0, "one", "after", 5.0),
-        epsilon(50.0, "one", "before"), Record(measure="tokens unchanged", value=60.0, variant="one"),
+        epsilon(50.0, "one", "before"), ResultRecord(measure="tokens unchanged", value=60.0, variant="one"),
     ]  # fmt: skip
     variants = {"plain": {}, "three": {"k": 1, "epsilon": 3}, "one": {"k": 1, "epsilon": 1}}
     (found,) = curves.of(records, variants)

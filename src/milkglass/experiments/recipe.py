@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from milkglass import files
 from milkglass.errors import UsageError
 from milkglass.experiments.recipe_file import from_entries, settings
-from milkglass.experiments.record import Record
+from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import RunFolder
 
 UNDEFINED_SHARE = "a share of nothing, such as the precision of a class that no answer names"
@@ -81,7 +81,7 @@ class Recipe(abc.ABC):
         """Returns what decides the figures, as the beginning of the result."""
 
     @abc.abstractmethod
-    def measure(self, run: RunFolder) -> list[Record]:
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
         """Returns the figures. What exists in the run folder is not measured again."""
 
     def result(self, run: RunFolder) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Recipe(abc.ABC):
     def quick_entry(self) -> dict[str, Any]:
         return {} if self.quick is None else {"quick": self.quick}
 
-    def figures(self, measured: Sequence[Record]) -> list[Record]:
+    def figures(self, measured: Sequence[ResultRecord]) -> list[ResultRecord]:
         """Returns the rounded figures with what was published, what is asked and why they differ.
 
         Raises:
@@ -122,7 +122,7 @@ class Recipe(abc.ABC):
             raise UsageError(f"{self.name} names a figure that was not measured: {missing[0]!r}", "see the recipe")
         return [self._figure(one, one.name) for one in measured]
 
-    def _figure(self, one: Record, name: str) -> Record:
+    def _figure(self, one: ResultRecord, name: str) -> ResultRecord:
         if math.isnan(one.value):
             return replace(one, half_width=None, undefined=one.undefined or UNDEFINED_SHARE)
         if one.half_width is not None and math.isnan(one.half_width):

@@ -25,7 +25,7 @@ PARTS = ("measure", "attack", "attacker", "data", "variant", "when", "note")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class ResultRecord:
     """One figure.
 
     Attributes:
@@ -82,7 +82,7 @@ class Record:
             result[replace(self, measure=self.measure + SPREAD).name] = self.half_width
         return result | {f"{self.name}, {word}": one for word, one in self.more.items()}
 
-    def rounded(self, digits: int) -> Record:
+    def rounded(self, digits: int) -> ResultRecord:
         more = {word: round(one, digits) for word, one in self.more.items()}
         half = None if self.half_width is None else round(self.half_width, digits)
         return replace(self, value=round(self.value, digits), half_width=half, more=more)
@@ -92,7 +92,7 @@ class Record:
         return {**raw, "value": None if math.isnan(self.value) else self.value, **self.more}
 
 
-def read(result: Mapping[str, Any]) -> list[Record]:
+def read(result: Mapping[str, Any]) -> list[ResultRecord]:
     """Returns the records of a result.
 
     Raises:
@@ -104,9 +104,9 @@ def read(result: Mapping[str, Any]) -> list[Record]:
             f"{result.get('recipe', 'this file')} has no list of records: an earlier version of Milkglass wrote it",
             "run `milkglass reproduce` again with the same --out: what is measured is kept, and written anew",
         )
-    known = {one.name for one in fields(Record)}
+    known = {one.name for one in fields(ResultRecord)}
     return [
-        Record(
+        ResultRecord(
             **{name: one[name] for name in one if name in known} | {"value": _number(one["value"])},
             more={name: value for name, value in one.items() if name not in known},
         )
@@ -114,12 +114,12 @@ def read(result: Mapping[str, Any]) -> list[Record]:
     ]
 
 
-def numbers(records: Iterable[Record]) -> dict[str, float]:
+def numbers(records: Iterable[ResultRecord]) -> dict[str, float]:
     """Returns every number of these records by its name."""
     return {name: value for one in records for name, value in one.numbers.items()}
 
 
-def records(values: Mapping[str, float], **parts: str) -> list[Record]:
+def records(values: Mapping[str, float], **parts: str) -> list[ResultRecord]:
     """Returns a record for each measure.
 
     Args:
@@ -128,7 +128,7 @@ def records(values: Mapping[str, float], **parts: str) -> list[Record]:
     """
     measures = [name for name in values if name.removesuffix(SPREAD) == name]
     return [
-        Record(measure=one, value=values[one], half_width=values.get(one + SPREAD), **parts)  # type: ignore[arg-type]
+        ResultRecord(measure=one, value=values[one], half_width=values.get(one + SPREAD), **parts)  # type: ignore[arg-type]
         for one in measures
     ]
 
@@ -137,8 +137,8 @@ Statistic = Callable[[Any], Any]
 
 
 def over(
-    runs: Sequence[Sequence[Record]], middle: Statistic, spread: Mapping[str, Statistic], what: str
-) -> list[Record]:
+    runs: Sequence[Sequence[ResultRecord]], middle: Statistic, spread: Mapping[str, Statistic], what: str
+) -> list[ResultRecord]:
     """Returns the records of several runs as one record each; those of a single run as they are.
 
     Args:
@@ -149,7 +149,7 @@ def over(
     """
     if len(runs) == 1:
         return list(runs[0])
-    found: dict[tuple[str, ...], list[Record]] = {}
+    found: dict[tuple[str, ...], list[ResultRecord]] = {}
     for one in (record for run in runs for record in run):
         found.setdefault(one.parts, []).append(one)
     result = []

@@ -18,7 +18,7 @@ LONG = 26  # letters of a label's line
 
 
 def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str, float]) -> str:
-    """Returns a chart with a horizontal bar for each row, and its interval as a line with ends.
+    """Returns a chart with a horizontal bar for each row, and its interval as a line with ends; "" without a row.
 
     Args:
         title: of the chart.
@@ -29,6 +29,8 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str
     rows = {name: one for name, one in rows.items() if one.units}
     lines = {name: value for name, value in lines.items() if not math.isnan(value)}
     labels = ["\n".join(textwrap.wrap(name, LONG)) for name in (*rows, *lines)]
+    if not labels:
+        return ""
     with styled():
         figure, (axes,) = panels(1, WIDE, ROW * len(labels) + 64)
         for place, one in enumerate(rows.values()):

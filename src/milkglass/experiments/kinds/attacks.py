@@ -33,7 +33,7 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_variants
 from milkglass.experiments.procedures.leakage import require_uncut
 from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.record import Record, over, records
+from milkglass.experiments.record import ResultRecord, over, records
 from milkglass.experiments.runs import RunFolder, require_same_run, secret_of, seeded_codec, seeded_key
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -108,13 +108,13 @@ class AttackRecipe(Recipe):
         names += ["seconds"] if self.seconds is not None else []
         return {**self.entries(*names), "variants": self.variants}
 
-    def measure(self, run: RunFolder) -> list[Record]:
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
         """Returns the figures of each attack and attacker, and the seconds of each variant's attacks together."""
         private, public = split(self, run.data)  # before a model is fetched
         require_same_run(run.out, {"recipe": self.name, **self.quick_entry})
         base = Checkpoint.open(resolve(self.model))
         digest = base.digest()
-        results: list[Record] = []
+        results: list[ResultRecord] = []
         for name, parameters in self.variants.items():
             part = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
             seen = private[: part.rows]
@@ -140,7 +140,7 @@ class AttackRecipe(Recipe):
     def _under(
         self, key: Key, base: Checkpoint, private: list[Example], public: Mapping[str, list[Example]],
         work: ResumeStore, name: str, progress: Log,
-    ) -> list[Record]:  # fmt: skip
+    ) -> list[ResultRecord]:  # fmt: skip
         """Returns the figures of one variant under one key."""
         shared, codec = leaked(self), seeded_codec(key, base.folder, "attacks")
         texts = encoded(codec, private)
@@ -269,9 +269,9 @@ def _work_of(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dic
     }  # fmt: skip
 
 
-def _figures(cells: Sequence[AttackResult], variant: str) -> list[Record]:
+def _figures(cells: Sequence[AttackResult], variant: str) -> list[ResultRecord]:
     _require_ended(cells)
-    results: list[Record] = []
+    results: list[ResultRecord] = []
     for cell in cells:
         if cell.state == "does not apply":
             continue
@@ -282,10 +282,10 @@ def _figures(cells: Sequence[AttackResult], variant: str) -> list[Record]:
     return results
 
 
-def _unleaked(scene: Scene, done: AuditRun, shared: Mapping[str, Ids], variant: str) -> list[Record]:
+def _unleaked(scene: Scene, done: AuditRun, shared: Mapping[str, Ids], variant: str) -> list[ResultRecord]:
     """Returns top-1 over the tokens of the private texts that did not leak, for attackers who have leaked ones."""
     sent = scene.truth.tokens
-    results = list[Record]()
+    results = list[ResultRecord]()
     for (who, attack), reading in done.readings.items():
         if who in shared:
             counted = scene.truth.ordinary[sent.ids] & ~np.isin(sent.owner, shared[who])
@@ -295,7 +295,7 @@ def _unleaked(scene: Scene, done: AuditRun, shared: Mapping[str, Ids], variant: 
     return results
 
 
-def _curve(recipe: AttackRecipe, scene: Scene, done: AuditRun, variant: str) -> list[Record]:
+def _curve(recipe: AttackRecipe, scene: Scene, done: AuditRun, variant: str) -> list[ResultRecord]:
     best = strongest(done.cells)
     points = key_budget(scene, attacks_of(recipe.attacks), done, best, Budget(), recipe.seed)
     return [

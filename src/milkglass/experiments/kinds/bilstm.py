@@ -34,7 +34,7 @@ from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import SPECIAL, Labels, LSTMTraining, WordTable, ordinary
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import from_entries, table_of
-from milkglass.experiments.record import Record, numbers, records
+from milkglass.experiments.record import ResultRecord, numbers, records
 from milkglass.experiments.runs import SPLITS, RunFolder, packed, require_same_run, unpacked
 from milkglass.metrics.interval import share, with_spread
 from milkglass.models.view import Model
@@ -96,7 +96,7 @@ class BiLSTMRecipe(Recipe):
     def about(self) -> dict[str, Any]:
         return self.entries("seed", "data", "training", "attacks", "evaluation", "variants")
 
-    def measure(self, run: RunFolder) -> list[Record]:
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
         """Returns accuracies in percent, and for scrambled variants the losses and the attacks' figures.
 
         These are "accuracy loss" in points, and shares of the running words in percent.
@@ -106,7 +106,7 @@ class BiLSTMRecipe(Recipe):
         sums = data_refs.sums(run.data, [self.model, *self.data.values()])
         require_same_run(run.out, {**self.about(), "sums": sums})
         train, held_out, classes = _read(self, table, run.data)
-        result: list[Record] = []
+        result: list[ResultRecord] = []
         for name, parameters in self.variants.items():
             scheme = scheme_of_recipe(parameters) if parameters else None
             key = seeded_key(table, f"milkglass recipe seed {self.seed}", scheme)
@@ -131,12 +131,12 @@ class LabelledRows:
     labels: Labels
 
 
-def _losses(recipe: BiLSTMRecipe, measured: Mapping[str, float]) -> list[Record]:
+def _losses(recipe: BiLSTMRecipe, measured: Mapping[str, float]) -> list[ResultRecord]:
     plain = next(name for name, parameters in recipe.variants.items() if not parameters)
     others = [name for name, parameters in recipe.variants.items() if parameters]
     losses = {name: measured[f"accuracy, {plain}"] - measured[f"accuracy, {name}"] for name in others}
     return [
-        Record(measure="accuracy loss", value=loss, variant="" if len(others) == 1 else name)
+        ResultRecord(measure="accuracy loss", value=loss, variant="" if len(others) == 1 else name)
         for name, loss in losses.items()
     ]
 
@@ -203,10 +203,10 @@ def _trained(
     return unpacked(json.loads(done.read_text("utf-8"))["answers"]).astype(np.int64)
 
 
-def _attacked(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> list[Record]:
+def _attacked(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> list[ResultRecord]:
     work = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
     done = run_attacks(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, rules=RECIPE)
-    result: list[Record] = []
+    result: list[ResultRecord] = []
     for cell in done.cells:
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} is {cell.state}: {cell.reason}", "see the recipe")

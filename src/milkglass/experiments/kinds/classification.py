@@ -16,7 +16,7 @@ from milkglass.attacks.embeddings.knn import nearest
 from milkglass.client.key.generate import reserved_ids
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
-from milkglass.experiments.record import Record, records
+from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import RunFolder, Variant, packed
 from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
@@ -36,7 +36,7 @@ class ClassificationRecipe(FineTuning):
 
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
-    ) -> list[Record]:
+    ) -> list[ResultRecord]:
         """Returns figures in percent, with a named data set's own measures, such as Matthews' correlation of CoLA."""
         data_set = data_refs.named(self.data["validation"])
         metrics = [name for name in data_set[0].metrics if name != "accuracy"] if data_set else []
@@ -44,13 +44,13 @@ class ClassificationRecipe(FineTuning):
         return recovery(base, variants, statuses) + more
 
 
-def recovery(base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]) -> list[Record]:
+def recovery(base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]) -> list[ResultRecord]:
     """Returns accuracies in percent, and top-1 and top-3 recovery as shares.
 
     Shares are of the whole vocabulary, and of the running tokens of the training data, as the paper's tables count.
     """
     accuracy = {v.name: 100 * statuses[v.name].metrics["accuracy"] for v in variants}
-    result = [Record(measure="accuracy", value=value, variant=name) for name, value in accuracy.items()]
+    result = [ResultRecord(measure="accuracy", value=value, variant=name) for name, value in accuracy.items()]
     plain = next(v for v in variants if v.plain)
     table = base.read(of(base).table)
     for variant in variants:
@@ -101,13 +101,13 @@ def predicted(model: Path, held_out: Path, max_length: int) -> tuple[NDArray[np.
 
 def graded_by_metrics(
     variants: Sequence[Variant], metrics: Sequence[str], max_length: int, seed: int, kept: dict[str, str]
-) -> list[Record]:
+) -> list[ResultRecord]:
     """Returns each metric of each variant in percent. `kept` receives each variant's answers."""
-    result: list[Record] = []
+    result: list[ResultRecord] = []
     for variant in variants:
         guess, truth = predicted(variant.job / "result", variant.job / "validation.safetensors", max_length)
         kept[variant.name] = packed(guess)
         for name in metrics:
             value = MEASURES[name](guess, truth, np.random.default_rng(seed)).value
-            result.append(Record(measure=name, value=100 * value, variant=variant.name))
+            result.append(ResultRecord(measure=name, value=100 * value, variant=variant.name))
     return result

@@ -52,7 +52,7 @@ from milkglass.experiments.procedures.trials import (
 )
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import from_entries, table_of
-from milkglass.experiments.record import ALONE, BESIDE, COMMONEST, Record, Statistic, over, records
+from milkglass.experiments.record import ALONE, BESIDE, COMMONEST, ResultRecord, Statistic, over, records
 from milkglass.experiments.runs import RunFolder, commits, packed, require_same_run
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
@@ -135,7 +135,7 @@ class Comparison(Recipe):
     def result(self, run: RunFolder) -> dict[str, Any]:
         return {**self.about(), "attacks": self.attacks}
 
-    def measure(self, run: RunFolder) -> list[Record]:
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
         base = Checkpoint.open(resolve(self.model))
         digest, places = base.digest(), list(product(self.data, self.defences, self.seeds))
         spare = max(self.attacked_of(one).spare for one in self.defences.values()) if self.attacks else 0
@@ -163,7 +163,7 @@ class Comparison(Recipe):
             cells = dict(zip(places, pool.map(train, places), strict=True))
         run.commits.extend(one for cell in cells.values() for one in commits(cell.made))
         run.predictions.update({", ".join(map(str, place)): cell.predictions for place, cell in cells.items()})
-        results: dict[Place, list[Record]] = {place: records(cell.figures) for place, cell in cells.items()}
+        results: dict[Place, list[ResultRecord]] = {place: records(cell.figures) for place, cell in cells.items()}
         own = {place: committee(one) for place, one in problems.items()}
         for (name, defence, seed), cell in cells.items():
             if found := beside_own(cell, problems[name, seed], own[name, seed], seed):
@@ -176,7 +176,7 @@ class Comparison(Recipe):
             about = {"cell": cell.name, "attacked": asdict(attacked)}
             one = problems[place[0], place[2]]
             results[place] += leakage(self.attacks, attacked, base, one, cell, about, folder, run.progress)
-        undefended: list[Record] = []
+        undefended: list[ResultRecord] = []
         for name in self.data:
             first = name, self.seeds[0]
             undefended += records(commonest(problems[first], first[1]), data=name, variant=COMMONEST)
@@ -256,9 +256,9 @@ def problem(name: str, entry: Mapping[str, Any], data: Path, seed: int, spare: i
 SEEDS: Mapping[str, Statistic] = {"sd": partial(np.std, ddof=1), "median": np.median, "least": np.min, "most": np.max}
 
 
-def _over_seeds(recipe: Comparison, measured: Mapping[Place, Sequence[Record]]) -> list[Record]:
+def _over_seeds(recipe: Comparison, measured: Mapping[Place, Sequence[ResultRecord]]) -> list[ResultRecord]:
     """Returns means over the seeds, and each defence's loss beside no defence."""
-    figures: dict[tuple[str, str], list[Record]] = {}
+    figures: dict[tuple[str, str], list[ResultRecord]] = {}
     for data, defence in product(recipe.data, recipe.defences):
         whole = over([measured[data, defence, seed] for seed in recipe.seeds], np.mean, SEEDS, "seeds")
         figures[data, defence] = [replace(one, data=data, variant=defence) for one in whole]
@@ -267,5 +267,5 @@ def _over_seeds(recipe: Comparison, measured: Mapping[Place, Sequence[Record]]) 
     for (data, defence), (main, *_) in figures.items():
         if plain is not None and defence != plain:
             loss = figures[data, plain][0].value - main.value
-            result.append(Record(measure=f"{main.measure} loss", value=loss, data=data, variant=defence))
+            result.append(ResultRecord(measure=f"{main.measure} loss", value=loss, data=data, variant=defence))
     return result

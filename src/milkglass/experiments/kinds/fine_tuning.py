@@ -23,7 +23,7 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import hyperparameters, require_names, require_variants
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import table_of
-from milkglass.experiments.record import Record
+from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import (
     SPLITS,
     RunFolder,
@@ -94,7 +94,7 @@ class FineTuning(Recipe):
         }
         return dict.fromkeys(self.variants, paths)
 
-    def measure(self, run: RunFolder) -> list[Record]:
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
         data_refs.sums(run.data, self.data.values())  # are they there? Before a model is fetched
         base = Checkpoint.open(resolve(self.model))
         variants = self.prepared(base, run)
@@ -107,7 +107,7 @@ class FineTuning(Recipe):
     @abc.abstractmethod
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
-    ) -> list[Record]:
+    ) -> list[ResultRecord]:
         """Returns the figures of the trained variants."""
 
 

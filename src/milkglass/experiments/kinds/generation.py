@@ -36,7 +36,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.recipe_file import from_entries
-from milkglass.experiments.record import Record, records
+from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import RunFolder, Variant, packed, seeded_codec
 from milkglass.metrics import ifeval, text
 from milkglass.metrics.interval import with_spread
@@ -118,7 +118,7 @@ class GeneratorTuning(FineTuning):
     def instructions_entry(self) -> dict[str, Any]:
         return {"instructions": self.instructions} if self.instructions else {}
 
-    def measure(self, run: RunFolder) -> list[Record]:
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
         if self.by_rule:  # before hours of training
             self.by_rule.read(run.data)
         return super().measure(run)
@@ -137,13 +137,13 @@ class GenerationRecipe(GeneratorTuning):
 
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
-    ) -> list[Record]:
+    ) -> list[ResultRecord]:
         """Returns for each variant the loss, ROUGE and what attackers read.
 
         Loss (nats a token of the answers) and ROUGE F (percent) are before and after training; attackers read the
         answers after.
         """
-        result: list[Record] = []
+        result: list[ResultRecord] = []
         held_out = data_refs.as_file(run.data, self.data["validation"], run.out / "data")
         for variant in variants:
             run.progress(f"{variant.name}: answers before and after, and what attackers read of them")
@@ -166,7 +166,7 @@ class GenerationRecipe(GeneratorTuning):
 def followed(
     model: PreTrainedModel, codec: Codec, prompts: Sequence[ifeval.Prompt], new_tokens: int, of: Parts,
     kept: dict[str, str],
-) -> list[Record]:  # fmt: skip
+) -> list[ResultRecord]:  # fmt: skip
     """Returns IFEval's accuracies of the model's answers in percent, such as "ifeval prompt strict".
 
     Args:
@@ -177,7 +177,9 @@ def followed(
     return by_rules(prompts, [codec.decode(one) for one in greedy(model, asked, new_tokens)], of, kept)
 
 
-def by_rules(prompts: Sequence[ifeval.Prompt], texts: Sequence[str], of: Parts, kept: dict[str, str]) -> list[Record]:
+def by_rules(
+    prompts: Sequence[ifeval.Prompt], texts: Sequence[str], of: Parts, kept: dict[str, str]
+) -> list[ResultRecord]:
     """Returns IFEval's accuracies of given answers in percent.
 
     Args:
@@ -206,10 +208,10 @@ def row_losses(model: PreTrainedModel, rows: TrainingDataset) -> tuple[Rows, Row
 
 def keep(kept: dict[str, str], rows: Mapping[str, NDArray[Any]], of: Parts) -> None:
     """Adds the values of each row to what a result keeps, by the name that a record of these parts has."""
-    kept |= {Record(measure=name, value=0.0, **of).name: packed(one) for name, one in rows.items()}  # type: ignore[arg-type]
+    kept |= {ResultRecord(measure=name, value=0.0, **of).name: packed(one) for name, one in rows.items()}  # type: ignore[arg-type]
 
 
-def loss_figures(losses: tuple[Rows, Rows], seed: int, of: Parts, kept: dict[str, str]) -> list[Record]:
+def loss_figures(losses: tuple[Rows, Rows], seed: int, of: Parts, kept: dict[str, str]) -> list[ResultRecord]:
     """Returns the mean loss of a token.
 
     Args:
@@ -221,7 +223,7 @@ def loss_figures(losses: tuple[Rows, Rows], seed: int, of: Parts, kept: dict[str
     return records(with_spread({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, scale=1), **of)
 
 
-def mean_figures(scores: Mapping[str, Rows], seed: int, of: Parts, kept: dict[str, str]) -> list[Record]:
+def mean_figures(scores: Mapping[str, Rows], seed: int, of: Parts, kept: dict[str, str]) -> list[ResultRecord]:
     """Returns the mean of each measure in percent.
 
     Args:
@@ -275,7 +277,7 @@ def ended(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[Any, An
 
 
 # --- what attackers read ----------------------------------------------------------------------------------------------
-def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, answered: GeneratedAnswers) -> list[Record]:
+def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, answered: GeneratedAnswers) -> list[ResultRecord]:
     """Returns what ERA reads, and for scrambled variants matching's map and ERA+.
 
     ERA on the plain variant is the control.
@@ -298,7 +300,7 @@ def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, answered: 
         found = candidates(transcript, knowledge, rng())
         guesses["matching"] = ranked(found, transcript.size)
         guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=found), Budget(), rng())
-    result: list[Record] = []
+    result: list[ResultRecord] = []
     for attack, guess in guesses.items():
         values = graded(guess, codec, answered, rng())
         result += records(values, attack=attack, variant=variant.name, when="after")

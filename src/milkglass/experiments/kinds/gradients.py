@@ -49,7 +49,7 @@ from milkglass.experiments.procedures.private_rows import (
     shadowed,
 )
 from milkglass.experiments.recipe_file import from_entries
-from milkglass.experiments.record import Record, records
+from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import RunFolder, require_same_run
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -113,7 +113,7 @@ class GradientRecipe(SharedStepRecipe):
     def about(self) -> dict[str, Any]:
         return super().about() | {"texts": self.texts, "attacks": self.attacks}
 
-    def measure(self, run: RunFolder) -> list[Record]:
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
         """Returns the figures. An attack that does not apply has none, which is reported."""
         base = Checkpoint.open(resolve(self.model))
         expected = from_entries(GradientTexts, self.texts)
@@ -121,17 +121,17 @@ class GradientRecipe(SharedStepRecipe):
         require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": data_refs.sums(run.data, refs)})
         cache = ArtifactCache(run.cache or run.out, run.out)
         attackers = Attackers(self, base, expected, run.data, cache, run.progress)
-        result = list[Record]()
+        result = list[ResultRecord]()
         for name, entry in self.defences.items():
             scene = attackers.scene(DefenceSpec.of(name, entry))
             result += attacked(self, name, scene, run.out / "figures.json", run.progress)
         return result
 
 
-def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progress: Log) -> list[Record]:
+def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progress: Log) -> list[ResultRecord]:
     """Returns the figures of one defence. Each attack has its own budget, and earlier measurements are kept."""
     parts, seconds = PartialResults(kept), from_entries(GradientTexts, recipe.texts).seconds
-    attacks, before, done = attacks_of(recipe.attacks), parts.done, dict[str, list[Record]]()
+    attacks, before, done = attacks_of(recipe.attacks), parts.done, dict[str, list[ResultRecord]]()
 
     def ended(one: AttackResult) -> None:
         if one.state == "failed":

@@ -38,7 +38,7 @@ from milkglass.experiments.cache import PartialResults
 from milkglass.experiments.entries import hyperparameters, require_names, require_variants
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import table_of
-from milkglass.experiments.record import Record, records
+from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import RunFolder, Variant, require_same_run, run_job, seeded_key, write_spec
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -88,7 +88,7 @@ class OverheadRecipe(Recipe):
     def about(self) -> dict[str, Any]:
         return self.entries("seed", "data", "training", "evaluation", "variants")
 
-    def measure(self, run: RunFolder) -> list[Record]:
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
         """Returns seconds, and hours of the extrapolated training, as "PART, client" and "PART, server"."""
         base = Checkpoint.open(resolve(self.model))
         digest, out = base.digest(), run.out

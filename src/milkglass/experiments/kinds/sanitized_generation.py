@@ -48,7 +48,7 @@ from milkglass.experiments.kinds.generation import (
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
 from milkglass.experiments.procedures.trials import graded as graded_classes
-from milkglass.experiments.record import Record, records
+from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import SPLITS, RunFolder, Variant, seeded_codec
 from milkglass.metrics import text
 from milkglass.metrics.interval import ratio, share, with_spread
@@ -157,12 +157,12 @@ class SanitizedGeneration(GeneratorTuning):
 
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
-    ) -> list[Record]:
+    ) -> list[ResultRecord]:
         """Returns the figures. One model is loaded at a time and answers all its prompts."""
         codec = seeded_codec(variants[0].key, base.folder, "evaluation")
         sanitizers = self._sanitizers(base, run)
         asked = {name: self._asked(run, codec, one) for name, one in sanitizers.items()}
-        result: list[Record] = []
+        result: list[ResultRecord] = []
         for name in (one for one, sanitizer in sanitizers.items() if sanitizer):
             counts = asked[name].unchanged.astype(np.float64), asked[name].private.astype(np.float64)
             unchanged = ratio(*counts, np.random.default_rng(self.seed))
@@ -215,7 +215,7 @@ class SanitizedGeneration(GeneratorTuning):
 
     def _figures(
         self, run: RunFolder, answered: Mapping[str, Any], asked: PromptSet, variant: Variant, when: str
-    ) -> list[Record]:
+    ) -> list[ResultRecord]:
         of = {"variant": variant.name, "when": when}
         losses = np.array(answered["losses"], np.float64), np.array(answered["tokens"], np.float64)
         result = loss_figures(losses, self.seed, of, run.predictions)
@@ -226,7 +226,7 @@ class SanitizedGeneration(GeneratorTuning):
 
     def _graded_answers(
         self, texts: Sequence[str], references: Sequence[str], of: Parts, kept: dict[str, str]
-    ) -> list[Record]:
+    ) -> list[ResultRecord]:
         about = data_refs.named(self.data["validation"])
         labels = about[0].labels if about else ()
         if labels:

@@ -45,7 +45,7 @@ from milkglass.experiments.procedures.private_rows import (
     shadowed,
 )
 from milkglass.experiments.recipe_file import from_entries
-from milkglass.experiments.record import Record, records
+from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.report import theory_plots
 from milkglass.experiments.runs import RunFolder, require_same_run
 from milkglass.gradient_defences.defence import GradientDefence
@@ -86,7 +86,7 @@ class SharedTraining(SharedStepRecipe):
     def about(self) -> dict[str, Any]:
         return super().about() | {"training": self.training, "evaluation": self.evaluation}
 
-    def measure(self, run: RunFolder) -> list[Record]:
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
         """Returns the figures of each defence; "untrained" is the model before training."""
         base = Checkpoint.open(resolve(self.model))
         sums = data_refs.sums(run.data, [self.data])
@@ -100,7 +100,7 @@ class SharedTraining(SharedStepRecipe):
             work[name] = partial(site.figures, name, DefenceSpec.of(name, entry))
         if self.evaluation.get("theory"):
             work["theory"] = partial(_theory, site)
-        parts, result = PartialResults(run.out / "figures.json"), list[Record]()
+        parts, result = PartialResults(run.out / "figures.json"), list[ResultRecord]()
         for name, one in work.items():
             part = parts.get(name, one)
             rows = part.pop(ROWS, {})  # parts that older code measured have none
@@ -110,7 +110,8 @@ class SharedTraining(SharedStepRecipe):
         if self.evaluation.get("theory"):
             undefined = json.loads((run.out / THEORY).read_text("utf-8"))["untold"]
             result += [
-                Record(measure=one, value=math.nan, variant="theory", undefined=why) for one, why in undefined.items()
+                ResultRecord(measure=one, value=math.nan, variant="theory", undefined=why)
+                for one, why in undefined.items()
             ]
         return result
 

@@ -41,7 +41,7 @@ from milkglass.experiments.kinds.generation import GeneratorTuning, Parts, loss_
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.fewer_layers import require_layers, with_layers
 from milkglass.experiments.procedures.symbol_writer import Pair, SymbolWriter, row_losses
-from milkglass.experiments.record import Record
+from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import SPLITS, RunFolder, Variant, secret_of
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint, end_ids
@@ -131,14 +131,14 @@ class SymbolGeneration(GeneratorTuning):
 
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
-    ) -> list[Record]:
+    ) -> list[ResultRecord]:
         """Returns the figures. One server's model is loaded at a time, beside the two clients'."""
         folders = {one.name: one.job / "result" for one in variants} | {PUBLIC: base.folder}
         stops = end_ids(base.folder)
         clients = {name: loaded(folders[name], stops) for name in (CLIENT, PUBLIC)}
         plain = next(one for one in variants if one.name == PLAIN)
         asked = self._held_out(run)[: self.evaluation["answers"]]
-        result: list[Record] = []
+        result: list[ResultRecord] = []
         for name, model in [*clients.items(), (PLAIN, loaded(folders[PLAIN], stops))]:
             run.progress(f"{name}: answers alone")
             result += self._alone(run, base, plain, model, asked, name)
@@ -147,7 +147,7 @@ class SymbolGeneration(GeneratorTuning):
                 continue
             codec = Codec.open(variant.key, base.folder)
             server = loaded(folders[variant.name], frozenset(codec.sigma[sorted(stops)].tolist()))
-            result.append(Record(measure="bits a token", value=self._bits(run, codec), variant=variant.name))
+            result.append(ResultRecord(measure="bits a token", value=self._bits(run, codec), variant=variant.name))
             for name, client in clients.items():
                 for weight in self.weights:
                     writer = SymbolWriter(torch.from_numpy(codec.sigma).long(), weight)
@@ -163,7 +163,7 @@ class SymbolGeneration(GeneratorTuning):
 
     def _alone(
         self, run: RunFolder, base: Checkpoint, plain: Variant, model: Any, asked: list[Example], name: str
-    ) -> list[Record]:
+    ) -> list[ResultRecord]:
         codec = public_codec(base)
         rows = TrainingDataset(plain.job / "validation.safetensors", "causal-lm", self.training.max_length)
         prompts = [codec.encode_chat(one.messages[:-1]) for one in asked]
@@ -174,7 +174,7 @@ class SymbolGeneration(GeneratorTuning):
 
     def _together(
         self, run: RunFolder, codec: Codec, pair: Pair, asked: list[Example], of: Parts, known: Parts | None
-    ) -> list[Record]:
+    ) -> list[ResultRecord]:
         """Returns the figures of a client and a server together.
 
         Args:
@@ -192,7 +192,7 @@ class SymbolGeneration(GeneratorTuning):
         texts = [codec.decode(pair.greedy(one, self.evaluation["new_tokens"])) for one in prompts]
         return result + self._likeness(run, texts, asked, of)
 
-    def _likeness(self, run: RunFolder, texts: list[str], asked: list[Example], of: Parts) -> list[Record]:
+    def _likeness(self, run: RunFolder, texts: list[str], asked: list[Example], of: Parts) -> list[ResultRecord]:
         scores = text.rouge_rows(texts, [str(one.messages[-1]["content"]) for one in asked])
         return mean_figures({name: scores[name] for name in ROUGE}, self.seed, of, run.predictions)
 

@@ -33,7 +33,7 @@ from milkglass.catalogue import signature
 from milkglass.errors import UsageError
 from milkglass.experiments.entries import Entries, attacks_of
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
-from milkglass.experiments.record import STRONGEST, Record, records
+from milkglass.experiments.record import STRONGEST, ResultRecord, records
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
@@ -83,7 +83,7 @@ class LeakageTexts:
 def leakage(
     attacks: Entries, attacked: LeakageTexts, base: Checkpoint, problem: TrialData, cell: TrainedHalves,
     about: Mapping[str, Any], folder: Path, progress: Log = no_log,
-) -> list[Record]:  # fmt: skip
+) -> list[ResultRecord]:  # fmt: skip
     """Returns what each attack and attacker reads, in percent.
 
     The attack "strongest" is the best of all, for each measure separately.
@@ -165,8 +165,8 @@ def _ceiling(scene: Scene) -> dict[str, float]:
     return {"tokens with a place": 100 * float(sent.mean()), "tokens unchanged": 100 * float(same.sum() / len(origin))}
 
 
-def _figures(cells: Sequence[AttackResult]) -> list[Record]:
-    result: list[Record] = []
+def _figures(cells: Sequence[AttackResult]) -> list[ResultRecord]:
+    result: list[ResultRecord] = []
     for cell in cells:
         if cell.state == "failed":
             raise UsageError(f"{cell.attack} by {cell.adversary} failed: {cell.reason}", "see the recipe")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from milkglass.experiments.record import Record
+from milkglass.experiments.record import ResultRecord
 from milkglass.plots import COLOURS, MARKERS, panels, styled, svg
 
 Point = tuple[float, float, float]  # epsilon, figure, half of its interval's width
@@ -32,7 +32,7 @@ class Curves:
     levels: Mapping[str, float]
 
 
-def of(records: Sequence[Record], variants: Mapping[str, Mapping[str, Any]]) -> tuple[Curves, ...]:
+def of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[str, Any]]) -> tuple[Curves, ...]:
     """Returns the measures of a result that have a line of two points, in the figures' order.
 
     Args:

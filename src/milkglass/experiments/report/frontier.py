@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from milkglass.errors import UsageError
-from milkglass.experiments.record import ALONE, COMMONEST, STRONGEST, Record, read
+from milkglass.experiments.record import ALONE, COMMONEST, STRONGEST, ResultRecord, read
 from milkglass.plots import COLOURS, GREY, numbered, panels, styled, svg
 
 UTILITY = ("accuracy", "matthews", "f1", "pearson")
@@ -69,7 +69,7 @@ class DefencePoint:
         )
 
 
-def defences(records: Iterable[Record]) -> dict[str, list[DefencePoint]]:
+def defences(records: Iterable[ResultRecord]) -> dict[str, list[DefencePoint]]:
     """Returns the defences of a comparison by data set, in the order of its figures; none of any other result."""
     records = [*records]
     utilities = {(one.data, one.variant, one.measure): one for one in records if not one.attack and not one.note}
@@ -103,7 +103,7 @@ def glance(points: Sequence[DefencePoint]) -> str:
 
 
 # --- several results --------------------------------------------------------------------------------------------------
-def points(results: Sequence[Sequence[Record]], data: str) -> list[DefencePoint]:
+def points(results: Sequence[Sequence[ResultRecord]], data: str) -> list[DefencePoint]:
     """Returns the defences of several results that send something for each token.
 
     Raises:
@@ -120,17 +120,17 @@ def points(results: Sequence[Sequence[Record]], data: str) -> list[DefencePoint]
     return list(found.values())
 
 
-def _accuracies(results: Sequence[Sequence[Record]], data: str) -> list[Record]:
+def _accuracies(results: Sequence[Sequence[ResultRecord]], data: str) -> list[ResultRecord]:
     every = (one for records in results for one in records)
     return [one for one in every if (one.measure, one.data, one.attack) == ("accuracy", data, "")]
 
 
-def alone(results: Sequence[Sequence[Record]], data: str) -> float | None:
+def alone(results: Sequence[Sequence[ResultRecord]], data: str) -> float | None:
     """Returns the best utility of a client that sends nothing. None: no result has it."""
     return max((one.value for one in _accuracies(results, data) if one.variant == ALONE), default=None)
 
 
-def unplaced(results: Sequence[Sequence[Record]], data: str) -> list[str]:
+def unplaced(results: Sequence[Sequence[ResultRecord]], data: str) -> list[str]:
     """Returns the defences that have a utility but no point, since they send one vector for a text."""
     seen = {COMMONEST, ALONE, *(one.defence for one in points(results, data))}
     return [name for name in dict.fromkeys(one.variant for one in _accuracies(results, data)) if name not in seen]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from milkglass.attacks.catalogue import ALL_ATTACKS
-from milkglass.experiments.record import BESIDE, SPREAD, Record
+from milkglass.experiments.record import BESIDE, SPREAD, ResultRecord
 
 COST = " loss"
 WORDS = tomllib.loads(Path(__file__).with_name("glossary.toml").read_text("utf-8"))
@@ -16,7 +16,7 @@ LEFT_OUT = "an attack that is missing for a defence does not apply to what that 
 
 
 def meanings(
-    records: Sequence[Record], attacks: Mapping[str, str], shares: bool = False
+    records: Sequence[ResultRecord], attacks: Mapping[str, str], shares: bool = False
 ) -> tuple[tuple[str, str], ...]:
     """Returns the parts of these figures' names that have a known meaning, with the meaning, in the figures' order.
 

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from milkglass.errors import UsageError
 from milkglass.experiments import record
-from milkglass.experiments.record import SPREAD, Record
+from milkglass.experiments.record import SPREAD, ResultRecord
 from milkglass.experiments.report import curves, frontier
 from milkglass.experiments.report.glossary import meanings
 
@@ -38,7 +38,7 @@ class TableLine:
         note: the number of a footnote, from 1; 0: there is none.
     """
 
-    record: Record
+    record: ResultRecord
     note: int
 
     @property
@@ -119,7 +119,7 @@ def read(result: Mapping[str, Any]) -> ResultTable:
     )
 
 
-def _note(one: Record, notes: list[str]) -> int:
+def _note(one: ResultRecord, notes: list[str]) -> int:
     """Returns the number of the footnote that says why a figure differs from the paper's. Adds it to `notes`."""
     if one.published is None or abs(one.value - one.published) <= ALIKE * abs(one.published):
         return 0
