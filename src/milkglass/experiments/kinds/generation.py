@@ -109,14 +109,33 @@ class GeneratorTuning(FineTuning):
 
     task = "causal-lm"
     needed: ClassVar[tuple[str, ...]] = ("answers", "new_tokens")
+    rouge: ClassVar[tuple[str, ...]] = ("rouge-1", "rouge-2", "rouge-l")
 
     @property
     def by_rule(self) -> InstructionFile | None:
         return from_entries(InstructionFile, self.instructions) if self.instructions else None
 
-    @property
-    def instructions_entry(self) -> dict[str, Any]:
-        return {"instructions": self.instructions} if self.instructions else {}
+    def about(self) -> dict[str, Any]:
+        return {**super().about(), **({"instructions": self.instructions} if self.instructions else {})}
+
+    def check(self) -> None:
+        super().check()
+        _ = self.by_rule
+
+    def answer_figures(
+        self, run: RunFolder, losses: tuple[Rows, Rows], texts: Sequence[str], references: Sequence[str], of: Parts
+    ) -> list[ResultRecord]:
+        """Returns the mean loss of a token, and in percent how alike answers and references are.
+
+        Args:
+            losses: (u,) the sum over each row's tokens, and (u,) their number.
+            texts: the answers.
+            references: the data set's answers to the same prompts.
+            of: parts of the records.
+        """
+        scores = text.rouge_rows(texts, references)
+        result = loss_figures(losses, self.seed, of, run.predictions)
+        return result + mean_figures({name: scores[name] for name in self.rouge}, self.seed, of, run.predictions)
 
     def measure(self, run: RunFolder) -> list[ResultRecord]:
         if self.by_rule:  # before hours of training
@@ -128,12 +147,7 @@ class GeneratorTuning(FineTuning):
 class GenerationRecipe(GeneratorTuning):
     """Fine-tuned generators."""
 
-    def check(self) -> None:
-        super().check()
-        _ = self.by_rule
-
-    def about(self) -> dict[str, Any]:
-        return {**super().about(), **self.instructions_entry}
+    rouge = MEASURES
 
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
@@ -152,10 +166,8 @@ class GenerationRecipe(GeneratorTuning):
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
                 rows = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
                 answered = answers(model, codec, held_out, self.evaluation)
-                scores = text.rouge_rows([codec.decode(one) for one in answered.ids], answered.references)
-                scores, of = {name: scores[name] for name in MEASURES}, {"variant": variant.name, "when": when}
-                result += loss_figures(row_losses(model, rows), self.seed, of, run.predictions)
-                result += mean_figures(scores, self.seed, of, run.predictions)
+                texts, of = [codec.decode(one) for one in answered.ids], {"variant": variant.name, "when": when}
+                result += self.answer_figures(run, row_losses(model, rows), texts, answered.references, of)
             result += read(self.seed, base, variant, codec, answered)
             if asked := self.by_rule:
                 run.progress(f"{variant.name}: instructions")

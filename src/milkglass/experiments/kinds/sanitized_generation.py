@@ -42,7 +42,6 @@ from milkglass.experiments.kinds.generation import (
     greedy,
     keep,
     loss_figures,
-    mean_figures,
     row_losses,
 )
 from milkglass.experiments.procedures import sanitized_chats
@@ -50,7 +49,6 @@ from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
 from milkglass.experiments.procedures.trials import graded as graded_classes
 from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import SPLITS, RunFolder, Variant, seeded_codec
-from milkglass.metrics import text
 from milkglass.metrics.interval import ratio, share, with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.sanitizers.method import SanitizerMethod
@@ -60,7 +58,6 @@ from milkglass.sequences import Ids
 from milkglass.server.jobs.data import TrainingDataset
 from milkglass.server.spec import Status
 
-ROUGE = ("rouge-1", "rouge-2", "rouge-l")
 NO_CLASS = -1  # of an answer that names no class, or more than one
 BEFORE, CLEAR, AFTER = "before", "clear", "after"
 
@@ -98,6 +95,8 @@ class SanitizedGeneration(GeneratorTuning):
     keep_instruction: bool = True
     words: int | None = None
 
+    told = ("seed", "rows", "words", "instruction", "keep_instruction", "training", "variants", "evaluation")
+
     def check(self) -> None:
         require_names(self.data, "data", SPLITS)
         require_names(self.evaluation, "evaluation", self.needed)
@@ -107,10 +106,6 @@ class SanitizedGeneration(GeneratorTuning):
             if entry:
                 method_of(name, entry)
         _ = self.by_rule
-
-    def about(self) -> dict[str, Any]:
-        names = ("seed", "rows", "words", "instruction", "keep_instruction", "training", "variants", "evaluation")
-        return {**self.entries(*names), **self.instructions_entry}
 
     def scheme(self, parameters: Mapping[str, Any]) -> Scheme | None:
         return None
@@ -218,26 +213,25 @@ class SanitizedGeneration(GeneratorTuning):
     ) -> list[ResultRecord]:
         of = {"variant": variant.name, "when": when}
         losses = np.array(answered["losses"], np.float64), np.array(answered["tokens"], np.float64)
-        result = loss_figures(losses, self.seed, of, run.predictions)
-        result += self._graded_answers(answered["texts"], asked.references, of, run.predictions)
+        about = data_refs.named(self.data["validation"])
+        if labels := about[0].labels if about else ():
+            result = loss_figures(losses, self.seed, of, run.predictions)
+            result += self._graded_classes(answered["texts"], asked.references, labels, of, run.predictions)
+        else:
+            result = self.answer_figures(run, losses, answered["texts"], asked.references, of)
         if "followed" in answered and (file := self.by_rule):
             result += by_rules(file.read(run.data), answered["followed"], of, run.predictions)
         return result
 
-    def _graded_answers(
-        self, texts: Sequence[str], references: Sequence[str], of: Parts, kept: dict[str, str]
+    def _graded_classes(
+        self, texts: Sequence[str], references: Sequence[str], labels: Sequence[str], of: Parts, kept: dict[str, str]
     ) -> list[ResultRecord]:
-        about = data_refs.named(self.data["validation"])
-        labels = about[0].labels if about else ()
-        if labels:
-            guess = np.array([class_of(one, labels) for one in texts], np.int64)
-            truth = [labels.index(one) for one in references]
-            keep(kept, {"answer": guess}, of)
-            named = share(guess != NO_CLASS, np.random.default_rng(self.seed))
-            graded = graded_classes(guess, truth, ("accuracy",), len(labels), self.seed)
-            return records(graded | with_spread({"answers that name a class": named}), **of)
-        scores = text.rouge_rows(texts, references)
-        return mean_figures({name: scores[name] for name in ROUGE}, self.seed, of, kept)
+        guess = np.array([class_of(one, labels) for one in texts], np.int64)
+        truth = [labels.index(one) for one in references]
+        keep(kept, {"answer": guess}, of)
+        named = share(guess != NO_CLASS, np.random.default_rng(self.seed))
+        graded = graded_classes(guess, truth, ("accuracy",), len(labels), self.seed)
+        return records(graded | with_spread({"answers that name a class": named}), **of)
 
 
 def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:

@@ -17,7 +17,7 @@ VARIANT" is the entropy of an id of the training rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,12 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import require_names
 from milkglass.experiments.kinds import generation
 from milkglass.experiments.kinds.fine_tuning import write_job
-from milkglass.experiments.kinds.generation import GeneratorTuning, Parts, loss_figures, mean_figures
+from milkglass.experiments.kinds.generation import GeneratorTuning, Parts, loss_figures
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.fewer_layers import require_layers, with_layers
 from milkglass.experiments.procedures.symbol_writer import Pair, SymbolWriter, row_losses
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import SPLITS, RunFolder, Variant, secret_of
-from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.torch_model import language_model
 from milkglass.noise.stream import Stream, subkey
@@ -52,7 +51,6 @@ from milkglass.server.jobs.data import TrainingDataset
 from milkglass.server.spec import Status
 
 PLAIN, CLIENT, PUBLIC = "plain", "client", "public"
-ROUGE = ("rouge-1", "rouge-2", "rouge-l")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +70,7 @@ class SymbolGeneration(GeneratorTuning):
     words: int | None = None
 
     needed = ("rows", "answers", "new_tokens")
+    told = ("seed", "words", "client_layers", "weights", "training", "variants", "evaluation")
 
     def check(self) -> None:
         require_names(self.data, "data", (*SPLITS, PUBLIC))
@@ -87,10 +86,6 @@ class SymbolGeneration(GeneratorTuning):
             raise UsageError(f"weights is {self.weights}", "give numbers from 0 to 1")
         if self.instructions:
             raise UsageError("instructions are not asked in symbols", "leave the table out")
-
-    def about(self) -> dict[str, Any]:
-        names = ("seed", "words", "client_layers", "weights", "training", "variants", "evaluation")
-        return self.entries(*names)
 
     def key(self, base: Checkpoint, digest: str, parameters: Mapping[str, Any], run: RunFolder) -> Key:
         scheme = self.scheme(parameters)
@@ -168,9 +163,7 @@ class SymbolGeneration(GeneratorTuning):
         rows = TrainingDataset(plain.job / "validation.safetensors", "causal-lm", self.training.max_length)
         prompts = [codec.encode_chat(one.messages[:-1]) for one in asked]
         texts = [codec.decode(one) for one in generation.greedy(model, prompts, self.evaluation["new_tokens"])]
-        of = {"variant": name}
-        result = loss_figures(generation.row_losses(model, rows), self.seed, of, run.predictions)
-        return result + self._likeness(run, texts, asked, of)
+        return self.answer_figures(run, generation.row_losses(model, rows), texts, references(asked), {"variant": name})
 
     def _together(
         self, run: RunFolder, codec: Codec, pair: Pair, asked: list[Example], of: Parts, known: Parts | None
@@ -184,17 +177,12 @@ class SymbolGeneration(GeneratorTuning):
         """
         chats = [one.messages for one in self._held_out(run)]
         losses, of_known, tokens = row_losses(pair, codec, chats, self.training.max_length)
-        result = loss_figures((losses, tokens), self.seed, of, run.predictions)
         if known is None:
-            return result
-        result += loss_figures((of_known, tokens), self.seed, known, run.predictions)
+            return loss_figures((losses, tokens), self.seed, of, run.predictions)
         prompts = [torch.from_numpy(codec.encode_chat(one.messages[:-1])).long() for one in asked]
         texts = [codec.decode(pair.greedy(one, self.evaluation["new_tokens"])) for one in prompts]
-        return result + self._likeness(run, texts, asked, of)
-
-    def _likeness(self, run: RunFolder, texts: list[str], asked: list[Example], of: Parts) -> list[ResultRecord]:
-        scores = text.rouge_rows(texts, [str(one.messages[-1]["content"]) for one in asked])
-        return mean_figures({name: scores[name] for name in ROUGE}, self.seed, of, run.predictions)
+        result = self.answer_figures(run, (losses, tokens), texts, references(asked), of)
+        return result + loss_figures((of_known, tokens), self.seed, known, run.predictions)
 
     def _bits(self, run: RunFolder, codec: Codec) -> float:
         """Returns the entropy of the ids of the training rows, in bits."""
@@ -210,3 +198,8 @@ def loaded(folder: Path, stops: frozenset[int]) -> Any:
     model = language_model(Checkpoint.open(folder)).eval()
     model.generation_config.eos_token_id = sorted(stops)
     return model
+
+
+def references(asked: Sequence[Example]) -> list[str]:
+    """Returns the data set's own answers."""
+    return [str(one.messages[-1]["content"]) for one in asked]
