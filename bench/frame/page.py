@@ -123,6 +123,7 @@ def _drawn(curves: Sequence[Mapping[str, Any]]) -> str:
             for side, ys, colour, marker in zip(SIDES, lines, COLOURS, MARKERS, strict=False):
                 axes.plot(xs, ys, marker=marker, markersize=4, color=colour, label=side)
             axes.set(xlabel=f"{one['axis']} ({one['fixed']})", ylabel="seconds", xlim=(0, None), ylim=(0, None))
+            axes.locator_params(axis="x", nbins=5)
             axes.legend()
         axis = ", ".join(one["axis"] for one in curves)
         return svg(figure, f"seconds of {curves[0]['work']} against {axis}") + "\n"

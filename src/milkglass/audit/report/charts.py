@@ -13,7 +13,7 @@ from milkglass.metrics.interval import Interval
 from milkglass.plots import COLOURS, GREY, INK, MARKERS, panels, styled, svg
 
 BAR = "#4f9dbd"
-WIDE, ROW = 560, 40  # of a chart, and of a bar with its gap, in pixels
+WIDE, ROW = 480, 40  # of a chart, and of a bar with its gap, in pixels
 LONG = 26  # letters of a label's line
 
 

@@ -93,7 +93,7 @@ def defences(records: Iterable[ResultRecord]) -> dict[str, list[DefencePoint]]:
 def glance(points: Sequence[DefencePoint]) -> str:
     """Returns one result's defences on one data set as SVG. Each point has the number of its row in the table."""
     with styled():
-        figure, (axes,) = panels(1, 640, 360)
+        figure, (axes,) = panels(1, 500, 320)
         places = [(one.tokens, one.utility) for one in points]
         axes.scatter(*zip(*places, strict=True), color=OFF)
         axes.set(xlim=(-2, 102), xlabel="tokens that the strongest attack reads, %", ylabel=points[0].measure)

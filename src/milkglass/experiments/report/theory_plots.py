@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from milkglass.plots import COLOURS, GREY, MARKERS, panels, styled, svg
 
@@ -46,5 +47,6 @@ def figure(theory: Mapping[str, Any]) -> Figure:
             xs = np.linspace(local.min(), local.max(), 41)
             growth.plot(xs, np.maximum(one["slope"] * xs + one["intercept"], LEAST), color=colour)
     growth.set(xlabel="local epsilon", ylabel="deviation after training", yscale="log")
+    growth.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
     growth.legend()
     return result
