@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from milkglass.errors import MilkglassError, UsageError
-from milkglass.experiments import recipe_file as settings_module
+from milkglass.experiments import recipe as settings_module
 from milkglass.experiments.kinds.attacks import AttackRecipe
 from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.recipe import CUT, UNDEFINED_SHARE

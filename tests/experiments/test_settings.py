@@ -14,8 +14,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.attacks import AttackRecipe
 from milkglass.experiments.kinds.classification import ClassificationRecipe
-from milkglass.experiments.recipe import reason_for
-from milkglass.experiments.recipe_file import settings
+from milkglass.experiments.recipe import reason_for, settings
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.reproduce import KINDS
 from milkglass.experiments.runs import newest

@@ -21,7 +21,7 @@ from milkglass.experiments.procedures import theory
 from milkglass.experiments.procedures.local_training import LocalTraining, constant, fit, utility
 from milkglass.experiments.procedures.one_gradient import SharedGradients
 from milkglass.experiments.procedures.private_rows import DefenceSpec, PrivateRows, RowFilter, rows_of
-from milkglass.experiments.recipe_file import from_entries
+from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import unpacked
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share

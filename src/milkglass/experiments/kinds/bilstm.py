@@ -32,8 +32,7 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_names, require_variants
 from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import SPECIAL, Labels, LSTMTraining, WordTable, ordinary
-from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.recipe_file import from_entries, table_of
+from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.experiments.record import ResultRecord, numbers, records
 from milkglass.experiments.runs import SPLITS, RunFolder, packed, require_same_run, unpacked
 from milkglass.metrics.interval import share, with_spread

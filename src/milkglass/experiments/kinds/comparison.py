@@ -50,8 +50,7 @@ from milkglass.experiments.procedures.trials import (
     commonest,
     trained,
 )
-from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.recipe_file import from_entries, table_of
+from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.experiments.record import ALONE, BESIDE, COMMONEST, ResultRecord, Statistic, over, records
 from milkglass.experiments.runs import RunFolder, commits, packed, require_same_run
 from milkglass.hidden_states.defence import HiddenStateDefence

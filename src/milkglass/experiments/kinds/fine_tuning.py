@@ -21,8 +21,7 @@ from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import hyperparameters, require_names, require_variants
-from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.recipe_file import table_of
+from milkglass.experiments.recipe import Recipe, table_of
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import (
     SPLITS,

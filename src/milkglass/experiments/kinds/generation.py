@@ -35,7 +35,7 @@ from milkglass.client.data.dataset import read_examples
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
-from milkglass.experiments.recipe_file import from_entries
+from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import RunFolder, Variant, packed, seeded_codec
 from milkglass.metrics import ifeval, text

@@ -36,8 +36,7 @@ from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import PartialResults
 from milkglass.experiments.entries import hyperparameters, require_names, require_variants
-from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.recipe_file import table_of
+from milkglass.experiments.recipe import Recipe, table_of
 from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import RunFolder, Variant, require_same_run, run_job, seeded_key, write_spec
 from milkglass.models.checkpoint import Checkpoint

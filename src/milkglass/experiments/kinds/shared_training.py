@@ -44,7 +44,7 @@ from milkglass.experiments.procedures.private_rows import (
     rows_of,
     shadowed,
 )
-from milkglass.experiments.recipe_file import from_entries
+from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.report import theory_plots
 from milkglass.experiments.runs import RunFolder, require_same_run
