@@ -16,9 +16,7 @@ import numpy as np
 from milkglass.errors import UsageError
 
 SPREAD = " +-"  # after a measure's name: half the width of its 95 % interval
-BESIDE = (
-    " with own model"  # after a measure's name: of the server's answers pooled with those of the client's own models
-)
+BESIDE = " with own model"  # after a measure's name: the server's answers pooled with those of the client's models
 STRONGEST = "strongest"  # the name of whatever attack reads most
 COMMONEST, ALONE = "commonest class", "client alone"  # variants without a defence: no model, and the client's own
 PARTS = ("measure", "attack", "attacker", "data", "variant", "when", "note")
@@ -65,14 +63,9 @@ class ResultRecord:
         return tuple(getattr(self, part) for part in PARTS)
 
     @property
-    def subject(self) -> str:
-        """Returns the name without the measure."""
-        parts = (self.attack, self.attacker, self.data, f"{self.variant} {self.when}".strip(), self.note)
-        return ", ".join(filter(None, parts))
-
-    @property
     def name(self) -> str:
-        return ", ".join(filter(None, (self.measure, self.subject)))
+        stated = f"{self.variant} {self.when}".strip()
+        return ", ".join(filter(None, (self.measure, self.attack, self.attacker, self.data, stated, self.note)))
 
     @property
     def numbers(self) -> dict[str, float]:
