@@ -188,51 +188,23 @@ def escaped(text: str) -> str:
 
 
 def markdown(table: ResultTable) -> str:
-    parts = [f"# {escaped(table.title)}", "", escaped(table.paper), ""]
-    if table.quick:
-        parts += [f"**A quick run: not the recipe's own figures.** Changed: {escaped(table.quick)}", ""]
-    for data, points in table.glance.items():
-        parts += [f"## {escaped(data)}: at a glance", "", f"| | {points[0].measure} | tokens read | content read |"]
-        parts += ["|---|---:|---:|---:|"]
-        parts += [_row(one.defence, number(one.utility), number(one.tokens), number(one.content)) for one in points]
-        parts += ["", "Read: by the strongest attack, in percent of the tokens.", ""]
-    if table.beside:
-        parts += ["| figure | ours | +- | paper | difference | asked | note |", "|---|---:|---:|---:|---:|---|---|"]
-        for line in table.beside:
-            one, note = line.record, str(line.note or "")
-            ours = number(one.value), number(one.half_width), number(one.published), number(line.difference, True)
-            parts.append(_row(one.name, *ours, one.asked, note))
-        parts += ["", *(f"{place}. {escaped(note)}" for place, note in enumerate(table.notes, 1)), ""]
-    for what, lines in table.groups:
-        parts += [f"## {escaped(what)}", "", "| figure | ours | +- | more |", "|---|---:|---:|---|"]
-        parts += [_row(one.name, number(one.record.value), number(one.record.half_width), one.more) for one in lines]
-        parts.append("")
-    for title, info in (("Undefined figures", table.undefined), ("What the names mean", table.meanings)):
-        if info:
-            parts += [f"## {title}", "", *(f"- {escaped(name)}: {escaped(words)}" for name, words in info), ""]
-    parts += ["## Settings", "", *(f"- {escaped(name)}: {escaped(value)}" for name, value in table.about)]
-    return "\n".join(parts) + "\n"
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(map(escaped, cells))} |"
-
-
-# --- HTML -------------------------------------------------------------------------------------------------------------
-PAGE = Path(__file__).with_name("result.html")
+    return _filled("result.md", t=table)
 
 
 def html(table: ResultTable) -> str:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"number": number}
-    return (
-        environment.from_string(PAGE.read_text("utf-8")).render(
-            t=table,
-            glances={data: Markup(frontier.glance(points)) for data, points in table.glance.items()},  # noqa: S704 - escaped
-            over_epsilon=Markup(curves.drawn(table.curves)) if table.curves else "",  # noqa: S704 - it escapes its texts
-        )
-        + "\n"
+    glances = {data: Markup(frontier.glance(points)) for data, points in table.glance.items()}  # noqa: S704 - escaped
+    plotted = Markup(curves.drawn(table.curves)) if table.curves else ""  # noqa: S704 - it escapes its texts
+    return _filled("result.html", t=table, glances=glances, over_epsilon=plotted)
+
+
+def _filled(name: str, **values: Any) -> str:
+    """Returns a template beside this file. In HTML everything is escaped, in Markdown what passes the filter "md"."""
+    environment = Environment(
+        autoescape=name.endswith(".html"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters |= {"number": number, "md": escaped}
+    template = environment.from_string(Path(__file__).with_name(name).read_text("utf-8"))
+    return template.render(values).rstrip("\n") + "\n"
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
