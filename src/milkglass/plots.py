@@ -43,6 +43,7 @@ def panels(count: int, width: float = 320, height: float = 280) -> tuple[Figure,
 
 def numbered(axes: Any, points: Sequence[tuple[float, float]], colours: Sequence[str]) -> None:
     """Writes numbers from 1 beside points, each at the first place near its point that is free."""
+    axes.figure.draw_without_rendering()  # sets where the axes lie
     taken = [axes.transData.transform(point) for point in points]
     for number, (point, colour) in enumerate(zip(points, colours, strict=True), 1):
         at = axes.transData.transform(point)

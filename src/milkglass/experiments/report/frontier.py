@@ -172,7 +172,6 @@ def drawn(every: Sequence[DefencePoint], level: float | None, about: str, notes:
             axes.axhline(at, color=GREY, linestyle="--", linewidth=1)
             axes.text(0, at, f"{words}, {at:.1f}", va="bottom", color=GREY, fontsize=11)
         figure.supxlabel("\n".join(below), x=0.01, ha="left", fontsize=11, color=GREY)
-        figure.draw_without_rendering()
         numbered(axes, [(one.read, one.utility) for one in every], colours)
         for number, (one, colour) in enumerate(zip(every, colours, strict=True)):
             words = f"{number + 1}  {one.defence}: {one.utility:.1f}, {one.read:.1f} read"
