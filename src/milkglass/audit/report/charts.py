@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -50,11 +51,11 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str
         return svg(figure, title)
 
 
-def _figure(axes: object, value: float, end: float, place: int, least: bool = False) -> None:
+def _figure(axes: Any, value: float, end: float, place: int, least: bool = False) -> None:
     """Writes a share beside the end of its bar."""
     shown = f"{100 * value:.1f}" if value >= 0.001 or value == 0 else f"{100 * value:.1g}"
     words = f"{'≥ ' if least else ''}{shown} %"
-    axes.annotate(words, (100 * end, place), (8, 0), textcoords="offset points", va="center")  # type: ignore[attr-defined]
+    axes.annotate(words, (100 * end, place), (8, 0), textcoords="offset points", va="center")
 
 
 def curve(title: str, axes_titles: tuple[str, str], points: Sequence[BudgetPoint]) -> str:
