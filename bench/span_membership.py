@@ -33,8 +33,7 @@ from milkglass.experiments.runs import now
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.view import Model
-from milkglass.noise import mixing
-from milkglass.noise.root import NoiseStream
+from milkglass.noise.root import MixingMatrix, NoiseStream
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 
@@ -118,10 +117,10 @@ class Victim:
             yield batch
 
 
-def crossed(rows: torch.Tensor, setting: Setting, key: int) -> tuple[torch.Tensor, mixing.MixingMatrix, float]:
+def crossed(rows: torch.Tensor, setting: Setting, key: int) -> tuple[torch.Tensor, MixingMatrix, float]:
     """What is sent for rows (t, d), by which matrix, and the noise on each number."""
     draws, shields = NoiseStream(key.to_bytes(32, "big")), round(setting.shields * len(rows))
-    matrix = mixing.MixingMatrix(draws, rows, setting.condition, shields, setting.energy)
+    matrix = MixingMatrix(draws, rows, setting.condition, shields, setting.energy)
     size = setting.noise * float(rows.square().mean().sqrt())
     mixed = matrix.mixed(rows)
     drawn = torch.from_numpy(np.random.default_rng(key).normal(size=mixed.shape)).float()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from milkglass.cli.main import main
 from milkglass.split.decoder.frames import NextToken
-from milkglass.split.decoder.sessions import SplitSession
+from milkglass.split.decoder.server import SplitSession
 
 SECONDS = "seconds"
 

@@ -27,8 +27,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.models.resolve import resolve
 from milkglass.noise.stream import Stream
-from milkglass.schemes.clustering import embed_cluster
-from milkglass.schemes.weight_synth import weight_synth
+from milkglass.schemes.clustering import embed_cluster, weight_synth
 
 EPSILONS = (0.1, 0.3, 1.0, 3.0)
 BATCH = 400  # clusters at a time

@@ -200,16 +200,18 @@ class _Asked:
     @staticmethod
     def of(process: Any, given: Sequence[Any], pid_file: str = "") -> _Asked:
         """given: arguments of Popen's own method that starts a process."""
-        told = EXECUTE.bind(process, *given).arguments
-        ends = (told["p2cread"], told["c2pwrite"], told["errwrite"])
-        process._ends = [told[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
+        arguments = EXECUTE.bind(process, *given).arguments
+        ends = (arguments["p2cread"], arguments["c2pwrite"], arguments["errwrite"])
+        process._ends = [
+            arguments[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        ]
         return _Asked(
-            _words(told["args"]),
-            dict(os.environ if told["env"] is None else told["env"]),
-            str(told["cwd"] or Path.cwd()),
+            _words(arguments["args"]),
+            dict(os.environ if arguments["env"] is None else arguments["env"]),
+            str(arguments["cwd"] or Path.cwd()),
             [_Handed(number if fd == -1 else fd) for number, fd in enumerate(ends)],
-            [_Handed(fd) for fd in told["pass_fds"]],
-            told["start_new_session"],
+            [_Handed(fd) for fd in arguments["pass_fds"]],
+            arguments["start_new_session"],
             pid_file,
         )
 

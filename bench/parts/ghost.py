@@ -20,10 +20,9 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.models.torch_model import body
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.lemmas import lemmas_of
-from milkglass.sanitizers.ghost.search import Search, Shadows, search
+from milkglass.sanitizers.ghost.search import Search, Shadows, lemmas_of, search
 from milkglass.sanitizers.ghost.selection import drawn
-from milkglass.sanitizers.tables.vocabulary import opened, table_of
+from milkglass.sanitizers.table import opened, table_of
 
 SHORTEST, LONGEST = 14, 18  # tokens of a sentence
 SAMPLE = 3  # tokens that the literal program searches too
@@ -53,8 +52,10 @@ def _search(folder: Path, rounds: int) -> Figure:
     found, lemmas = work(), lemmas_of(table.words, texts, chosen.language)
     some = table.candidates[np.linspace(0, len(table.candidates) - 1, SAMPLE).astype(np.int64)].tolist()
     fixed = {*np.flatnonzero(found.fixed).tolist()}
-    told = literal("ghost").search(vectors.astype(float), lemmas.tolist(), fixed, chosen.k, chosen.overlap, tokens=some)
-    if any(found.of(token).tolist() != told[token][0] for token in some):
+    expected = literal("ghost").search(
+        vectors.astype(float), lemmas.tolist(), fixed, chosen.k, chosen.overlap, tokens=some
+    )
+    if any(found.of(token).tolist() != expected[token][0] for token in some):
         raise RuntimeError("the search finds other shadows than the literal program")
     ours = tuple(seconds(work) for _ in range(rounds))
     n, d = vectors.shape

@@ -12,10 +12,9 @@ from frame.rounds import interleaved, seconds
 from numpy.typing import NDArray
 
 from milkglass.models.resolve import resolve
-from milkglass.nearest.all_rows import nearest
-from milkglass.nearest.groups import groups
+from milkglass.nearest.all_rows import groups, nearest
 from milkglass.nearest.top_k import top_k
-from milkglass.sanitizers.tables.vocabulary import opened
+from milkglass.sanitizers.table import opened
 from parts.obfuscate import bare_products
 
 K, GROUP, TOP, SAMPLE = 30, 20, 10, 100  # candidates of RNM, of CUSTEXT, of the top-k, and rows of the literal program

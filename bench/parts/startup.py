@@ -20,7 +20,7 @@ from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.demo.service import Service
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
-from milkglass.schemes.covariant.permuted import Permuted
+from milkglass.schemes.permuted import Permuted
 
 PASSPHRASE = "a bench has no secrets: seven plain words here"
 

@@ -28,8 +28,8 @@ def memory(available: bool) -> int | None:
         None if the system does not say.
     """
     try:
-        told = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE))
-        result = int(told["MemAvailable" if available else "MemTotal"]) << 10
+        fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE))
+        result = int(fields["MemAvailable" if available else "MemTotal"]) << 10
     except (OSError, KeyError, ValueError):
         return None
     return min(result, _container_memory(available) or result)

@@ -12,7 +12,7 @@ from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, unseen
 from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment, confidence
-from milkglass.attacks.token_ids.decipherment.dense_mean_field import GrowthSchedule
+from milkglass.attacks.token_ids.decipherment.mean_field import GrowthSchedule
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
@@ -233,10 +233,10 @@ def test_it_says_how_sure_it_is() -> None:
 
 def test_a_spent_budget_still_gives_an_answer() -> None:
     play = Play.of(40, 100)
-    told: list[float] = []
-    guess = ATTACK(play.it.transcript, play.it.knowledge, Budget(1e-9, told.append), np.random.default_rng(0))
+    reported: list[float] = []
+    guess = ATTACK(play.it.transcript, play.it.knowledge, Budget(1e-9, reported.append), np.random.default_rng(0))
     assert guess.table is not None
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_tuning_picks_what_reads_more_and_sees_public_text_only() -> None:

@@ -59,18 +59,18 @@ def test_era_plus_starts_from_what_the_corpus_tells(models: dict[str, Model]) ->
     transcript = Transcript((*answered.observations, sent), VOCAB)
     bare = Knowledge(public_model=models["llama-tied"], candidates=unsolved(truth))
     known = replace(bare, corpus=Sequences.of(chain(VOCAB, 60, 4)))
-    told = Decipherment().learn(transcript, known, Budget(), np.random.default_rng(0))
+    reference = Decipherment().learn(transcript, known, Budget(), np.random.default_rng(0))
     deaf = ERAPlus(damping=1e-12)  # the states count for nothing
 
     def prior(seen: Transcript, knowledge: Knowledge) -> list[float]:
         found = deaf.learn(seen, knowledge, Budget(), np.random.default_rng(0))
         return np.concatenate([one.ravel() for one in found.likelihood]).tolist()
 
-    expected = np.concatenate([one.ravel() for one in told.likelihood]).tolist()
+    expected = np.concatenate([one.ravel() for one in reference.likelihood]).tolist()
     assert prior(transcript, known) == pytest.approx(expected, abs=1e-9)
     assert max(map(abs, prior(transcript, bare))) < 1e-9
     assert max(map(abs, prior(answered, known))) < 1e-9
-    read = ranked(told, VOCAB).at(sent.ids)[:, 0]
+    read = ranked(reference, VOCAB).at(sent.ids)[:, 0]
     assert (read == np.argsort(sigma)[sent.ids.ids]).mean() > 0.3
 
 

@@ -15,8 +15,8 @@ import torch
 from transformers import BertConfig, BertModel
 
 from milkglass.attacks.forward import body
+from milkglass.attacks.gradients.float_holes_rows import Holes
 from milkglass.attacks.hidden_states.float_holes import FloatHoles
-from milkglass.attacks.noise_holes import Holes
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.textobfuscator import TextObfuscator
 from milkglass.metrics.interval import Interval

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.gradients.dager.dager import DAGER
+from milkglass.attacks.gradients.dager import DAGER
 from milkglass.attacks.gradients.free_tokens import FreeTokens, bag
 from milkglass.attacks.gradients.inversion import batches
 from milkglass.attacks.gradients.surviving_entries import SurvivingEntries, matched, position_rows

@@ -11,15 +11,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from milkglass.attacks.gradients.dager.dager import DAGER
+from milkglass.attacks.gradients.dager import DAGER
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import Distance, Kind, product
 from milkglass.attacks.gradients.optimisation.dlg import DLG, TAG
-from milkglass.attacks.gradients.optimisation.dropout import Masks
 from milkglass.attacks.gradients.optimisation.grab import GRAB, neighbours
 from milkglass.attacks.gradients.optimisation.lamp import (
     LAMP,
     MOVES,
+    Prior,
     proposals,
     rotated,
     span_moved,
@@ -27,8 +27,7 @@ from milkglass.attacks.gradients.optimisation.lamp import (
     token_moved,
 )
 from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
-from milkglass.attacks.gradients.optimisation.prior import Prior
-from milkglass.attacks.gradients.optimisation.problem import Frame, Problem, comparable
+from milkglass.attacks.gradients.optimisation.problem import Frame, Masks, Problem, comparable
 from milkglass.attacks.gradients.surviving_entries import SurvivingEntries
 from milkglass.errors import UsageError
 from milkglass.papers import Paper

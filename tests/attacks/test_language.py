@@ -185,14 +185,14 @@ def test_evidence_of_one_place_is_bounded_and_of_many_damped() -> None:
     board.update(np.array([3, 3]), np.tile([100.0, -100.0], (2, 1)), doubt=0.1)
     assert board.open_at(np.array([3])).tolist() == [False]
     assert board.needed(texts, np.array([0, 1])).tolist() == [1]
-    heard, told = [np.zeros((2, 2)), np.zeros((1, 1))], np.zeros(4, np.int64)
-    board.store(board.evidence(6.0), heard, told, groups)
+    heard, places = [np.zeros((2, 2)), np.zeros((1, 1))], np.zeros(4, np.int64)
+    board.store(board.evidence(6.0), heard, places, groups)
     expected = (
         6 / 8 * 2 * np.log([0.1 + 0.9 * 2, 0.1])
     )  # P is 1/2 each: a place can say no more than 2 for, 0.1 against
     assert np.allclose(heard[0][0, columns], expected)
     assert (heard[0][1] == 0).all()
-    assert told.tolist() == [0, 0, 0, 2]
+    assert places.tolist() == [0, 0, 0, 2]
 
 
 def test_parts_of_groups_keep_what_was_known_of_them() -> None:

@@ -71,11 +71,11 @@ def test_invbert_uses_the_states_that_were_sent(models: dict[str, Model]) -> Non
 def test_invbert_stops_with_its_budget(models: dict[str, Model]) -> None:
     transcript, knowledge, _ = setting(models["bert"], plain)
     budget = Budget(1e-9)
-    told: list[float] = []
-    budget.progress = told.append
+    reported: list[float] = []
+    budget.progress = reported.append
     guess = INVERTER(transcript, knowledge, budget, np.random.default_rng(0))
     assert guess.running is not None
-    assert told == []
+    assert reported == []
 
 
 def test_mlc_names_the_words_of_an_undefended_text(models: dict[str, Model]) -> None:

@@ -23,9 +23,9 @@ from milkglass.client.obfuscate.scramble import scramble
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.models.view import Model
-from milkglass.schemes.covariant.aloepri import AloePri
-from milkglass.schemes.covariant.orthogonal import Orthogonal
-from milkglass.schemes.covariant.permuted import Permuted
+from milkglass.schemes.aloepri import AloePri
+from milkglass.schemes.orthogonal import Orthogonal
+from milkglass.schemes.permuted import Permuted
 from milkglass.schemes.scheme import Scheme
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import why_not

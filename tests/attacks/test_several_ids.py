@@ -111,9 +111,9 @@ def test_without_knowing_of_aliases_decipherment_reads_less(aliased: Scene) -> N
     from dataclasses import replace
 
     given = knowledge(aliased)
-    told = read(aliased, Decipherment()(aliased.transcript, given, Budget(), NOTHING))
+    expected = read(aliased, Decipherment()(aliased.transcript, given, Budget(), NOTHING))
     untold = read(aliased, Decipherment()(aliased.transcript, replace(given, aliases=1), Budget(), NOTHING))
-    assert told > untold
+    assert expected > untold
 
 
 def test_ranks_are_repeated_for_aliases() -> None:

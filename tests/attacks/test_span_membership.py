@@ -14,8 +14,7 @@ from milkglass.attacks.hidden_states.near_hidden import NearHidden
 from milkglass.attacks.hidden_states.span_membership import SpanMembership
 from milkglass.models.resolve import resolve
 from milkglass.models.view import Model
-from milkglass.noise import mixing
-from milkglass.noise.root import NoiseStream
+from milkglass.noise.root import MixingMatrix, NoiseStream
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import why_not
 from milkglass.threat.budget import Budget
@@ -69,7 +68,7 @@ def sent(
     parts = []
     for number, rows in enumerate(entering(str(public.folder), list(ids), layer)):
         draws = NoiseStream(bytes([layer, number] * 16))
-        mixed = mixing.MixingMatrix(draws, rows, condition, shields, energy).mixed(rows)
+        mixed = MixingMatrix(draws, rows, condition, shields, energy).mixed(rows)
         drawn = torch.randn(mixed.shape, generator=torch.Generator().manual_seed(number))
         parts.append((mixed + noise * rows.square().mean().sqrt() * drawn).to(dtype))
     counts = np.array([len(one) for one in parts], np.int64)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.token_ids.symbol_decoder import Beliefs, SymbolDecoder
-from milkglass.attacks.token_ids.symbol_reader import SymbolReader, Symbols
+from milkglass.attacks.token_ids.symbol_decoder import Beliefs, SymbolDecoder, SymbolReader, Symbols
 from milkglass.attacks.token_ids.text_in_context import TextInContext
 from milkglass.models.view import Model
 from milkglass.noise.responses import RandomisedResponse

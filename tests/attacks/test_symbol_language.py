@@ -12,9 +12,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, Spelling
-from milkglass.attacks.token_ids.symbol_beam import Beam, gain
 from milkglass.attacks.token_ids.symbol_decoder import SymbolDecoder
-from milkglass.attacks.token_ids.symbol_language import LanguageReader, Listed
+from milkglass.attacks.token_ids.symbol_language import Beam, LanguageReader, Listed, gain
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import why_not

@@ -1,7 +1,7 @@
 """Schemes that transform whole layers, simulated: ObfusLM+ by the paper's formula, and forms that keep the function.
 
 ObfusLM+ is no scheme of the product yet. Here its equation 2 is applied to the tensors of a model whose table plain
-ObfusLM already mixed; which matrices read the residual stream and which write to it is told by their names.
+ObfusLM already mixed; which matrices read the residual stream and which write to it is shown by their names.
 """
 
 from __future__ import annotations

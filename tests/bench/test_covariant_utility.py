@@ -17,7 +17,7 @@ from milkglass.client.key.generate import new_key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.schemes.covariant.permuted import Permuted
+from milkglass.schemes.permuted import Permuted
 from tests import tiny
 from tests.bench import kit
 

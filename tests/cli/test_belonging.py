@@ -90,9 +90,9 @@ def test_a_model_that_names_no_key_is_used_with_a_warning(stub: Stub, encoder: O
     assert "doesn't say" not in call("classify", "mine", "the nurse", "--key", encoder.path).stderr
 
 
-@pytest.mark.parametrize("told", [{}, {"vocab_size": "300"}, {"vocab_size": True}, {"vocab_size": -1}])
-def test_a_description_that_cannot_be(stub: Stub, encoder: Owner, told: dict[str, Any]) -> None:
-    stub.described = told
+@pytest.mark.parametrize("description", [{}, {"vocab_size": "300"}, {"vocab_size": True}, {"vocab_size": -1}])
+def test_a_description_that_cannot_be(stub: Stub, encoder: Owner, description: dict[str, Any]) -> None:
+    stub.described = description
     refused(call("classify", "mine", "the nurse", "--key", encoder.path), 6, "vocab_size")
     assert not sent(stub)
 

@@ -87,8 +87,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written(home / "held-out.jsonl", rows(2, 120))
     (home / "public.txt").write_text("\n".join(tiny.TEXTS) + "\n", "utf-8")
     files = ["--data", home / "train.jsonl", "--public-text", home / "public.txt"]  # and so coarse is the default
-    told = document(call("obfuscate", home / "model", home / "out", "--key", home / "k", *MAP[2:], *files, "--json"))
-    (home / "told.json").write_text(json.dumps(told))
+    answer = document(call("obfuscate", home / "model", home / "out", "--key", home / "k", *MAP[2:], *files, "--json"))
+    (home / "obfuscated.json").write_text(json.dumps(answer))
     return home
 
 
@@ -176,12 +176,12 @@ def test_a_decoder_of_symbols_is_asked_for_classes(stub: Stub, made: Path, tmp_p
     assert call("finetune", "mine", made / "train.jsonl", "--key", key, "--detach").exit_code == 0
     (asked,) = [json.loads(body) for name, _, body in stub.calls if name == "POST /v1/fine_tuning/jobs"]
     assert asked["hyperparameters"]["task"] == "classification"
-    told = document(call("classify", "mine", "the nurse", "--key", key, "--labels-of", "newest", "--json"))
+    answer = document(call("classify", "mine", "the nurse", "--key", key, "--labels-of", "newest", "--json"))
     (asked,) = [json.loads(body) for name, _, body in stub.calls if name == "POST /classify"]
     codec = Codec.open(read_key(key, PASSPHRASE), tmp_path / "model")
     assert asked["input"] == [codec.encode(["the nurse"]).ids[0].tolist()]
     (name,) = [n for n, number in (read_key(key, PASSPHRASE).info.labels or {}).items() if number == 1]
-    assert name in json.dumps(told)
+    assert name in json.dumps(answer)
 
 
 def test_a_decoder_of_symbols_neither_answers_nor_learns_answers(stub: Stub, made: Path, tmp_path: Path) -> None:
@@ -224,13 +224,13 @@ def test_a_comparison_has_a_decoder_as_the_servers_classifier(tmp_path: Path) ->
 
 
 def test_the_report_states_the_rate_and_key_status_repeats_it(made: Path) -> None:
-    told = json.loads((made / "told.json").read_text())
-    key, rate = read_key(made / "k", PASSPHRASE), told["rate"]
+    answer = json.loads((made / "obfuscated.json").read_text())
+    key, rate = read_key(made / "k", PASSPHRASE), answer["rate"]
     assert rate["ids"] == len(key.sigma) == Checkpoint.open(made / "out").config["vocab_size"]
     assert rate["most_bits"] == pytest.approx(np.log2(len(key.sigma)))
     assert 0 < rate["bits"] < rate["most_bits"] and 0 < rate["running"] <= 1
-    assert rate["symbols"] == told["promise"]["clusters"] and rate["alone"] == told["promise"]["verbatim"] == 4
-    assert "map" not in told["scheme"], "found from private labels"
+    assert rate["symbols"] == answer["promise"]["clusters"] and rate["alone"] == answer["promise"]["verbatim"] == 4
+    assert "map" not in answer["scheme"], "found from private labels"
     status = document(call("key", "status", made / "k", "--json"))
     assert status["rate"] == rate
     said = call("key", "status", made / "k").stdout
@@ -256,13 +256,13 @@ def test_verify_decode_jobs_and_the_same_key_again(made: Path, tmp_path: Path) -
 
 def test_an_audit_grades_the_guess_of_the_commonest_token(made: Path, tmp_path: Path) -> None:
     run = ("audit", "--key", made / "k", "--text", made / "train.jsonl", "--out", tmp_path / "audit", "--budget", "10m")
-    told = document(call(*run, "--json"))
-    cells = {one["attack"]: one for one in told["cells"] if one["adversary"] in ("same kind of text", "model only")}
+    answer = document(call(*run, "--json"))
+    cells = {one["attack"]: one for one in answer["cells"] if one["adversary"] in ("same kind of text", "model only")}
     assert cells["cluster-conditional"]["state"] == "done"
     assert cells["text-in-context"]["state"] == "done"
-    assert not told["spent"] and not told["curve"]
+    assert not answer["spent"] and not answer["curve"]
     size = len(read_key(made / "k", PASSPHRASE).sigma)
-    rate = told["rate"]
+    rate = answer["rate"]
     assert rate["ids"] == size and rate["most_bits"] == pytest.approx(np.log2(size))
     assert 0 < rate["bits"] < rate["most_bits"]
     page = (tmp_path / "audit" / "audit.html").read_text("utf-8")
@@ -270,7 +270,7 @@ def test_an_audit_grades_the_guess_of_the_commonest_token(made: Path, tmp_path: 
     assert "1/k" not in page and "--function-words" not in page and "transcript" not in page
     said = call("key", "status", made / "k").stdout
     assert "each text is read separately" in said and "words read" in said and "cipher" not in said
-    assert not [one["reason"] for one in told["cells"] if one["state"] == "failed"]
+    assert not [one["reason"] for one in answer["cells"] if one["state"] == "failed"]
 
 
 def test_rows_that_are_held_out_choose_no_symbol(made: Path, tmp_path: Path) -> None:
@@ -334,8 +334,8 @@ def test_scores_and_pairs_have_symbols_too(made: Path, tmp_path: Path) -> None:
     content = [{**one, "text_pair": one["text"], "label": len(one["text"]) / 3} for one in rows(5, 40)]
     scored = written(tmp_path / "scores.jsonl", content)
     run = ("obfuscate", made / "model", tmp_path / "o", "--key", tmp_path / "k", *MAP, "--data", scored)
-    told = document(call(*run, "--task", "regression", "--json"))
-    assert told["rate"]["ids"] > 10
+    answer = document(call(*run, "--task", "regression", "--json"))
+    assert answer["rate"]["ids"] > 10
     text = written(tmp_path / "text.jsonl", [{"text": one["text"]} for one in rows(5, 40)])
     run = ("obfuscate", made / "model", tmp_path / "o2", "--key", tmp_path / "k2", *MAP, "--data", text)
     assert "has no labels" in call(*run).stderr

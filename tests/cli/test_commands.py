@@ -41,8 +41,8 @@ from tests.client.stub import Handler, Stub, rows_of
 def test_errors_as_json_are_one_document_on_stderr(encoder: Owner) -> None:
     result = call("decode", "--key", encoder.path, "99999", "--json")
     assert result.exit_code == 5 and result.stdout == ""
-    told = json.loads(result.stderr)["error"]
-    assert told["type"] == "IdOutOfRange" and told["exit_code"] == 5 and told["hint"]
+    message = json.loads(result.stderr)["error"]
+    assert message["type"] == "IdOutOfRange" and message["exit_code"] == 5 and message["hint"]
 
 
 def test_wrong_usage_as_json_too() -> None:
@@ -51,9 +51,9 @@ def test_wrong_usage_as_json_too() -> None:
 
 
 def test_help_says_what_the_commands_do() -> None:
-    told = " ".join(call("--help").stdout.split())
-    assert "in the main job only scrambled token ids cross the wire" in told
-    assert "Show a key's model and how much of its budget is spent" in told and "Inspect" not in told
+    shown = " ".join(call("--help").stdout.split())
+    assert "in the main job only scrambled token ids cross the wire" in shown
+    assert "Show a key's model and how much of its budget is spent" in shown and "Inspect" not in shown
     assert "Scrambling the model before them is not counted" in " ".join(call("audit", "--help").stdout.split())
 
 
@@ -378,10 +378,10 @@ def test_an_empty_input_is_refused(encoder: Owner, tmp_path: Path) -> None:
 
 
 def test_a_length_limit_below_the_special_tokens(encoder: Owner) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         encoder.codec._limit(2, added=2)  # the tiny tokenizer adds none
-    assert told.value.message == "the length limit is 2, at least 3 is needed"
-    assert told.value.hint == "the tokenizer adds 2 special tokens to each text"
+    assert caught.value.message == "the length limit is 2, at least 3 is needed"
+    assert caught.value.hint == "the tokenizer adds 2 special tokens to each text"
 
 
 @pytest.mark.parametrize("command", ["finetune", "encode"])
@@ -864,8 +864,8 @@ def test_an_interrupted_answer_leaves_the_chat_where_it_was(
     monkeypatch.setattr("sys.stdin", type("Tty", (io.StringIO,), {"isatty": lambda self: True})("a\nb\n"))
     monkeypatch.setattr("builtins.input", lambda _: sys.stdin.readline().rstrip() or "/exit")
     inference._talk(conversation)
-    told = capsys.readouterr()
-    assert told.out == "an ans\nan answer\n" and told.err.startswith("interrupted")
+    shown = capsys.readouterr()
+    assert shown.out == "an ans\nan answer\n" and shown.err.startswith("interrupted")
     assert (said, ended) == (["a", "b"], ["a", "b"])
     assert [one["content"] for one in conversation.turns] == ["b", "an answer"]
 
@@ -1040,9 +1040,9 @@ def test_obfuscate_with_shared_rows(encoder: Owner, decoder: Owner, tmp_path: Pa
 def test_a_key_for_a_job(encoder: Owner, tmp_path: Path) -> None:
     child = tmp_path / "march.mgkey"
     run = ("key", "for-job", encoder.path, "march", "--out", child)
-    told = document(call(*run, "--json"))
-    assert told["key_id"] == read_key(child, PASSPHRASE).identifier != encoder.key.identifier
-    assert told["clusters"] == "kept"
+    report = document(call(*run, "--json"))
+    assert report["key_id"] == read_key(child, PASSPHRASE).identifier != encoder.key.identifier
+    assert report["clusters"] == "kept"
     refused(call(*run), 4, "exists already")
     assert call("obfuscate", encoder.model, tmp_path / "out", "--key", child).exit_code == 0
     assert call("verify", tmp_path / "out", "--key", child).exit_code == 0

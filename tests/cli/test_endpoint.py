@@ -20,7 +20,7 @@ import pytest
 
 from milkglass.cli.ui.tls import reached
 from milkglass.client.key.file import write_key
-from milkglass.schemes.covariant.orthogonal import Orthogonal
+from milkglass.schemes.orthogonal import Orthogonal
 from tests import warm
 from tests.cli.kit import call, refused
 from tests.cli.test_processes import MILKGLASS, environment, self_signed
@@ -98,9 +98,9 @@ def test_the_page_ends_when_it_is_told_to(engine: tuple[str, Path], number: sign
     url, key = engine
     with listening("ui", "--key", key, "--server", url, "--port", 0, forked=number != signal.SIGINT) as (process, _):
         process.send_signal(number)
-        _, told = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGTERM)
-        assert (told.splitlines()[-1] == "interrupted") == (number == signal.SIGINT) and "Traceback" not in told
+        assert (errors.splitlines()[-1] == "interrupted") == (number == signal.SIGINT) and "Traceback" not in errors
 
 
 @pytest.mark.timeout(600)
@@ -108,18 +108,18 @@ def test_the_proxy_draws_an_api_key_and_prints_it(engine: tuple[str, Path]) -> N
     url, key = engine
     with listening("proxy", "--key", key, "--server", url, "--port", 0) as (process, line):
         assert process.stderr is not None
-        told = next(one for one in process.stderr if one.startswith("next: "))
+        announced = next(one for one in process.stderr if one.startswith("next: "))
         found = re.fullmatch(
-            r'next: OpenAI\(base_url="(http://127\.0\.0\.1:[0-9]+/v1)", api_key="([\w-]{32})"\)\n', told
+            r'next: OpenAI\(base_url="(http://127\.0\.0\.1:[0-9]+/v1)", api_key="([\w-]{32})"\)\n', announced
         )
-        assert found and found[1] in line and found[2] not in line, (told, line)
+        assert found and found[1] in line and found[2] not in line, (announced, line)
         for given, status in ((found[2], 200), ("any", 401), (None, 401)):
             headers = {} if given is None else {"Authorization": f"Bearer {given}"}
             assert httpx2.get(f"{found[1]}/models", headers=headers, timeout=60).status_code == status
     with listening("proxy", "--key", key, "--server", url, "--port", 0, "--open") as (process, line):
         assert process.stderr is not None
-        told = next(one for one in process.stderr if one.startswith("next: "))
-        assert told.endswith('api_key="any")\n')
+        announced = next(one for one in process.stderr if one.startswith("next: "))
+        assert announced.endswith('api_key="any")\n')
         address = re.search(r"http://[0-9.:]+/v1", line)
         assert address and httpx2.get(f"{address[0]}/models", timeout=60).status_code == 200
 
@@ -165,8 +165,8 @@ def test_a_second_interruption_ends_the_answers_without_a_traceback(engine: tupl
                 process.send_signal(signal.SIGINT)
                 assert any(one.startswith("finishing 1 request") for one in process.stderr)  # at once: it waits for us
                 process.send_signal(signal.SIGINT)
-                _, told = process.communicate(timeout=60)
-            assert told == "interrupted\n" and process.returncode == 130
+                _, errors = process.communicate(timeout=60)
+            assert errors == "interrupted\n" and process.returncode == 130
         other.shutdown()
 
 
@@ -191,9 +191,9 @@ def test_the_proxy_speaks_tls_to_a_network(engine: tuple[str, Path], tmp_path: P
         found = re.search(r"listening on https://0\.0\.0\.0:([0-9]+)/v1", line)
         assert found, line
         assert process.stderr is not None
-        told = next(one for one in process.stderr if one.startswith("next: "))
+        announced = next(one for one in process.stderr if one.startswith("next: "))
         opened = f'OpenAI(base_url="https://127.0.0.1:{found[1]}/v1", api_key=...)'
-        assert told == f"next: {opened}; the API key is in {tmp_path / 'api-key'}\n"
+        assert announced == f"next: {opened}; the API key is in {tmp_path / 'api-key'}\n"
         context = ssl.create_default_context(cafile=str(certificate))
         headers = {"Authorization": "Bearer a-long-random-word"}
         with httpx2.Client(base_url=f"https://127.0.0.1:{found[1]}", verify=context, timeout=60) as client:
@@ -231,9 +231,9 @@ def test_ui_prints_a_new_address_when_one_is_used(engine: tuple[str, Path], tmp_
     with listening(*words) as (process, line):
         assert process.stdout is not None
         seen = []
-        for told in ("milkglass ui: open ", "milkglass ui: it is open; for another tab open "):
-            assert line.startswith(told) and "a-long-random-word" not in line
-            base, code = line.removeprefix(told).strip().split("/#")
+        for beginning in ("milkglass ui: open ", "milkglass ui: it is open; for another tab open "):
+            assert line.startswith(beginning) and "a-long-random-word" not in line
+            base, code = line.removeprefix(beginning).strip().split("/#")
             answer = httpx2.post(f"{base}/monitor/open", json={"code": code}, timeout=60)
             assert answer.status_code == 200 and answer.json()["key"] != "a-long-random-word"
             seen.append(code)

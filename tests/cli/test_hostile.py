@@ -271,7 +271,7 @@ def test_more_than_was_asked_for_is_not_shown(stub: Stub, decoder: Owner) -> Non
 def test_what_is_fetched_after_training_fits_the_model(
     stub: Stub, encoder: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("milkglass.client.obfuscate.preflight.HEAD", 1_000_000)
+    monkeypatch.setattr("milkglass.client.obfuscate.preflight.MAX_HEAD_BYTES", 1_000_000)
     has_model_of(stub, encoder)
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"text": "the nurse", "label": name}) + "\n" for name in "ab"))

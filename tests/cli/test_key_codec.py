@@ -39,10 +39,10 @@ def codec(owner: Owner, tmp_path: Path) -> Path:
     (tmp_path / "pw").write_text(WORKER)
     (tmp_path / "pw").chmod(0o600)
     out = tmp_path / "worker.mgkey"
-    told = document(
+    shown = document(
         call("key", "for-codec", owner.path, "--out", out, "--new-passphrase-file", tmp_path / "pw", "--json")
     )
-    assert told == {"codec": str(out), "key": str(owner.path), "key_id": owner.key.identifier}
+    assert shown == {"codec": str(out), "key": str(owner.path), "key_id": owner.key.identifier}
     return out
 
 

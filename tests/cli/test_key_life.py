@@ -36,13 +36,13 @@ def test_show_names_what_a_key_is_of_and_no_secret(owner: Owner, tmp_path: Path)
     rows.write_text(f'{{"text": "the nurse calls", "label": "{SECRET}"}}\n{{"text": "a dog", "label": "other"}}\n')
     assert call("encode", "--key", owner.path, "--in", rows, "--out", tmp_path / "ids.jsonl").exit_code == 0
     shown = call("key", "show", owner.path)
-    told = document(call("key", "show", owner.path, "--json"))
-    assert told["key_id"] == owner.key.identifier in shown.stdout
-    assert told["model"] == str(owner.model) and told["model_digest"] == owner.key.model_digest
-    assert told["scheme"]["name"] == "obfuslm" and told["kind"] == owner.about["kind"]
-    assert told["tokens"] == len(owner.key.first) and told["made_for_job"] is None
+    answer = document(call("key", "show", owner.path, "--json"))
+    assert answer["key_id"] == owner.key.identifier in shown.stdout
+    assert answer["model"] == str(owner.model) and answer["model_digest"] == owner.key.model_digest
+    assert answer["scheme"]["name"] == "obfuslm" and answer["kind"] == owner.about["kind"]
+    assert answer["tokens"] == len(owner.key.first) and answer["made_for_job"] is None
     for secret in (SECRET, owner.key.root.hex(), PASSPHRASE):
-        assert secret not in shown.stdout + shown.stderr and secret not in str(told)
+        assert secret not in shown.stdout + shown.stderr and secret not in str(answer)
     wrong = call("key", "show", owner.path, passphrase="wrong")
     refused(wrong, 4, "the passphrase is wrong (it was taken from MILKGLASS_PASSPHRASE)")
 
@@ -56,10 +56,10 @@ def test_show_counts_label_names_and_names_the_job(owner: Owner, tmp_path: Path)
 
 def test_a_backup_opens_and_is_never_written_over(owner: Owner, tmp_path: Path) -> None:
     copy = tmp_path / "copy.mgkey"
-    told = document(call("key", "backup", owner.path, copy, "--json"))
-    assert told["key_id"] == read_key(copy, PASSPHRASE).identifier == owner.key.identifier
+    answer = document(call("key", "backup", owner.path, copy, "--json"))
+    assert answer["key_id"] == read_key(copy, PASSPHRASE).identifier == owner.key.identifier
     assert copy.read_bytes() == owner.path.read_bytes() and copy.stat().st_mode & 0o077 == 0
-    assert told["sha256"] == hashlib.sha256(copy.read_bytes()).hexdigest()
+    assert answer["sha256"] == hashlib.sha256(copy.read_bytes()).hexdigest()
     refused(call("key", "backup", owner.path, copy), 4, "exists already")
     refused(call("key", "backup", owner.path, owner.path), 4, "exists already")
     refused(call("key", "backup", owner.path, tmp_path / "other", passphrase="wrong"), 4, "the passphrase is wrong")

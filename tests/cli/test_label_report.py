@@ -21,6 +21,6 @@ from milkglass.metrics.confusion import Confusion
     ],
 )
 def test_uneven_classes_are_named(names: tuple[str, ...], counts: list[list[int]], said: str | None) -> None:
-    told = "\n".join(words(Confusion(names, np.array(counts, np.int64))))
-    assert ("the classes are uneven" in told) == (said is not None)
-    assert said is None or said in told
+    shown = "\n".join(words(Confusion(names, np.array(counts, np.int64))))
+    assert ("the classes are uneven" in shown) == (said is not None)
+    assert said is None or said in shown

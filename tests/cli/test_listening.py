@@ -20,7 +20,7 @@ import httpx2
 import pytest
 
 from milkglass.client.key.file import write_key
-from milkglass.schemes.covariant.orthogonal import Orthogonal
+from milkglass.schemes.orthogonal import Orthogonal
 from tests import tiny, warm
 from tests.cli.test_processes import PASSPHRASE, environment, of_a_server, self_signed
 from tests.hidden_states.kit import base
@@ -200,7 +200,7 @@ def test_one_file_listens_and_every_command_uses_it() -> None:
         users |= {name} if "milkglass.server.connections.process" in _modules(tree) else set()
     assert binds == {"server/connections/process.py"}
     assert users == {
-        *("server/app.py", "split/app.py", "split/decoder/app.py", "proxy/run.py"),
+        *("server/app.py", "split/server.py", "split/decoder/app.py", "proxy/run.py"),
         "cli/split/commands.py",  # what must hold before a server starts
     }
 

@@ -113,11 +113,11 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def test_help_and_version_load_nothing_heavy() -> None:
     code = "import sys; sys.argv = ['milkglass', {!r}]\nfrom milkglass.cli.main import main\ntry: main()\nfinally: "
     code += "print([m for m in ('torch', 'numpy', 'transformers', 'rich', 'httpx2', 'pydantic') if m in sys.modules])"
-    for word, told in (("--help", "obfuscate"), ("--version", "milkglass 0.")):
+    for word, expected in (("--help", "obfuscate"), ("--version", "milkglass 0.")):
         done = subprocess.run(
             [sys.executable, "-c", code.format(word)], capture_output=True, text=True, timeout=600, check=False
         )
-        assert told in done.stdout and done.stdout.rstrip().endswith("[]"), done
+        assert expected in done.stdout and done.stdout.rstrip().endswith("[]"), done
 
 
 @pytest.mark.parametrize("module", ["milkglass.client.remote.remote", "milkglass.client.key.file"])
@@ -134,7 +134,7 @@ def test_commands_without_a_model_load_neither_torch_nor_transformers(tmp_path: 
     write_key(key, new_key(base, "x", ObfusLM(k=4, beta=0.9), base.digest()), PASSPHRASE, scrypt_n=2)
     (tmp_path / "t.csv").write_text("text,label\nfine,a\nbad,b\n")
     nowhere = ("--server", "http://127.0.0.1:9")
-    for words, told in (
+    for words, expected in (
         (("key", "status", key), "no measured budget yet"),
         (("data", tmp_path / "t.csv", "--out", tmp_path / "t.jsonl"), "2 rows"),
         (("job", "ftjob-1", "--follow", "--key", key, *nowhere), "does not answer"),
@@ -146,7 +146,7 @@ def test_commands_without_a_model_load_neither_torch_nor_transformers(tmp_path: 
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False,
             env=environment(MILKGLASS_PASSPHRASE=PASSPHRASE),
         )  # fmt: skip
-        assert told in done.stdout + done.stderr and done.stdout.rstrip().endswith("[]"), done
+        assert expected in done.stdout + done.stderr and done.stdout.rstrip().endswith("[]"), done
 
 
 def test_a_reader_that_has_enough_is_no_error(owner: tuple[Path, Codec]) -> None:

@@ -95,9 +95,9 @@ def test_a_servers_score_is_checked(stub: Stub, encoder: Owner, score: Any) -> N
 
 def test_scores_are_refused_where_they_are_none(stub: Stub, encoder: Owner, scored: Path, tmp_path: Path) -> None:
     run = ("--key", encoder.path)
-    told = call("finetune", "mine", scored, *run)
-    refused(told, 5, f"the column label of {scored.name}")
-    assert "--task regression" in told.stderr
+    result = call("finetune", "mine", scored, *run)
+    refused(result, 5, f"the column label of {scored.name}")
+    assert "--task regression" in result.stderr
     names = tmp_path / "names.jsonl"
     names.write_text('{"text": "a", "label": "urgent"}\n')
     refused(

@@ -225,8 +225,8 @@ def test_a_table_of_ones_own_becomes_json_lines(tmp_path: Path) -> None:
 def test_columns_of_known_names_are_taken_and_told(tmp_path: Path) -> None:
     mine, out = tmp_path / "mine.tsv", tmp_path / "out.jsonl"
     mine.write_text("id\tsentence\tlabel\n7\tthe bill\tmoney\n", "utf-8")
-    told = document(call("data", mine, "--out", out, "--json"))
-    assert told["columns"] == {"text": "sentence", "label": "label", "text_pair": None}
+    answer = document(call("data", mine, "--out", out, "--json"))
+    assert answer["columns"] == {"text": "sentence", "label": "label", "text_pair": None}
     assert json.loads(out.read_text("utf-8")) == {"text": "the bill", "label": "money"}
     other = call("data", mine, "--label-column", "id", "--out", tmp_path / "ids.jsonl").stdout
     assert other.endswith("; text from sentence, label from id; not read: label\n")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from milkglass.client.data.dataset import read_examples, summarise
-from milkglass.sanitizers.tables import word_list
+from milkglass.sanitizers import word_list
 from tests import tiny
 from tests.cli.kit import SECRET, call, document, refused
 from tests.sanitizers.kit import WORDS, table

@@ -30,10 +30,10 @@ def test_a_dataset_is_encoded_here_and_uploaded(stub: Stub, encoder: Owner, tmp_
     encoder.reset()
     data, out = rows_of(tmp_path / "data.jsonl", "urgent", "billing", "urgent", "billing"), tmp_path / "mine.parquet"
     before = document(call("key", "status", encoder.path, "--json"))
-    told = encode(encoder, data, out)
-    assert (told["rows"], told["task"], told["cut"], told["file"]) == (4, "classification", 0, str(out))
+    encoded = encode(encoder, data, out)
+    assert (encoded["rows"], encoded["task"], encoded["cut"], encoded["file"]) == (4, "classification", 0, str(out))
     counted = document(call("key", "status", encoder.path, "--json"))
-    assert (counted["texts"], counted["tokens"]) == (before["texts"] + 4, before["tokens"] + told["tokens"])
+    assert (counted["texts"], counted["tokens"]) == (before["texts"] + 4, before["tokens"] + encoded["tokens"])
     mark = json.loads((tmp_path / "mine.parquet.milkglass.json").read_text())
     assert mark["key_id"] == encoder.key.identifier
     assert set(encoder.about["labels"]) == {"urgent", "billing"}, "the numbers can be read again"

@@ -52,8 +52,8 @@ def test_next_lines_work_as_they_are(stub: Stub, encoder: Owner, secrets: tuple[
     assert checked.exit_code == 0, checked.stderr
     assert pasted(then) == ["upload", str(out), "--server", "URL", "--token-file", "FILE"]
 
-    told = call("upload", out, "--name", "mine", *secrets).stdout.splitlines()[-1]
-    assert pasted(told) == ["finetune", "mine", "DATA", "--key", "KEYFILE", *secrets]
+    shown = call("upload", out, "--name", "mine", *secrets).stdout.splitlines()[-1]
+    assert pasted(shown) == ["finetune", "mine", "DATA", "--key", "KEYFILE", *secrets]
     job_server(stub)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": "the nurse", "label": name}) + "\n" for name in "ab"))
@@ -104,9 +104,13 @@ def test_a_job_is_named_at_once_and_watched_in_a_log(stub: Stub, encoder: Owner,
     job_server(stub)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": "the nurse", "label": name}) + "\n" for name in "ab"))
-    told = [{"message": "job started"}]
-    told += [{"message": f"step {n}", "data": {"step": n, "total_steps": 30, "loss": 1 / (n + 1)}} for n in range(31)]
-    events = [f"id: {n}\ndata: {json.dumps(one)}\n\n" for n, one in enumerate(told, 1)] + ["event: done\ndata: {}\n\n"]
+    messages = [{"message": "job started"}]
+    messages += [
+        {"message": f"step {n}", "data": {"step": n, "total_steps": 30, "loss": 1 / (n + 1)}} for n in range(31)
+    ]
+    events = [f"id: {n}\ndata: {json.dumps(one)}\n\n" for n, one in enumerate(messages, 1)] + [
+        "event: done\ndata: {}\n\n"
+    ]
     stub.replies["GET /v1/fine_tuning/jobs/ftjob-77aa/events"] = lambda h: h.events(events)
     result = call("finetune", "mine", rows, "--key", encoder.path)
     _, _, length, *watched = result.stderr.splitlines()
@@ -214,7 +218,7 @@ def test_a_length_limit_names_the_line_and_both_ways_out(stub: Stub, decoder: Ow
 
 
 @pytest.mark.parametrize(
-    ("words", "stdin", "told"),
+    ("words", "stdin", "expected"),
     [
         (("encode",), "one\n\ntwo\n", "line 2 of stdin is empty"),
         (("encode",), "x\n" * 1500 + "\n", "line 1501 of stdin is empty"),
@@ -228,9 +232,9 @@ def test_a_length_limit_names_the_line_and_both_ways_out(stub: Stub, decoder: Ow
     ],
 )
 def test_lines_are_counted_from_one(
-    stub: Stub, decoder: Owner, words: tuple[str, ...], stdin: str | None, told: str
+    stub: Stub, decoder: Owner, words: tuple[str, ...], stdin: str | None, expected: str
 ) -> None:
-    refused(call(*words, "--key", decoder.path, stdin=stdin), 5, told)
+    refused(call(*words, "--key", decoder.path, stdin=stdin), 5, expected)
     assert not stub.calls
 
 

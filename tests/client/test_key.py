@@ -28,9 +28,8 @@ from milkglass.errors import (
     WrongPassphrase,
 )
 from milkglass.noise.stream import Stream, subkey
-from milkglass.schemes.clustering import embed_cluster
+from milkglass.schemes.clustering import embed_cluster, weight_synth
 from milkglass.schemes.mixture import Mixture
-from milkglass.schemes.weight_synth import weight_synth
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import key as literal  # noqa: E402

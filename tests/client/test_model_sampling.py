@@ -17,7 +17,7 @@ from milkglass.client.model_sampling import ModelSampling
 from milkglass.client.remote.remote import Sampling
 from milkglass.client.session import Session
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.schemes.covariant.permuted import Permuted
+from milkglass.schemes.permuted import Permuted
 from tests import tiny
 
 QWEN = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}

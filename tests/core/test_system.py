@@ -34,14 +34,14 @@ main.main()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_GET_DUMPABLE is Linux's")
-@pytest.mark.parametrize(("allowed", "told"), [("", "0 (0, 0)"), ("0", "0 (0, 0)"), ("1", "1")])
-def test_no_command_leaves_a_core_dump_or_is_read_by_another_process(allowed: str, told: str) -> None:
+@pytest.mark.parametrize(("allowed", "limit"), [("", "0 (0, 0)"), ("0", "0 (0, 0)"), ("1", "1")])
+def test_no_command_leaves_a_core_dump_or_is_read_by_another_process(allowed: str, limit: str) -> None:
     """Every command begins in `main`; it says so before any of them runs."""
     environment = {**os.environ, "MILKGLASS_ALLOW_DEBUGGER": allowed}
     done = subprocess.run(
         [sys.executable, "-c", STARTED], capture_output=True, text=True, check=True, timeout=300, env=environment
     )
-    assert done.stdout.startswith(told)
+    assert done.stdout.startswith(limit)
 
 
 def test_the_command_is_that_main() -> None:

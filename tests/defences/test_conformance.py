@@ -216,16 +216,16 @@ def test_it_refuses_with_the_reason_that_it_gave(case: Case, tmp_path: Path) -> 
 
 
 def test_what_it_tells_is_json_and_has_every_parameter(case: Case, data: Path, tmp_path: Path) -> None:
-    told = case.defence.document()
-    assert json.loads(json.dumps(told)) == json.loads(json.dumps(case.target.defence(data).document()))
-    assert told["name"]
+    described = case.defence.document()
+    assert json.loads(json.dumps(described)) == json.loads(json.dumps(case.target.defence(data).document()))
+    assert described["name"]
     for name, value in case.target.entry.items():
         if isinstance(value, int | float):
             changed = {**case.target.entry, name: value / 2 if value < 1 else value * 2}
-            assert replace(case.target, entry=changed).defence(data).document() != told, name
+            assert replace(case.target, entry=changed).defence(data).document() != described, name
     if "words" in case.target.entry:  # the file counts by what it holds
         (tmp_path / GLOVE).write_text((data / GLOVE).read_text("utf-8").replace("nurse", "nurses"), "utf-8")
-        assert case.target.defence(tmp_path).document() != told
+        assert case.target.defence(tmp_path).document() != described
 
 
 def test_a_guarantee_is_words_or_none(case: Case) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.enclave.attestation import release
-from milkglass.enclave.attestation.attest import ATTESTED, NOT_ATTESTED, software_quote
-from milkglass.enclave.attestation.quote import Trust
+from milkglass.enclave import release
+from milkglass.enclave.attestation import ATTESTED, NOT_ATTESTED, software_quote
 from milkglass.enclave.enclave import Enclave
+from milkglass.enclave.quote import Trust
 from milkglass.errors import EnclaveError
 from tests.enclave.test_quote import MEASUREMENT, SIGNER, Forge, authority, raw_point, report
 

@@ -19,7 +19,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from milkglass.enclave import folder as at_rest
 from milkglass.enclave import lockdown
-from milkglass.enclave.attestation.attest import NOT_ATTESTED, measurement_of
+from milkglass.enclave.attestation import NOT_ATTESTED, measurement_of
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
 from milkglass.enclave.lists import RnmSettings
@@ -197,8 +197,8 @@ def test_a_build_says_how_far_its_lists_are(served: Served, built: Path) -> None
     with Enclave("process", built) as running:
         running.release(served.server.package(running), bytes(32))
         running.lists(8, stage)
-    ((name, told),) = stages.items()
-    assert name == "compute candidate lists" and -told[0] == sum(told[1:]) > 200
+    ((name, steps),) = stages.items()
+    assert name == "compute candidate lists" and -steps[0] == sum(steps[1:]) > 200
 
 
 def test_a_state_opens_no_other_table(served: Served, built: Path) -> None:

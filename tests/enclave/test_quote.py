@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from milkglass.enclave.attestation import quote
+from milkglass.enclave import quote
 from milkglass.errors import EnclaveError
 
 # A quote of a machine with SGX, published in github.com/automata-network/dcap-rs (src/lib.rs at d847b8f, Apache-2.0)

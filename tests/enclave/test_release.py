@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from milkglass.enclave.attestation import attest, release
-from milkglass.enclave.attestation.attest import software_quote
+from milkglass.enclave import attestation, release
+from milkglass.enclave.attestation import software_quote
 from milkglass.enclave.budget import AHEAD, NotCharged, RowBudget, RowPolicy
 from milkglass.enclave.package import TablePackage
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.split.decoder.gate import Gate, ReleaseRequest, measurements_of
 
 NONCE = bytes(range(32))
-SIZES = (0, 1, release.PIECE - 1, release.PIECE, release.PIECE + 1, 3 * release.PIECE)
+SIZES = (0, 1, release.PIECE_BYTES - 1, release.PIECE_BYTES, release.PIECE_BYTES + 1, 3 * release.PIECE_BYTES)
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def test_a_package_of_any_size_comes_back(own: X25519PrivateKey, size: int) -> N
 
 
 def test_a_package_that_was_changed_cut_or_reordered_is_refused(own: X25519PrivateKey) -> None:
-    content = np.random.default_rng(1).bytes(2 * release.PIECE + 100)
-    whole, step = sent(own, content), release.PIECE + release.TAG
+    content = np.random.default_rng(1).bytes(2 * release.PIECE_BYTES + 100)
+    whole, step = sent(own, content), release.PIECE_BYTES + release.TAG
     head, pieces = whole[:32], [whole[32 + i * step : 32 + (i + 1) * step] for i in range(3)]
     changed = bytearray(whole)
     changed[100] ^= 1
@@ -70,18 +70,18 @@ def test_the_report_data_binds_the_key_and_the_nonce() -> None:
 
 
 def test_what_is_sealed_opens_for_its_enclave_only() -> None:
-    key = attest.sealing_key(b"s" * 32, "aa")
-    sealed = attest.seal(key, "table", b"rows")
-    assert attest.unseal(key, "table", sealed) == b"rows"
-    assert attest.seal(key, "table", b"rows") != sealed
+    key = attestation.sealing_key(b"s" * 32, "aa")
+    sealed = attestation.seal(key, "table", b"rows")
+    assert attestation.unseal(key, "table", sealed) == b"rows"
+    assert attestation.seal(key, "table", b"rows") != sealed
     for other, name, content in (
-        (attest.sealing_key(b"s" * 32, "ab"), "table", sealed),
-        (attest.sealing_key(b"t" * 32, "aa"), "table", sealed),
+        (attestation.sealing_key(b"s" * 32, "ab"), "table", sealed),
+        (attestation.sealing_key(b"t" * 32, "aa"), "table", sealed),
         (key, "state", sealed), (key, "table", sealed[:-1]), (key, "table", b""),
         (key, "table", bytes([sealed[0] ^ 1]) + sealed[1:]),
     ):  # fmt: skip
         with pytest.raises(EnclaveError, match="does not open"):
-            attest.unseal(other, name, content)
+            attestation.unseal(other, name, content)
 
 
 # --- the limit of rows ------------------------------------------------------------------------------------------------

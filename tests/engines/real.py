@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx2
 
-from milkglass.engines.export.gguf_file import write_gguf
+from milkglass.engines.gguf_file import write_gguf
 
 NAME, KEY = "tiny", "api-key-of-the-engine"
 STARTING = 600.0  # seconds

@@ -16,10 +16,9 @@ from transformers import AutoTokenizer
 from milkglass.client.key.generate import new_key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.upload_check import require_scrambled
-from milkglass.engines.export.gguf_file import write_gguf
-from milkglass.engines.export.layouts import layout_of, rope_factors
-from milkglass.engines.export.opaque_tokenizer import with_tokenizer
-from milkglass.engines.opaque import MAX_NAMES, opaque_name
+from milkglass.engines.engine import MAX_NAMES, opaque_name
+from milkglass.engines.gguf_file import layout_of, rope_factors, write_gguf
+from milkglass.engines.opaque_tokenizer import with_tokenizer
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.torch_model import language_model
@@ -62,12 +61,12 @@ def test_names_have_one_width_and_none_is_found_across_two_others() -> None:
 
 def test_the_files_vocabulary_tells_nothing_and_marks_only_the_end_ids(tmp_path: Path) -> None:
     folder = scrambled("llama-untied", tmp_path)
-    told = values(exported(folder))
-    assert told["tokenizer.ggml.tokens"] == [f"t{n:07}" for n in range(tiny.VOCAB)]
+    fields = values(exported(folder))
+    assert fields["tokenizer.ggml.tokens"] == [f"t{n:07}" for n in range(tiny.VOCAB)]
     (end,) = end_ids(folder)
-    control = [n for n, kind in enumerate(told["tokenizer.ggml.token_type"]) if kind == 3]
-    assert control == [end] == [told["tokenizer.ggml.eos_token_id"]]
-    assert {told[f"tokenizer.ggml.{one}_token_id"] for one in ("bos", "unknown")}.isdisjoint({end})
+    control = [n for n, kind in enumerate(fields["tokenizer.ggml.token_type"]) if kind == 3]
+    assert control == [end] == [fields["tokenizer.ggml.eos_token_id"]]
+    assert {fields[f"tokenizer.ggml.{one}_token_id"] for one in ("bos", "unknown")}.isdisjoint({end})
     raw = folder.with_suffix(".gguf").read_bytes()
     for word in ("nurse", "</s>", "monday", str(folder), "general.name"):
         assert word.encode() not in raw
@@ -77,8 +76,8 @@ def test_a_model_with_several_end_ids_names_them_all_or_is_refused(tmp_path: Pat
     folder = scrambled("llama-untied", tmp_path)
     generation = folder / "generation_config.json"
     generation.write_text(json.dumps({"eos_token_id": [7, 30, 200]}))
-    told = values(exported(folder))
-    assert {told[f"tokenizer.ggml.{one}_token_id"] for one in ("eos", "eot", "eom")} == {7, 30, 200}
+    fields = values(exported(folder))
+    assert {fields[f"tokenizer.ggml.{one}_token_id"] for one in ("eos", "eot", "eom")} == {7, 30, 200}
     for ends in ([1, 2, 3, 4], []):
         generation.write_text(json.dumps({"eos_token_id": ends}))
         with pytest.raises(UnsupportedModel, match=f"has {len(ends)} end ids"):
@@ -149,8 +148,8 @@ def test_every_other_tensor_is_in_the_file_as_it_was(name: str, tmp_path: Path) 
     if name == "gpt2":
         up = np.array(next(one for one in reader.tensors if one.name == "blk.0.ffn_up.weight").data)
         assert np.array_equal(up.T, model.read("transformer.h.0.mlp.c_fc.weight").numpy())
-    told = values(reader)
-    assert told["general.architecture"] == {"gpt2": "gpt2", "qwen2": "qwen2", "qwen3": "qwen3"}.get(name, "llama")
+    fields = values(reader)
+    assert fields["general.architecture"] == {"gpt2": "gpt2", "qwen2": "qwen2", "qwen3": "qwen3"}.get(name, "llama")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -169,17 +168,19 @@ def test_the_speeds_of_llama_3_are_those_of_transformers() -> None:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    told = {
+    parameters = {
         "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }  # fmt: skip
-    config = LlamaConfig(hidden_size=4096, num_attention_heads=32, rope_parameters=told, max_position_embeddings=131072)
+    config = LlamaConfig(
+        hidden_size=4096, num_attention_heads=32, rope_parameters=parameters, max_position_embeddings=131072
+    )
     expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     plain = 500_000.0 ** -(torch.arange(0, 128, 2) / 128)
     factors = rope_factors(config.to_dict())
     assert factors is not None
     torch.testing.assert_close(plain / factors, expected, rtol=1e-5, atol=0)
-    scaling = {name: value for name, value in told.items() if name != "rope_theta"}
+    scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
     older = rope_factors({"head_dim": 128, "rope_theta": 500_000.0, "rope_scaling": scaling})
     assert older is not None and torch.equal(factors, older)
 

@@ -17,7 +17,7 @@ from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import RemoteError, Unauthorized
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.schemes.covariant.permuted import Permuted
+from milkglass.schemes.permuted import Permuted
 from tests import tiny
 from tests.engines.kit import answers
 from tests.server.kit import TOKEN

@@ -26,7 +26,7 @@ from milkglass.engines.engine import IdsChunk, IdsRequest
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import RemoteError, Unauthorized, UsageError
 from milkglass.models.checkpoint import Checkpoint, write_json
-from milkglass.schemes.covariant.permuted import Permuted
+from milkglass.schemes.permuted import Permuted
 from tests import tiny
 from tests.e2e.proxy import Tap
 from tests.engines.kit import answers

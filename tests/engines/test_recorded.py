@@ -65,8 +65,8 @@ def test_an_exchange_is_asked_and_read_as_it_was(name: str, title: str) -> None:
         assert not rows
         return
     assert [[one.id for one in row] for row in rows] == [[one[0] for one in row] for row in expected["logprobs"]]
-    for row, told in zip(rows, expected["logprobs"], strict=True):
-        assert all(abs(one.logprob - value) < 0.02 for one, (_, value) in zip(row, told, strict=True))
+    for row, pairs in zip(rows, expected["logprobs"], strict=True):
+        assert all(abs(one.logprob - value) < 0.02 for one, (_, value) in zip(row, pairs, strict=True))
 
 
 @pytest.mark.parametrize("name", RECORDED)

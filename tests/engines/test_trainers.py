@@ -19,8 +19,8 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import write_key
 from milkglass.client.key.generate import new_key
 from milkglass.client.obfuscate.scramble import scramble
-from milkglass.engines.export.opaque_tokenizer import with_tokenizer
-from milkglass.engines.export.trainers import RUN, TrainerSettings, as_yaml, configuration
+from milkglass.engines.opaque_tokenizer import with_tokenizer
+from milkglass.engines.trainers import RUN, TrainerSettings, as_yaml, configuration
 from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM

@@ -19,7 +19,7 @@ from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import unpacked
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.sanitizers.rnm import RnmMethod
-from milkglass.sanitizers.tokens import TokenReader
+from milkglass.sanitizers.text import TokenReader
 from tests import tiny
 from tests.experiments.running import figures as figures_of
 

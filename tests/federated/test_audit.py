@@ -29,7 +29,7 @@ from milkglass.gradient_defences.dropout import Dropout
 from milkglass.metrics.interval import Interval
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import Selection
-from milkglass.sanitizers.tables.vocabulary import opened
+from milkglass.sanitizers.table import opened
 from milkglass.threat.budget import Budget
 from tests import tiny
 from tests.cli.kit import call, document, refused
@@ -126,8 +126,8 @@ def test_bare_texts_come_back_in_every_round(scene: Mapping[str, World], heard: 
     assert [one["readings"] for one in read] == [one["texts"] for one in read] and SECRET in read[0]["texts"][0]
     assert of(found, "free-tokens").measures["token recall"].value > 0.6, "all but what stands there twice"
     assert require_names(None, ghost=False) == ["free-tokens", "float-holes-rows", "dager", "surviving-entries"]
-    told = found.to_json()["verdict"]
-    assert "at least 100.0 % of the tokens of site a's texts" in told and "did not pass through GHOST" in told
+    sentence = found.to_json()["verdict"]
+    assert "at least 100.0 % of the tokens of site a's texts" in sentence and "did not pass through GHOST" in sentence
     assert SECRET not in json.dumps(found.to_json())
     assert 0 < found.floor["commonest token"] < 1
 
@@ -145,11 +145,11 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
         one = of(found, name)
         assert one.state == "done" and one.trained is None and 0 <= tokens(one.measures).value < 1
     assert any(SECRET in text for one in readings for text in one["texts"])
-    told = found.to_json()["verdict"]
+    sentence = found.to_json()["verdict"]
     most = max(100 * tokens(one.measures).value for one in found.found)
-    assert f"at least {most:.1f} % of the tokens" in told
-    assert "100.0 % were read" in told and "at least" in told and "Other attacks may read more" in told
-    assert "Anyone who sees these updates gets back" in told
+    assert f"at least {most:.1f} % of the tokens" in sentence
+    assert "100.0 % were read" in sentence and "at least" in sentence and "Other attacks may read more" in sentence
+    assert "Anyone who sees these updates gets back" in sentence
     half = {"tokens top-1": Interval(0.5, 0.4, 0.6, 9), "rouge-1": Interval(0.5, 0.4, 0.6, 9)}
     fewer = replace(found, found=(replace(dager, trained=half), *(of(found, name) for name in ADAPTIVE)))
     assert "Anyone with all shadows gets back" in fewer.to_json()["verdict"]
@@ -172,9 +172,9 @@ def test_with_public_text_shadows_are_decoded_and_the_verdict_tells_it(
     assert best.state == "done" and best.rounds == (0, 1)
     read = tokens(best.measures).value
     assert read > 0.3 + max(tokens(of(found, name).measures).value for name in rules if name != best.attack)
-    told = found.to_json()["verdict"]
-    assert f"at least {100 * read:.1f} % of the tokens of site a's texts (shadow-decoding;" in told
-    assert "of the shadows" not in told, "nothing was run that reads them"
+    sentence = found.to_json()["verdict"]
+    assert f"at least {100 * read:.1f} % of the tokens of site a's texts (shadow-decoding;" in sentence
+    assert "of the shadows" not in sentence, "nothing was run that reads them"
     assert "tokens (13 of f.txt, 1 of the site's own" in found.to_json()["attackers_know"][-1]
     assert "--public FILE" in found.advice, "a few hundred tokens are few"
     bare, _ = audited(world, names=["shadow-decoding"])
@@ -206,9 +206,9 @@ def test_what_does_not_belong_together_is_refused(
 ) -> None:
     world = scene["plain"]
     run, model = world.ready.parent, world.model
-    with pytest.raises(UsageError, match="no update of site z") as told:
+    with pytest.raises(UsageError, match="no update of site z") as caught:
         RecordedRun(run, "z", model)
-    assert told.value.hint == "its sites: a, b, c"
+    assert caught.value.hint == "its sites: a, b, c"
     with pytest.raises(UsageError, match="is not a run"):
         RecordedRun(tmp_path, "a", model)
     copy = tmp_path / "run"
@@ -239,12 +239,12 @@ def test_attackers_are_told_the_shield_and_the_weights_of_the_round(
 ) -> None:
     seen: list[tuple[bool, bool]] = []
 
-    def told(self: Any, batch: Any, *rest: Any) -> Any:
+    def watched(self: Any, batch: Any, *rest: Any) -> Any:
         now = next(one for one in batch.step.module.parameters())
         seen.append((batch.step.dropout, bool(torch.equal(now, next(iter(recorded.step.module.parameters()))))))
         return [np.empty(0, np.int64)] * batch.size
 
-    monkeypatch.setattr(FreeTokens, "invert", told)
+    monkeypatch.setattr(FreeTokens, "invert", watched)
     world = scene["plain"]
     texts = SiteTexts(world.files / "a.jsonl", world.ready / "a", world.model)
     recorded = RecordedRun(world.ready.parent, "a", world.model)
@@ -276,10 +276,10 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     assert "attackers know the model in every round, the labels and the lengths" in result.stdout
     read = (tmp_path / "read.jsonl").read_text()
     assert SECRET in read and (tmp_path / "read.jsonl").stat().st_mode & 0o777 == 0o600
-    told = json.loads((tmp_path / "a.json").read_text())
-    assert SECRET not in result.stdout + result.stderr + json.dumps(told)
-    assert told["site"] == "a" and told["ghost"] is True and told["attackers_know"][3] == "lengths"
-    assert "(1 of the site's own that no" in told["attackers_know"][-1] and "--public FILE" in result.stdout
+    answer = json.loads((tmp_path / "a.json").read_text())
+    assert SECRET not in result.stdout + result.stderr + json.dumps(answer)
+    assert answer["site"] == "a" and answer["ghost"] is True and answer["attackers_know"][3] == "lengths"
+    assert "(1 of the site's own that no" in answer["attackers_know"][-1] and "--public FILE" in result.stdout
     assert "shadow-decoding" in result.stdout
     refused(call(*words, "--out", tmp_path / "a.json"), 2, "exists already")
     found = document(call(*words, "--json", "--attacks", "free-tokens"))
@@ -296,13 +296,13 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     shutil.copytree(world.ready, tmp_path / "run" / "sites")
     begun = (words[0], words[1], tmp_path / "run", *words[3:5])
     given = ("--site", "north", "--text", world.files / "a.jsonl")
-    told = call(*begun, *given)
-    refused(told, 2, "no rows of a site north")
-    assert "its sites: a, b, c" in told.stderr
+    answer = call(*begun, *given)
+    refused(answer, 2, "no rows of a site north")
+    assert "its sites: a, b, c" in answer.stderr
     (tmp_path / "run" / "sites" / ".north.parts").mkdir()
-    told = call(*begun, *given)
-    refused(told, 2, "the preparation of its sites was interrupted")
-    assert "run the same `milkglass federated run` command again" in told.stderr and ".north" not in told.stderr
+    answer = call(*begun, *given)
+    refused(answer, 2, "the preparation of its sites was interrupted")
+    assert "run the same `milkglass federated run` command again" in answer.stderr and ".north" not in answer.stderr
     refused(call(*words, "--site", "../b"), 2, "a site's name")
 
 
@@ -315,13 +315,13 @@ def test_what_is_known_of_a_batch_is_told_and_is_no_reading() -> None:
     of_ghost = (taken, UpdateResult("shadow-decoding", "", "exact inversion", "done", measures=decoded))
     public = {"name": "no file", "given": 0, "own": 0, "left_out": 0, "tokens": 0}
     ghost = UpdateAudit("a", True, (0,), {}, 8, of_ghost, {}, public)
-    told = verdict(ghost)
-    assert told.startswith(
+    sentence = verdict(ghost)
+    assert sentence.startswith(
         "Of the shadows that were trained on, 30.0 % were read from these updates, and 100.0 % of the"
     )
-    assert "Anyone with all shadows gets back at least 80.0 %" in told
+    assert "Anyone with all shadows gets back at least 80.0 %" in sentence
     noisy = replace(ghost, noise="dp-sgd (clip = 1.0, noise = 0.5)")
-    assert verdict(noisy) == f"{told} Noise was added to the gradients (dp-sgd (clip = 1.0, noise = 0.5))."
+    assert verdict(noisy) == f"{sentence} Noise was added to the gradients (dp-sgd (clip = 1.0, noise = 0.5))."
     bare = UpdateResult("free-tokens", "", "server", "done", measures=bag)
     plain = verdict(replace(ghost, ghost=False, found=(bare,)))
     assert "at least 30.0 % of the tokens of site a's texts" in plain

@@ -67,8 +67,8 @@ def test_with_ghost_and_a_shield(there: World, tmp_path: Path, cache: None) -> N
     for path in (tmp_path / "run", *(tmp_path / "run").rglob("*")):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
     assert all((tmp_path / "run" / "sites" / name / "stamp.json").is_file() for name in "ab")
-    told = call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--seed", 0)
-    refused(told, 2, "the run was begun without --seed")
+    result = call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--seed", 0)
+    refused(result, 2, "the run was begun without --seed")
     rows_file(files / "c.jsonl", 2, 2)
     refused(call(*words, "--method", "fedavg", "--shield", "dp-sgd"), 2, "was begun without c")
     assert not (tmp_path / "run" / "sites" / "c").exists()
@@ -105,9 +105,9 @@ def test_a_temporary_folder_is_no_site(there: World, tmp_path: Path) -> None:
     for name in ("north", ".south.tmp"):
         (tmp_path / "run" / "sites" / name).mkdir(parents=True)
     run = ("federated", "audit", tmp_path / "run", "--model", there.model, "--text", there.files / "a.jsonl")
-    told = call(*run, "--site", "east")
-    refused(told, 2, "has no rows of a site east")
-    assert told.stderr.rstrip().endswith("its sites: north")
+    result = call(*run, "--site", "east")
+    refused(result, 2, "has no rows of a site east")
+    assert result.stderr.rstrip().endswith("its sites: north")
 
 
 def test_a_run_that_was_stopped_in_its_preparation_says_which_sites_are_missing(there: World, tmp_path: Path) -> None:
@@ -117,18 +117,18 @@ def test_a_run_that_was_stopped_in_its_preparation_says_which_sites_are_missing(
     (sites / "begun.json").write_text(json.dumps({"seed": None, "sites": ["north", "south", "west"]}))
     run = ("federated", "audit", tmp_path / "run", "--model", tmp_path / "unread", "--text", there.files / "a.jsonl")
     for site in ("south", "west"):
-        told = call(*run, "--site", site)
-        refused(told, 2, f"has no rows of a site {site}: the preparation of its sites was interrupted")
-    told = call(*run, "--site", "none")
-    refused(told, 2, "has no rows of a site none")
-    assert "interrupted" not in told.stderr and told.stderr.rstrip().endswith("its sites: north")
-    told = call(*run, "--site", "north")
-    refused(told, 2, f"{tmp_path / 'run'} was stopped before its first round: it has no run.json")
-    assert "run the same `milkglass federated run` command again: it goes on" in told.stderr
+        result = call(*run, "--site", site)
+        refused(result, 2, f"has no rows of a site {site}: the preparation of its sites was interrupted")
+    result = call(*run, "--site", "none")
+    refused(result, 2, "has no rows of a site none")
+    assert "interrupted" not in result.stderr and result.stderr.rstrip().endswith("its sites: north")
+    result = call(*run, "--site", "north")
+    refused(result, 2, f"{tmp_path / 'run'} was stopped before its first round: it has no run.json")
+    assert "run the same `milkglass federated run` command again: it goes on" in result.stderr
     (sites / "begun.json").write_text("{")
-    told = call(*run, "--site", "west")
-    refused(told, 2, "has no rows of a site west")
-    assert "interrupted" not in told.stderr
+    result = call(*run, "--site", "west")
+    refused(result, 2, "has no rows of a site west")
+    assert "interrupted" not in result.stderr
     other = call(*run[:2], tmp_path, *run[3:], "--site", "a", "--rows", sites)
     refused(other, 2, f"{tmp_path} is not a run: it has no run.json")
 

@@ -51,5 +51,5 @@ def test_options_of_commands_exist(words: str) -> None:
     from tests.cli.kit import call
 
     (line,) = re.findall(rf"^milkglass {words} .*$", PAGE, re.MULTILINE)
-    told = call(*words.split(), "--help").stdout
-    assert all(option in told for option in re.findall(r"--[a-z]+", line))
+    shown = call(*words.split(), "--help").stdout
+    assert all(option in shown for option in re.findall(r"--[a-z]+", line))

@@ -131,17 +131,17 @@ def test_the_mod_refuses_what_was_trained_on_other_rows(
 
 def test_sites_that_fail_never_come_or_are_silent_are_told(there: World, tmp_path: Path) -> None:
     sites = there.sites(tmp_path / "sites")
-    grid, told = Grid(there, sites, [101, 102]), list[str]()
+    grid, reported = Grid(there, sites, [101, 102]), list[str]()
     grid.spoil = lambda node, reply: None if node == 102 else reply  # type: ignore[method-assign]
-    app.serve(grid, config(there, tmp_path / "run", replace(SGD, rounds=1)), told.append)
-    assert "round 1: site of node 102 dropped out: it did not answer in time" in told
-    assert any("3 that were waited for dropped out: it never came" in one for one in told)
+    app.serve(grid, config(there, tmp_path / "run", replace(SGD, rounds=1)), reported.append)
+    assert "round 1: site of node 102 dropped out: it did not answer in time" in reported
+    assert any("3 that were waited for dropped out: it never came" in one for one in reported)
     (sites[0].folder / "rows.safetensors").unlink()
     with pytest.raises(TooFewSites, match="0 sites sent an update"):
-        app.serve(Grid(there, sites, [101]), config(there, tmp_path / "run"), told.append)
-    assert any(one.endswith(f"dropped out: {FAILED}") for one in told)
+        app.serve(Grid(there, sites, [101]), config(there, tmp_path / "run"), reported.append)
+    assert any(one.endswith(f"dropped out: {FAILED}") for one in reported)
     with pytest.raises(TooFewSites, match="no site is connected"):
-        app.serve(Grid(there, sites, []), config(there, tmp_path / "run"), told.append)
+        app.serve(Grid(there, sites, []), config(there, tmp_path / "run"), reported.append)
 
 
 def test_a_poisoned_reply_is_refused_by_its_name(there: World, tmp_path: Path) -> None:

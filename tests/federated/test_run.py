@@ -188,8 +188,8 @@ def test_what_is_recorded_is_what_the_server_saw(there: World, tmp_path: Path) -
     ids, mask = batch([one.tolist() for one in rows.ids.chosen(order[:3])], pad=0)
     own = step.gradient(ids, mask, torch.from_numpy(rows.labels[order[:3]]))
     assert equal(dict(seen[0].tensors), own)
-    told = json.loads((updates / "round-0" / "b.json").read_text())
-    assert told == {"milkglass_update": 1, "site": "b", "round": 0, "method": "fedsgd", "texts": 3, "steps": 1}
+    answer = json.loads((updates / "round-0" / "b.json").read_text())
+    assert answer == {"milkglass_update": 1, "site": "b", "round": 0, "method": "fedsgd", "texts": 3, "steps": 1}
     path = updates / "round-0" / "b.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(CorruptCheckpoint, match="round-0/b.safetensors, of round 1, is damaged"):
@@ -395,8 +395,8 @@ def by_hand(there: World, sites: list[Site]) -> None:
     stamp = stamp_of(folder)
     assert stamp is not None
     plain(there, folder)
-    told = {"milkglass_stamp": 2, **asdict(replace(stamp, rows=load(folder).digest()))}
-    (folder / "stamp.json").write_text(json.dumps(told))
+    document = {"milkglass_stamp": 2, **asdict(replace(stamp, rows=load(folder).digest()))}
+    (folder / "stamp.json").write_text(json.dumps(document))
 
 
 def copied(there: World, sites: list[Site]) -> None:
@@ -412,8 +412,8 @@ def unsealed(there: World, sites: list[Site]) -> None:
 
 def loosened(there: World, sites: list[Site]) -> None:
     path = sites[1].folder / "stamp.json"
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps(told | {"search": told["search"] | {"k": 1000}}))
+    answer = json.loads(path.read_text())
+    path.write_text(json.dumps(answer | {"search": answer["search"] | {"k": 1000}}))
 
 
 def impossible(there: World, sites: list[Site]) -> None:
@@ -485,11 +485,11 @@ def test_rows_that_change_between_the_check_and_the_training_are_not_sent(there:
 )
 def test_a_ghost_that_is_weaker_than_what_a_site_demands(search: dict[str, object], way: str, said: str | None) -> None:
     """By default the paper's is demanded."""
-    told = Search().document() | search
-    found = weaker(told, Selection().document() | {"way": way, "beams": 3}, GhostDemand(Path(), ""))
+    described = Search().document() | search
+    found = weaker(described, Selection().document() | {"way": way, "beams": 3}, GhostDemand(Path(), ""))
     assert found is said is None or (found is not None and said is not None and said in found)
-    del told["k"]
-    assert "k = None where 70" in str(weaker(told, Selection().document(), GhostDemand(Path(), "")))
+    del described["k"]
+    assert "k = None where 70" in str(weaker(described, Selection().document(), GhostDemand(Path(), "")))
 
 
 def test_rows_of_a_weak_ghost_are_not_sent(there: World, tmp_path: Path) -> None:

@@ -57,25 +57,27 @@ def test_entries_and_tensors_draw_by_themselves(bert: SharedStep, kind: type[Add
 def test_what_a_gaussian_promises() -> None:
     """Sensitivity 2 C: twice the clip, whatever the clip is. Never below what holds."""
     for clip in (0.1, 1.0, 7.0):
-        told = GaussianNoise(4.0, clip).guarantee
-        assert told is not None and "one batch in the place of another" in told
-        number = float(told[1:].split(",")[0])
+        guarantee = GaussianNoise(4.0, clip).guarantee
+        assert guarantee is not None and "one batch in the place of another" in guarantee
+        number = float(guarantee[1:].split(",")[0])
         exact = get_epsilon_gaussian(2.0, 1e-5)
         assert exact <= number <= 1.001 * exact
         assert literal.gaussian_delta(number, 2.0) <= 1e-5
     assert GaussianNoise(0.05, None).guarantee is None
     assert LaplaceNoise().guarantee is None
-    told = GaussianNoise().guarantee
-    assert told is not None and float(told[1:].split(",")[0]) > 500, "the paper's level is told to be next to nothing"
+    guarantee = GaussianNoise().guarantee
+    assert guarantee is not None and float(guarantee[1:].split(",")[0]) > 500, (
+        "the paper's level is told to be next to nothing"
+    )
 
 
 def test_what_dp_sgd_spends_in_a_run() -> None:
     """Known values for noise 1, sensitivity 2 and delta 1e-5, and the analytic Gaussian mechanism: k mechanisms are one
     with noise 1 / sqrt(k). Never below what holds."""
     for rounds, known in ((1, 9.99725), (10, 46.2112), (100, 284.3918)):
-        told = DPSGD().spent(rounds)
-        assert told is not None and f"DP after {rounds} round" in told
-        number = float(told[1:].split(",")[0])
+        guarantee = DPSGD().spent(rounds)
+        assert guarantee is not None and f"DP after {rounds} round" in guarantee
+        number = float(guarantee[1:].split(",")[0])
         assert known <= number <= 1.001 * known
         assert literal.gaussian_delta(number, 0.5 / math.sqrt(rounds)) <= 1e-5
         assert literal.gaussian_delta(0.999 * known, 0.5 / math.sqrt(rounds)) > 1e-5
@@ -205,9 +207,9 @@ def test_epsilon_with_sampling() -> None:
 
 
 def test_what_dp_sgd_promises_is_rounded_up() -> None:
-    told = DPSGD(1.3).guarantee
-    assert told is not None and "one text or label exchanged" in told
-    assert epsilon(0.65, 1e-5, 1) <= float(told[1:].split(",")[0]) <= 1.001 * epsilon(0.65, 1e-5, 1)
+    guarantee = DPSGD(1.3).guarantee
+    assert guarantee is not None and "one text or label exchanged" in guarantee
+    assert epsilon(0.65, 1e-5, 1) <= float(guarantee[1:].split(",")[0]) <= 1.001 * epsilon(0.65, 1e-5, 1)
     for wrong in ({"steps": 0}, {"delta": 0.0}, {"delta": 1.0}, {"rate": 0.0}, {"rate": 1.1}, {"noise": math.nan}):
         with pytest.raises(UsageError):
             epsilon(**({"noise": 1.0, "delta": 1e-5, "steps": 1} | wrong))  # type: ignore[arg-type]

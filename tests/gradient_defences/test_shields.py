@@ -183,10 +183,10 @@ def test_a_shield_is_named_with_its_parameters() -> None:
 
 def test_a_slip_of_the_pen_never_switches_the_defence_off() -> None:
     for name in ("nope", "non", "nonne"):
-        with pytest.raises(UsageError) as told:
+        with pytest.raises(UsageError) as caught:
             gradient_defence_named(name)
-        assert "did you mean" not in told.value.hint and told.value.hint.startswith("one of none, gaussian, ")
-    with pytest.raises(UsageError) as told:
+        assert "did you mean" not in caught.value.hint and caught.value.hint.startswith("one of none, gaussian, ")
+    with pytest.raises(UsageError) as caught:
         gradient_defence_named("gausian")
-    assert told.value.hint.startswith("did you mean gaussian? one of none, gaussian, ")
+    assert caught.value.hint.startswith("did you mean gaussian? one of none, gaussian, ")
     assert gradient_defence_named("none") == NoDefence()

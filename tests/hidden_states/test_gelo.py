@@ -13,7 +13,7 @@ from milkglass.audit.defence_scene import scene_of
 from milkglass.errors import BadUpload, UsageError
 from milkglass.hidden_states import frames
 from milkglass.hidden_states.client import EncoderClient
-from milkglass.hidden_states.mixing.gelo import GELO
+from milkglass.hidden_states.gelo import GELO
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.threat.observations import Activations, Weights

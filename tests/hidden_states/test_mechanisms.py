@@ -7,10 +7,9 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from milkglass.hidden_states import cape, textobfuscator
+from milkglass.hidden_states import cape, textmixer, textobfuscator
 from milkglass.hidden_states.cape import CAPE
 from milkglass.hidden_states.dp_forward import DPForward
-from milkglass.hidden_states.mixing import textmixer
 from milkglass.hidden_states.textobfuscator import TextObfuscator
 from milkglass.noise import grid, rounded
 from milkglass.noise.root import NoiseRoot, NoiseStream

@@ -16,7 +16,7 @@ from milkglass.hidden_states.cape import CAPE
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
-from milkglass.hidden_states.mixing.textmixer import TextMixer
+from milkglass.hidden_states.textmixer import TextMixer
 from milkglass.hidden_states.textobfuscator import TextObfuscator, away
 from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, batch_of
 from milkglass.models.checkpoint import Checkpoint

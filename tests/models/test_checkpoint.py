@@ -221,8 +221,8 @@ def test_a_killed_run_goes_on_and_writes_no_finished_shard_again(tmp_path: Path)
 
 
 def test_a_run_killed_inside_a_file_goes_on_at_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safetensors_file, "CHUNK", 1 << 11)
-    monkeypatch.setattr(safetensors_file, "KEPT", 1 << 12)
+    monkeypatch.setattr(safetensors_file, "CHUNK_BYTES", 1 << 11)
+    monkeypatch.setattr(safetensors_file, "SYNC_BYTES", 1 << 12)
     base, key = make(tmp_path)
     scramble(base, key, tmp_path / "whole")
 
@@ -245,10 +245,10 @@ def test_a_run_killed_inside_a_file_goes_on_at_its_block(tmp_path: Path, monkeyp
         (staging / f"{name}.tmp").write_bytes(before + b"what never reached the disk")
         parts: list[int] = []
 
-        def told(name: str, _: int, parts: list[int] = parts) -> Progress:
+        def progress(name: str, _: int, parts: list[int] = parts) -> Progress:
             return parts.append if name == "write" else no_progress
 
-        scramble(base, key, tmp_path / str(delta), delta, progress=told)
+        scramble(base, key, tmp_path / str(delta), delta, progress=progress)
         after = (tmp_path / str(delta) / name).read_bytes()
         assert after.startswith(before)
         assert len(before) > 0.8 * len(after)

@@ -163,8 +163,8 @@ def test_a_head_that_is_missing_is_the_table_and_it_is_said(original: Path, tmp_
     without(folder, "lm_head.weight")
     base = Checkpoint.open(folder)
     assert assumed(Checkpoint.open(original)) is None
-    told = assumed(base)
-    assert told is not None and "tie_word_embeddings = false" in told and "no lm_head.weight" in told
+    warning = assumed(base)
+    assert warning is not None and "tie_word_embeddings = false" in warning and "no lm_head.weight" in warning
     scramble(base, new_key(base, str(folder), SCHEME, base.digest()), tmp_path / "out")
     made = Checkpoint.open(tmp_path / "out")
     assert made.config["tie_word_embeddings"] is True and not facts_of(made).head_missing

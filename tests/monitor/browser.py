@@ -43,14 +43,14 @@ class Tab:
         number = next(self._numbers)
         self.connection.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
-            told = json.loads(self.connection.recv(timeout=PATIENCE))
-            self._note(told)
-            if told.get("id") == number:
-                assert "error" not in told, told["error"]
-                return dict(told["result"])
+            answer = json.loads(self.connection.recv(timeout=PATIENCE))
+            self._note(answer)
+            if answer.get("id") == number:
+                assert "error" not in answer, answer["error"]
+                return dict(answer["result"])
 
-    def _note(self, told: dict[str, Any]) -> None:
-        method, given = told.get("method"), told.get("params", {})
+    def _note(self, event: dict[str, Any]) -> None:
+        method, given = event.get("method"), event.get("params", {})
         if method == "Network.requestWillBeSent":
             self.requested.append(given["request"]["url"])
         elif method == "Runtime.exceptionThrown":

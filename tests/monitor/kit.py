@@ -17,7 +17,7 @@ from milkglass.engines.upstream import Timeouts, Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.monitor.app import MonitorPage
 from milkglass.monitor.attacker import LiveAttacker, attacking
-from milkglass.schemes.covariant.orthogonal import Orthogonal
+from milkglass.schemes.orthogonal import Orthogonal
 from tests.e2e.proxy import Tap
 from tests.proxy.kit import Scrambled, proxying
 from tests.server.kit import TOKEN, register, until

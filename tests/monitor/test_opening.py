@@ -29,19 +29,19 @@ def state(shown: Shown, key: str) -> int:
 
 
 def test_a_code_opens_once_and_the_next_one_is_told() -> None:
-    told: list[str] = []
-    opening = OneTimeCode(renewed=told.append)
+    reported: list[str] = []
+    opening = OneTimeCode(renewed=reported.append)
     code = opening.code
     for wrong in ("", code[:-1], code + "x", "\ud800", opening.key):
         with pytest.raises(Unauthorized, match="is wrong, or was used"):
             opening.exchange(wrong)
-    assert opening.code == code and not told  # a wrong one uses nothing up
+    assert opening.code == code and not reported  # a wrong one uses nothing up
     assert opening.exchange(code) == opening.key
     with pytest.raises(Unauthorized) as found:
         opening.exchange(code)
     assert code not in str(found.value) and opening.key not in repr(opening) + str(found.value)
-    assert told == [opening.code] and opening.code not in (code, opening.key)
-    assert opening.exchange(opening.code) == opening.key and len(told) == 2
+    assert reported == [opening.code] and opening.code not in (code, opening.key)
+    assert opening.exchange(opening.code) == opening.key and len(reported) == 2
 
 
 def test_the_page_gets_a_key_of_its_own_and_never_the_api_key(shown: Shown) -> None:

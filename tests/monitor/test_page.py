@@ -23,7 +23,7 @@ from milkglass.monitor.attacker import LiveAttacker
 from milkglass.monitor.exchanges import ExchangeLog
 from milkglass.monitor.view import NOTHING_READ, MonitorView, level_shown
 from milkglass.proxy.backend import Backend
-from milkglass.schemes.covariant.orthogonal import Orthogonal
+from milkglass.schemes.orthogonal import Orthogonal
 from tests import tiny
 from tests.monitor.kit import KEY, Shown, showing
 from tests.proxy.kit import Scrambled

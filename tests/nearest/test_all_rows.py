@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.nearest import all_rows as module
 from milkglass.nearest.all_rows import nearest
-from milkglass.nearest.similarities import directions
+from milkglass.nearest.select import directions
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import sanitizers as literal  # noqa: E402
@@ -49,7 +49,7 @@ def test_lists_are_the_literal_ones(n: int, k: int) -> None:
 @pytest.mark.parametrize(("tile", "sample"), [(32, 64), (50, 10_000), (1024, 2)])
 def test_each_pair_once_gives_the_same_lists(monkeypatch: pytest.MonkeyPatch, tile: int, sample: int) -> None:
     monkeypatch.setattr(module, "TILE", tile)
-    monkeypatch.setattr(module, "SAMPLE", sample)
+    monkeypatch.setattr(module, "SAMPLE_COLUMNS", sample)
     vectors = grouped(333, 8, seed=3)
     vectors[5] = vectors[200] = vectors[40]
     vectors[17] = 0  # no direction
@@ -60,7 +60,7 @@ def test_each_pair_once_gives_the_same_lists(monkeypatch: pytest.MonkeyPatch, ti
 def test_ties_fall_to_the_smaller_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TILE", 16)
     for held in (1, 1000):  # with and without pairs that are cut back
-        monkeypatch.setattr(module, "HELD", held)
+        monkeypatch.setattr(module, "MAX_HELD_PAIRS", held)
         vectors = np.eye(4, dtype=np.float32)[np.arange(200) % 4]  # cosines are 0 and 1, exactly
         ids, cosines = nearest(vectors, 60)
         alike = [np.flatnonzero(np.arange(200) % 4 == i % 4) for i in range(200)]
@@ -72,20 +72,20 @@ def test_ties_fall_to_the_smaller_index(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_guess_that_was_too_high_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = grouped(200, 8)
-    told = nearest(vectors, 15)
+    expected = nearest(vectors, 15)
     monkeypatch.setattr(module, "_guesses", lambda unit, k, pool: np.linspace(0, 1.5, len(unit)).astype(np.float32))
-    for one, other in zip(nearest(vectors, 15), told, strict=True):
+    for one, other in zip(nearest(vectors, 15), expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 @pytest.mark.parametrize("held", [1, 20, 100])
 def test_a_guess_that_was_too_low_loses_nothing(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
     vectors = grouped(300, 8)
-    told = nearest(vectors, 15)
+    expected = nearest(vectors, 15)
     monkeypatch.setattr(module, "TILE", 32)
-    monkeypatch.setattr(module, "HELD", held)
+    monkeypatch.setattr(module, "MAX_HELD_PAIRS", held)
     monkeypatch.setattr(module, "_guesses", lambda unit, k, pool: np.full(len(unit), -1.5, np.float32))
-    for one, other in zip(nearest(vectors, 15), told, strict=True):
+    for one, other in zip(nearest(vectors, 15), expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
@@ -122,7 +122,7 @@ def test_few_tiles_wait_for_their_strip(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_equal_rows_are_as_near_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SAMPLE", 500)  # guesses come from a part of the rows
+    monkeypatch.setattr(module, "SAMPLE_COLUMNS", 500)  # guesses come from a part of the rows
     vectors = grouped(120, 384)[np.random.default_rng(4).integers(120, size=1200)]
     agree(vectors, 25)
 
@@ -130,16 +130,16 @@ def test_equal_rows_are_as_near_as_they_are(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("size", [1e-42, 1e-25, 1e4, 1e30])
 def test_lists_are_those_of_directions_whatever_the_lengths(size: float) -> None:
     vectors = np.rint(grouped(90, 6) * 100).astype(np.float32)  # numbers that the smallest can hold
-    told = nearest(vectors, 7)
-    for one, other in zip(nearest((vectors * np.float32(size)).astype(np.float32), 7), told, strict=True):
+    expected = nearest(vectors, 7)
+    for one, other in zip(nearest((vectors * np.float32(size)).astype(np.float32), 7), expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 def test_other_types_and_orders() -> None:
     vectors = grouped(90, 6).astype(np.float16)
-    told = nearest(vectors.astype(np.float32), 7)
+    expected = nearest(vectors.astype(np.float32), 7)
     for other in (vectors * np.float16(3000), vectors.astype(np.float64), np.asfortranarray(vectors)):
-        np.testing.assert_allclose(nearest(other, 7)[1], told[1], atol=1e-2)
+        np.testing.assert_allclose(nearest(other, 7)[1], expected[1], atol=1e-2)
 
 
 def test_rows_without_numbers_are_refused() -> None:
@@ -157,9 +157,9 @@ def test_k_that_does_not_fit() -> None:
 
 @pytest.mark.parametrize("n", [40, 1024, 2500])
 def test_progress_adds_up_to_the_rows(n: int) -> None:
-    told: list[int] = []
-    nearest(grouped(n, 4), 3, told.append)
-    assert sum(told) == n and min(told) >= 0
+    reported: list[int] = []
+    nearest(grouped(n, 4), 3, reported.append)
+    assert sum(reported) == n and min(reported) >= 0
 
 
 def test_integers_that_stand_for_pairs_are_in_their_order() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from milkglass.nearest import products, top_k
 from milkglass.nearest.products import Cosines, exact, product, threads_each
-from milkglass.nearest.similarities import Metric
+from milkglass.nearest.select import Metric
 from milkglass.nearest.top_k import ExactIndex
 
 
@@ -62,11 +62,11 @@ def test_the_nearest_are_those_of_a_literal_search(
     table[::7] = table[0].clone()
     table[n // 2] = 0
     found = top_k.top_k(queries, table, k, metric).rows.numpy()
-    told = literal(queries, table, metric)
+    expected = literal(queries, table, metric)
     assert found.shape == (q, min(k, n)) and all(len({*row}) == len(row) for row in found.tolist())
-    best = -np.sort(-told, axis=1)[:, : min(k, n)]
+    best = -np.sort(-expected, axis=1)[:, : min(k, n)]
     off = 2e-5 if metric == "cosine" else 2e-5 * scale
-    np.testing.assert_allclose(np.take_along_axis(told, found, 1), best, atol=off)
+    np.testing.assert_allclose(np.take_along_axis(expected, found, 1), best, atol=off)
 
 
 def test_equal_rows_come_in_their_order() -> None:
@@ -81,10 +81,10 @@ def test_distances_do_not_depend_on_the_origin(offset: float, noise: float) -> N
     table = (rows_of(600, 48, 8) * noise + offset).float()
     table[300:] *= -1  # so that a mean does not help
     found = top_k.top_k(table, table, 3, "euclidean")
-    told = literal(table, table, "euclidean")
+    expected = literal(table, table, "euclidean")
     assert found.rows[:, 0].tolist() == [*range(600)]
-    best = -np.sort(-told, axis=1)[:, :3]
-    np.testing.assert_allclose(np.take_along_axis(told, found.rows.numpy(), 1), best, rtol=1e-9)
+    best = -np.sort(-expected, axis=1)[:, :3]
+    np.testing.assert_allclose(np.take_along_axis(expected, found.rows.numpy(), 1), best, rtol=1e-9)
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
@@ -106,8 +106,8 @@ def test_no_queries_have_no_neighbours() -> None:
 def test_cosines_are_as_near_as_they_say_whatever_the_lengths(size: float) -> None:
     table = rows_of(500, 64, 3) * size
     found, slack = Cosines.of(table, look=1)(table[:20])
-    told = np.stack([exact(table, i, np.arange(500)) for i in range(20)])
-    assert (np.abs(found.numpy() - told) <= slack.fixed + slack.share * np.abs(found.numpy())).all()
+    expected = np.stack([exact(table, i, np.arange(500)) for i in range(20)])
+    assert (np.abs(found.numpy() - expected) <= slack.fixed + slack.share * np.abs(found.numpy())).all()
     assert slack.above(1.0) < 1.02
 
 
@@ -125,8 +125,10 @@ def test_the_worst_rows_for_bf16_are_no_further_off_than_said(losing: str) -> No
     )
     table, queries = (worst if losing in (one, "both") else signs for one in ("table", "queries"))
     found, slack = Cosines.of(table, look=1)(queries)
-    told = (queries.double() @ table.double().T) / queries.double().norm(dim=1)[:, None] / table.double().norm(dim=1)
-    off = (found - told).abs()
+    expected = (
+        (queries.double() @ table.double().T) / queries.double().norm(dim=1)[:, None] / table.double().norm(dim=1)
+    )
+    off = (found - expected).abs()
     assert (off <= slack.fixed + slack.share * found.abs()).all() and slack.above(1.0) < 1.02
 
 
@@ -186,11 +188,11 @@ def test_tiny_rows_are_found_among_others() -> None:
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_rows_without_numbers_are_near_nothing(metric: Metric) -> None:
     table, queries = rows_of(200, 8, 6), rows_of(5, 8, 7)
-    told = top_k.top_k(queries, table, 4, metric).rows
+    expected = top_k.top_k(queries, table, 4, metric).rows
     table = torch.cat([table, torch.full((1, 8), torch.nan)])
     queries[2] = torch.nan
     found = top_k.top_k(queries, table, 4, metric)
-    assert torch.equal(found.rows[[0, 1, 3, 4]], told[[0, 1, 3, 4]])
+    assert torch.equal(found.rows[[0, 1, 3, 4]], expected[[0, 1, 3, 4]])
     assert found.rows.shape == (5, 4) and (found.values[2] == -torch.inf).all()
 
 

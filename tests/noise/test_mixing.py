@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.noise import mixing
-from milkglass.noise.root import NoiseStream
+from milkglass.noise.root import MixingMatrix, NoiseStream
 
 
 def rows(t: int = 12, d: int = 40, seed: int = 0) -> torch.Tensor:
@@ -21,7 +20,7 @@ def draws(key: int = 1) -> NoiseStream:
 @pytest.mark.parametrize("condition", [1.0, 10.0, 1e4])
 def test_the_condition_number_is_bounded(condition: float) -> None:
     for key in range(5):
-        found = np.linalg.cond(mixing.MixingMatrix(draws(key), rows(), condition).matrix.numpy())
+        found = np.linalg.cond(MixingMatrix(draws(key), rows(), condition).matrix.numpy())
         assert condition**0.5 * (1 - 1e-9) < found <= condition * (1 + 1e-9)
 
 
@@ -29,7 +28,7 @@ def test_the_condition_number_is_bounded(condition: float) -> None:
 def test_products_come_back_exactly(condition: float, shields: int) -> None:
     """To fp32 rounding times the condition number."""
     own, weight = rows(), rows(40, 7, seed=1)
-    matrix = mixing.MixingMatrix(draws(), own, condition, shields, energy=100.0)
+    matrix = MixingMatrix(draws(), own, condition, shields, energy=100.0)
     assert np.allclose(matrix.matrix @ matrix.inverse, np.eye(12 + shields), atol=1e-9)
     seen = matrix.mixed(own)
     assert seen.shape == (12 + shields, 40)
@@ -45,7 +44,7 @@ def test_an_orthogonal_matrix_keeps_products_of_rows_and_another_does_not() -> N
     expected = np.linalg.eigvalsh((own @ own.T).numpy())
 
     def seen(condition: float, shields: int = 0) -> np.ndarray:
-        u = mixing.MixingMatrix(draws(), own, condition, shields).mixed(own)
+        u = MixingMatrix(draws(), own, condition, shields).mixed(own)
         return np.linalg.eigvalsh((u @ u.T).numpy())
 
     assert np.allclose(seen(1.0), expected, rtol=1e-9)
@@ -55,14 +54,14 @@ def test_an_orthogonal_matrix_keeps_products_of_rows_and_another_does_not() -> N
 
 def test_a_shield_has_the_energy_that_is_stated() -> None:
     own = rows()
-    shields = mixing.MixingMatrix(draws(), own, 1.0, 4, energy=50.0).shields
+    shields = MixingMatrix(draws(), own, 1.0, 4, energy=50.0).shields
     mean = (own.numpy().astype(np.float64) ** 2).sum(1).mean()
     assert np.allclose((shields.numpy() ** 2).sum(1), 50.0 * mean, rtol=1e-6)
     assert np.linalg.matrix_rank(shields.numpy()) == 4
 
 
 def test_other_draws_are_another_matrix_and_the_same_are_the_same() -> None:
-    one, same, other = (mixing.MixingMatrix(draws(key), rows(), 10.0, 1).matrix for key in (1, 1, 2))
+    one, same, other = (MixingMatrix(draws(key), rows(), 10.0, 1).matrix for key in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.allclose(one, other, atol=0.1)
 

@@ -48,7 +48,7 @@ def test_every_sample_worked_out_with_60_digits_is_the_same(
 ) -> None:
     """The fast way is right wherever it is taken: taken nowhere, nothing changes."""
     fast = sample(Stream(KEY), 300, FINE)
-    monkeypatch.setattr(rounded, "ERROR", 1.0)
+    monkeypatch.setattr(rounded, "INVERSE_ERROR", 1.0)
     assert (sample(Stream(KEY), 300, FINE) == fast).all()
 
 
@@ -77,7 +77,7 @@ def test_the_inverse_in_fp64_is_as_good_as_is_assumed() -> None:
     with mpmath.workdps(50):
         for tail, z in zip(tails.tolist(), (-ndtri(tails)).tolist(), strict=True):
             exact = mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * mpmath.mpf(tail))
-            assert abs(z - exact) <= rounded.ERROR / 200 * (1 + exact)
+            assert abs(z - exact) <= rounded.INVERSE_ERROR / 200 * (1 + exact)
 
 
 @each_law

@@ -31,11 +31,10 @@ FILES = {
     "split/server.py": "a head is drawn, then overwritten",
     "hidden_states/defence.py": "first weights of halves, which the server has, and of an adversary, which is dropped",
     "hidden_states/halves.py": "dropout of the server's head, whose masks training draws from a stream",
-    "hidden_states/mixing/textmixer.py": "first weights of the server's half",
+    "hidden_states/textmixer.py": "first weights of the server's half",
     "schemes/symbols/learnt.py": "first weights and dropout, seeded by the key's stream, of a network that is dropped",
     "threat/training_step.py": "first weights of a head, which all sites and the server have",
-    "lab/conformance.py": "made-up tables and ids on which methods are checked",
-    "lab/tiny.py": "weights of models on which methods are checked",
+    "lab/conformance.py": "made-up tables, ids and weights of models on which methods are checked",
     "federated/seeds.py": "the order of rows, which is not taken as secret; recorded runs are audited by it",
 }
 NAMES = (  # full names, after the file's own imports are resolved

@@ -22,7 +22,7 @@ from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
 from milkglass.proxy.backends import Backends
 from milkglass.proxy.run import LIMITS, Page, ProxyAddress
-from milkglass.schemes.covariant.permuted import Permuted
+from milkglass.schemes.permuted import Permuted
 from milkglass.schemes.scheme import Scheme
 from milkglass.server.connections.process import WebServer, listen
 from milkglass.server.settings import Limits

@@ -111,8 +111,10 @@ def test_no_json_in_any_field_is_a_fault_of_the_proxy(asking: Asking, path: str,
     for (_, body), answer in zip(asked, asking.post(asked), strict=True):
         assert answer.status_code in (200, 400, 404), (body, answer.text)
         if answer.status_code != 200:
-            told = answer.json()["error"]
-            assert told["message"] and told["code"] != "internal_error" and not refusals.OPTIONS.search(str(told)), told
+            message = answer.json()["error"]
+            assert (
+                message["message"] and message["code"] != "internal_error" and not refusals.OPTIONS.search(str(message))
+            ), message
 
 
 @pytest.mark.parametrize("path", CALLS)
@@ -256,8 +258,8 @@ def test_an_applications_error_names_no_option_of_a_command_line() -> None:
         Unauthorized("b", "programs of this machine may ask; for others start the proxy with --api-key-file"),
         UsageError("c", "upload one with `milkglass upload`"),
     ):
-        told = refusals.body(error)["error"]
-        assert not refusals.OPTIONS.search(told["message"] + told["hint"]) and told["hint"]
+        message = refusals.body(error)["error"]
+        assert not refusals.OPTIONS.search(message["message"] + message["hint"]) and message["hint"]
     assert refusals.body(UsageError("d"))["error"]["message"] == "d"
     assert refusals.body(UsageError("e", "shorten it"))["error"]["message"] == "e; shorten it"
 
@@ -268,10 +270,10 @@ def test_what_an_application_leaves_open_is_drawn_as_the_models_makers_do(model:
     own = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
     codec = replace(model.codec, sampling=ModelSampling.of({"do_sample": True, **own}))
     asking = Asking(replace(model, codec=codec), engine=ENGINES[name])
-    told = asking.backend.about_sampling()
+    lines = asking.backend.about_sampling()
     expected = {one: value for one, value in own.items() if one != "repetition_penalty" or name != "sglang"}
-    assert "m, where" in told[0] and all(f"{one} {value}" in told[0] for one, value in expected.items())
-    assert [("repetition_penalty" in line and name in line) for line in told[1:]] == (
+    assert "m, where" in lines[0] and all(f"{one} {value}" in lines[0] for one, value in expected.items())
+    assert [("repetition_penalty" in line and name in line) for line in lines[1:]] == (
         [True] if name == "sglang" else []
     )
     for path, field in (

@@ -231,8 +231,8 @@ def test_short_answers_are_counted_together(model: Plain, path: str, more: dict[
     words = [one for one in WORDS if len(model.own(" " + one)) == 1]
     answers = [[*model.own("Noted"), *model.spelled(f" {one}"), *model.own("!")] for one in words]
     asking, most = Chosen(model, *answers), spelling.most_places(sum(map(len, answers)))
-    told = [asking.one(path, max_tokens=60, **more).text for _ in words]
-    shown = sum("misspelt_answer" not in one for one in told)
+    answers = [asking.one(path, max_tokens=60, **more).text for _ in words]
+    shown = sum("misspelt_answer" not in one for one in answers)
     assert PLACES <= shown <= most < len(words) and asking.backend.memory.misspelt == len(words) - shown
     assert asking.said(messages=QUESTION)["content"] == "Yes."  # an honest answer is none of these
 

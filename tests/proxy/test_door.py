@@ -157,8 +157,8 @@ def test_a_count_that_cannot_be_written_is_kept_told_once_and_written_later(
     tmp_path: Path, model: Scrambled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_key(tmp_path / "k.mgkey", model.key, "a passphrase", scrypt_n=2, weak=True)
-    told: list[str] = []
-    counter = UsageCount(UnlockedKey.open(tmp_path / "k.mgkey", "a passphrase"), told.append)
+    reported: list[str] = []
+    counter = UsageCount(UnlockedKey.open(tmp_path / "k.mgkey", "a passphrase"), reported.append)
     real, tries = UnlockedKey.count, 0
 
     def full(*given: Any) -> None:
@@ -183,7 +183,7 @@ def test_a_count_that_cannot_be_written_is_kept_told_once_and_written_later(
     asyncio.run(asyncio.wait_for(run(), 60))
     written = usage.read(tmp_path / "k.mgkey")
     assert (written.texts, written.tokens) == (2, 6)
-    (warning,) = told
+    (warning,) = reported
     assert "cannot be counted under this key (no space left on device)" in warning and str(tmp_path) not in warning
 
 
@@ -194,13 +194,13 @@ def test_what_stays_uncounted_is_said_at_the_end(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(UnlockedKey, "count", full)
-    told: list[str] = []
+    reported: list[str] = []
     write_key(tmp_path / "k.mgkey", model.key, "a passphrase", scrypt_n=2, weak=True)
-    counter = UsageCount(UnlockedKey.open(tmp_path / "k.mgkey", "a passphrase"), told.append)
+    counter = UsageCount(UnlockedKey.open(tmp_path / "k.mgkey", "a passphrase"), reported.append)
 
     async def run() -> None:
         async with counter.running():
             counter.sent([1, 2, 3])([4])
 
     asyncio.run(run())
-    assert "4 tokens in 1 texts stay uncounted" in told[-1]
+    assert "4 tokens in 1 texts stay uncounted" in reported[-1]

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.sanitizer import UNKNOWN
 from milkglass.sanitizers.santext import SanText
-from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.table import WordVectors
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import sanitizers as literal  # noqa: E402, F401

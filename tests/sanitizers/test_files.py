@@ -19,8 +19,7 @@ from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.files import count_file, ordered, report_path, sanitize_file
 from milkglass.sanitizers.rows import blocks_of, require_rows, shape_of
 from milkglass.sanitizers.santext import SanText
-from milkglass.sanitizers.tables.table import read_glove
-from milkglass.sanitizers.tables.vocabulary import tokens_of_model, words_of_model
+from milkglass.sanitizers.table import read_glove, tokens_of_model, words_of_model
 from milkglass.sanitizers.text import CLASSES, TextSanitizer, WordReader
 from tests import tiny
 from tests.core.test_walls import SOURCE, imports
@@ -161,10 +160,10 @@ def test_the_report_adds_up(tmp_path: Path) -> None:
 def test_counting(tmp_path: Path) -> None:
     source = tmp_path / "in.txt"
     source.write_text("apple Apple fig 12\nfig fig zanzibar\n")
-    told: list[int] = []
-    counts = count_file(WordReader(TABLE), source, shape_of(source), 0, told.append)
+    reported: list[int] = []
+    counts = count_file(WordReader(TABLE), source, shape_of(source), 0, reported.append)
     assert counts.sum() == 5 and counts[WORDS.index("apple")] == 2 and counts[WORDS.index("fig")] == 3
-    assert told == [36]
+    assert reported == [36]
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -190,9 +189,9 @@ def test_bad_files_are_named_by_line_never_quoted_and_leave_nothing(
 ) -> None:
     source, out = tmp_path / name, tmp_path / f"out{Path(name).suffix}"
     source.write_text(text)
-    with pytest.raises(CodecError, match=error) as told:
+    with pytest.raises(CodecError, match=error) as caught:
         run(source, out, workers=workers)
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(caught.value)
     assert list(tmp_path.iterdir()) == [source]
 
 

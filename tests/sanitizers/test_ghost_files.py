@@ -23,7 +23,7 @@ from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sanitizers.rows import shape_of
-from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.table import WordVectors
 from milkglass.sequences import Sequences
 from tests import tiny
 from tests.cli.kit import call, document, refused
@@ -92,9 +92,9 @@ def test_the_ways_of_table_7(ghost: Ghost) -> None:
 def test_what_texts_and_ids_are_refused(ghost: Ghost) -> None:
     with pytest.raises(EmptyText, match="text 2 has no token"):
         ghost.sanitize(["a", ""])
-    with pytest.raises(TooLong, match=r"text 2 is \d+ tokens long, at most 128 fit") as told:
+    with pytest.raises(TooLong, match=r"text 2 is \d+ tokens long, at most 128 fit") as caught:
         ghost.sanitize(["a", f"{SECRET} " * 200])
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(caught.value)
     for bad in (-1, 300):
         with pytest.raises(IdOutOfRange, match="an id is outside 0 to 299"):
             ghost.shadows(Sequences.of([[5, bad]]))
@@ -161,9 +161,9 @@ def test_ids_stand_beside_the_text_and_other_fields_stay(ghost: Ghost, tmp_path:
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     before = [json.loads(line) for line in source.read_text().splitlines()]
     shadows = replace(ghost, seed=3).sanitize([old["text"] for old in before[:12]])
-    for old, new, told in zip(before[:12], rows[:12], shadows, strict=True):
+    for old, new, shadow in zip(before[:12], rows[:12], shadows, strict=True):
         assert [*new] == ["text", "label", "ids"] and new["label"] == old["label"]
-        assert new["ids"] == told.ids.tolist() and new["text"] == told.text != old["text"]
+        assert new["ids"] == shadow.ids.tolist() and new["text"] == shadow.text != old["text"]
     assert [*rows[12]] == ["text", "text_pair", "text_ids", "text_pair_ids"]
     assert [*rows[13]["messages"][0]] == ["role", "content", "ids"] and rows[14] == {"text": "", "ids": []}
     tokens = report["tokens"]
@@ -348,9 +348,9 @@ def test_an_unfinished_run_of_another_job_is_not_thrown_away(
 )
 def test_bad_rows_are_told_before_anything_is_done(ghost: Ghost, tmp_path: Path, rows: list[str], error: str) -> None:
     (tmp_path / "in.jsonl").write_text("\n".join(rows) + "\n")
-    with pytest.raises(CodecError, match=error) as told:
+    with pytest.raises(CodecError, match=error) as caught:
         run(ghost, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    assert SECRET not in str(told.value) and [one.name for one in tmp_path.iterdir()] == ["in.jsonl"]
+    assert SECRET not in str(caught.value) and [one.name for one in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 def test_names_that_do_not_fit_and_files_that_are_there(ghost: Ghost, tmp_path: Path) -> None:
@@ -393,10 +393,14 @@ def test_from_the_command_line(folder: Path, tmp_path: Path, monkeypatch: pytest
     texts = [json.loads(line)["text"] for line in source.read_text().splitlines()]
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["ids"] for row in rows] == [one.ids.tolist() for one in ghost.sanitize(texts)]
-    told = call(*words, tmp_path / "b.jsonl", "--k", 10, "--set", "selection=nearest")
-    assert told.exit_code == 0 and "100.0 % of the others replaced" in told.stdout and "ROUGE-1, METEOR" in told.stdout
-    assert "loss" not in told.stdout and "guarantee: none" in told.stdout
-    assert "not meant to be read: training uses the `ids` beside it" in told.stderr
+    result = call(*words, tmp_path / "b.jsonl", "--k", 10, "--set", "selection=nearest")
+    assert (
+        result.exit_code == 0
+        and "100.0 % of the others replaced" in result.stdout
+        and "ROUGE-1, METEOR" in result.stdout
+    )
+    assert "loss" not in result.stdout and "guarantee: none" in result.stdout
+    assert "not meant to be read: training uses the `ids` beside it" in result.stderr
 
 
 def test_what_the_command_line_refuses(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

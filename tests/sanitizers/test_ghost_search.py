@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.sanitizers.ghost.lemmas import lemmas_of, marker, whole_words
-from milkglass.sanitizers.ghost.search import Search, Shadows, search
-from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.ghost.search import Search, Shadows, lemmas_of, marker, search, whole_words
+from milkglass.sanitizers.table import WordVectors
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import ghost as literal  # noqa: E402
@@ -28,9 +27,9 @@ def vocabulary(n: int = 150, d: int = 6, seed: int = 0, groups: int = 12) -> Wor
     return WordVectors(tuple(f"t{i}" for i in range(n)), vectors, np.isin(np.arange(n), SPECIAL))
 
 
-def agree(found: Shadows, told: dict[int, tuple[list[int], int, bool]]) -> None:
-    assert len(found) == len(told)
-    for token, (shadows, reach, fallen) in told.items():
+def agree(found: Shadows, expected: dict[int, tuple[list[int], int, bool]]) -> None:
+    assert len(found) == len(expected)
+    for token, (shadows, reach, fallen) in expected.items():
         assert found.of(token).tolist() == shadows, token
         assert (int(found.reach[token]), bool(found.fallen[token])) == (reach, fallen), token
 
@@ -82,8 +81,8 @@ def test_lemmas_of_words_and_of_pieces() -> None:
     for blank in ("Ġ", "▁"):
         tokens = [one.replace("Ġ", blank) for one in BYTES]
         found = classes(tokens, [one.replace(blank, " ") for one in tokens])
-        told = [("Ġrun", "Ġrunning"), ("ĠThe", "Ġthe"), ("Ġmice", "Ġmouse")]
-        assert found == {frozenset(one.replace("Ġ", blank) for one in pair) for pair in told}, "pieces are their own"
+        pairs = [("Ġrun", "Ġrunning"), ("ĠThe", "Ġthe"), ("Ġmice", "Ġmouse")]
+        assert found == {frozenset(one.replace("Ġ", blank) for one in pair) for pair in pairs}, "pieces are their own"
 
 
 def test_markers_are_told_by_what_most_tokens_have() -> None:

@@ -15,9 +15,8 @@ import torch
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.ghost import selection, states
-from milkglass.sanitizers.ghost.bf16 import worth
 from milkglass.sanitizers.ghost.search import Shadows
-from milkglass.sanitizers.ghost.selection import Selection, drawn, nearest, select
+from milkglass.sanitizers.ghost.selection import Selection, drawn, nearest, select, worth
 from milkglass.sanitizers.ghost.states import Encoder, Prefix
 from tests import tiny
 
@@ -154,7 +153,7 @@ def test_what_goes_along_does_not_matter(name: str, monkeypatch: pytest.MonkeyPa
     starts = starts_of(originals, of)
     together = select(net, of, originals, starts, chosen)
     for size in (1, 40):  # tokens of a forward
-        monkeypatch.setattr(selection, "TOKENS", size)
+        monkeypatch.setattr(selection, "FORWARD_TOKENS", size)
         for original, start, one in zip(originals, starts, together, strict=True):
             alone = select(net, of, [original], [start], chosen)[0]
             assert alone.ids.tolist() == one.ids.tolist() and alone.loss == pytest.approx(one.loss, rel=1e-5)
@@ -177,9 +176,9 @@ def test_losses_are_those_of_the_models_own_hidden_states(name: str) -> None:
     tried = torch.from_numpy(rng.integers(4, tiny.VOCAB, (10, 8)))
     owner, free = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 0]), torch.full((10,), math.inf, dtype=torch.float64)
     traces = net.traces(torch.from_numpy(originals))
-    told = literal.states_of(plain(name))
-    targets = told(originals.tolist())
-    expected = [literal.loss(targets[n], one) for n, one in zip(owner.tolist(), told(tried.tolist()), strict=True)]
+    reference = literal.states_of(plain(name))
+    targets = reference(originals.tolist())
+    expected = [literal.loss(targets[n], one) for n, one in zip(owner.tolist(), reference(tried.tolist()), strict=True)]
     np.testing.assert_allclose(net.losses(tried, traces, owner, free), expected, rtol=1e-4)
     bounds = torch.tensor(expected, dtype=torch.float64).median().repeat(10)
     some = net.losses(tried, traces, owner, bounds).numpy()
@@ -258,4 +257,4 @@ def test_models_without_one_list_of_layers_are_refused() -> None:
     model.config.num_hidden_layers = 7
     with pytest.raises(UnsupportedModel, match="0 lists of 7 layers"):
         Encoder.over(model, False)
-    assert states.TOKENS == selection.TOKENS
+    assert states.FORWARD_TOKENS == selection.FORWARD_TOKENS

@@ -10,14 +10,14 @@ from scipy.integrate import quad
 from scipy.spatial.distance import cdist
 from scipy.stats import laplace
 
-import milkglass.sanitizers.santext_heads as heads
+import milkglass.sanitizers.santext as heads
 from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
 from milkglass.sanitizers.santext import SanText, SanTextPlus, SanTextPlusMethod, halfway
-from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.table import WordVectors
 from tests.sanitizers.kit import custext_law, fits, literal, santext_law, table
 
 DRAWS = 200_000
@@ -47,7 +47,7 @@ def test_santext_on_three_words_on_a_line() -> None:
 @pytest.mark.parametrize(("head", "epsilon"), [(2, 0.5), (2, 3.0), (8, 3.0), (8, 12.0)])
 @pytest.mark.parametrize("word", [0, 17, UNKNOWN])
 def test_the_tail_is_drawn_as_the_head(head: int, epsilon: float, word: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "HEAD", head)
+    monkeypatch.setattr(heads, "HEAD_WORDS", head)
     words = table(300, 5)
     sanitizer = SanText(words, epsilon)
     x = words.vectors.astype(np.float64)
@@ -60,7 +60,7 @@ def test_the_tail_is_drawn_as_the_head(head: int, epsilon: float, word: int, mon
 
 
 def test_a_tail_that_rejection_cannot_draw_is_drawn_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "HEAD", 2)
+    monkeypatch.setattr(heads, "HEAD_WORDS", 2)
     monkeypatch.setattr(heads, "PATIENCE", 1)
     words = table(40, 2)
     sanitizer = SanText(words, 4.0)
@@ -93,7 +93,7 @@ def test_words_of_one_batch_are_each_drawn_by_their_own_law() -> None:
 
 @pytest.mark.parametrize("head", [2, 64])
 def test_santext_plus_draws_sensitive_words_of_the_corpus(head: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "HEAD", head)
+    monkeypatch.setattr(heads, "HEAD_WORDS", head)
     words = table(30, 3)
     x = words.vectors.astype(np.float64)
     counts = np.arange(30) % 5  # 0, 5, ... do not occur

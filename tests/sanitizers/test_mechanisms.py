@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from milkglass.errors import BadTable, UnknownWord, UsageError
-from milkglass.nearest.groups import groups
+from milkglass.nearest.all_rows import groups
 from milkglass.nearest.select import best
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm, RnmMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared, sensitive_words
 from milkglass.sanitizers.santext import SanText, SanTextPlus
-from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.table import WordVectors
 from tests.sanitizers.kit import literal, table
 
 

@@ -16,9 +16,9 @@ from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.sanitizer import Spared
 from milkglass.sanitizers.santext import SanText, SanTextPlus
-from milkglass.sanitizers.tables.table import WordVectors
-from milkglass.sanitizers.tables.words import CONTRACTIONS, is_number, is_word, passes, pattern
+from milkglass.sanitizers.table import WordVectors
 from milkglass.sanitizers.text import CLASSES, TextSanitizer, WordReader, WordTally
+from milkglass.sanitizers.words import CONTRACTIONS, is_number, is_word, passes, pattern
 from tests.sanitizers.kit import WORDS, table
 
 TABLE = table(30, 4)

@@ -15,8 +15,7 @@ from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.files import count_file, sanitize_file
 from milkglass.sanitizers.rnm import RnmMethod
 from milkglass.sanitizers.rows import FileShape, require_rows, shape_of
-from milkglass.sanitizers.text import WordTally
-from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer
+from milkglass.sanitizers.text import TokenReader, TokenTextSanitizer, WordTally
 from tests import tiny
 from tests.warm import warm_pools
 

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from milkglass.errors import CorruptCheckpoint
-from milkglass.sanitizers.tables import word_list
-from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers import word_list
+from milkglass.sanitizers.table import WordVectors
 from milkglass.sanitizers.text import WordReader
 
 LIST = {"the": 0.05, "cat": 0.0002, "paris": 0.00003}

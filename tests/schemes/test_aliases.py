@@ -29,10 +29,10 @@ from milkglass.models.checkpoint import Checkpoint  # noqa: E402
 from milkglass.models.staging import assemble  # noqa: E402
 from milkglass.noise.stream import Stream, subkey  # noqa: E402
 from milkglass.schemes.aliases import Aliased, Slots  # noqa: E402
+from milkglass.schemes.clustering import weight_synth  # noqa: E402
 from milkglass.schemes.mixture import Mixture  # noqa: E402
 from milkglass.schemes.obfuslm import ObfusLM, noise_labels  # noqa: E402
 from milkglass.schemes.obfuslm_plus import Plus  # noqa: E402
-from milkglass.schemes.weight_synth import weight_synth  # noqa: E402
 from tests import tiny  # noqa: E402
 
 VECTOR = json.loads((Path(__file__).parents[2] / "vectors" / "key-aliases.json").read_text("utf-8"))

@@ -48,8 +48,8 @@ def test_clusters_stay_within_bands_and_reach_k() -> None:
 
 def test_a_key_keeps_them() -> None:
     scheme = ObfusLM(K, 0.1, bands=Bands.counted(counts(), 2.0))
-    told = scheme.document()
-    assert scheme_named(told.pop("name"), told) == scheme
+    described = scheme.document()
+    assert scheme_named(described.pop("name"), described) == scheme
     assert "classes" not in repr(scheme), "how common tokens are in a private text is private"
 
 

@@ -250,8 +250,8 @@ def test_one_secret_gives_one_map() -> None:
 
 def test_a_document_keeps_the_map_and_its_repr_does_not_show_it() -> None:
     scheme = found(Coarse(30, kmeans=KMeans("table")), evidence())
-    told = scheme.document()
-    assert scheme_named(told.pop("name"), told) == scheme
+    described = scheme.document()
+    assert scheme_named(described.pop("name"), described) == scheme
     assert scheme.map is not None and scheme.map.tokens not in repr(scheme)
 
 

@@ -22,14 +22,14 @@ from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify
 from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.schemes.aloepri import AloePri
 from milkglass.schemes.bands import Bands
 from milkglass.schemes.catalogue import SCHEMES, scheme_named
 from milkglass.schemes.coarse import Coarse
-from milkglass.schemes.covariant.aloepri import AloePri
-from milkglass.schemes.covariant.orthogonal import Orthogonal
-from milkglass.schemes.covariant.permuted import Permuted
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.obfuslm_plus import Plus
+from milkglass.schemes.orthogonal import Orthogonal
+from milkglass.schemes.permuted import Permuted
 from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.schemes.symbols.symbol_map import SymbolMap

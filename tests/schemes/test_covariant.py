@@ -28,11 +28,11 @@ from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.noise.root import NoiseStream
-from milkglass.schemes.covariant.aloepri import AloePri
-from milkglass.schemes.covariant.covariant import Covariant
-from milkglass.schemes.covariant.layer_keys import LayerShape, windowed
-from milkglass.schemes.covariant.orthogonal import Orthogonal
-from milkglass.schemes.covariant.permuted import Permuted
+from milkglass.schemes.aloepri import AloePri
+from milkglass.schemes.covariant import Covariant
+from milkglass.schemes.covariant_keys import LayerShape, windowed
+from milkglass.schemes.orthogonal import Orthogonal
+from milkglass.schemes.permuted import Permuted
 from milkglass.threat.budget import Budget
 from reference import covariant as literal
 from tests import tiny

@@ -19,10 +19,9 @@ from milkglass.errors import UsageError  # noqa: E402
 from milkglass.models.checkpoint import Checkpoint  # noqa: E402
 from milkglass.models.resolve import resolve  # noqa: E402
 from milkglass.nearest.products import SMALL_BYTES
-from milkglass.schemes.clustering import MANY_ROWS, embed_cluster, merge_small, zero_rows
+from milkglass.schemes.clustering import MANY_ROWS, embed_cluster, merge_small, weight_synth, zero_rows
 from milkglass.schemes.mixture import Mixture  # noqa: E402
 from milkglass.schemes.obfuslm import ObfusLM
-from milkglass.schemes.weight_synth import weight_synth
 
 
 def table_of(seed: int, n: int, d: int, duplicates: int = 0) -> torch.Tensor:

@@ -71,10 +71,16 @@ class Server:
 
     def _start_process(self) -> None:
         chosen = settings(self.home, **self.more)
-        told = {"home": str(self.home), "port": 0, "token": TOKEN, "worker": chosen.worker, "spare_disk": 1} | self.more
+        options = {
+            "home": str(self.home),
+            "port": 0,
+            "token": TOKEN,
+            "worker": chosen.worker,
+            "spare_disk": 1,
+        } | self.more
         self.log = (self.home.parent / "server.log").open("ab")
         self.process = warm.Popen(
-            [sys.executable, "-c", _PROGRAM, json.dumps(told)],
+            [sys.executable, "-c", _PROGRAM, json.dumps(options)],
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,

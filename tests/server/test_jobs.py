@@ -84,21 +84,21 @@ def test_a_line_cut_by_a_kill_is_not_an_event(tmp_path: Path) -> None:
     events.emit(tmp_path, "one")
     with (tmp_path / "events.jsonl").open("ab") as file:
         file.write(b'{"time": 1, "mess')
-    assert [told.event.message for told in events.read(tmp_path)] == ["one"]
+    assert [entries.event.message for entries in events.read(tmp_path)] == ["one"]
     events.mend(tmp_path)
     events.emit(tmp_path, "two")
-    told = events.read(tmp_path)
-    assert [one.event.message for one in told] == ["one", "two"]
-    assert [one.event.message for one in events.read(tmp_path, told[0].id)] == ["two"]
-    assert events.read(tmp_path, told[1].id) == []
+    entries = events.read(tmp_path)
+    assert [one.event.message for one in entries] == ["one", "two"]
+    assert [one.event.message for one in events.read(tmp_path, entries[0].id)] == ["two"]
+    assert events.read(tmp_path, entries[1].id) == []
 
 
 def test_progress_is_the_newest_of_each_number(tmp_path: Path) -> None:
     assert events.progress(tmp_path) == {}
-    told = [{"step": 0, "total_steps": 9}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": True}, {"eval_loss": 3}]
+    reports = [{"step": 0, "total_steps": 9}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": True}, {"eval_loss": 3}]
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write("not JSON\n" * 9)
-        for data in told:
+        for data in reports:
             file.write(json.dumps({"time": 1, "message": "m", "type": "metrics", "data": data}) + "\n")
         file.write('{"time": 1, "mess')
     assert events.progress(tmp_path) == {"step": 2, "total_steps": 9, "loss": 2.0}
@@ -110,8 +110,8 @@ def test_progress_is_the_newest_of_each_number(tmp_path: Path) -> None:
 def test_a_failure_is_told(client: TestClient, folders: dict[str, Path]) -> None:
     job = over(client, create(client, ready(client, folders), FAIL))
     assert job["status"] == "failed" and "out of memory" in job["error"]["message"]
-    told = client.get(f"/v1/fine_tuning/jobs/{job['id']}/events").json()["data"]
-    assert told[-1]["level"] == "error" and "out of memory" in told[-1]["message"]
+    entries = client.get(f"/v1/fine_tuning/jobs/{job['id']}/events").json()["data"]
+    assert entries[-1]["level"] == "error" and "out of memory" in entries[-1]["message"]
     assert job["fine_tuned_model"] is None
 
 
@@ -141,8 +141,8 @@ def test_a_worker_that_keeps_dying_on_a_full_disk(
     job = over(client, key)
     words = "the server's disk is full; free space and start the job again"
     assert job["error"]["message"] == words
-    told = client.get(f"/v1/fine_tuning/jobs/{job['id']}/events").json()["data"]
-    assert told[-1]["message"] == f"job failed: {words}"
+    entries = client.get(f"/v1/fine_tuning/jobs/{job['id']}/events").json()["data"]
+    assert entries[-1]["message"] == f"job failed: {words}"
 
 
 def test_a_job_that_is_given_up_leaves_no_worker(
@@ -177,8 +177,8 @@ def test_one_runs_the_others_wait_and_can_be_cancelled(
     assert over(client, first)["status"] == "cancelled"
     assert over(client, third)["status"] == "succeeded"
     assert starts(tmp_path / "home", second) == []
-    told = client.get(f"/v1/fine_tuning/jobs/{second}/events").json()["data"]
-    assert [one["message"] for one in told] == ["job queued", "job cancelled"]
+    entries = client.get(f"/v1/fine_tuning/jobs/{second}/events").json()["data"]
+    assert [one["message"] for one in entries] == ["job queued", "job cancelled"]
 
 
 def test_a_worker_that_does_not_obey_is_killed(tmp_path: Path, folders: dict[str, Path]) -> None:
@@ -209,8 +209,8 @@ def test_a_stream_ends_when_the_server_stops(tmp_path: Path, folders: dict[str, 
     with running(tmp_path / "home") as client:
         key = create(client, ready(client, folders), LONG)
         threading.Timer(0.5, client.app.state.context.stopping.set).start()
-        told = events_of(client.get(f"/v1/fine_tuning/jobs/{key}/events", params={"stream": True}).text)
-        assert told and told[-1][0] != "done"
+        entries = events_of(client.get(f"/v1/fine_tuning/jobs/{key}/events", params={"stream": True}).text)
+        assert entries and entries[-1][0] != "done"
 
 
 def test_a_result_that_is_no_model_fails_the_job(
@@ -400,8 +400,8 @@ def test_events_after_the_last_are_none(client: TestClient, folders: dict[str, P
     key = create(client, ready(client, folders), SUCCEED)
     over(client, key)
     address = f"/v1/fine_tuning/jobs/{key}/events"
-    told = client.get(address).json()["data"]
-    assert client.get(address, params={"after": told[1]["id"]}).json()["data"] == told[2:]  # OpenAI's form
+    report = client.get(address).json()["data"]
+    assert client.get(address, params={"after": report[1]["id"]}).json()["data"] == report[2:]  # OpenAI's form
     for beyond in (10**9, 2**49, 999_999_999_999_999):
         answer = client.get(address, params={"after": beyond})
         assert answer.status_code == 200 and answer.json()["data"] == []

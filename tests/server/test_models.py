@@ -212,10 +212,11 @@ def test_weights_that_lack_tensors_are_never_made_up(
     assert answer.status_code == 400 and "1 tensor is missing (lm_head.weight)" in error(answer)["message"]
     register(client, "plain", folders["bert"])  # never fine-tuned: it has no classifier
     answer = client.post("/classify", json={"model": "plain", "input": [1]})
-    told = error(answer)["message"]
-    assert answer.status_code == 400 and "fine-tune it first" in told
+    message = error(answer)["message"]
+    assert answer.status_code == 400 and "fine-tune it first" in message
     assert (
-        "4 tensors are missing (bert.pooler.dense.bias, bert.pooler.dense.weight, classifier.bias and 1 more)" in told
+        "4 tensors are missing (bert.pooler.dense.bias, bert.pooler.dense.weight, classifier.bias and 1 more)"
+        in message
     )
 
 

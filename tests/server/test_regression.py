@@ -62,8 +62,8 @@ def test_the_loss_is_the_mean_squared_error(tmp_path: Path) -> None:
     batch = Collate(0)([data[i] for i in range(4)])
     assert batch["labels"].dtype == torch.float32
     torch.testing.assert_close(batch["labels"], torch.tensor(SCORES[:4]))
-    told = net(**batch)
-    torch.testing.assert_close(told.loss, ((told.logits[:, 0] - batch["labels"]) ** 2).mean())
+    expected = net(**batch)
+    torch.testing.assert_close(expected.loss, ((expected.logits[:, 0] - batch["labels"]) ** 2).mean())
 
 
 def test_pearson_is_glues_and_none_of_a_constant() -> None:
@@ -101,8 +101,8 @@ def test_jobs_and_their_data(client: TestClient, folders: dict[str, Path]) -> No
 
     assert asked(real).json()["hyperparameters"]["num_labels"] == 1
     assert "whole numbers, which does not fit regression" in error(asked(whole))["message"]
-    told = error(asked(real, hyperparameters={}))["message"]
-    assert "real numbers, which does not fit classification" in told
+    message = error(asked(real, hyperparameters={}))["message"]
+    assert "real numbers, which does not fit classification" in message
     assert "must be 1" in error(asked(real, hyperparameters={"task": "regression", "num_labels": 2}))["message"]
 
 

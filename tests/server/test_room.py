@@ -473,8 +473,8 @@ def test_a_job_that_a_full_disk_ended_is_resumed(tmp_path: Path, folders: dict[s
         until(lambda: job_state(client, other) == "succeeded")
         assert client.get(address).json()["resumable"] is False
         until(lambda: not (folder / "checkpoints").exists())
-        told = [one["message"] for one in client.get(f"{address}/events").json()["data"]]
-        assert "job queued again" in told
+        entries = [one["message"] for one in client.get(f"{address}/events").json()["data"]]
+        assert "job queued again" in entries
         assert client.delete(f"/v1/models/{body['model']}").status_code == 200
 
 
@@ -499,8 +499,8 @@ def test_a_server_names_the_step_that_a_job_goes_on_from(
         with monkeypatch.context() as patched:
             patched.setattr(jobs._registry, "adopt", full)
             jobs._finish(key, Status(state="succeeded"))
-        told = client.get(f"/v1/fine_tuning/jobs/{key}").json()
-        assert "what was trained up to step 2 is kept there" in told["error"]["message"]
+        answer = client.get(f"/v1/fine_tuning/jobs/{key}").json()
+        assert "what was trained up to step 2 is kept there" in answer["error"]["message"]
         (folder / "status.json").write_text("{}")
         update = store.jobs.update
 

@@ -151,9 +151,9 @@ def test_the_result_keeps_dtype_and_generation_config(tmp_path: Path) -> None:
 def test_a_short_run_tells_its_first_and_last_loss(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", tiny.save("bert", tmp_path / "model"), False, max_steps=3, logging_steps=100)
     assert training.main(job) == 0
-    told = [json.loads(line) for line in (job / "events.jsonl").read_text().splitlines()]
-    assert told[0]["data"] == {"step": 0, "total_steps": 3}
-    losses = [one["data"] for one in told if "loss" in one["data"]]
+    entries = [json.loads(line) for line in (job / "events.jsonl").read_text().splitlines()]
+    assert entries[0]["data"] == {"step": 0, "total_steps": 3}
+    losses = [one["data"] for one in entries if "loss" in one["data"]]
     assert [(one["step"], one["total_steps"]) for one in losses] == [(1, 3), (3, 3)]
 
 
@@ -217,8 +217,8 @@ def test_a_full_disk_is_told_although_there_is_no_room_to_tell_it(
 
 def test_another_failure_is_not_called_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
-    told = training.explain(FULL_DISK[1][0], tmp_path)
-    assert told == "RuntimeError while training; the worker's log on the server says more"
+    explanation = training.explain(FULL_DISK[1][0], tmp_path)
+    assert explanation == "RuntimeError while training; the worker's log on the server says more"
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     assert "out of memory" in training.explain(MemoryError(), tmp_path)
 
@@ -271,8 +271,8 @@ def test_what_was_asked_for_and_leaves_no_layer_is_refused(layers: int, given: d
 
 def test_why_a_job_failed_is_one_line(tmp_path: Path) -> None:
     """It is shown in tables and in lists of events, where a line feed is no character that can be printed."""
-    told = training.explain(UsageError("2 first layers leave none of 2 to adapt", "lower them"), tmp_path)
-    assert told == "2 first layers leave none of 2 to adapt; lower them"
+    explanation = training.explain(UsageError("2 first layers leave none of 2 to adapt", "lower them"), tmp_path)
+    assert explanation == "2 first layers leave none of 2 to adapt; lower them"
 
 
 @pytest.mark.parametrize(
@@ -302,8 +302,8 @@ def test_the_best_epoch_is_kept_and_training_stops_early(tmp_path: Path) -> None
         n_epochs=9, early_stopping=2, logging_steps=100,
     )  # fmt: skip
     assert training.main(job) == 0
-    told = [json.loads(line)["data"] for line in (job / "events.jsonl").read_text().splitlines()]
-    seen = [one for one in told if "accuracy" in one]
+    entries = [json.loads(line)["data"] for line in (job / "events.jsonl").read_text().splitlines()]
+    seen = [one for one in entries if "accuracy" in one]
     assert [one["accuracy"] for one in seen] == [0.5] * 3
     assert seen[-1]["step"] == 18  # of 54: the first epoch, and two that were no better
     assert all(sum(map(sum, one["confusion"])) == 8 for one in seen)

@@ -23,9 +23,8 @@ from milkglass.errors import CorruptCheckpoint
 from milkglass.hidden_states import frames
 from milkglass.server.connections.process import WebServer
 from milkglass.server.settings import Limits, ServerSettings
-from milkglass.split import app as apps
-from milkglass.split.app import create_app
-from milkglass.split.server import ServerHalf
+from milkglass.split import server as apps
+from milkglass.split.server import ServerHalf, create_app
 from milkglass.threat.observations import Activations
 from tests.server.kit import TOKEN, error, until
 from tests.server.test_stalled import memory_of
@@ -62,8 +61,8 @@ def test_a_frame_is_answered_with_numbers(served: TestClient, noisy: Made) -> No
     assert answer.status_code == 200
     assert answer.json().keys() == {"object", "logits"}
     assert np.array_equal(np.asarray(answer.json()["logits"], np.float32), noisy.other().answer(frame))
-    told = served.get("/v1/split").json()
-    assert (told["method"], told["layer"], told["width"], told["classes"]) == ("dp-forward", 1, WIDTH, 2)
+    report = served.get("/v1/split").json()
+    assert (report["method"], report["layer"], report["width"], report["classes"]) == ("dp-forward", 1, WIDTH, 2)
 
 
 def test_only_the_token_opens(served: TestClient) -> None:
@@ -158,10 +157,10 @@ def test_frames_that_drip_keep_nobody_out(noisy: Made, tmp_path: Path) -> None:
     ):
         head = f"POST /v1/split HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
         head += f"Content-Length: {len(frame)}\r\n\r\n"
-        many = [stack.enter_context(socket.create_connection((host, port))) for _ in range(apps.HELD)]
+        many = [stack.enter_context(socket.create_connection((host, port))) for _ in range(apps.HELD_BODIES)]
         for one in many:
             one.sendall(head.encode() + frame[:part])
-        until(lambda: memory_of(app).used == apps.HELD * part)
+        until(lambda: memory_of(app).used == apps.HELD_BODIES * part)
         with httpx2.Client(base_url=f"http://{host}:{port}", headers={"Authorization": f"Bearer {TOKEN}"}) as client:
             for _ in range(3):
                 for one in many:

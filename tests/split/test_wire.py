@@ -91,8 +91,8 @@ def test_what_crosses_is_states_and_numbers(live: Running, noisy: Made) -> None:
             assert plain.astype(kind).tobytes() not in heard
         assert ", ".join(map(str, plain.tolist())).encode() not in heard
         assert ",".join(map(str, plain.tolist())).encode() not in heard
-    told = json.loads((noisy.client / "config.json").read_text("utf-8"))
-    assert told["secret"].encode() not in heard and bytes.fromhex(told["secret"]) not in heard
+    answer = json.loads((noisy.client / "config.json").read_text("utf-8"))
+    assert answer["secret"].encode() not in heard and bytes.fromhex(answer["secret"]) not in heard
     for name in noisy.about.labels:
         assert name.encode() not in heard
     frame = heard[heard.index(b'"hidden"') - 100 :]
@@ -154,9 +154,9 @@ def test_what_a_server_says_of_itself_is_checked(change: dict[str, Any]) -> None
 
 
 def test_frames_stay_below_the_limit_that_was_told() -> None:
-    told = replace(EncoderInfo.of(GOOD), width=384, max_body=1 << 20)
-    full = Activations(torch.zeros(told.max_rows, 384), np.array([told.max_rows]), 1)
-    assert 0.9 * told.max_body < len(frames.encode(full)) <= told.max_body
+    info = replace(EncoderInfo.of(GOOD), width=384, max_body=1 << 20)
+    full = Activations(torch.zeros(info.max_rows, 384), np.array([info.max_rows]), 1)
+    assert 0.9 * info.max_body < len(frames.encode(full)) <= info.max_body
 
 
 @pytest.mark.parametrize("logits", [None, "x", [[1.0], [1.0, 2.0]], [[float("inf")]], [], 3, [[None]], [[10**400]]])

@@ -46,13 +46,10 @@ def ranked(candidates: Candidates, size: int, k: int = 10) -> Guess:
 
 
 def best(likelihood: NDArray[np.float64]) -> tuple[Ids, Ids]:
-    """Returns the rows and columns of the assignment with the greatest total likelihood.
+    """Returns the rows and columns of the assignment of likelihood (r, m) with the greatest total.
 
     Each column is taken up to `copies` times. A likelihood of -inf counts as very unlikely, not as forbidden, so that
     there is always an assignment.
-
-    Args:
-        likelihood: (r, m) of any shape.
     """
     worst = np.finfo(np.float64).min / 1e6
     members = likelihood.shape[1]

@@ -18,7 +18,7 @@ from milkglass.attacks.embeddings.matching import Matching
 from milkglass.attacks.embeddings.mean_solve import MeanSolve
 from milkglass.attacks.embeddings.sorted_rows import SortedRows
 from milkglass.attacks.embeddings.tuned_rows import TunedRows
-from milkglass.attacks.gradients.dager.dager import DAGER
+from milkglass.attacks.gradients.dager import DAGER
 from milkglass.attacks.gradients.float_holes_rows import FloatHolesRows
 from milkglass.attacks.gradients.free_tokens import FreeTokens
 from milkglass.attacks.gradients.optimisation.dlg import DLG, TAG

@@ -17,16 +17,11 @@ from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
 
-TOKENS = 2048  # in a batch
+BATCH_TOKENS = 2048
 
 
 def body(model: Model, layers: int | None = None) -> PreTrainedModel:
-    """Returns the transformer without a head, in fp32 and evaluation mode.
-
-    Args:
-        model: the tensors and the config.
-        layers: how many of the first layers are kept. None: all.
-    """
+    """Returns the transformer without a head, in fp32 and evaluation mode; with `layers` only the first ones."""
     built: PreTrainedModel = torch_model.body(model, layers=layers).eval()
     return built
 
@@ -38,11 +33,8 @@ def tied(model: Model) -> bool:
     return bool(AutoConfig.for_model(kind, **raw).tie_word_embeddings)
 
 
-def batches(sequences: Sequences, tokens: int = TOKENS) -> Iterator[Ids]:
-    """Yields the numbers of sequences of one length, at most `tokens` ids at a time, the shortest first.
-
-    Skips empty ones.
-    """
+def batches(sequences: Sequences, tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
+    """Yields the numbers of nonempty sequences of one length, at most `tokens` ids at a time, the shortest first."""
     order = np.argsort(sequences.lengths, kind="stable")
     lengths = sequences.lengths[order]
     for length in np.unique(lengths[lengths > 0]):
@@ -53,12 +45,9 @@ def batches(sequences: Sequences, tokens: int = TOKENS) -> Iterator[Ids]:
 
 
 def within(
-    sequences: Sequences, budget: Budget, rng: np.random.Generator, floor: float = 0.0, tokens: int = TOKENS
+    sequences: Sequences, budget: Budget, rng: np.random.Generator, floor: float = 0.0, tokens: int = BATCH_TOKENS
 ) -> Iterator[Ids]:
-    """Yields the batches in random order until less than `floor` seconds are left, so that they are a sample of all.
-
-    The first batch always comes.
-    """
+    """Yields batches in random order, at least one, until less than `floor` seconds are left: a sample of all."""
     every = list(batches(sequences, tokens))
     for done, number in enumerate(rng.permutation(len(every)).tolist()):
         if done and budget.left() < floor:

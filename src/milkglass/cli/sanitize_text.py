@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from milkglass.sanitizers.files import FileSanitizer
     from milkglass.sanitizers.method import Reader, SanitizerMethod
     from milkglass.sanitizers.rows import FileShape
-    from milkglass.sanitizers.tables.table import WordVectors
+    from milkglass.sanitizers.table import WordVectors
 
 MANY = 0.2  # share of unknown words that is reported
 NEARLY_ALL = 0.95  # share of replaced words that is reported
@@ -42,7 +42,7 @@ def read_shape(
 
 def reader_of(ref: str, by: str | None) -> Reader:
     """A file is GloVe's, everything else a model."""
-    from milkglass.sanitizers.tables.table import read_glove
+    from milkglass.sanitizers.table import read_glove
     from milkglass.sanitizers.text import WordReader
 
     if Path(ref).is_file():
@@ -55,8 +55,8 @@ def reader_of(ref: str, by: str | None) -> Reader:
             "give a GloVe text file, a model's folder, a hub id (hf:owner/name), or demo:minilm",
         )
     from milkglass.models.resolve import resolve
-    from milkglass.sanitizers.tables.vocabulary import words_of_model
-    from milkglass.sanitizers.tokens import TokenReader
+    from milkglass.sanitizers.table import words_of_model
+    from milkglass.sanitizers.text import TokenReader
 
     folder = resolve(ref)
     name = ref if ref.startswith("demo:") else folder.name
@@ -75,7 +75,7 @@ def over_table(
     from dataclasses import replace
 
     from milkglass.sanitizers.files import count_file
-    from milkglass.sanitizers.tables.word_list import LIST_NAME, english
+    from milkglass.sanitizers.word_list import LIST_NAME, english
 
     with bars(quiet) as stage:
         counts = None
@@ -96,7 +96,7 @@ def over_table(
 
 
 def units(reader: Reader) -> str:
-    from milkglass.sanitizers.tokens import TokenReader
+    from milkglass.sanitizers.text import TokenReader
 
     return "tokens" if isinstance(reader, TokenReader) else "words"
 

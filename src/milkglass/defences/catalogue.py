@@ -34,11 +34,7 @@ OTHER_DEFENCES: Catalogue[Defence] = Catalogue("defence", group="milkglass.defen
 
 
 def other_defence_of(name: str, parameters: Mapping[str, Any]) -> Defence:
-    """Returns a whole defence of an installed package.
-
-    Raises:
-        UsageError: there is none, or it is a defence of hidden states, which an entry must name as `encoder`.
-    """
+    """Returns a whole defence of an installed package. Raises UsageError if there is none of that name."""
     defence = OTHER_DEFENCES.make(name, parameters)
     if isinstance(defence, HiddenStateDefence):
         raise UsageError(f"{name} is a defence of hidden states", f'write encoder = "{name}"')
@@ -51,11 +47,7 @@ def hidden_state_defence_of(name: str, parameters: Mapping[str, Any]) -> HiddenS
 
 
 def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
-    """Returns the defence of a recipe's entry. Raises UsageError.
-
-    Args:
-        data: the folder in which an entry's file names start.
-    """
+    """Returns the defence of a recipe's entry, whose file names start in `data`. Raises UsageError."""
     values = dict(entry)
     if not values:
         return Plain()
@@ -78,11 +70,7 @@ def _sanitizer(name: str, values: dict[str, Any], data: Path | None) -> Defence:
 
 
 def sanitizer_of(name: str, entry: Mapping[str, Any], words: Path | None) -> SanitizerDefence:
-    """Returns a sanitizer as a defence.
-
-    Args:
-        words: a GloVe file. Without one it replaces tokens if the paper's method does, unless `by` says otherwise.
-    """
+    """Returns a sanitizer as a defence. Without `words`, a GloVe file, it may replace tokens, as papers or `by` say."""
     values = dict(entry)
     by = values.pop("by", None)
     method = SANITIZERS.make(name, values)

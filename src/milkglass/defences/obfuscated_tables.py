@@ -25,7 +25,7 @@ from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
-from milkglass.noise.root import SECRET
+from milkglass.noise.root import SECRET_BYTES
 from milkglass.noise.stream import Stream, subkey
 from milkglass.papers import Paper
 from milkglass.schemes.catalogue import scheme_named
@@ -62,16 +62,12 @@ class TableClient(TokenClient):
 
 
 def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = "", digest: str = "") -> Key:
-    """Returns the key that a secret makes. Without a scheme it is the identity.
-
-    Args:
-        digest: the base's, if it is already known.
-    """
+    """Returns the key that a secret makes; without a scheme the identity. `digest` is the base's, if it is known."""
     key = new_key(base, ref or base.folder.name, scheme, digest or base.digest(), secret)
     return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))
 
 
-def public_codec(base: Checkpoint, secret: bytes = bytes(SECRET)) -> Codec:
+def public_codec(base: Checkpoint, secret: bytes = bytes(SECRET_BYTES)) -> Codec:
     """Returns a codec of the model's own ids."""
     return Codec.open(key_from(base, None, secret), base.folder)
 
@@ -112,8 +108,6 @@ class TableDefence(Defence):
     Only a coarse vocabulary with an epsilon has a guarantee. ObfusLM's (k, epsilon)-anonymity is nominal, since its
     sensitivity depends on the data.
 
-    Attributes:
-        scheme: the scheme.
         bands: the factor of frequency bands that are counted on the corpus. None: no bands, or bands that the scheme
             already has.
     """

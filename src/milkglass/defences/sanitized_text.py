@@ -34,8 +34,7 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import Sanitizer
-from milkglass.sanitizers.tables.table import WordVectors, read_glove
-from milkglass.sanitizers.tables.vocabulary import tokens_of_model, words_of_model
+from milkglass.sanitizers.table import WordVectors, read_glove, tokens_of_model, words_of_model
 from milkglass.sanitizers.text import TextSanitizer, WordReader
 from milkglass.sequences import Sequences
 from milkglass.threat.defence import Defence, LabelledTexts
@@ -66,11 +65,7 @@ class SanitizingClient(TokenClient):
 
 @dataclass(frozen=True)
 class SanitizedTextClient(SanitizingClient):
-    """Replaces words.
-
-    Attributes:
-        sanitizer: the mechanism in front of the model, with the words that it keeps.
-    """
+    """Replaces words by a mechanism in front of the model, except those that it keeps."""
 
     sanitizer: TextSanitizer = field(repr=False)
 
@@ -84,11 +79,7 @@ class SanitizedTextClient(SanitizingClient):
 
 @dataclass(frozen=True)
 class SanitizedTokensClient(SanitizingClient):
-    """Replaces tokens, each in its place.
-
-    Attributes:
-        mechanism: over the model's own table.
-    """
+    """Replaces tokens, each in its place, by a mechanism over the model's own table."""
 
     mechanism: Sanitizer = field(repr=False)
 
@@ -113,10 +104,7 @@ class SanitizerDefence(Defence):
     It has no guarantee of its own: what is proved depends on the table, and the client half's sanitizer or mechanism
     has it.
 
-    Attributes:
-        method: the mechanism and its parameters.
         words: a GloVe file. None: the model's own table.
-        by: what is replaced.
     """
 
     method: SanitizerMethod

@@ -38,7 +38,6 @@ class TokenClient(Client):
     """The client half.
 
     Attributes:
-        codec: encodes texts.
         secret: 32 bytes, from which all else of this half follows.
         document: name and parameters of the defence.
     """
@@ -49,10 +48,7 @@ class TokenClient(Client):
 
     @abc.abstractmethod
     def before(self, texts: Sequence[str]) -> list[str]:
-        """Returns the texts that are encoded in place of these.
-
-        It is abstract so that no client sends undisturbed texts by omission.
-        """
+        """Returns the texts that are encoded in place of these; abstract, so that no client forgets to disturb."""
 
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
         second = None if pairs is None else self.before(pairs)
@@ -78,9 +74,9 @@ def read_saved(folder: Path) -> tuple[bytes, dict[str, Any]]:
     if not (folder / SECRET).is_file() or not (folder / ABOUT).is_file():
         raise KeyFileError(f"{folder} holds no client half", "give the folder that Client.save wrote")
     secret = (folder / SECRET).read_bytes()
-    if len(secret) != root.SECRET:
+    if len(secret) != root.SECRET_BYTES:
         raise KeyFileError(
-            f"the secret is {len(secret)} bytes long, {root.SECRET} are needed", "give the folder of another copy"
+            f"the secret is {len(secret)} bytes long, {root.SECRET_BYTES} are needed", "give the folder of another copy"
         )
     return secret, read_json(folder / ABOUT)
 

@@ -81,11 +81,7 @@ class RowBudget:
         return self.level
 
     def charge(self, rows: int) -> float:
-        """Charges so many rows, and returns the level to be written before they leave.
-
-        Raises:
-            EnclaveError: the bucket has fewer. Nothing is charged.
-        """
+        """Charges so many rows, and returns the level to be written before they leave, or raises EnclaveError."""
         now = self.clock()
         passed = max(0.0, now - self.since)  # a clock that is set back fills nothing
         room = max(0.0, self.policy.burst - self.charged)  # what is charged is in the bucket still

@@ -20,12 +20,11 @@ from typing import Any
 
 from milkglass import errors
 from milkglass.client.codec.conversation import Message
-from milkglass.enclave import gramine, prompt
-from milkglass.enclave.attestation import release
-from milkglass.enclave.attestation.attest import ATTESTED, ATTESTED_BY_QUOTE, KINDS, NOT_ATTESTED
-from milkglass.enclave.attestation.quote import INTEL, Trust, verify
+from milkglass.enclave import gramine, prompt, release
+from milkglass.enclave.attestation import ATTESTED, ATTESTED_BY_QUOTE, KINDS, NOT_ATTESTED
 from milkglass.enclave.lists import RnmSettings
 from milkglass.enclave.program import INNER, read_message, write_message
+from milkglass.enclave.quote import INTEL, Trust, verify
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Progress, Stage, no_progress, no_stage
@@ -41,7 +40,6 @@ class SanitizedPrompt:
 
     Attributes:
         vectors: bytes of (tokens, d), in the table's type.
-        tokens: how many.
         private: how many are of the user's text.
         changed: how many of these were replaced.
     """
@@ -58,7 +56,6 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
     Threads may share it: it answers one call at a time.
 
     Attributes:
-        kind: process, gramine-direct or gramine-sgx.
         measurement: the measurement of its code in hex, as it states; `attest` verifies it.
         attested: whether a quote proved it since the start.
         holds: what the process gave up, in words.
@@ -149,12 +146,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         return sealed, bytes.fromhex(value["state"])
 
     def open(self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int]) -> None:
-        """Opens the table, once.
-
-        Args:
-            state: what `lists` or `state` returned last.
-            counts: how often each token occurs, which decides what is sensitive.
-        """
+        """Opens the table, once. `counts` say how often each token occurs, which decides what is sensitive."""
         fields = {"secret": secret.hex(), "state": state.hex(), "tokenizer": str(tokenizer), "counts": counts}
         self.about, _ = self._call("open", sealed, **fields)
 
@@ -163,12 +155,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         return self._call("state", b"")[1]
 
     def text(self, text: str, instruction: str, limit: int, settings: RnmSettings) -> SanitizedPrompt:
-        """Sanitizes a text. Raises CodecError for a text that cannot be sanitized, and EnclaveError.
-
-        Args:
-            instruction: text before it that is not sanitized.
-            limit: the most tokens.
-        """
+        """Sanitizes a text of at most `limit` tokens after its instruction. Raises CodecError, EnclaveError."""
         return self._sanitized(prompt.text_pieces(text, instruction), True, limit, settings)
 
     def chat(
@@ -177,10 +164,6 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         """Sanitizes a conversation. Raises CodecError, EnclaveError.
 
         The provider's template is rendered here, in a process of its own that sees no text (prompt.py).
-
-        Args:
-            limit: the most tokens.
-            instruction: text that is not sanitized where a message of the user begins with it.
         """
         if self._template is None:
             if self.tokenizer is None:

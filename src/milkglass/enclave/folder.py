@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from milkglass import files
 from milkglass.enclave import gramine
-from milkglass.enclave.attestation.attest import ATTESTED
+from milkglass.enclave.attestation import ATTESTED
 from milkglass.enclave.enclave import Enclave, require_kind
 from milkglass.enclave.package import TOKENIZER as TOKENIZER_FILES
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.checkpoint import read_json
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Stage, no_stage
-from milkglass.sanitizers.tables.word_list import english, token_counts
+from milkglass.sanitizers.word_list import english, token_counts
 from milkglass.sequences import Sequences
 
 if TYPE_CHECKING:
@@ -49,12 +49,8 @@ class EnclaveAbout:
     """The content of enclave.json.
 
     Attributes:
-        kind: the enclave's kind.
         measurement: the measurement of the code that the table was sealed for.
-        model: the provider's name for the model.
         table: SHA-256 of the table, in hex.
-        k: the length of the candidate lists.
-        rows: the number of rows of the table.
         counted: what decides which tokens are sensitive: CORPUS, the user's own, or WORDS, a list of English words.
     """
 
@@ -99,16 +95,12 @@ def build(
 ) -> tuple[EnclaveAbout, Enclave]:
     """Starts an enclave, lets the provider release its table to it, and stores what it sealed.
 
-    Args:
-        folder: is new, or was made by `prepare`, and its script has run.
-        fetch: gets the package from the provider.
-        corpus: the user's texts, one a line, whose tokens are counted.
+    `fetch` gets the package from the provider; the tokens of `corpus`, one text a line, are counted.
 
-    Returns:
-        The content of enclave.json, and the enclave, which has ended and still says whether it was attested.
+    Returns the content of enclave.json, and the enclave, which has ended and still says whether it was attested.
 
-    Raises:
-        UsageError: the folder exists or is not prepared; also EnclaveError and RemoteError. Nothing of the table stays.
+    Raises UsageError if the folder exists or is not prepared; also EnclaveError and RemoteError. Nothing of the table
+    stays.
     """
     require_kind(kind)
     with _place(folder, kind) as place, Enclave(kind, place) as enclave:
@@ -170,9 +162,8 @@ def _require_new(folder: Path) -> None:
 def opened(folder: Path) -> Iterator[Enclave]:
     """Yields the enclave with its open table. The number of rows that left it is stored when the block ends.
 
-    Raises:
-        UsageError: another process has it open.
-        EnclaveError: it does not prove to be the enclave that the table was sealed for.
+    Raises UsageError if another process has it open, and EnclaveError if it does not prove to be the enclave that the
+    table was sealed for.
     """
     about = EnclaveAbout.read(folder)
     with _alone(folder), Enclave(about.kind, folder) as enclave:

@@ -14,7 +14,7 @@ import sysconfig
 from pathlib import Path
 
 from milkglass import files
-from milkglass.enclave.attestation.attest import ATTESTED
+from milkglass.enclave.attestation import ATTESTED
 from milkglass.errors import UsageError
 
 APP = "milkglass-enclave"

@@ -18,8 +18,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from milkglass.enclave import prompt
-from milkglass.enclave.attestation import attest, release
+from milkglass.enclave import attestation, prompt, release
 from milkglass.enclave.budget import NotCharged, RowBudget
 from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
 from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_files
@@ -27,7 +26,7 @@ from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import decodes_by_byte, load_tokenizer
 from milkglass.noise.stream import Stream, subkey
 from milkglass.progress import Stage, no_stage
-from milkglass.sanitizers.tables.vocabulary import special_rows
+from milkglass.sanitizers.table import special_rows
 
 Reply = tuple[dict[str, Any], bytes]
 TABLE, STATE = "table", "state"  # names of sealed pieces
@@ -35,13 +34,7 @@ TABLE, STATE = "table", "state"  # names of sealed pieces
 
 @dataclass
 class Inside:
-    """The enclave's state.
-
-    Attributes:
-        kind: process, gramine-direct or gramine-sgx.
-        measurement: the measurement of its code, in hex.
-        watched: receives the progress of long work.
-    """
+    """The enclave's state."""
 
     kind: str
     measurement: str
@@ -78,49 +71,35 @@ class Inside:
             raise EnclaveError(f"the provider's nonce has {len(nonce)} bytes", f"{release.NONCE} are needed")
         self._own, self._nonce = X25519PrivateKey.generate(), nonce
         public = self._own.public_key().public_bytes_raw()
-        quote = attest.quote(self.kind, self.measurement, release.report_data(public, nonce))
+        quote = attestation.quote(self.kind, self.measurement, release.report_data(public, nonce))
         return {"public": public.hex()}, quote
 
     def _release(self, content: bytes, secret: str) -> Reply:
-        """Returns the tokenizer's files of the provider's package.
-
-        The host checks them before `lists` seals the table.
-
-        Args:
-            secret: the host's, for kinds without SGX.
-        """
+        """Returns the tokenizer's files of the package, which the host checks before `lists` seals the table."""
         if self._own is None:
             raise EnclaveError("a package came that was not asked for", "ask for a challenge first")
         package = self._released = TablePackage.decode(release.decrypted(content, self._own, self._nonce))
         self._own = None
-        self._key = attest.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
+        self._key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
         return {**self._described(package), "files": package.files}, b""
 
     def _lists(self, content: bytes, k: int) -> Reply:
-        """Returns the released package with candidate lists, sealed, and the first state.
-
-        Without the state the table never opens.
-        """
+        """Returns the released package with lists, sealed, and the first state, without which the table never opens."""
         package, self._released = self._released, None
         if package is None:
             raise EnclaveError("candidate lists were asked for before a table came", "release one first")
-        sealed = attest.seal(self._key, TABLE, with_lists(package, k, self.watched).encode())
+        sealed = attestation.seal(self._key, TABLE, with_lists(package, k, self.watched).encode())
         self._sealed_table = hashlib.sha256(sealed).hexdigest()
         state = self._sealed(float(package.policy.burst), secrets.token_bytes(32))
         return {"state": state.hex()}, sealed
 
     # --- opening ------------------------------------------------------------------------------------------------------
     def _unsealed(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int]) -> Reply:
-        """Opens the table, once: a second opening could restore an older state.
-
-        Args:
-            state: what `lists` or `state` returned last, in hex.
-            tokenizer: a folder of public files.
-        """
+        """Opens the table, once: a second opening could restore an older state."""
         if self._open is not None:
             raise EnclaveError("the enclave holds a table already", "start another enclave")
-        self._key = attest.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
-        package = TablePackage.decode(attest.unseal(self._key, TABLE, content))
+        self._key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
+        package = TablePackage.decode(attestation.unseal(self._key, TABLE, content))
         if digest_of_files(tokenizer_files(Path(tokenizer))) != package.tokenizer:
             raise EnclaveError("the tokenizer is not the one that the provider released", "build the enclave again")
         self._sealed_table = hashlib.sha256(content).hexdigest()
@@ -138,12 +117,8 @@ class Inside:
         return {**self._described(package), "by_byte": decodes_by_byte(known)}, b""
 
     def _restored(self, state: str) -> tuple[float, bytes]:
-        """Returns the budget's level, and the secret of the sanitizer's draws.
-
-        Raises:
-            EnclaveError: the state is missing, or belongs to another table.
-        """
-        raw = json.loads(attest.unseal(self._key, STATE, bytes.fromhex(state)))
+        """Returns the budget's level and the draws' secret. Raises EnclaveError without a state of this table."""
+        raw = json.loads(attestation.unseal(self._key, STATE, bytes.fromhex(state)))
         if raw["table"] != self._sealed_table:
             raise EnclaveError("the sealed state is another table's", "build the enclave again")
         return float(raw["level"]), bytes.fromhex(raw["root"])
@@ -154,7 +129,7 @@ class Inside:
 
     def _sealed(self, level: float, root: bytes) -> bytes:
         value = {"level": level, "root": root.hex(), "table": self._sealed_table}
-        return attest.seal(self._key, STATE, json.dumps(value).encode())
+        return attestation.seal(self._key, STATE, json.dumps(value).encode())
 
     @staticmethod
     def _described(package: TablePackage) -> dict[str, Any]:
@@ -173,12 +148,7 @@ class Inside:
         return self._open
 
     def _prompt(self, content: bytes, special: bool, limit: int, **settings: Any) -> Reply:
-        """Sanitizes a prompt.
-
-        Args:
-            content: the pieces, as `prompt.to_json` writes them.
-            special: whether special tokens are put around them.
-        """
+        """Sanitizes the pieces, as `prompt.to_json` writes them, with special tokens around them if `special`."""
         pieces = prompt.from_json(json.loads(content))
         tokens = prompt.tokens(self._table.tokenizer, pieces, limit, special)
         return self._table.sanitized(tokens, RnmSettings(**settings))
@@ -195,11 +165,7 @@ class OpenTable:
     """An open table.
 
     Attributes:
-        package: the table with its lists.
-        budget: limits the rows that may leave.
-        sanitizer: replaces the user's tokens.
         root: 32 bytes. The same text gets the same substitutes, so that repeating it gives no second draw.
-        tokenizer: the model's.
     """
 
     package: TablePackage = field(repr=False)
@@ -211,9 +177,8 @@ class OpenTable:
     def sanitized(self, tokens: prompt.PromptTokens, settings: RnmSettings) -> Reply:
         """Returns the vectors of a prompt whose private tokens were sanitized.
 
-        Raises:
-            EnclaveError: a private token is special, and would be sent unchanged. This includes the unknown token,
-                since the provider chooses which words are unknown.
+        Raises EnclaveError for a special private token, which would be sent unchanged. This includes the unknown token,
+        since the provider chooses which words are unknown.
         """
         own = tokens.ids[tokens.private]
         if self.package.special[own].any():
@@ -235,12 +200,7 @@ class OpenTable:
         return Stream(subkey(self.root, "enclave", hashlib.sha256(label.encode()).hexdigest()))
 
     def rows(self, ids: NDArray[np.int64]) -> bytes:
-        """Returns the vectors of ids.
-
-        Raises:
-            EnclaveError: an id is beyond the table.
-            NotCharged: no written level covers the rows.
-        """
+        """Returns the vectors of ids. Raises EnclaveError beyond the table, NotCharged without a written level."""
         if not len(ids) or ids.min() < 0 or ids.max() >= len(self.package.rows):
             raise EnclaveError("a row was asked for that the table does not have", "is the server of the same model?")
         self.budget.take(len(ids))

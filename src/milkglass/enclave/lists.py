@@ -1,7 +1,7 @@
 """The sanitizer of an enclave: report-noisy-max by token (`sanitizers/rnm.py`), with lists that are computed once.
 
 The rarest 20 % of the tokens are sensitive, by the user's corpus if one was counted, or else by a list of English words
-(`sanitizers/tables/word_list.py`). The host counts: the list is public, and the corpus is the user's own.
+(`sanitizers/word_list.py`). The host counts: the list is public, and the corpus is the user's own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import EPSILON as EPSILON_LIMIT
 from milkglass.sanitizers.sanitizer import SHARE as SHARE_LIMIT
 from milkglass.sanitizers.sanitizer import Spared, sensitive_words
-from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.table import WordVectors
 
 K, P, SHARE = 30, 0.3, 0.2  # CMIF, section 4.1
 EPSILON = 3.0  # the largest of its Table 1; the paper names no default
@@ -58,12 +58,7 @@ def with_lists(package: TablePackage, k: int = K, stage: Stage = no_stage) -> Ta
 
 @dataclass(frozen=True)
 class TokenSanitizer:
-    """Replaces tokens of one model.
-
-    Attributes:
-        package: the table with its lists.
-        counts: (n,) how often each token occurs in the user's corpus, or in English.
-    """
+    """Replaces tokens of one model; counts (n,) say how often each occurs in the user's corpus, or in English."""
 
     package: TablePackage = field(repr=False)
     counts: NDArray[np.int64] = field(repr=False)

@@ -83,8 +83,7 @@ def own_namespaces() -> str:
 def lock() -> list[str]:
     """Gives up the rest. Returns what holds, in words.
 
-    Raises:
-        EnclaveError: the system has no seccomp. With an open network, the pipe would not be the only channel.
+    Raises EnclaveError if the system has no seccomp. With an open network, the pipe would not be the only channel.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -97,11 +96,7 @@ def lock() -> list[str]:
 
 
 def seccomp_filter(machine: str) -> bytes:
-    """Returns BPF instructions of 8 bytes, under which calls of other architectures fail too.
-
-    Raises:
-        EnclaveError: the calls of `machine` are not known.
-    """
+    """Returns BPF instructions, under which calls of other architectures fail too. Raises EnclaveError."""
     if machine not in SYSTEMS:
         raise EnclaveError(
             f"the calls of {machine} are not known", f"use one of {', '.join(SYSTEMS)}, or a Gramine kind"

@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 
 from milkglass.enclave.budget import RowPolicy
 from milkglass.errors import EnclaveError
-from milkglass.sanitizers.tables.vocabulary import special_rows
+from milkglass.sanitizers.table import special_rows
 
 if TYPE_CHECKING:
     import torch

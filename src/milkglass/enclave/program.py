@@ -31,10 +31,10 @@ def main(kind: str) -> None:
     reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints does not get into the pipe
     given = os.environ.get(INNER) or (own_namespaces() if kind == "process" else "")  # before there is a second thread
-    from milkglass.enclave.attestation import attest
+    from milkglass.enclave import attestation
     from milkglass.enclave.inside import Inside
 
-    inside = Inside(kind, attest.measurement_of(kind), partial(_tell, writing))
+    inside = Inside(kind, attestation.measurement_of(kind), partial(_tell, writing))
     holds = [*(lock() if kind == "process" else []), *([given] if given else [])]
     write_message(writing, {"kind": kind, "measurement": inside.measurement, "holds": holds})
     serve(inside, reading, writing)

@@ -34,23 +34,14 @@ ROLE = re.compile(r"[a-zA-Z_-]{1,32}")
 
 @dataclass(frozen=True)
 class PromptPiece(TextPiece):
-    """A part of a prompt.
-
-    Attributes:
-        private: whether it is the user's, and is sanitized.
-    """
+    """A part of a prompt. The user's is `private`, and is sanitized."""
 
     private: bool
 
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The tokens of one prompt.
-
-    Attributes:
-        ids: (t,)
-        private: (t,) whether a token is of the user's text.
-    """
+    """The tokens (t,) of one prompt, and whether each is of the user's text."""
 
     ids: NDArray[np.int64] = field(repr=False)
     private: NDArray[np.bool_] = field(repr=False)
@@ -91,9 +82,8 @@ def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = 
     What users say is sanitized. What the system and the model say is not, nor an instruction with which a message of
     the user begins.
 
-    Raises:
-        CodecError: the template refuses the conversation, leaves a message out, or changes a message in any way but to
-            strip the white space around it.
+    Raises CodecError if the template refuses the conversation, leaves a message out, or changes a message in any way
+    but to strip the white space around it.
     """
     require_messages(tokenizer, messages)
     if strange := next((n for n, one in enumerate(messages, 1) if not ROLE.fullmatch(one["role"])), 0):
@@ -105,16 +95,9 @@ def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = 
 
 
 def tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, special: bool) -> PromptTokens:
-    """Tokenizes a prompt, each piece separately.
+    """Tokenizes a prompt, each piece separately, with the tokenizer's special tokens around it if `special`.
 
-    Args:
-        limit: the most tokens.
-        special: whether the tokenizer's special tokens are put around it.
-
-    Raises:
-        EmptyText: the prompt has no token.
-        TooLong: the prompt has more than `limit` tokens.
-        EnclaveError: the tokens of the user's text read as another text.
+    Raises EmptyText, TooLong, and EnclaveError if the tokens of the user's text read as another text.
     """
     before, after = special_around(tokenizer) if special else ([], [])
     ids, private = list(before), [False] * len(before)
@@ -247,10 +230,7 @@ def _rewritten(how: str = "rewrites what a message says") -> CodecError:
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
 def _joined(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[PromptPiece]:
-    """Returns the pieces that are not empty, with a space at the end of one moved to the next literal one.
-
-    Tokenizers write a space into the word after it.
-    """
+    """Returns nonempty pieces. A space at the end of one moves to the next literal one, as tokenizers have it."""
     result = list[PromptPiece]()
     for piece in pieces:
         if not piece.text:

@@ -56,8 +56,7 @@ def require_no_error(event: Mapping[str, Any]) -> None:
 def refusal(status: int, kind: Any) -> RemoteError:
     """Returns the error for an HTTP status, which the result has as `status`.
 
-    Args:
-        kind: the error's name. The engine's own message is not used, because it may repeat ids.
+    `kind` is the error's name. The engine's own message is not used, because it may repeat ids.
     """
     named = f" ({kind})" if isinstance(kind, str) and KIND.fullmatch(kind) else ""
     hint = STATUS_HINTS.get(status, "the engine's log says more")
@@ -84,8 +83,7 @@ def finish_of(value: Any) -> Finish | None:
 def taken_and_best(content: Sequence[Mapping[str, Any]], name: str, most: int) -> list[list[IdLogprob]]:
     """Returns for each entry the token that was taken, then the `most` likeliest.
 
-    Args:
-        content: entries with an id under `name`, its "logprob", and the likeliest ones as "top_logprobs".
+    `content` has an id under `name`, its "logprob", and the likeliest ones as "top_logprobs".
     """
 
     def one(entry: Mapping[str, Any]) -> IdLogprob:

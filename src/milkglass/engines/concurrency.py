@@ -24,7 +24,6 @@ class CallLimit:
     """A limit of calls at a time.
 
     Attributes:
-        most: the most calls at a time.
         timeout: seconds that a call waits while no other call of its request is running.
     """
 
@@ -34,11 +33,7 @@ class CallLimit:
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        """Counts a call while the block runs.
-
-        Raises:
-            EngineBusy: the limit was reached for too long.
-        """
+        """Counts a call while the block runs. Raises EngineBusy if the limit was reached for too long."""
         request = REQUEST.get()
         await self._acquire(request)
         self._under_way[request] += 1

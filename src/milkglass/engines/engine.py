@@ -19,6 +19,10 @@ from milkglass.errors import RemoteError, UnsupportedModel, UsageError
 Finish = Literal["stop", "length"]
 NO_BIAS: Mapping[int, float] = {}
 NAME = re.compile(r"[!-~]{1,200}")  # a model's name, without characters that steer a terminal
+ALWAYS = frozenset({"prompt", "max_tokens", "temperature", "top_p", "stop_ids"})
+NAME_DIGITS = 7
+MAX_NAMES = 10**NAME_DIGITS  # tokens
+NAME_PATTERN = f"t[0-9]{{{NAME_DIGITS}}}"  # of opaque names
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,6 @@ class IdsRequest:
         """Returns the names of the fields that are set and that some engines do not honour."""
         neutral = {one.name: one.default for one in fields(self)} | {"logit_bias": NO_BIAS}
         return {name for name, value in neutral.items() if name not in ALWAYS and getattr(self, name) != value}
-
-
-ALWAYS = frozenset({"prompt", "max_tokens", "temperature", "top_p", "stop_ids"})
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,7 @@ class ServedModel:
 
 
 def name_of(record: Mapping[str, Any]) -> str:
-    """Returns a model's name, which may be a path. It is sent back in a body and printed, but is part of no URL.
-
-    Raises:
-        RemoteError: it is no proper name.
-    """
+    """Returns a model's name, which may be a path, for bodies and printing, not for URLs. Raises RemoteError."""
     name = record.get("id")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RemoteError(
@@ -123,12 +120,7 @@ def name_of(record: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Call:
-    """A request to send. Nothing else is sent but the fixed headers of upstream.py.
-
-    Attributes:
-        path: below the engine's address.
-        body: None for a GET.
-    """
+    """A request to send, below the engine's address. Nothing else is sent but the fixed headers of upstream.py."""
 
     path: str
     body: Mapping[str, Any] | None = None
@@ -187,3 +179,15 @@ class IdsEngine(abc.ABC):
 
     def _embeds_nothing(self) -> UnsupportedModel:
         return UnsupportedModel(f"the engine {self.name} makes no embeddings of token ids", "use another engine")
+
+
+def opaque_name(token: int) -> str:
+    """Returns the opaque name of a token, for engines that require a vocabulary with a scrambled model.
+
+    Token i is `t` and i in seven digits. All names have one width, so that no name begins another and text of names can
+    be split in one way only. The letter is only at the beginning of names, so that a name is never found across two
+    others. Names reveal nothing, since the engine sees ids anyway. Raises UsageError for an id that has no such name.
+    """
+    if not 0 <= token < MAX_NAMES:
+        raise UsageError(f"an id is not below {MAX_NAMES}, which opaque names end at", "give an id of this model")
+    return f"t{token:0{NAME_DIGITS}}"

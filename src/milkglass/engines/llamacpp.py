@@ -4,9 +4,9 @@
 next event says that the answer ended. A token that may have ended the answer is therefore held until the next event:
 one of `stop_ids`, or one without text, which in an exported file is an end id.
 
-The server stops at strings, not at ids. In an exported file every token has its own name (opaque.py), which no text of
-other names contains, so that the name of an id stops there and nowhere else. A file with a real vocabulary is refused,
-since the server sends no event for a token that is not a whole character.
+The server stops at strings, not at ids. In an exported file every token has its own name (`opaque_name`), which no text
+of other names contains, so that the name of an id stops there and nowhere else. A file with a real vocabulary is
+refused, since the server sends no event for a token that is not a whole character.
 
 Presence and frequency penalties count the prompt as well here, so they are not offered. Written for llama.cpp 0.6.0
 (`tools/server`); tests/engines/test_real.py runs it.
@@ -30,8 +30,8 @@ from milkglass.engines.engine import (
     Reader,
     ServedModel,
     name_of,
+    opaque_name,
 )
-from milkglass.engines.opaque import opaque_name
 from milkglass.errors import RemoteError
 
 SEEDS = (1 << 32) - 1  # the largest number of 32 bits draws a seed

@@ -13,7 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import httpx2
 
@@ -26,13 +26,16 @@ from milkglass.client.remote.connection import (
     require_plain,
     say_no_agent,
 )
-from milkglass.client.remote.strict_json import document
+from milkglass.client.remote.strict_json import HINT, document
 from milkglass.engines.answers import AnswerBounds, refusal
 from milkglass.engines.concurrency import CallLimit
 from milkglass.engines.engine import Call, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
-from milkglass.engines.events import TIMED_OUT, AnswerEvents, Traffic
 from milkglass.errors import RemoteError, Unreachable, UsageError
 
+MAX_EVENT = 4 << 20  # bytes of one event
+MAX_COMMENTS = 256 << 10  # bytes of a whole answer that are no event: comments, and events without data
+EVENT_OVERHEAD = 128  # bytes of an event besides its data: names of fields, an id
+TIMED_OUT = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
 DONE = "[DONE]"
 AFTER_END = 16  # events that may follow the end: the count of tokens, [DONE]
 LAST_WORDS = 5.0  # seconds that these may take
@@ -40,18 +43,77 @@ KEEP_ALIVE = 2.0  # seconds that an idle connection is kept: engines close their
 BROKEN_OFF = ("disconnected", "closed connection")  # in messages of httpx2's protocol errors
 
 
+@dataclass
+class Traffic:
+    """The bytes of bodies that were sent and received, without headers."""
+
+    sent: int = 0
+    received: int = 0
+
+
+@final
+class AnswerEvents:
+    """The server-sent events of one answer, within limits of size and time that the engine cannot extend.
+
+    Close it (`aclosing`), so that the connection is given back.
+    """
+
+    def __init__(self, answer: httpx2.Response, silence: float, traffic: Traffic) -> None:
+        # Whatever it says: what is no event is not read, and a charset could name any of Python's codecs
+        answer.headers["Content-Type"] = "text/event-stream; charset=utf-8"
+        answer.stream = self._bytes = _BoundedBytes(answer.stream, traffic)
+        self._events: Any = aiter(httpx2.EventSource(answer, max_event_size=MAX_EVENT))
+        self.silence = silence
+
+    async def next(self) -> str | None:
+        """Returns the data of the next event that has some, or None at the end of the answer.
+
+        Raises RemoteError if events or comments have too many bytes, and Unreachable if none came in time.
+        """
+        try:
+            async with asyncio.timeout(self.silence):
+                while (event := await anext(self._events, None)) is not None:
+                    if event.data:
+                        self._bytes.no_events -= len(event.data) + EVENT_OVERHEAD
+                        return str(event.data)
+            return None
+        except TimeoutError as error:
+            raise Unreachable(f"the answer was silent for {self.silence:g} s", TIMED_OUT) from error
+        except httpx2.SSEError as error:
+            raise RemoteError(f"an event of the answer has more than {MAX_EVENT} bytes", HINT) from error
+
+    async def aclose(self) -> None:
+        """Stops reading the answer."""
+        await self._events.aclose()
+
+
+class _BoundedBytes(httpx2.AsyncByteStream):
+    """The bytes of an answer, with a limit on those, `no_events`, that are no event."""
+
+    def __init__(self, stream: Any, traffic: Traffic) -> None:
+        self._stream, self._traffic, self.no_events = stream, traffic, 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._stream:
+            self.no_events += len(part)
+            self._traffic.received += len(part)
+            if self.no_events > MAX_EVENT + MAX_COMMENTS:
+                raise RemoteError(f"the answer has more than {MAX_COMMENTS} bytes of comments", HINT)
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
 @dataclass(frozen=True)
 class Timeouts:
     """The seconds to wait for an engine, and the number of connections to it.
 
     Attributes:
-        connect: for a connection.
         begin: for the beginning of an answer, before which come a queue and a long prompt; and as long for a free
             connection before that (concurrency.py).
         silence: for each further event of an answer. Comments do not count as events.
         whole: for a complete answer that does not stream, once it has begun, and for an error's body.
-        attempts: tries to connect.
-        pause: before the second try, doubling.
         connections: the most open connections. More conversations wait.
     """
 
@@ -65,12 +127,7 @@ class Timeouts:
 
 
 class Upstream:
-    """An engine at an address. Every call raises RemoteError.
-
-    Attributes:
-        engine: translates requests and answers.
-        traffic: bytes that were sent and received.
-    """
+    """An engine at an address, which translates requests and answers. Every call raises RemoteError."""
 
     def __init__(
         self,
@@ -83,8 +140,7 @@ class Upstream:
     ) -> None:
         """Prepares a client. `authority` is a PEM file with the engine's certificate.
 
-        Raises:
-            UsageError: the token would cross a network unencrypted.
+        Raises UsageError if the token would cross a network unencrypted.
         """
         self.engine, self.url, self.timeouts = engine, url.rstrip("/"), timeouts or Timeouts()
         self.traffic, self._calls = Traffic(), CallLimit(self.timeouts.connections, self.timeouts.begin)
@@ -106,9 +162,7 @@ class Upstream:
     async def embed(self, model: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Returns a vector for each row of ids, in order.
 
-        Raises:
-            UsageError: there is no row, or an empty one.
-            UnsupportedModel: the engine embeds no ids.
+        Raises UsageError for no row or an empty one, and UnsupportedModel if the engine embeds no ids.
         """
         if not rows or not all(rows):
             raise UsageError("there is nothing to embed: no row, or an empty one", "give at least one id a row")
@@ -120,9 +174,8 @@ class Upstream:
     async def generate(self, model: str, request: IdsRequest) -> AsyncGenerator[IdsChunk, None]:
         """Yields an answer as it arrives. The last chunk says why it ended. Closing the iterator ends the request.
 
-        Raises:
-            UsageError: the engine does not offer an option; nothing was sent.
-            Unreachable: the answer broke off, or took too long.
+        Raises UsageError if the engine does not offer an option, before anything is sent, and Unreachable if it breaks
+        off.
         """
         self.engine.require(request)
         call, read, bounds = self.engine.completion(model, request), self.engine.reader(request), AnswerBounds(request)

@@ -97,10 +97,7 @@ def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) 
 
 @lru_cache(maxsize=1)
 def _step(folder: Path, digest: str, classes: int, seed: int) -> SharedStep:
-    """Returns the shared step.
-
-    `digest` is only a cache key, so that another model in the same folder is opened anew.
-    """
+    """Returns the shared step. `digest` is only a cache key: another model in the same folder is opened anew."""
     return SharedStep.open(folder, "classification", classes, seed)
 
 

@@ -28,7 +28,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection, SelectionMethod
-from milkglass.sanitizers.tables.table import Mask
+from milkglass.sanitizers.table import Mask
 
 _HINT = "prepare it with `milkglass federated prepare`, without --plain"
 _LEAST: Callable[[Any, Any], bool] = lambda is_, asked: is_ >= asked  # noqa: E731
@@ -44,8 +44,6 @@ class GhostDemand:
     """What rows must have passed through.
 
     Attributes:
-        folder: the folder of the model that is trained.
-        digest: of that model.
         search: GHOST's search; a stricter one passes too.
         way: GHOST's selection. The number of beams and sweeps is free: it changes how good a shadow is, not how far it
             is from its text.
@@ -65,10 +63,7 @@ class GhostDemand:
 def before(site: Site, demand: GhostDemand) -> str:
     """Returns the digest of the rows, which passed.
 
-    Raises:
-        NotObfuscated: they did not pass.
-        CorruptCheckpoint: a file of the site is damaged.
-        OSError: the rows cannot be read.
+    Raises NotObfuscated if they did not pass, CorruptCheckpoint, and OSError if the rows cannot be read.
     """
     rows, stamp = load(site.folder), stamp_of(site.folder)
     name = f"the rows of site {site.name}"

@@ -17,8 +17,8 @@ from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.models.checkpoint import read_json
 from milkglass.progress import Progress
+from milkglass.sanitizers.ghost.files import FinishedParts, finished, write
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.parts import FinishedParts, finished, write
 from milkglass.sanitizers.ghost.tally import GhostTally
 from milkglass.sequences import Ids
 
@@ -28,13 +28,7 @@ TOGETHER = 4  # texts of a part: what an interruption loses at most
 
 @dataclass(frozen=True, eq=False)
 class GhostRows:
-    """Texts that passed through GHOST.
-
-    Attributes:
-        ids: of each text's shadow.
-        tally: what GHOST did.
-        parts: the parts on disk, to be removed once the ids are in their place.
-    """
+    """Texts that passed through GHOST: ids, a tally, and the parts on disk, to be removed once the ids are in place."""
 
     ids: list[Ids] = field(repr=False)
     tally: GhostTally
@@ -48,9 +42,7 @@ def parts_folder(site: Path) -> Path:
 def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
     """Requires that a run goes on with the sites and the seed with which it was begun.
 
-    Raises:
-        UsageError: the run was begun otherwise.
-        CorruptCheckpoint: its record is damaged.
+    Raises UsageError if it was begun otherwise, and CorruptCheckpoint for a damaged record.
     """
     path = sites / BEGUN
     if not path.is_file():
@@ -90,17 +82,9 @@ def remove_finished(site: Path) -> None:
 def passed(ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, progress: Progress) -> GhostRows:
     """Returns the texts after GHOST.
 
-    Args:
-        ghost: the sanitizer.
-        texts: of the site.
-        site: the site's folder, which does not exist yet.
-        seed: None: a fresh secret one, or that of the interrupted preparation.
-        progress: receives how many texts are done.
-
-    Raises:
-        EmptyText, TooLong: with the text's number, before anything is done.
-        UsageError: `.SITE.parts` is of other texts or options.
-        CorruptCheckpoint: `.SITE.parts` is damaged.
+    Without a seed it is a fresh secret one, or that of the interrupted preparation.
+    Raises EmptyText or TooLong with the text's number, before anything is done, UsageError if `.SITE.parts` is of other
+    texts or options, and CorruptCheckpoint if it is damaged.
     """
     ghost.encode(texts)
     files.private_dir(site.parent)

@@ -30,7 +30,7 @@ from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import SelectionMethod
 from milkglass.sanitizers.ghost.tally import document
-from milkglass.sanitizers.tables.vocabulary import opened
+from milkglass.sanitizers.table import opened
 from milkglass.sequences import Ids, Sequences
 
 GHOST = "ghost"
@@ -102,18 +102,9 @@ def prepare(
 
     If this is interrupted, what GHOST has done is kept (ghost_stage.py): the same call goes on.
 
-    Args:
-        source: the site's file.
-        folder: the new folder, named as the site.
-        labels: the number of each class.
-        model: the folder of the model.
-        ghost: None: the texts stay as they are, and the folder has no stamp and no report.
-        seed: of shadows, batches and noise. None: fresh secret ones.
-        progress: receives how many texts are done.
-
-    Raises:
-        UsageError: the folder exists.
-        CodecError: a row cannot be used; names the line.
+    Without `ghost` the texts stay as they are, and the folder has no stamp and no report.
+    The seed is of shadows, batches and noise. None: fresh secret ones.
+    Raises UsageError if the folder exists, and CodecError with the line of a row that cannot be used.
     """
     name = require_name(folder.name)
     require_free(folder)
@@ -146,17 +137,8 @@ def matches(
 ) -> None:
     """Requires that a site's folder was made from this file's texts and classes, and for this model if it has a stamp.
 
-    A damaged folder raises what `load` raises.
-
-    Args:
-        source: the site's file.
-        folder: the prepared folder.
-        labels: the number of each class.
-        selection: GHOST's. None: the texts are as they were.
-        model: the folder of the model.
-
-    Raises:
-        UsageError: the folder is of something else.
+    A damaged folder raises what `load` raises, and one of something else UsageError.
+    Without `selection`, GHOST's, the texts are as they were.
     """
     if not (folder / ROWS_FILE).is_file():
         return  # a site that dropped out, which is reported in its round
@@ -187,11 +169,7 @@ def matches(
 
 
 def originals(model: Path, texts: Sequence[str], progress: Progress = no_progress) -> Iterator[Ids]:
-    """Yields each text's own ids, special ones included: GHOST's input, and what is trained on without GHOST.
-
-    Raises:
-        EmptyText, TooLong: with the text's number.
-    """
+    """Yields each text's ids, special ones too: GHOST's input, or what is trained on. Raises EmptyText, TooLong."""
     tokenizer, _ = opened(model)
     limit = longest(model, tokenizer)
     result = tokenizer(list(texts), truncation=False, split_special_tokens=True)

@@ -31,7 +31,6 @@ class Update:
     """What a site sends in a round.
 
     Attributes:
-        site: the site's name.
         tensors: a gradient, or the sum of several, by parameter name.
         texts: how many texts it saw.
         steps: how many steps it took; 1 in FedSGD.
@@ -44,11 +43,7 @@ class Update:
 
 
 def check(update: Update, weights: Tensors) -> None:
-    """Requires that an update fits the weights.
-
-    Raises:
-        PoisonedUpdate: it does not; names the site and the first tensor by name.
-    """
+    """Raises PoisonedUpdate, with the site and the first tensor by name, if an update does not fit the weights."""
     if type(update.texts) is not int or update.texts < 1:
         raise PoisonedUpdate(f"site {update.site} says that it saw {update.texts!r} texts", "it must be at least 1")
     if result := misfit(update.tensors, weights):
@@ -80,10 +75,7 @@ def misfit(tensors: Tensors, like: Tensors) -> str | None:
 def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[str, torch.Tensor]:
     """Returns the mean of all updates by their texts, after checking each. The order of the updates does not matter.
 
-    Raises:
-        PoisonedUpdate: an update does not fit.
-        TooFewSites: fewer than `minimum` sites answered.
-        UsageError: two updates are of the same site.
+    Raises PoisonedUpdate for one that does not fit, TooFewSites below `minimum`, and UsageError for two of one site.
     """
     ordered = sorted(updates, key=lambda one: one.site)
     if len({one.site for one in ordered}) < len(ordered):

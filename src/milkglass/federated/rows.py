@@ -41,12 +41,7 @@ BYTES = 32  # of a secret
 
 @dataclass(frozen=True, eq=False)
 class SiteRows:
-    """The texts of a site, as they are trained on.
-
-    Attributes:
-        ids: one sequence for each text.
-        labels: (b,) the class of each.
-    """
+    """The texts of a site, as they are trained on: one sequence and one class (b,) for each."""
 
     ids: Sequences = field(repr=False)
     labels: Ids = field(repr=False)
@@ -71,9 +66,7 @@ class Stamp:
     """What rows passed through.
 
     Attributes:
-        method: the name of the defence.
         model: the digest of the model that GHOST looked at.
-        rows: the digest of the rows.
         search: the parameters of GHOST's search.
         selection: the parameters of GHOST's selection.
         seal: an HMAC of all of it under the site's secret.
@@ -100,16 +93,7 @@ def save(
     folder: Path, rows: SiteRows, stamp: Stamp | None, secret: bytes, report: Mapping[str, Any] | None = None,
     texts: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Writes the rows into an empty folder that does not have its final name yet. The stamp is sealed here.
-
-    Args:
-        folder: the empty folder.
-        rows: of the site.
-        stamp: None: the rows did not pass through anything.
-        secret: of the site.
-        report: what GHOST did, counted.
-        texts: the texts that the rows were made from.
-    """
+    """Writes the rows into an empty folder without its final name, with a stamp, sealed here, and GHOST's report."""
     arrays = {"ids": rows.ids.ids, "lengths": rows.ids.lengths, "labels": rows.labels}
     with files.atomic_path(folder / ROWS_FILE) as path:
         save_file({name: np.ascontiguousarray(one, np.int64) for name, one in arrays.items()}, path)
@@ -148,11 +132,7 @@ def load(folder: Path) -> SiteRows:
 
 
 def stamp_of(folder: Path) -> Stamp | None:
-    """Returns the stamp, not yet checked (`Stamp.holds`); None if the rows passed through nothing.
-
-    Raises:
-        CorruptCheckpoint: the stamp is damaged or of another version.
-    """
+    """Returns the stamp, not yet checked (`Stamp.holds`), or None without one. Raises CorruptCheckpoint."""
     if not (folder / STAMP_FILE).is_file():
         return None
     match read_json(folder / STAMP_FILE):

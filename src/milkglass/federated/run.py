@@ -26,7 +26,6 @@ class Replies:
     """The sites' replies in one round.
 
     Attributes:
-        updates: one for each site that answered.
         missing: the sites that dropped out, and why, in words for the user.
         losses: by site, if reported. Sites on other machines keep theirs.
     """
@@ -53,13 +52,7 @@ class Sites(abc.ABC):
 
 @dataclass(frozen=True, eq=False)
 class InProcessSites(Sites):
-    """Sites in this process, one after another.
-
-    Attributes:
-        sites: all sites.
-        step: the training step that they share.
-        demand: what rows must have passed through. None: nothing.
-    """
+    """Sites in this process, one after another. Without a demand, rows need not have passed through anything."""
 
     sites: Sequence[Site]
     step: SharedStep
@@ -88,16 +81,7 @@ def train(
 
     An update is recorded once all updates of its round were checked.
 
-    Args:
-        run: as far as it is done.
-        sites: who is asked.
-        step: the training step that all share.
-        training: how the run trains.
-        note: receives which sites dropped out.
-        progress: receives each round.
-
-    Raises:
-        PoisonedUpdate, TooFewSites, NotObfuscated: earlier rounds remain, and another call goes on with this round.
+    After PoisonedUpdate, TooFewSites or NotObfuscated, earlier rounds remain, and another call goes on with this round.
     """
     weights: Tensors = run.weights()
     for round in range(len(run.done), training.rounds):
@@ -138,14 +122,7 @@ def _require_counts(update: Update, training: FederatedTraining) -> None:
 def settings_of(
     training: FederatedTraining, classes: int, seed: int, selection: SelectionMethod = "states"
 ) -> dict[str, Any]:
-    """Returns what a server knows of a job.
-
-    Args:
-        training: how the run trains.
-        classes: how many the head has.
-        seed: of the head.
-        selection: GHOST's, which is recorded if it is not the paper's.
-    """
+    """Returns what a server knows of a job; GHOST's selection is recorded if it is not the paper's."""
     way = {} if selection == "states" else {"selection": selection}
     return {**training.deciding(), "classes": classes, "seed": seed, **way}
 

@@ -30,16 +30,7 @@ def order_of(secret: bytes, round: int, count: int) -> Ids:
 
 
 def noise_of(secret: bytes, round: int, weights: Tensors, batches: Sequence[int], lr: float, shield: str) -> Stream:
-    """Returns the stream of a round's noise.
-
-    Args:
-        secret: of the site.
-        round: from 0.
-        weights: that came from the server.
-        batches: the number of texts of each.
-        lr: the learning rate.
-        shield: its name and parameters.
-    """
+    """Returns the stream of a round's noise, from the secret and the question: weights, batches, rate and shield."""
     question = json.dumps([[*batches], lr if len(batches) > 1 else None, shield]).encode()
     return Stream(_digest(secret, b"noise", round, question + digest(weights)))
 

@@ -30,10 +30,6 @@ class FederatedTraining:
     """How a run trains.
 
     Attributes:
-        method: fedsgd or fedavg.
-        rounds: how many.
-        lr: of plain gradient descent.
-        batch_size: texts of a step.
         minimum: the fewest sites with which a round is done.
         most_texts: how many texts a site may say that it has in FedAvg, as its weight. None: any number. In
             FedSGD the batch bounds it.
@@ -89,13 +85,7 @@ class LocalResult:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A site.
-
-    Attributes:
-        name: of the site.
-        folder: holds its rows and its secret, which are read in each round.
-        shield: the defence of its gradients.
-    """
+    """A site. Its folder holds its rows and its secret, read in each round; `shield` defends its gradients."""
 
     name: str
     folder: Path
@@ -104,10 +94,8 @@ class Site:
     def train(self, step: SharedStep, round: int, weights: Tensors, training: FederatedTraining) -> LocalResult:
         """Returns the site's update for these weights, with a tensor for each of `step.names`.
 
-        Raises:
-            OSError: its rows cannot be read.
-            CorruptCheckpoint: its rows are damaged, or do not fit the model.
-            RefusedTask: the weights do not fit the model.
+        Raises OSError for unreadable rows, CorruptCheckpoint for damaged ones, RefusedTask if the weights do not fit
+        the model.
         """
         rows, secret = load(self.folder), secret_of(self.folder)
         _require_fit(rows, step, self.name)

@@ -37,10 +37,7 @@ class Node:
     """A site, its model, and what it demands of GHOST.
 
     Attributes:
-        site: the site.
-        model: the folder of its model.
         search: the least that GHOST's search must exclude.
-        selection: GHOST's.
     """
 
     site: Site
@@ -52,9 +49,7 @@ class Node:
     def of(cls, config: Mapping[str, Any]) -> Node:
         """Returns the node of a configuration.
 
-        Raises:
-            UsageError: an entry is missing, not known or not valid; names it.
-            ModelNotFound: the model is not there.
+        Raises UsageError for an entry that is missing, not known or not valid, and ModelNotFound.
         """
         demands = asdict(Search()) | {"selection": Selection().way}
         known = {"rows", "model", "shield", *demands}
@@ -80,15 +75,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Task:
-    """What a server asks for.
-
-    Attributes:
-        model: the digest of the model that is trained.
-        round: from 0.
-        classes: how many the head has.
-        seed: of the head.
-        training: how the run trains.
-    """
+    """What a server asks for: a round, from 0, of a model by its digest, with a head of classes from a seed."""
 
     model: str
     round: int

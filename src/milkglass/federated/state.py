@@ -56,9 +56,7 @@ class FederatedRun:
     """A run, as far as it is done.
 
     Attributes:
-        folder: of the run.
         job: a digest of all that decides the weights.
-        done: the finished rounds, in order.
         settings: what the server knows of the job (`run.settings_of`), from which an audit repeats the rounds. {}: a
             run of an earlier version.
     """
@@ -72,9 +70,7 @@ class FederatedRun:
     def open(cls, folder: Path, job: str, weights: Tensors, settings: Mapping[str, Any] | None = None) -> FederatedRun:
         """Returns the run of a folder, or begins one there with these weights.
 
-        Raises:
-            UsageError: the folder holds something else, or another job.
-            CorruptCheckpoint: the run is damaged.
+        Raises UsageError if the folder holds something else, or another job, and CorruptCheckpoint.
         """
         if (folder / FILE).is_file():
             run = cls.read(folder)

@@ -71,8 +71,6 @@ class GradientDefence(abc.ABC):  # noqa: B024 - a method may change one of three
 
 @dataclass(frozen=True)
 class NoDefence(GradientDefence):
-    """No defence."""
-
     name: ClassVar[str] = "none"
     paper: ClassVar[Paper | None] = None
 
@@ -86,17 +84,7 @@ def share(
     The defence's stream depends on the gradient as well (noise/stream.py): no two gradients get the same noise.
     PyTorch's generator is not used.
 
-    Args:
-        step: the model and its loss.
-        ids: (b, t) of the texts.
-        mask: (b, t) where a text has a token.
-        targets: as for `SharedStep.gradient`.
-        defence: what is done to the gradient.
-        round: the number of the step.
-        stream: gives the keys of two streams, for dropout and for the defence.
-
-    Raises:
-        UsageError: the gradient is not finite, so that what is made of it would hide nothing.
+    Raises UsageError if the gradient is not finite, so that what is made of it would hide nothing.
     """
     dropping, drawing = stream.child(), stream.child()
     with drawing_from(dropping):

@@ -86,10 +86,7 @@ class DPSGD(GradientDefence):
         return AddedNoise("gaussian", self.deviation / texts, self.clip)
 
     def take(self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> Tensors:
-        """Returns the sum of the clipped gradients in fp64 on the grid.
-
-        Each is clipped separately, so that it counts at most C.
-        """
+        """Returns the sum of the gradients in fp64 on the grid, each clipped separately to count at most C."""
         whole: Tensors = {}
         for i in range(len(ids)):
             length = int(mask[i].sum())
@@ -114,15 +111,8 @@ class DPSGD(GradientDefence):
 def epsilon(noise: float, delta: float, steps: int, rate: float = 1.0) -> float:
     """Returns an upper bound on what `steps` steps spend together, for neighbours with one text more or less.
 
-    Args:
-        noise: the noise multiplier.
-        delta: the probability of failure.
-        steps: their number.
-        rate: the probability that each text joins each batch, independently (Poisson sampling). 1: there is no
-            sampling.
-
-    Raises:
-        UsageError: a value is outside its range.
+    `rate` is the probability that each text joins each batch, independently (Poisson sampling). 1: no sampling. Raises
+    UsageError for a value outside its range.
     """
     Limit(0, open=True).require(noise, "the noise multiplier", "1 is common")
     Limit(0, open=True, below=1).require(delta, "delta", "1e-5 is common")

@@ -70,8 +70,6 @@ class AdditiveNoise(GradientDefence):
 
 @dataclass(frozen=True)
 class GaussianNoise(AdditiveNoise):
-    """The Gaussian noise defence."""
-
     name: ClassVar[str] = "gaussian"
     law: ClassVar[Literal["gaussian", "laplace"]] = "gaussian"
 

@@ -25,12 +25,6 @@ from milkglass.parameters import limited
 
 @dataclass(frozen=True)
 class RandomPruning(GradientDefence):
-    """Random pruning.
-
-    Attributes:
-        ratio: the probability with which an entry is dropped.
-    """
-
     ratio: float = limited(0.99, above=0, below=1, hint="GHOST's comparison uses 0.99")
 
     name: ClassVar[str] = "random-pruning"

@@ -82,10 +82,7 @@ class WordAdversary(torch.nn.Module):
 
 
 def balanced(scores: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
-    """Returns the binary cross-entropy of (b, w) scores, half from present words and half from absent ones.
-
-    There are hundreds of absent words for each present one.
-    """
+    """Returns the binary cross-entropy of (b, w) scores: half from present words, half from the many absent ones."""
     there, absent = torch.nn.functional.softplus(-scores), torch.nn.functional.softplus(scores)
     return (
         (there * bag).sum() / bag.sum().clamp_min(1) + (absent * (1 - bag)).sum() / (1 - bag).sum().clamp_min(1)
@@ -108,8 +105,6 @@ class CAPE(HiddenStateDefence):
         epsilon: of the noise, see the module.
         w_adv: the adversary's weight.
         words: how many words the adversary names.
-        calibration: what epsilon holds for, see the module.
-        pooling: see the module.
     """
 
     layer: int | None = None

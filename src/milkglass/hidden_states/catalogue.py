@@ -13,8 +13,8 @@ from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.hidden_states.cape import CAPE
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.dp_forward import DPForward
-from milkglass.hidden_states.mixing.gelo import GELO
-from milkglass.hidden_states.mixing.textmixer import TextMixer
+from milkglass.hidden_states.gelo import GELO
+from milkglass.hidden_states.textmixer import TextMixer
 from milkglass.hidden_states.textobfuscator import TextObfuscator
 from milkglass.parameters import parameters_of, read_words
 
@@ -32,11 +32,7 @@ TRAINING = "training"  # a parameter of every method, whose values commands and 
 
 
 def from_words(method: str, words: Sequence[str], training: Mapping[str, Any]) -> HiddenStateDefence:
-    """Returns the method with `words` such as "epsilon=8". Raises UsageError.
-
-    Args:
-        training: fields of `HalvesTraining` that replace the method's own.
-    """
+    """Returns the method with `words` such as "epsilon=8" and these fields of its training. Raises UsageError."""
     values = read_words(type(HIDDEN_STATE_DEFENCES[method]), words, method, without=(TRAINING,))
     return HIDDEN_STATE_DEFENCES.make(method, {**values, TRAINING: training})
 
@@ -49,11 +45,7 @@ def values_of(defence: HiddenStateDefence) -> dict[str, Any]:
 def restored(
     method: str, parameters: Mapping[str, Any], training: Mapping[str, Any] | None = None
 ) -> HiddenStateDefence:
-    """Returns the defence that `values_of` and, for a client half, the fields of its training describe.
-
-    Raises:
-        CorruptCheckpoint: there is no such method or parameter.
-    """
+    """Returns the defence of these `values_of` and, for a client half, training. Raises CorruptCheckpoint."""
     try:
         return HIDDEN_STATE_DEFENCES.make(method, {**parameters, **({} if training is None else {TRAINING: training})})
     except UsageError as error:

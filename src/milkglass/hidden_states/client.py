@@ -23,7 +23,7 @@ from milkglass.hidden_states.halves import Lower
 from milkglass.hidden_states.mechanism import Mechanism
 from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, in_batches
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.noise.root import SECRET, NoiseRoot
+from milkglass.noise.root import SECRET_BYTES, NoiseRoot
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client
 from milkglass.threat.observations import Activations, Observation
@@ -35,9 +35,6 @@ class EncoderClient(Client):
     """The client half.
 
     Attributes:
-        defence: the method and its parameters.
-        base: the public model.
-        reader: its tokenizer.
         lower: the layers that this half runs.
         kept: tensors that the method needs besides.
     """
@@ -57,11 +54,7 @@ class EncoderClient(Client):
         return (frames.decode(self.frame(texts, pairs, cut=True)),)
 
     def frame(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> bytes:
-        """Returns the bytes that cross the wire. Raises TooLong unless `cut`.
-
-        Args:
-            pairs: second texts, if the model was trained with some.
-        """
+        """Returns the bytes that cross the wire for texts, or pairs of texts. Raises TooLong unless `cut`."""
         encoded = self.reader.encode(texts, pairs, cut)
         first, self._sent = self._sent, self._sent + len(texts)
         return frames.encode(self._represented(encoded, self._root, first))
@@ -72,7 +65,7 @@ class EncoderClient(Client):
 
     def observe(self, ids: Sequences, seed: int) -> Activations:
         """Returns what this half sends for public ids under an attacker's own secret (`threat.Knowledge.observe`)."""
-        own, pending = self.defence.root(b"attacker" + seed.to_bytes(SECRET - 8, "big")), self._pending
+        own, pending = self.defence.root(b"attacker" + seed.to_bytes(SECRET_BYTES - 8, "big")), self._pending
         result = self._represented(TokenizedTexts(ids), own, 0)
         self._pending = pending
         return result

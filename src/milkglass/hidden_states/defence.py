@@ -32,7 +32,7 @@ from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, batc
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import classifier
 from milkglass.noise.operators import drawing_from
-from milkglass.noise.root import SECRET, NoiseRoot
+from milkglass.noise.root import SECRET_BYTES, NoiseRoot
 from milkglass.sequences import Ids
 from milkglass.threat.defence import Client, LabelledTexts, Server
 
@@ -42,12 +42,7 @@ ALONE = threading.Lock()
 
 @dataclass(frozen=True)
 class HiddenStateDefence(Mechanism):
-    """The base of all defences of hidden states. Subclasses are frozen dataclasses whose fields are the parameters.
-
-    Attributes:
-        client: the class of the client half.
-        server: the class of the server half.
-    """
+    """The base of all defences of hidden states. Subclasses are frozen dataclasses whose fields are the parameters."""
 
     client: ClassVar[type[EncoderClient]] = EncoderClient
     server: ClassVar[type[EncoderServer]] = EncoderServer
@@ -103,9 +98,9 @@ class HiddenStateDefence(Mechanism):
 
     def _required(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> tuple[Ids, int]:
         self.require(base)
-        if len(secret) != SECRET:
+        if len(secret) != SECRET_BYTES:
             raise UsageError(
-                f"a secret of {len(secret)} bytes, {SECRET} are needed", "draw one with secrets.token_bytes"
+                f"a secret of {len(secret)} bytes, {SECRET_BYTES} are needed", "draw one with secrets.token_bytes"
             )
         if folder.exists():
             raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")

@@ -43,8 +43,6 @@ class DPForward(HiddenStateDefence):
     Attributes:
         epsilon, delta: of one text, each time that it is sent.
         clip: C, in Frobenius norm.
-        where: which texts are protected, see the module.
-        sensitivity: see the module.
         redraw: whether noise is drawn anew in every epoch, as in the paper, which spends the budget each time; else
             there is one draw for each training text.
     """

@@ -117,11 +117,7 @@ def pooled(hidden: torch.Tensor, how: Pooling) -> torch.Tensor:
 
 
 class Head(torch.nn.Module):
-    """Maps (b, 1, d) to (b, classes).
-
-    Attributes:
-        centre: the mean around which the vectors lie.
-    """
+    """Maps (b, 1, d) to (b, classes), for vectors that lie around `centre`."""
 
     def __init__(self, width: int, classes: int, centre: float = 0.0, dropout: float = 0.1) -> None:
         super().__init__()
@@ -135,10 +131,7 @@ class Head(torch.nn.Module):
 
 
 def shell(config: Mapping[str, Any], layers: int, classes: int) -> Any:
-    """Returns a classifier with this many layers and a table of few rows, since the upper half has none.
-
-    Its weights are uninitialised and must be overwritten.
-    """
+    """Returns a classifier with this many layers and a table of few rows, uninitialised: overwrite its weights."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     raw = {name: value for name, value in config.items() if name not in ("id2label", "label2id", "architectures")}
@@ -156,11 +149,7 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str,
 
 
 def fill(folder: Path, module: torch.nn.Module | None, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Returns the tensors in the folder, and loads those with the prefix into the module.
-
-    Raises:
-        CorruptCheckpoint: they are not this half's.
-    """
+    """Returns the tensors in the folder; loads those with the prefix into the module. Raises CorruptCheckpoint."""
     try:
         tensors = load_file(folder / WEIGHTS)
         if module is not None:

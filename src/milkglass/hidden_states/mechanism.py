@@ -29,12 +29,9 @@ class HalvesTraining:
     The learning rate decays linearly to zero, as in transformers' Trainer.
 
     Attributes:
-        learning_rate: the highest.
         batch_size: texts a step.
-        epochs: passes over the texts.
         max_steps: of the training. None: as many as the epochs have.
         max_length: in tokens. Longer texts are cut in training, and refused when they are sent.
-        weight_decay: AdamW's.
         warmup_ratio: the share of the steps over which the learning rate rises first.
     """
 
@@ -55,10 +52,8 @@ class TrainingStep:
     """What a method sees of one training step.
 
     Attributes:
-        ids: (b, t) of the texts.
         mask: (b, t) bool, where a text has a token.
         hidden: (b, t, d) what the lower half gave.
-        labels: (b,) the classes.
         numbers: (b,) the numbers of the texts in the training data.
         epoch: from 0.
     """
@@ -77,7 +72,6 @@ class Mechanism(Defence):
 
     Attributes:
         layer: how many layers the client runs. 0: the embeddings alone. None: all.
-        training: of both halves.
         later: parameters that were added later, with the value of folders that lack them.
         trains_lower: whether the client's half learns. If not, it is the public model's.
     """
@@ -93,13 +87,9 @@ class Mechanism(Defence):
 
     @abc.abstractmethod
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        """Returns what is sent for one text: (t, d), or (1, d) if the method pools.
+        """Returns what is sent for one text's states (t, d): as many rows, or (1, d) if the method pools.
 
         Gradients pass through it in training.
-
-        Args:
-            hidden: (t, d) the hidden states of the text.
-            draws: the only source of random numbers.
         """
 
     @property
@@ -158,10 +148,7 @@ class Mechanism(Defence):
         return epoch
 
     def document(self) -> dict[str, Any]:
-        """Returns the name and all parameters.
-
-        A parameter that was added later is left out at the value of folders that lack it, so that these open.
-        """
+        """Returns the name and all parameters; one of `later` is left out at its value there, so that folders open."""
         document = {"name": self.name, **dataclasses.asdict(self)}
         for table in (document, document["training"]):
             for name, value in self.later.items():

@@ -19,11 +19,7 @@ from milkglass.threat.observations import Activations, Observation, Weights
 
 
 class EncoderServer(Server):
-    """The server half.
-
-    Attributes:
-        mixed: whether it takes mixtures of rows.
-    """
+    """The server half; `mixed` says whether it takes mixtures of rows."""
 
     mixed: ClassVar[bool] = False
 

@@ -17,7 +17,7 @@ from milkglass.models.checkpoint import read_model_json
 from milkglass.models.tokenizer import load_tokenizer, longest
 from milkglass.sequences import Ids, Sequences
 
-TOKENS = 4096  # in a batch that is only read, padding included
+BATCH_TOKENS = 4096  # in a batch that is only read, padding included
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,6 @@ class TokenizedTexts:
     """Public ids of texts, special tokens included.
 
     Attributes:
-        ids: a sequence for each text.
         types: (total,) 1 in a second text. None: the tokenizer gives no types.
     """
 
@@ -38,12 +37,7 @@ class TokenizedTexts:
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Texts padded at the right.
-
-    Attributes:
-        ids, mask, types: (b, t); the mask is bool.
-        numbers: (b,) which texts these are.
-    """
+    """Texts padded at the right: ids, a bool mask and types (b, t), and which texts these are (b,)."""
 
     ids: torch.Tensor
     mask: torch.Tensor
@@ -70,13 +64,13 @@ def padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     return result, torch.arange(result.shape[1]) < lengths[:, None]
 
 
-def in_batches(encoded: TokenizedTexts, pad: int, tokens: int = TOKENS) -> Iterator[PaddedBatch]:
+def in_batches(encoded: TokenizedTexts, pad: int, tokens: int = BATCH_TOKENS) -> Iterator[PaddedBatch]:
     """Yields all texts, those of similar length together."""
     for numbers in grouped(encoded.ids.lengths, tokens):
         yield batch_of(encoded, numbers, pad)
 
 
-def grouped(lengths: Ids, tokens: int = TOKENS) -> Iterator[Ids]:
+def grouped(lengths: Ids, tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
     """Yields numbers of texts, the shortest first, at least one and as many as fit in `tokens` with padding."""
     order = np.argsort(lengths, kind="stable")
     start = 0

@@ -1,6 +1,6 @@
 """Checks that every method must pass, run on the entry points of an installed package.
 
-Each check is a function of one entry and an empty folder, and uses a tiny model (tiny.py). A failed assertion says what
+Each check is a function of one entry and an empty folder, and uses a tiny model. A failed assertion says what
 is wrong. The project's own tests check more, since they know the methods that they test.
 """
 
@@ -33,13 +33,12 @@ from milkglass.defences.obfuscated_tables import Plain
 from milkglass.engines.engine import IdsEngine, IdsRequest
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.gradient_defences.defence import GradientDefence, share
-from milkglass.lab import tiny
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families.family import Family
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.sanitizers.method import SanitizerMethod
-from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.table import WordVectors
 from milkglass.schemes.scheme import Scheme
 from milkglass.threat.attack import Attack, why_not
 from milkglass.threat.budget import Budget
@@ -48,23 +47,58 @@ from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Observation, Tokens, Transcript
 from milkglass.threat.training_step import SharedStep, batch
 
+TEXTS = [
+    "the nurse called about the results of the test on monday",
+    "please move my appointment to friday afternoon",
+    "the invoice for the scan is wrong, it says 120 and not 80",
+    "my father has a fever since yesterday and cannot eat",
+]
+VOCABULARY = 300
+SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
+SHAPE = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 130, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 GROUPS = ("attack", "gradient_attack", "scheme", "sanitizer", "defence", "engine", "family")
 SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))
-TEXTS = [*tiny.TEXTS]
 CORPUS = LabelledTexts([*TEXTS, *(text.replace("the", "a") for text in TEXTS)], [0, 1] * 4)
 Check = Callable[[Any, Path], None]
 
 
+def saved_tiny_model(model_type: str, kind: str, folder: Path) -> Path:
+    """Writes a tiny random model of a type that transformers knows, and a byte-level tokenizer. Returns the folder."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedTokenizerFast
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = (AutoModelForMaskedLM if kind == "encoder" else AutoModelForCausalLM).from_config(
+            AutoConfig.for_model(model_type, **SHAPE)
+        )
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.05 * torch.randn_like(parameter)  # biases and norms away from their defaults
+    model.save_pretrained(folder)
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator([*TEXTS], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+        cls_token="<s>", sep_token="</s>", model_max_length=128,
+    ).save_pretrained(folder)  # fmt: skip
+    return folder
+
+
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check.
-
-    Attributes:
-        entry: the method's name.
-        group: the entry point's group without "milkglass.".
-        check: what is checked, in words.
-        failure: what is wrong. None: the check passed.
-    """
+    """The outcome of one check, with what is wrong, or None."""
 
     entry: str
     group: str
@@ -75,9 +109,7 @@ class CheckResult:
 def checked(package: str) -> Iterator[CheckResult]:
     """Checks every entry point of an installed package.
 
-    Raises:
-        UsageError: there is no such package, or it has no entry point of Milkglass.
-        PluginError: an entry point cannot be loaded.
+    Raises UsageError without the package or an entry point, and PluginError if one cannot be loaded.
     """
     try:
         points = [one for one in distribution(package).entry_points if one.group.startswith("milkglass.")]
@@ -297,13 +329,13 @@ def permutes_without_change(family: Family, folder: Path) -> None:
     from milkglass.schemes.mixture import Mixture
 
     for model_type in family.model_types:
-        base = Checkpoint.open(tiny.save(model_type, family.kind, folder / model_type))
+        base = Checkpoint.open(saved_tiny_model(model_type, family.kind, folder / model_type))
         odd = unknown(base.tensors)
         assert not odd, f"{model_type}: {odd[0]} has a word that is not in Family.parts"
         key = new_key(base, "tiny", None, base.digest(), SECRET)
-        scramble(base, key, folder / f"{model_type}-out", mixture=Mixture.identity(tiny.TOKENS))
+        scramble(base, key, folder / f"{model_type}-out", mixture=Mixture.identity(VOCABULARY))
         loader = AutoModelForMaskedLM if family.kind == "encoder" else AutoModelForCausalLM
-        ids = torch.from_numpy(np.random.default_rng(0).integers(4, tiny.TOKENS, (2, 9)))
+        ids = torch.from_numpy(np.random.default_rng(0).integers(4, VOCABULARY, (2, 9)))
         sigma = torch.from_numpy(key.sigma).long()
         with torch.inference_mode():
             plain = loader.from_pretrained(base.folder).eval()(ids).logits
@@ -332,13 +364,13 @@ CHECKS: Mapping[type, tuple[str, tuple[Check, ...]]] = {
 
 
 def _encoder(folder: Path) -> Checkpoint:
-    return Checkpoint.open(tiny.save("bert", "encoder", folder / "base"))
+    return Checkpoint.open(saved_tiny_model("bert", "encoder", folder / "base"))
 
 
 def _model_for(scheme: Scheme, folder: Path) -> Checkpoint:
     """Returns a decoder for schemes that rewrite layers, which only works for the Llama family; else an encoder."""
     if scheme.needs_whole_layers:
-        return Checkpoint.open(tiny.save("llama", "decoder", folder / "base"))
+        return Checkpoint.open(saved_tiny_model("llama", "decoder", folder / "base"))
     return _encoder(folder)
 
 

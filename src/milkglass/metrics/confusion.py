@@ -17,7 +17,6 @@ class Confusion:
     """How often texts of each class were assigned to each class.
 
     Attributes:
-        names: of the classes.
         counts: (c, c) a row for each true class, a column for each assigned class.
     """
 
@@ -33,10 +32,7 @@ class Confusion:
 
     @classmethod
     def read(cls, counts: Any, names: Mapping[int, str]) -> Confusion | None:
-        """Returns the table that a server reports, with the names that the client knows by number.
-
-        None: it is no such table, or has no texts.
-        """
+        """Returns the table that a server reports, with the client's names. None: it is none, or has no texts."""
         if not isinstance(counts, list) or not counts or sorted(names) != list(range(len(counts))):
             return None
         if any(not isinstance(row, list) or len(row) != len(counts) for row in counts):

@@ -63,12 +63,8 @@ def _of_classes(
 ) -> Interval:  # fmt: skip
     """Returns the mean of a ratio over the classes that occur in the truth.
 
-    Args:
-        guess: (u,) classes.
-        truth: (u,) classes.
-        rng: the source of the draws.
-        parts: returns what is summed above and below the line, from (u, c) which examples are rightly guessed as each
-            class, are guessed as it, and are of it.
+    `parts` returns what is summed above and below the line, from (u, c) which examples are rightly guessed as each
+    class, are guessed as it, and are of it.
     """
     _require_alike(guess, truth)
     classes = np.unique(truth)
@@ -131,12 +127,7 @@ def spearman(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interv
 
 
 def _ranks(places: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns (u,) mean ranks if example i occurs weights[i] times.
-
-    Args:
-        places: (u,) which distinct value each example has, 0 for the least.
-        weights: (u,) how often each example occurs.
-    """
+    """Returns (u,) mean ranks if example i, whose value is number places[i] from the least, occurs weights[i] times."""
     held = np.bincount(places, weights)
     return (np.cumsum(held) - (held - 1) / 2)[places]
 

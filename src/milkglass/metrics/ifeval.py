@@ -25,11 +25,7 @@ from milkglass.metrics.interval import Interval, ratio, share
 
 @dataclass(frozen=True)
 class Instruction:
-    """A rule's id and its arguments.
-
-    Raises:
-        UsageError: IFEval has no such rule, or an argument is missing.
-    """
+    """A rule's id and its arguments. Raises UsageError if IFEval has no such rule, or an argument is missing."""
 
     rule: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -80,8 +76,6 @@ class Figures:
     Attributes:
         measures: "prompt strict", "prompt loose", "instruction strict", "instruction loose", from 0 to 1; each
             interval's units are prompts.
-        prompts: how many prompts were checked.
-        instructions: how many instructions were checked.
         unchecked: the rules that cannot be checked, each with how often it was given.
         unchecked_prompts: the number of prompts with such a rule, which count by instruction only.
         by_rule: for each rule checked, the strict share and how often it was given.
@@ -105,13 +99,7 @@ def forms(answer: str) -> list[str]:
 
 
 def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Generator | None = None) -> Figures:
-    """Returns the accuracies of answers, one for each prompt.
-
-    Args:
-        prompts: (u,) of IFEval.
-        answers: (u,) of the model.
-        rng: of the bootstrap over prompts. None: seeded with 0.
-    """
+    """Returns the accuracies of answers, one for each prompt. The bootstrap over prompts has seed 0 by default."""
     if len(prompts) != len(answers):
         raise UsageError(f"{len(answers)} answers for {len(prompts)} prompts", "give one for each")
     rng = np.random.default_rng(0) if rng is None else rng

@@ -50,12 +50,7 @@ class Interval:
 
 
 def with_spread(measures: Mapping[str, Interval], scale: float = 100) -> dict[str, float]:
-    """Returns each value as "NAME" and half of its interval's width as "NAME +-".
-
-    Args:
-        measures: by name.
-        scale: what values are multiplied by; 100 gives percent.
-    """
+    """Returns each value as "NAME" and half of its interval's width as "NAME +-", times `scale`."""
     values = {name: scale * one.value for name, one in measures.items()}
     return values | {f"{name} +-": scale * one.half_width for name, one in measures.items()}
 
@@ -76,11 +71,6 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
     A unit is what is independent, such as a sentence: tokens of one sentence fall together, and resampling tokens would
     promise too much. More than HEAPS units are dealt into heaps at random, and the sums of heaps are resampled; heaps
     are as independent as units are. For what can be above 1, such as a loss, use `resampled`.
-
-    Args:
-        hits: (u,) for each unit.
-        weights: (u,) for each unit. If all are 0, the measure does not exist and is nan.
-        rng: the source of the draws.
     """
     total = float(weights.sum())
     if total == 0:
@@ -129,11 +119,8 @@ def resampled(statistic: Statistic, units: int, rng: np.random.Generator) -> Int
 
     Data on which every draw agrees get an interval without width, which is no certainty: look at `units`.
 
-    Args:
-        statistic: takes (b, u) how often each of u independent units was drawn, and returns (b,) values, nan if the
-            statistic does not exist. Such draws take no part. The value is the statistic of each unit once.
-        units: u.
-        rng: the source of the draws.
+    The statistic takes (b, u) how often each of u independent units was drawn, and returns (b,) values, nan if it does
+    not exist. Such draws take no part. The value is the statistic of each unit once.
     """
     if not units:
         return UNDEFINED

@@ -32,14 +32,7 @@ class Recovery:
 
 
 def tokens(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
-    """Returns top-1, 3 and 10 over running tokens, by k.
-
-    Args:
-        guess: (total, k) ids, best first.
-        truth: the true ids.
-        counted: (total,) which tokens count.
-        rng: the source of the draws.
-    """
+    """Returns top-1, 3 and 10 of (total, k) ids, best first, over the running tokens that count, by k."""
     right = guess == truth.ids[:, None]
     weights = np.bincount(truth.owner, weights=counted, minlength=len(truth)).astype(np.float64)
     result = {}
@@ -53,14 +46,7 @@ def tokens(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.ran
 def mean(
     values: NDArray[np.float64], truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator
 ) -> Interval:
-    """Returns the mean of values over the tokens that count. Sentences are resampled.
-
-    Args:
-        values: (total,) of any size, one for each running token.
-        truth: the true ids.
-        counted: (total,) which tokens count.
-        rng: the source of the draws.
-    """
+    """Returns the mean of values (total,) over the running tokens that count. Sentences are resampled."""
     weights = np.bincount(truth.owner, weights=counted, minlength=len(truth)).astype(np.float64)
     sums = np.bincount(truth.owner, values * counted, len(truth)).astype(np.float64)
     there = np.flatnonzero(weights)
@@ -72,14 +58,7 @@ def mean(
 
 
 def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
-    """Returns top-1, 3 and 10 over the vocabulary, by k.
-
-    Args:
-        guess: (n, k) for each scrambled id, best first.
-        inverse: (n,) the true id of each scrambled id.
-        counted: (n,) which scrambled ids count.
-        rng: the source of the draws.
-    """
+    """Returns top-1, 3 and 10 of (n, k) ids for each scrambled id, best first, over the vocabulary, by k."""
     right = guess == inverse[:, None]
     return {k: share(right[counted, :k].any(1), rng) for k in RANKS if k <= guess.shape[1]}
 
@@ -131,13 +110,6 @@ def whole(
     "token recall" is the share of a text's tokens that its guess has, as often as the guess has them, at any place.
     "tokens top-1" is the share at their own place. "tokens named" is the share of a batch's different tokens that any
     of its guesses has: what is known of the batch without knowing which text a token is from.
-
-    Args:
-        guess: one for each true text.
-        truth: the true texts.
-        batches: how many texts each batch holds.
-        read: decodes ids.
-        rng: the source of the draws.
     """
     if len(guess) != len(truth) or int(batches.sum()) != len(truth):
         raise ValueError(f"{len(guess)} guesses for {len(truth)} texts in batches of {int(batches.sum())}")
@@ -191,12 +163,8 @@ def _shared(one: Ids, other: Ids) -> int:
 def floors(truth: Sequences, counted: NDArray[np.bool_], public: Ids | None, size: int) -> dict[str, float]:
     """Returns the accuracy of two guesses that cost nothing: a random id of the vocabulary, and the commonest token.
 
-    Args:
-        truth: the true ids.
-        counted: (total,) which tokens count.
-        public: (n,) token counts of the attacker's text. None: the truth's own commonest token is taken, which no
-            attacker knows, so that the value is an upper bound of this floor.
-        size: n.
+    Of `public` (n,) None, the truth's own commonest token is taken, which no attacker knows, so that the value is an
+    upper bound of this floor.
     """
     ids = truth.ids[counted]
     if not len(ids):

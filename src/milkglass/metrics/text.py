@@ -65,14 +65,9 @@ def likeness(original: str, guess: str) -> tuple[float, float, float, float]:
 
 # How good generated text is: perplexity, and ROUGE against references; each with a bootstrap interval over texts.
 def mean_loss(losses: NDArray[np.float64], tokens: NDArray[np.float64], rng: np.random.Generator) -> Interval:
-    """Returns the mean loss of a token, in nats; nan if there are no tokens.
+    """Returns the mean loss of a token, in nats; nan if there are no tokens. `losses` (u,) are sums of texts.
 
     Texts are resampled, since the tokens of one text depend on each other.
-
-    Args:
-        losses: (u,) each text's sum.
-        tokens: (u,) how many tokens each text has.
-        rng: the source of the draws.
     """
     return _per_token(losses, tokens, rng, lambda mean: mean)
 

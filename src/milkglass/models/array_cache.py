@@ -53,15 +53,9 @@ class ArrayCache:
     def __call__(
         self, digest: str, make: Callable[[], Mapping[str, NDArray[Any]]], whole: Callable[[Arrays], bool]
     ) -> Arrays:
-        """Returns the arrays of this digest, and computes them if they are not in the cache.
+        """Returns the arrays of this digest, or makes them if the cache has none that are `whole`.
 
-        Args:
-            digest: of all that the arrays depend on.
-            make: computes the arrays.
-            whole: returns whether arrays of the right types are usable.
-
-        Raises:
-            CorruptCheckpoint: a file is damaged.
+        Raises CorruptCheckpoint for a damaged file.
         """
         folder = cache_folder() / self.kind if self.folder is None else self.folder
         path = folder / f"{digest}.safetensors"

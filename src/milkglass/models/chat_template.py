@@ -41,13 +41,10 @@ def render(
 ) -> str:
     """Renders a conversation in the tokenizer's chat template.
 
-    Args:
-        messages: what the template sees. Fields that are None are left out, as published templates expect.
-        tools: in OpenAI's format.
-        options: further variables of the template, such as `enable_thinking`.
+    `messages` are what the template sees. Fields that are None are left out, as published templates expect.
+    `options` are further variables of the template, such as `enable_thinking`.
 
-    Raises:
-        CodecError: the template refuses the conversation, fails, or exceeds the limits. No error quotes a message.
+    Raises CodecError if the template refuses the conversation, fails, or exceeds the limits. No error quotes a message.
     """
     request = {
         "call": "render",

@@ -55,10 +55,7 @@ class Checkpoint:
     def open(cls, folder: Path) -> Checkpoint:
         """Opens a model folder.
 
-        Raises:
-            ModelNotFound: it is no model folder.
-            UnsafeWeights: its weights are pickled.
-            CorruptCheckpoint: a file of it cannot be read.
+        Raises ModelNotFound if it is none, UnsafeWeights for pickled weights, CorruptCheckpoint for an unreadable file.
         """
         if folder.is_dir():
             require_readable(folder)
@@ -129,9 +126,8 @@ def _hint(folder: Path) -> str:
 def require_no_adapter(folder: Path) -> None:
     """Refuses an adapter, which is a change to a model and no model.
 
-    Raises:
-        ModelNotFound: the folder is an adapter's.
-        CorruptCheckpoint: an adapter is beside a model, and it is unclear which of the two is meant.
+    Raises ModelNotFound for an adapter's folder, and CorruptCheckpoint if it is unclear whether adapter or model is
+    meant.
     """
     if not (folder / ADAPTER).is_file():
         return

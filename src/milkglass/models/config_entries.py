@@ -46,8 +46,7 @@ def _check_config(config: Mapping[str, Any], file: str) -> None:
 def entries(config: Mapping[str, Any], file: str = CONFIG) -> Iterator[tuple[str, Any]]:
     """Yields every value with its key, also those in lists. The time is linear in the number of entries.
 
-    Raises:
-        UnsupportedModel: the config is too deep or too long.
+    Raises UnsupportedModel if the config is too deep or too long.
     """
     waiting: list[tuple[str, Any, int]] = [("", config, 1)]
     count = 0
@@ -70,11 +69,7 @@ def entries(config: Mapping[str, Any], file: str = CONFIG) -> Iterator[tuple[str
 def check_ids(config: Mapping[str, Any], vocabulary: int, file: str = CONFIG, negative: bool = False) -> None:
     """Refuses special token ids that the model's table does not have: looking one up stops a GPU for the whole process.
 
-    Args:
-        negative: whether a negative number stands for none.
-
-    Raises:
-        CorruptCheckpoint: an id is out of range.
+    Raises CorruptCheckpoint. With `negative`, a negative number stands for none.
     """
     for key, value in entries(config, file):
         if not (key.endswith(ID_ENDINGS) or key in ID_LISTS) or value is None or isinstance(value, Mapping | list):

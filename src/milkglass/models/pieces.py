@@ -29,11 +29,8 @@ class TextPiece:
 def tokenize(tokenizer: Any, piece: TextPiece, first: bool) -> tuple[list[int], Offsets]:
     """Returns the ids of one piece without special tokens around it, and each token's (start, stop) in its text.
 
-    Args:
-        tokenizer: a fast tokenizer.
-        first: whether the text begins with this piece. Otherwise a tokenizer that writes a space before a text must
-            not:
-            the piece is tokenized behind a line feed, whose tokens are dropped.
+    Unless the text begins with this piece (`first`), a tokenizer that writes a space before a text must not: then the
+    piece is tokenized behind a line feed, whose tokens are dropped.
     """
     if piece.ids is not None:
         return list(piece.ids), [(0, len(piece.text))] * len(piece.ids)

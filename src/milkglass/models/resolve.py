@@ -49,7 +49,6 @@ class Embedded:
 
     Attributes:
         ref: the user's name for it.
-        package: the package's name.
         module: its folder among the installed ones.
         file: the weights within that folder.
         sha256: of the weights.
@@ -142,13 +141,8 @@ def cache_folder() -> Path:
 def resolve(ref: str, weights: bool = True) -> Path:
     """Returns the local folder of a model.
 
-    Args:
-        ref: the user's name for it.
-        weights: whether its weights are used. The weights of an embedded model are checked only then.
-
-    Raises:
-        ModelNotFound: there is none.
-        CorruptCheckpoint: an embedded one is not the file that was published.
+    The weights of an embedded model are checked only if they are used.
+    Raises ModelNotFound, and CorruptCheckpoint for an embedded one that is not the file that was published.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # else the hub is told the versions of torch and the like
     if ref in EMBEDDED:
@@ -167,11 +161,7 @@ def resolve(ref: str, weights: bool = True) -> Path:
 
 
 def _snapshot(folder: Path) -> Path:
-    """Returns the model within a folder of the hub's cache (models--owner--name, one folder a commit), or the folder.
-
-    Raises:
-        ModelNotFound: the cache has several commits, or none.
-    """
+    """Returns the model in a folder of the hub's cache (models--owner--name, one folder a commit), or the folder."""
     cached = folder.parent if folder.name == SNAPSHOTS else folder
     if (folder / "config.json").is_file() or not cached.name.startswith("models--"):
         return folder

@@ -23,8 +23,8 @@ from milkglass.models.safetensors_header import METADATA, PLAIN, READABLE, Tenso
 from milkglass.progress import Progress, no_progress
 
 DTYPES: dict[str, torch.dtype] = dict(zip(READABLE, (torch.float32, torch.float16, torch.bfloat16), strict=True))
-CHUNK = 1 << 22  # bytes copied or hashed at a time
-KEPT = 1 << 26  # bytes after which the file is synced, so that a killed run continues from there
+CHUNK_BYTES = 1 << 22  # bytes copied or hashed at a time
+SYNC_BYTES = 1 << 26  # bytes after which the file is synced, so that a killed run continues from there
 
 
 class RowBlocks(Protocol):
@@ -39,7 +39,7 @@ def read_bytes(ref: TensorRef, start: int = 0) -> Iterator[bytes]:
         file.seek(ref.start + start)
         left = ref.bytes - start
         while left:
-            chunk = file.read(min(CHUNK, left))
+            chunk = file.read(min(CHUNK_BYTES, left))
             if not chunk:
                 raise _shorter(ref)
             left -= len(chunk)
@@ -98,9 +98,6 @@ def write_safetensors(
     The file appears under its name when it is complete.
 
     Args:
-        refs: the tensors in the order of writing.
-        replaced: rows by name.
-        progress: receives how many bytes are done.
         reached: how many bytes of the file an equal run that was killed has left beside it, as `keep` received them.
         keep: receives now and then how many bytes of the file are on the disk.
     """
@@ -117,7 +114,7 @@ def write_safetensors(
             for chunk in _new_bytes(ref, replaced[ref.name], first) if ref.name in replaced else read_bytes(ref, first):
                 file.write(chunk)
                 progress(len(chunk))
-                if keep and file.tell() >= kept + KEPT:
+                if keep and file.tell() >= kept + SYNC_BYTES:
                     _sync(file)
                     kept = file.tell()
                     keep(kept)
@@ -161,7 +158,7 @@ def _new_bytes(ref: TensorRef, source: RowBlocks, done: int) -> Iterator[bytes]:
     """Yields the bytes of a replaced tensor after the first `done`, which are whole blocks."""
     count = ref.shape[0]
     row_bytes = max(1, ref.bytes // max(1, count))
-    step = max(1, CHUNK // row_bytes)
+    step = max(1, CHUNK_BYTES // row_bytes)
     for start in range(done // row_bytes, count, step):
         block = source.rows(start, min(count, start + step)).to(DTYPES[ref.dtype]).contiguous()
         yield block.view(torch.uint8).numpy().tobytes() if block.dim() else block.numpy().tobytes()

@@ -43,7 +43,6 @@ class TensorRef:
     """The place of a tensor.
 
     Attributes:
-        dtype: in safetensors' names.
         start: its first byte in the file.
         stop: the byte after its last.
     """
@@ -61,11 +60,7 @@ class TensorRef:
 
 
 def read_header(path: Path) -> dict[str, TensorRef]:
-    """Returns the tensors of a safetensors file by name.
-
-    Raises:
-        CorruptCheckpoint: it is cut off, has overlaps, or is no safetensors file.
-    """
+    """Returns a file's tensors by name. Raises CorruptCheckpoint if it is cut off, overlaps or no safetensors file."""
     return read_all(path)[0]
 
 
@@ -75,11 +70,7 @@ def has_notes(path: Path) -> bool:
 
 
 def read_all(path: Path) -> tuple[dict[str, TensorRef], dict[str, str]]:
-    """Returns the tensors and the notes of a file, by name, from one parse. A file without notes has PLAIN.
-
-    Raises:
-        CorruptCheckpoint: see `read_header`.
-    """
+    """Returns the tensors and the notes of a file, by name, from one parse. A file without notes has PLAIN."""
     table, base, size = _table(path)
     notes = table.pop(METADATA, PLAIN)
     result = {name: _tensor_ref(path, name, entry, base, size) for name, entry in table.items()}
@@ -92,11 +83,7 @@ def parse_table(header: bytes, name: str) -> dict[str, Any]:
 
     It has an entry for each tensor, which is not checked further, and perhaps `__metadata__` with strings.
 
-    Args:
-        name: the file's, for messages.
-
-    Raises:
-        CorruptCheckpoint: it is not JSON as safetensors has it, or exceeds the limits.
+    Raises CorruptCheckpoint for what is not JSON as safetensors has it, or exceeds the limits.
     """
     if not header.startswith(b"{"):
         raise CorruptCheckpoint(f"the header of {name} does not begin with a brace", "save or fetch it again")

@@ -18,7 +18,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.config_entries import CONFIG, GENERATION, HINT, ID_ENDINGS, check_configs, check_ids, entries
 from milkglass.models.families import Architecture
 from milkglass.models.families.family import Kind
-from milkglass.models.families.residual import ends
+from milkglass.models.families.layers import ends
 from milkglass.models.safetensors_header import TensorRef
 from milkglass.models.torch_model import ONE_LOAD
 
@@ -36,9 +36,7 @@ class ModelFacts:
     """The facts of a sound model.
 
     Attributes:
-        layers: the number of layers.
         positions: the most tokens that it takes. None: no limit is known.
-        token_types: the number of token types.
         key_id: the identifier of the key that scrambled it. None: Milkglass did not make it.
         head_missing: whether its config states a head of its own that the weights do not have.
     """

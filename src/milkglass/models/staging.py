@@ -42,10 +42,8 @@ class Staging:
     """A folder that is built beside its place and renamed at the end. A killed run continues where it stopped.
 
     Attributes:
-        target: its place.
         job: identifies what is built. A staging folder of another job is deleted.
         folder: where it is built.
-        done: names of files that are complete.
         begun: the name of the file that is being written, and how many of its bytes are on the disk.
     """
 
@@ -160,10 +158,7 @@ def rewrite(
 
 
 def index_of(base: Checkpoint) -> dict[str, Any] | None:
-    """Returns a rewritten folder's index, or None if the base has none.
-
-    It says where each tensor is and how many bytes they have, and copies no notes of the base's.
-    """
+    """Returns the place of each tensor and their bytes, as a rewritten folder's index; None if the base has none."""
     if not (base.folder / INDEX).is_file():
         return None
     total = sum(ref.bytes for ref in base.tensors.values())
@@ -206,9 +201,7 @@ class _Stored:
 def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, progress: Progress = no_progress) -> None:
     """Joins a delta, a folder that `write_delta` made, with its base.
 
-    Raises:
-        WrongBaseModel: the delta was made of another model.
-        CorruptCheckpoint: its tensors do not fit.
+    Raises WrongBaseModel if the delta was made of another model, and CorruptCheckpoint if its tensors do not fit.
     """
     about = read_json(delta / DELTA_CONFIG)
     if about.get("format") != DELTA_FORMAT:

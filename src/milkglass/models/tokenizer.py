@@ -32,14 +32,10 @@ CLEAN_UP = (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), *((
 
 
 def load_tokenizer(folder: Path, provider: bool = False) -> Tokenizer:
-    """Loads a folder's tokenizer.
+    """Loads a folder's tokenizer, from its files alone.
 
-    Args:
-        folder: only its files are read.
-        provider: whether the folder came from a provider that must not read the texts (tokenizer_parts.py).
-
-    Raises:
-        ModelError: no tokenizer can be loaded, or it has a part whose effect on a text is not known.
+    With `provider`, the folder came from a provider that must not read the texts (tokenizer_parts.py).
+    Raises ModelError if none can be loaded, or it has a part whose effect on a text is not known.
     """
     require_readable(folder)
     try:
@@ -62,7 +58,6 @@ class Tokenizer:
     them and then reads the text, so threads take turns.
 
     Attributes:
-        backend_tokenizer: the library's tokenizer.
         special_tokens_map: the special tokens with a name, such as `eos_token`.
         all_special_tokens: these and the folder's other special tokens, each once.
         chat_template: a template, several by name, or None.
@@ -160,7 +155,6 @@ class Tokenizer:
         """Returns the text of ids (t,), a list, an array or one number.
 
         Args:
-            skip_special_tokens: whether special tokens are left out.
             clean_up_tokenization_spaces: whether WordPiece's spaces before marks are removed. None: the folder's
                 setting.
         """
@@ -226,11 +220,7 @@ class Tokenizer:
 
     # --- conversations ------------------------------------------------------------------------------------------------
     def template(self, with_tools: bool = False) -> str:
-        """Returns the chat template. Of several, it is the one for tools if there are tools and it exists.
-
-        Raises:
-            ValueError: there is none, or no default.
-        """
+        """Returns the chat template; of several the one for tools, if needed and there. Raises ValueError."""
         if not isinstance(self.chat_template, Mapping):
             if self.chat_template is None:
                 raise ValueError("the tokenizer has no chat template")
@@ -396,11 +386,7 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str
 
 
 def _by_transformers(folder: Path) -> Tokenizer:
-    """Reads a tokenizer that only transformers can read.
-
-    Raises:
-        ModelError: transformers is not installed, or what it reads is not a fast tokenizer.
-    """
+    """Reads a tokenizer that only transformers can read. Raises ModelError if it is absent or reads no fast one."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -445,12 +431,7 @@ def longest(folder: Path, tokenizer: Tokenizer) -> int:
 
 
 def added(read: Callable[[Ids], str], before: int, one: int) -> tuple[str, bool]:
-    """Returns what a token adds to the text after another one, and whether it continues the same word.
-
-    Args:
-        read: returns the text of ids.
-        before: the other token; below 0 there is none.
-    """
+    """Returns what a token adds to the text after another one (below 0: none), and whether it continues its word."""
     alone = read(np.array([one])).strip()
     alone = alone.removeprefix("##") or alone  # a WordPiece that goes on with no word
     if before < 0:

@@ -54,13 +54,7 @@ class TokenizerKind:
 
 
 def kind_name(config: Mapping[str, Any], settings: Settings, text: str) -> str:
-    """Returns the name of the kind that AutoTokenizer uses for a folder.
-
-    Args:
-        config: the content of config.json.
-        settings: the content of tokenizer_config.json.
-        text: the text of tokenizer.json.
-    """
+    """Returns AutoTokenizer's kind, by config.json, tokenizer_config.json and the text of tokenizer.json."""
     model_type = str(config.get("model_type") or "")
     registered = KIND_OF_TYPE.get(model_type)
     stated = settings.get("tokenizer_class") or config.get("tokenizer_class")

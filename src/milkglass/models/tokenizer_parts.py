@@ -69,11 +69,8 @@ ENDS = frozenset({"ByteLevel", "BertProcessing", "RobertaProcessing"})
 def require_known_parts(tokenizer: Any, folder: str, provider: bool) -> None:
     """Raises ModelError for a tokenizer with a part that is not on the lists of this file.
 
-    Args:
-        tokenizer: a fast tokenizer, loaded.
-        folder: the name of its folder, for the error.
-        provider: whether the folder came from a provider that must not read the texts. Then a regular expression must
-            be a published one. In a folder of the user's choice it may be any that drops no letter.
+    In a folder from a provider that must not read the texts, a regular expression must be a published one. In a folder
+    of the user's choice it may be any that drops no letter.
     """
     backend = tokenizer.backend_tokenizer
     for kind, part, fault in _faults(backend, provider):

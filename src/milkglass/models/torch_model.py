@@ -45,14 +45,7 @@ class Undrawn(TorchFunctionMode):
 
 
 def classifier(base: Checkpoint, classes: int, attention: str | None = None) -> Any:
-    """Returns the whole model with a head of `classes`.
-
-    Args:
-        attention: transformers' name of an implementation. None: its choice.
-
-    Raises:
-        CorruptCheckpoint: more than head and pooler is missing.
-    """
+    """Returns the whole model with a head of `classes`. Raises CorruptCheckpoint if more than that is missing."""
     from transformers import AutoModelForSequenceClassification
 
     raw = {name: value for name, value in base.config.items() if name not in ("id2label", "label2id")}
@@ -110,14 +103,11 @@ def _built(kind: Any, base: Checkpoint | Model, raw: dict[str, Any], attention: 
 
 
 def readers(layer: nn.Module, run: Callable[[], object]) -> list[nn.Module]:
-    """Returns the matrices of a transformer's layer that read the input of its attention, in the order of use.
+    """Returns the matrices of a layer that read the input of its attention, in order of use; `run` calls the model.
 
     These are queries, keys, values, and adapters; none if the layer multiplies its input by no matrix. Nothing is found
     by its name: the first matrix that a layer multiplies its input by is the query projection, and the others that read
     the same tensor belong to it.
-
-    Args:
-        run: calls the model of the layer on any input.
     """
     from transformers.pytorch_utils import Conv1D
 

@@ -12,7 +12,7 @@ import torch
 
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
-from milkglass.models.families.residual import ends
+from milkglass.models.families.layers import ends
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,9 @@ def _mapped(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Model:
-    """A model's tensors.
+    """A model's tensors, by their full names.
 
-    Attributes:
-        tensors: by their full names.
-        folder: the checkpoint's, with its tokenizer if that is a public one.
+    `folder` is the checkpoint's, with its tokenizer if that is a public one.
     """
 
     tensors: Mapping[str, torch.Tensor]

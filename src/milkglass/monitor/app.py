@@ -74,11 +74,8 @@ class MonitorPage:
     """The page, as `proxy.run.run` takes it.
 
     Attributes:
-        key: the key's file.
         attacker: None: nothing is attacked.
-        broken: why the key's scheme must not be relied on; "": no reason is known.
         opening: lets a browser in.
-        observer: records what is sent and received.
     """
 
     key: Path
@@ -100,11 +97,7 @@ class MonitorPage:
 
 
 class CodeBody(BaseModel):
-    """The body of the request that lets a browser in.
-
-    Attributes:
-        code: the part behind the # of the page's address.
-    """
+    """The body of the request that lets a browser in, with the part behind the # of the page's address."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     code: str = Field(max_length=100)

@@ -47,10 +47,7 @@ THREAD = "attack"  # the name of each thread in which something is attacked
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Runs work like asyncio.to_thread, but a program that ends does not wait for it.
-
-    A step of an attack can take minutes.
-    """
+    """Runs work like asyncio.to_thread, but a program that ends does not wait: it can take minutes."""
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()  # who waits may be cancelled, and the work goes on
 
@@ -74,7 +71,6 @@ class LiveReading:
     """The table that one attack reads.
 
     Attributes:
-        title: the attack's.
         table: (n,) the public id that is read for each scrambled one, or NO_BELIEF.
         cut: whether its budget ended it.
     """
@@ -89,13 +85,9 @@ class LiveAttacker:
     """An attacker with the public model, who attacks while the page is open.
 
     Attributes:
-        base: the public model.
-        public: text that the attacker has, or None.
         budget: processor seconds for the attacks on the model.
-        state: the state of the attacks on the model.
         reason: why these failed.
         trouble: why what is sent cannot be deciphered at present, or "".
-        readings: the readings so far.
     """
 
     base: Checkpoint
@@ -161,10 +153,7 @@ class LiveAttacker:
         return assemble(self.key, self.codec, self.base, every, {})
 
     def _solve(self, scene: Scene, show: Callable[[], object]) -> Candidates | None:
-        """Attacks the model.
-
-        Attacks that undo the scheme run first and are shown at once; if they read all, the rest is skipped.
-        """
+        """Attacks the model: attacks that undo the scheme first, shown at once; if they read all, no others."""
         budget, candidates = self._budget(self.budget), None
         for first in (True, False):
             some = {name: one for name, one in ATTACKS.items() if one.undoes == first}

@@ -25,10 +25,8 @@ class Exchange:
     """One question and its answer.
 
     Attributes:
-        number: from 1 on.
         whole: scrambled ids of the question.
         repeated: how many of them, from the first on, an earlier exchange had.
-        answer: scrambled ids so far.
         first: when the first id came, in seconds of the clock; 0 before.
         last: when the last id came, in seconds of the clock; 0 before.
         changed: the log's version when it last changed.

@@ -1,10 +1,11 @@
-"""Finds the k nearest rows of every row of a table by cosine, and compares each pair of rows once.
+"""Finds the k nearest rows of every row of a table by cosine, and divides a table into groups of near rows.
 
-Cosines are symmetric, so only tiles on and above the diagonal are multiplied. A sample of columns gives a guess of the
-bound that a pair must reach. A guess that is too high leaves fewer than k pairs; such a row is compared with all others
-again, so that guesses cost time and never a neighbour. A guess that is too low (a table with many equal rows) leaves
-too many pairs in a strip of rows. They are then cut to the k best of each row, and the bound becomes the k-th of these.
-Memory: the pairs of a strip of TILE rows, and two tiles for each core (20 MB each if all rows are equal), never n x n.
+`nearest` compares each pair of rows once: cosines are symmetric, so only tiles on and above the diagonal are
+multiplied. A sample of columns gives a guess of the bound that a pair must reach. A guess that is too high leaves fewer
+than k pairs; such a row is compared with all others again, so that guesses cost time and never a neighbour. A guess
+that is too low (a table with many equal rows) leaves too many pairs in a strip of rows. They are then cut to the k best
+of each row, and the bound becomes the k-th of these. Memory: the pairs of a strip of TILE rows, and two tiles for each
+core (20 MB each if all rows are equal), never n x n.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.nearest.select import Ids, best
-from milkglass.nearest.similarities import Vectors, directions, require_k
+from milkglass.nearest.select import Ids, Metric, Vectors, best, directions, require_k, similarities
 from milkglass.progress import Progress, no_progress
 from milkglass.system import cores
 
 Pairs = tuple[NDArray[np.int16], NDArray[np.int32], NDArray[np.float32]]  # a row in its strip, a column, a cosine
 Lists = tuple[NDArray[np.int32], NDArray[np.float32]]  # (n, k) columns and cosines, best first
 TILE = 1024  # rows and columns of a tile: 4 MB
-SAMPLE = 2048  # columns that guesses are made from
-HEAP = 16  # of these columns, of which only the largest counts where that suffices
+SAMPLE_COLUMNS = 2048  # columns that guesses are made from
+HEAP_COLUMNS = 16  # of these columns, of which only the largest counts where that suffices
 ROWS_COMPARED_AGAIN = 256  # rows compared at a time where single rows are compared again
-HELD = 512  # pairs that a row of a strip holds on average, at most, unless k is large
+MAX_HELD_PAIRS = 512  # pairs that a row of a strip holds on average, at most, unless k is large
+PACKED = 0.8  # the pool is packed when a smaller share of it is free
+SEEDS = 64  # seeds compared at a time: few are taken by a seed before them, so that little is compared in vain
 
 
 def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists:
@@ -39,11 +41,7 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
 
     Equal computed cosines are in the order of their rows; cosines of equal rows may differ in the last bit.
 
-    Args:
-        progress: receives how many of n rows are done, by the share of the tiles that are compared.
-
-    Raises:
-        UsageError: k is not from 1 to n - 1, or a row is not finite.
+    Raises UsageError if k is not from 1 to n - 1, or a row is not finite. `progress` counts the n rows.
     """
     from milkglass.nearest.products import threads_each  # imports torch, which listing methods does not need
 
@@ -90,11 +88,11 @@ def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.floa
 
     from milkglass.nearest.products import Cosines
 
-    n, size = len(unit), min(SAMPLE, len(unit))
+    n, size = len(unit), min(SAMPLE_COLUMNS, len(unit))
     sample = Cosines.of(torch.from_numpy(unit[np.linspace(0, n - 1, size).astype(np.int64)]))
     expected = k * size / n
     place = min(size, math.ceil(expected + 3 * math.sqrt(expected)) + 2)  # one more: it may hold the row
-    heaps = min(size, max(HEAP * place, size // HEAP))
+    heaps = min(size, max(HEAP_COLUMNS * place, size // HEAP_COLUMNS))
     deep = size // heaps
 
     def guessed(top: int) -> NDArray[np.float32]:
@@ -106,10 +104,7 @@ def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.floa
 
 
 def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, left: int) -> tuple[Pairs, Pairs]:
-    """Compares one tile.
-
-    Returns the pairs that reach their row's bound, and, transposed, those that reach their column's.
-    """
+    """Returns a tile's pairs that reach their row's bound, and, transposed, those that reach their column's."""
     import torch
 
     from milkglass.nearest.products import product
@@ -138,11 +133,8 @@ class _Strip:
     """The pairs of up to TILE rows that reached their bounds, in the order of their columns.
 
     Attributes:
-        top: its first row.
         k: neighbours that each row needs.
         bounds: (b,) what a pair must reach; a view of the bounds of all rows.
-        pairs: the pairs so far, in parts.
-        held: their number.
     """
 
     top: int
@@ -155,14 +147,11 @@ class _Strip:
         """Adds pairs whose columns are larger than all before."""
         self.pairs.append(pairs)
         self.held += len(pairs[0])
-        if self.held > len(self.bounds) * max(HELD, 4 * self.k):
+        if self.held > len(self.bounds) * max(MAX_HELD_PAIRS, 4 * self.k):
             self._cut()
 
     def finish(self, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> Ids:
-        """Writes the lists of this strip's rows.
-
-        Returns the rows with fewer than k neighbours, whose lists are wrong.
-        """
+        """Writes the lists of this strip's rows. Returns rows with fewer than k neighbours, whose lists are wrong."""
         columns, values, counts = self._ranked()
         self.pairs = []
         rows = slice(self.top, self.top + len(self.bounds))
@@ -188,10 +177,7 @@ class _Strip:
 
 
 def _packed(column: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Packs pairs into integers in the order of falling values, then of columns.
-
-    NumPy sorts integers faster than it ranks.
-    """
+    """Packs pairs into integers, which NumPy sorts faster than it ranks: by falling values, then columns."""
     falling = ~_ordered_bits((value + np.float32(0)).view(np.int32))  # -0 is 0
     return falling.astype(np.int64) << 32 | column
 
@@ -213,3 +199,37 @@ def _again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: NDArray[np
         block = unit[part] @ unit.T
         block[np.arange(len(part)), part] = -np.inf
         ids[part], cosines[part] = best(block, ids.shape[1])
+
+
+def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> list[Ids]:
+    """Returns every row in one group of k: the first free row in `order` takes the k - 1 nearest free rows.
+
+    Memory is a block times n, never n x n.
+
+    The fewer than k rows that remain at the end join the last group, which then has up to 2k - 1. A smaller group would
+    hide its rows less than requested.
+    """
+    n = len(vectors)
+    require_k(k, n)
+    rows = directions(vectors) if metric == "cosine" else vectors
+    pool, pooled, waiting = np.arange(n), rows, order  # those that are free, and some that were lately
+    free, left, result = np.ones(n, np.bool_), n, list[Ids]()
+    while left >= k:
+        waiting = waiting[free[waiting]]
+        if left < PACKED * len(pool):
+            pool = np.flatnonzero(free)
+            pooled = rows[pool]
+        taken = ~free[pool]
+        seeds = waiting[:SEEDS]
+        for seed, near in zip(seeds, similarities(rows[seeds], pooled, metric), strict=True):
+            if not free[seed] or left < k:
+                continue
+            near[taken] = -np.inf
+            near[np.searchsorted(pool, seed)] = np.inf  # the seed is in its own group, in spite of rounding
+            group = best(near[None], k)[0][0]
+            taken[group], free[pool[group]] = True, False
+            left -= k
+            result.append(pool[group])
+            progress(k)
+    result[-1] = np.concatenate([result[-1], np.flatnonzero(free)])
+    return result

@@ -97,14 +97,10 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def multiply_by_onednn(model: torch.nn.Module, bf16: bool) -> None:
-    """Lets oneDNN multiply the linear layers of a model, in fp32, and in bf16 if autocast asks for it.
+    """Lets oneDNN multiply the linear layers of a model in place, in fp32, and with `bf16` under autocast too.
 
     Weights are converted once, which needs memory for a copy. The model must not be trained, copied or loaded into
     afterwards.
-
-    Args:
-        model: is changed.
-        bf16: whether it will run in bf16 too.
     """
     linear = onednn_linear()
     if linear is None:
@@ -193,11 +189,7 @@ class Cosines:
 
     @classmethod
     def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, look: int = 0) -> Cosines:
-        """Prepares a table.
-
-        Args:
-            look: how many nearest rows matter, which allows a faster first look in bf16. 0: no such look.
-        """
+        """Prepares a table. `look`: how many nearest rows matter, for a faster first look in bf16; 0: none."""
         scale = torch.empty(len(table), dtype=torch.float32, device=table.device)
         for part in blocks(table):  # into one piece: small tensors kept between the blocks would hold their memory
             scale[part] = lengths(table[part] if shift is None else table[part].float() - shift)
@@ -227,10 +219,7 @@ class Cosines:
         return float((values >= slack.below(slack.below(least))).sum(1).float().mean())
 
     def __call__(self, queries: torch.Tensor) -> tuple[torch.Tensor, Slack]:
-        """Returns (b, n) fp32 cosines, and their largest error.
-
-        `queries` (b, d) are of any length, shifted like the table.
-        """
+        """Returns (b, n) fp32 cosines of queries (b, d), shifted like the table, and their largest error."""
         rows = queries.to(self.table.device).float()
         rows = rows / lengths(rows)[:, None]
         slack = self.slack
@@ -253,11 +242,7 @@ class Cosines:
         return result
 
     def products(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns (b, n) fp32 scalar products of rows with the shifted rows of the table.
-
-        Args:
-            rows: (b, d), whose dtype is that of the products' factors.
-        """
+        """Returns (b, n) fp32 products of rows (b, d) with the table's shifted rows, in factors of the rows' dtype."""
         parts, direct = blocks(self.table), self.table.dtype == rows.dtype and self.shift is None
         if direct and len(parts) == 1:
             return product(rows, self.table).float()

@@ -20,11 +20,9 @@ OUTSIDE = -2.0  # the rough value of rows that do not take part
 
 @dataclass(frozen=True)
 class SeedRow:
-    """One row's cosines with all rows of a table.
+    """One row's cosines with all rows of a table (n, d).
 
     Attributes:
-        cosines: of the table (n, d).
-        row: whose cosines these are; it takes part itself.
         rough: (n,) fp32; `OUTSIDE` for a row that does not take part.
         slack: the largest error of the other values.
         place: (n,) the order of equal cosines.
@@ -40,11 +38,9 @@ class SeedRow:
     likely: LikelyRow = field(repr=False)
 
     def nearest(self, free: NDArray[np.bool_], count: int, at: float) -> Ids:
-        """Returns the `count` nearest free rows, nearest first, of those that reach a quantile.
+        """Returns the `count` nearest of the free rows (n,) that reach a quantile, nearest first.
 
-        Args:
-            free: (n,) which rows are free.
-            at: the index of the quantile, from 0, over all rows that take part, largest first; linear between two.
+        `at` is the index of the quantile, from 0, over all rows that take part, largest first; linear between two.
         """
         rows, values = self._candidates(free, count, at)
         order = np.argsort(-values)
@@ -76,10 +72,7 @@ class SeedRow:
         return 0
 
     def quantile(self, at: float) -> float:
-        """Returns the quantile of exact cosines.
-
-        Values that are surely above its two neighbours are counted, near ones measured.
-        """
+        """Returns the quantile of exact cosines: those surely above its two neighbours are counted, not measured."""
         index = int(at)
         rows, above = _around(self.rough, self._rough_pair(index), self.slack)
         rows, index = rows[self.rough[rows] > OUTSIDE], index - above
@@ -159,10 +152,7 @@ def _around(values: NDArray[np.float32], pair: tuple[float, float], slack: Slack
 
 
 def _twice_below(found: float, slack: Slack) -> float:
-    """Returns a bound that a row's rough cosine reaches if its true cosine is at least that of the row with `found`.
-
-    It is lower by one slack for each of the two rows.
-    """
+    """Returns a bound, two slacks lower, that a row's rough cosine reaches if its true one is that of `found`."""
     return float(slack.below(slack.below(found)))
 
 

@@ -1,4 +1,4 @@
-"""Partial selection: the best of each row of similarities, or a value that the best reach, without sorting the row.
+"""Similarities of rows in NumPy, and the best of each row of them without sorting the row.
 
 Columns are dealt into heaps. The j-th largest of the heaps' maxima is at most the j-th largest of the row, so only the
 values that reach it, little more than j, have to be looked at.
@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.errors import UsageError
+
 Ids = NDArray[np.int64]
-HEAP = 32  # columns
+HEAP_COLUMNS = 32  # columns
+Metric = Literal["cosine", "euclidean"]
+Vectors = NDArray[np.float32]
 
 
 class LikelyRow(NamedTuple):
@@ -23,7 +27,6 @@ class LikelyRow(NamedTuple):
     Attributes:
         bounds: values that at least so many of the row's columns reach; -inf if that is too many for heaps of two.
         columns: those that reach the higher one, in order.
-        values: of these columns.
         low_values: values that reach the lower one; the whole row if that is -inf.
     """
 
@@ -38,8 +41,6 @@ class Likely:
     """The `LikelyRow` of many rows, of which some are used.
 
     Attributes:
-        similarity: (b, n).
-        bounds: (b, 2).
         lower: which bound was searched for: 1, or 0 if the lower one is -inf.
         places: of all rows' columns that reach it, in order.
         spans: (b + 1,) where each row's places begin.
@@ -72,7 +73,7 @@ class Likely:
 
 def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[np.float32]:
     rows, n = similarity.shape
-    heaps = max(1, n // HEAP)
+    heaps = max(1, n // HEAP_COLUMNS)
     maxima = _maxima(similarity, heaps)
     within = [heaps - count for count in counts if count <= heaps // 2]
     ranked = np.partition(maxima, within, axis=1) if within else maxima
@@ -86,7 +87,7 @@ def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[n
 def best(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.float32]]:
     """Returns the k largest of every row, largest first, ties by index, as (b, k) columns and values."""
     count, n = similarity.shape
-    heaps = max(k, n // HEAP)
+    heaps = max(k, n // HEAP_COLUMNS)
     bound = np.partition(_maxima(similarity, heaps), heaps - k, axis=1)[:, heaps - k]
     row, column = np.nonzero(similarity >= bound[:, None])
     value = similarity[row, column]
@@ -102,3 +103,30 @@ def _maxima(similarity: NDArray[np.float32], heaps: int) -> NDArray[np.float32]:
     deep = n // heaps
     result: NDArray[np.float32] = similarity[:, : deep * heaps].reshape(count, deep, heaps).max(1)
     return result
+
+
+def directions(vectors: Vectors) -> Vectors:
+    """Returns rows of length one. A row of zeros stays zero: its cosine with everything is 0."""
+    with np.errstate(over="ignore"):
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = vectors / np.maximum(norms, np.finfo(np.float32).tiny)
+    odd = ((norms < 1e-15) | (norms > 1e15))[:, 0]  # squares leave fp32
+    rows = vectors[odd].astype(np.float64)
+    unit[odd] = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    return unit
+
+
+def require_k(k: int, n: int, lowest: int = 2) -> None:
+    if not lowest <= k <= n:
+        if n < lowest:
+            raise UsageError(f"k is {k}, and this table has too few words for any value", "give a larger table")
+        raise UsageError(f"k is {k}, from {lowest} to {n} fit this table", f"give --k {n} or less, or a larger table")
+
+
+def similarities(rows: Vectors, others: Vectors, metric: Metric) -> NDArray[np.float32]:
+    """Returns (b, n), larger for nearer rows: the cosine of unit rows, or minus the Euclidean distance."""
+    product = rows @ others.T
+    if metric == "cosine":
+        return product
+    squares = (rows * rows).sum(1)[:, None] + (others * others).sum(1) - 2 * product
+    return -np.sqrt(np.maximum(squares, 0))

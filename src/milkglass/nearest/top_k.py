@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from milkglass.nearest.products import BLOCK_BYTES, Cosines, Slack, blocks, lengths
-from milkglass.nearest.select import HEAP
-from milkglass.nearest.similarities import Metric
+from milkglass.nearest.select import HEAP_COLUMNS, Metric
 
 COSINE_BYTES = 16 << 20  # bytes of cosines at a time: more is taken from the system anew each time, page by page
 
@@ -41,9 +40,9 @@ class ExactIndex:
     """A table that is searched many times.
 
     Attributes:
-        table: (n, d), in any dtype, on any device.
         metric: what "nearest" means. A row of zeros has a cosine of 0 with everything.
-        cosines: of the table; for distances, of its rows less their mean, which changes products and not distances.
+
+    cosines: of the table; for distances, of its rows less their mean, which changes products and not distances.
         shift: (d,) that mean; zeros for cosines.
         half: (n,) |t|^2 / 2 of these rows; zeros for cosines.
     """
@@ -123,10 +122,10 @@ def _mean(table: torch.Tensor) -> torch.Tensor:
 
 def _reached_by(values: torch.Tensor, k: int) -> torch.Tensor:
     """Returns (b,) a value that at least k columns of each row reach, and few more if k is small (select.py)."""
-    heaps = values.shape[1] // HEAP
+    heaps = values.shape[1] // HEAP_COLUMNS
     if k > heaps // 2:
         return values.topk(k, dim=1).values[:, -1]
-    maxima = values[:, : heaps * HEAP].reshape(len(values), HEAP, heaps).amax(1)
+    maxima = values[:, : heaps * HEAP_COLUMNS].reshape(len(values), HEAP_COLUMNS, heaps).amax(1)
     return maxima.topk(k, dim=1).values[:, -1]
 
 

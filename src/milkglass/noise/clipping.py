@@ -17,10 +17,7 @@ SLACK = 2.0**-20
 
 
 def l2(tensors: Mapping[str, torch.Tensor], most: float) -> dict[str, torch.Tensor]:
-    """Returns the tensors in fp64, scaled to an L2 norm of at most `most` over all of them.
-
-    Abadi et al. 2016, algorithm 1.
-    """
+    """Returns the tensors in fp64 with an L2 norm of at most `most` over all (Abadi et al. 2016, algorithm 1)."""
     factor = l2_factor(tensors.values(), most)
     return {name: one.double() * factor for name, one in tensors.items()}
 
@@ -33,10 +30,7 @@ def l2_factor(tensors: Iterable[torch.Tensor], most: float) -> float:
 
 
 def matrix_l2(x: torch.Tensor, most: float) -> torch.Tensor:
-    """Returns (t, d) in fp64 with a Frobenius norm of at most `most`.
-
-    The gradient passes through the factor as well.
-    """
+    """Returns (t, d) in fp64 with a Frobenius norm of at most `most`. The gradient passes through the factor too."""
     wide = x.double()
     norm = wide.norm().clamp_min(1e-300)
     return wide * (most * (1 - SLACK) / norm).clamp_max(1.0)

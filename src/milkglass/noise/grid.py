@@ -31,12 +31,7 @@ Sample = Callable[[Stream, int, float], NDArray[np.int64]]
 
 
 def step_of(width: float, bound: float | None = None) -> float:
-    """Returns the grid's step g for noise of a width and data of bounded coordinates.
-
-    Args:
-        width: the noise's standard deviation or scale.
-        bound: the largest coordinate. None: no bound.
-    """
+    """Returns the grid's step g for noise of a standard deviation or scale, and data whose coordinates have a bound."""
     exponent = math.floor(math.log2(width)) - FINE
     if bound is not None:
         exponent = max(exponent, math.ceil(math.log2(bound)) - MAX_BOUND_BITS)
@@ -101,7 +96,6 @@ class AddedNoise:
     """What is public about the noise of a mechanism. An attacker has it (Kerckhoffs).
 
     Attributes:
-        law: the distribution.
         width: its standard deviation (gaussian) or scale (laplace), in units of what is sent.
         clip: the bound applied before. None: there is none.
         bounded: "text", the L2 norm of all numbers of a text, or "row", the mean absolute coordinate of each row.

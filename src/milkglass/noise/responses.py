@@ -24,12 +24,7 @@ UNIT = 1 << 44  # the weight of the value itself
 
 @dataclass(frozen=True, eq=False)
 class RandomisedResponse:
-    """The mechanism.
-
-    Attributes:
-        values: (m,) ascending; any other value is sent unchanged.
-        epsilon: above 0.
-    """
+    """The mechanism over ascending values (m,); any other value is sent unchanged."""
 
     values: Ids
     epsilon: float

@@ -1,4 +1,4 @@
-"""The secret of a client half, and the streams that are drawn from it: for each text, each key, each order.
+"""The secret of a client half, the streams that are drawn from it, and secret matrices.
 
 noise/grid.py draws noise on data from `NoiseStream.stream`.
 """
@@ -15,15 +15,11 @@ from scipy.special import ndtri
 from milkglass.noise.stream import Stream, bound, subkey
 from milkglass.sequences import Ids
 
-SECRET = 32  # bytes
+SECRET_BYTES = 32  # bytes
 
 
 class NoiseStream:
-    """One stream. The same shapes in the same order under the same key give the same numbers.
-
-    Attributes:
-        stream: the source of noise on data.
-    """
+    """One stream, the source of noise on data. The same shapes in the same order and key give the same numbers."""
 
     def __init__(self, key: bytes | Stream) -> None:
         self.stream = key if isinstance(key, Stream) else Stream(key)
@@ -37,10 +33,7 @@ class NoiseStream:
         return NoiseStream(bound(self.stream, {"hidden": hidden}))
 
     def gaussian(self, *shape: int) -> torch.Tensor:
-        """Returns standard normal fp32 numbers by the inverse distribution function.
-
-        Only for secret keys, never for noise on data.
-        """
+        """Returns standard normal fp32 numbers by the inverse distribution: for secret keys, not noise on data."""
         flat = ndtri(self.stream.uniform(math.prod(shape))).astype(np.float32)
         return torch.from_numpy(flat).reshape(shape)
 
@@ -62,10 +55,7 @@ class NoiseStream:
 
 
 def rotation(gaussian: torch.Tensor) -> torch.Tensor:
-    """Returns a uniform orthogonal matrix from standard normals.
-
-    The signs make the factorisation unique (Mezzadri 2007).
-    """
+    """Returns a uniform orthogonal matrix from standard normals, with signs that make it unique (Mezzadri 2007)."""
     q, r = torch.linalg.qr(gaussian)
     return q * r.diagonal().sign()
 
@@ -85,3 +75,48 @@ class NoiseRoot:
         With one noise on two texts, their difference would cross in the clear.
         """
         return self.draws(*label, hashlib.sha256(np.asarray(ids, np.int64).tobytes()).hexdigest())
+
+
+class MixingMatrix:
+    """A fresh secret matrix that combines the rows of other matrices, and undoes it.
+
+        U = A [H; S]          H (t, d): what is hidden; S (k, d): rows that stand for nothing, shields
+        H W = the first t rows of A^-1 (U W)
+
+    A = P diag(s) Q with P and Q uniform orthogonal matrices and s log-uniform from 1 / sqrt(c) to sqrt(c). Its
+    condition number is at most c, and 1 if A is orthogonal. All of it is fp64, so that only U and the answer are
+    rounded. A combination does not hide the span of the rows.
+
+    Attributes:
+        matrix: (t + k, t + k) A, fp64.
+        inverse: A^-1, fp64.
+        shields: (k, d) S, fp64.
+    """
+
+    def __init__(
+        self, draws: NoiseStream, rows: torch.Tensor, condition: float = 1.0, shields: int = 0, energy: float = 1.0
+    ) -> None:
+        """Draws a matrix for rows (t, d).
+
+        Args:
+            condition: c, 1 or more; 1: A is orthogonal.
+            shields: k, Gaussian directions.
+            energy: squared length of each shield, relative to the rows' mean squared length.
+        """
+        size, width = len(rows) + shields, rows.shape[1]
+        left, right = (draws.orthogonal(size) for _ in range(2))
+        uniform = torch.from_numpy(draws.stream.uniform(size))
+        stretch = (math.log(condition) * (uniform - 0.5)).exp()
+        directions = torch.nn.functional.normalize(draws.gaussian(shields, width).double(), dim=1)
+        length = float(rows.double().square().sum(1).mean() * energy) ** 0.5
+        self.matrix, self.inverse = (left * stretch) @ right, (right.T / stretch) @ left.T
+        self.shields = directions * length
+
+    def mixed(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns (t + k, d) U for rows (t, d), in their dtype."""
+        return (self.matrix @ torch.cat([rows.double(), self.shields])).to(rows.dtype)
+
+    def unmixed(self, answer: torch.Tensor) -> torch.Tensor:
+        """Returns (t, m) H W for the answer (t + k, m) to U, in its dtype."""
+        rows = len(self.matrix) - len(self.shields)
+        return (self.inverse[:rows] @ answer.double()).to(answer.dtype)

@@ -27,17 +27,14 @@ from milkglass.noise.stream import Stream
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-PIECE = 1 << 16  # samples at a time, which a processor's cache holds
+SAMPLES_AT_A_TIME = 1 << 16  # which a processor's cache holds
 SMALL_TAIL = 2.0**-32  # a tail below this is worked out with 60 digits
-ERROR = 2.0**-42  # of the inverse in fp64, relative to 1 + z: two hundred times what SciPy's functions are off
+INVERSE_ERROR = 2.0**-42  # of the inverse in fp64, relative to 1 + z: two hundred times what SciPy's functions are off
 DIGITS = 60
 
 
 def gaussian(stream: Stream, count: int, ratio: float) -> Integers:
-    """Returns (count,) samples of round(ratio Z), Z standard normal.
-
-    `ratio` is the standard deviation over the grid's step.
-    """
+    """Returns (count,) samples of round(ratio Z), Z standard normal. `ratio` is the deviation over the grid's step."""
     return _samples(stream, count, ratio, lambda tail: -ndtri(tail), _gaussian_tail)
 
 
@@ -52,8 +49,8 @@ def _samples(
     if not 0 < ratio < 2.0**56:
         raise ValueError(f"the noise is {ratio} grid steps wide, more than 0 and less than 2^56 is supported")
     result = np.empty(count, np.int64)
-    for start in range(0, count, PIECE):
-        words = stream.long_words(min(PIECE, count - start))
+    for start in range(0, count, SAMPLES_AT_A_TIME):
+        words = stream.long_words(min(SAMPLES_AT_A_TIME, count - start))
         bits = words >> np.uint64(1)
         magnitude, unsure = _rounded(bits, ratio, inverse)
         for at in np.flatnonzero(unsure).tolist():
@@ -69,16 +66,13 @@ def _rounded(bits: NDArray[np.uint64], ratio: float, inverse: Callable[[Floats],
     scaled = ratio * z + 0.5
     magnitude = np.floor(scaled)
     # bits that were not drawn: dz = dp / density, and the tail over the density is at most 1.26 (Gaussian), 1 (Laplace)
-    slack = (ratio * ERROR) * (1 + z) + (ratio * 1.3 * 2.0**-64) / tail
+    slack = (ratio * INVERSE_ERROR) * (1 + z) + (ratio * 1.3 * 2.0**-64) / tail
     unsure = np.abs(scaled - magnitude - 0.5) >= 0.5 - slack
     return magnitude.astype(np.int64), unsure | (tail < SMALL_TAIL)
 
 
 def _certain(bits: int, ratio: float, guess: int, tail: Callable[[Any], Any], further: Stream) -> int:
-    """Returns the magnitude K for which |Z| lies in [(K - 1/2) / r, (K + 1/2) / r).
-
-    Reads as many bits as that takes.
-    """
+    """Returns the magnitude K with |Z| in [(K - 1/2) / r, (K + 1/2) / r), by as many bits as that takes."""
     import mpmath
 
     width = 64

@@ -29,13 +29,7 @@ ABSENT = -(1 << 62)
 
 
 def noisy_max(scores: Floats, scale: float, stream: Stream) -> Integers:
-    """Returns (t,) the columns of the largest noisy scores.
-
-    Args:
-        scores: (t, k) in [0, 1]; -inf after the end of a list.
-        scale: of the Laplacian, in units of the score.
-        stream: the source of the noise.
-    """
+    """Returns (t,) the columns of the largest noisy scores (t, k), from scores in [0, 1], -inf after a list's end."""
     step = min(1.0, step_of(scale))
     there = ~np.isneginf(scores)
     cut = np.trunc(np.where(there, scores, 0) / step).astype(np.int64)
@@ -44,14 +38,9 @@ def noisy_max(scores: Floats, scale: float, stream: Stream) -> Integers:
 
 
 def cumulative_weights(scores: Floats, epsilon: float) -> Integers:
-    """Returns (m, k) the running sums of each row's whole weights.
+    """Returns (m, k) the running sums of each row's whole weights, from scores in [0, 1], -inf after a list's end.
 
-    Args:
-        scores: (m, k) in [0, 1]; -inf after the end of a list, which adds 0.
-        epsilon: of one choice.
-
-    Raises:
-        ValueError: a row is so long that its sum could overflow.
+    Raises ValueError if a row is so long that its sum could overflow.
     """
     if scores.shape[1] > 1 << 18:
         raise ValueError(f"{scores.shape[1]} candidates, at most {1 << 18} are supported")
@@ -61,11 +50,6 @@ def cumulative_weights(scores: Floats, epsilon: float) -> Integers:
 
 
 def choose(cumulative: Integers, stream: Stream) -> Integers:
-    """Returns (t,) a column of each row, drawn with the probability of its weight.
-
-    Args:
-        cumulative: (t, k) running sums of weights.
-        stream: the source of the draws.
-    """
+    """Returns (t,) a column of each row, drawn with the probability of its weight, from running sums (t, k)."""
     drawn = stream.below(cumulative[:, -1])
     return (drawn[:, None] >= cumulative).sum(1)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-BYTES = 32  # of a key
+KEY_BYTES = 32  # of a key
 
 
 def subkey(root: bytes, model_digest: str, label: str) -> bytes:
@@ -39,8 +39,8 @@ class Stream:
     """
 
     def __init__(self, key: bytes, nonce: int = 0) -> None:
-        if len(key) != BYTES:
-            raise ValueError(f"a key of {len(key)} bytes, {BYTES} are needed")
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a key of {len(key)} bytes, {KEY_BYTES} are needed")
         self._key, self._nonce = key, nonce
         self._cipher = Cipher(algorithms.ChaCha20(key, nonce.to_bytes(16, "big")), None).encryptor()
         self._further: Stream | None = None
@@ -65,13 +65,10 @@ class Stream:
 
     def child(self) -> Stream:
         """Returns an independent stream, whose key is the next 32 bytes of this one."""
-        return Stream(self.bytes(BYTES))
+        return Stream(self.bytes(KEY_BYTES))
 
     def keyed(self, data: bytes) -> Stream:
-        """Returns an independent stream for this data: HMAC-SHA256 under this stream's key.
-
-        This stream does not move on.
-        """
+        """Returns an independent stream for this data, HMAC-SHA256 under this one's key, which does not move on."""
         return Stream(hmac.digest(self._key, b"milkglass data" + self._nonce.to_bytes(16, "big") + data, "sha256"))
 
     def bytes(self, count: int) -> bytes:
@@ -102,12 +99,9 @@ class Stream:
         return -np.sign(centred) * np.log1p(-2 * np.abs(centred))
 
     def below(self, limits: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns a uniform whole number from 0 to limit - 1 for each limit.
+        """Returns a uniform whole number from 0 to limit - 1 for each limit (n,) from 1 to 2^63 - 1.
 
         By rejection: words in the last, incomplete multiple of a limit are drawn again.
-
-        Args:
-            limits: (n,) from 1 to 2^63 - 1.
         """
         limits = np.asarray(limits, np.int64)
         if limits.size and int(limits.min()) < 1:

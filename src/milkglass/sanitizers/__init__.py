@@ -5,5 +5,5 @@
     prompt = sanitizer.text(prompt, Stream(token_bytes(32)))   # in front of any model
 
 santext.py, custext.py and rnm.py have the mechanisms. Each also draws token ids (`Sanitizer.sanitize`), over a table of
-all tokens (`tokens_of_model`). tables/words.py lists what is kept unchanged.
+all tokens (`tokens_of_model`). words.py lists what is kept unchanged.
 """

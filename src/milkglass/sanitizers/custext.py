@@ -23,8 +23,8 @@ from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, Arrays, digest_of
-from milkglass.nearest.groups import groups
-from milkglass.nearest.similarities import Metric, directions, require_k
+from milkglass.nearest.all_rows import groups
+from milkglass.nearest.select import Metric, directions, require_k
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
@@ -32,7 +32,7 @@ from milkglass.parameters import limited
 from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
-from milkglass.sanitizers.tables.table import Ids, Vectors, WordVectors
+from milkglass.sanitizers.table import Ids, Vectors, WordVectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +97,6 @@ class CusText(Sanitizer):
     """The mechanism. An unknown word becomes any word of the table, with equal probabilities.
 
     Attributes:
-        k: words in a list.
-        metric: the similarity by which lists are made.
         counts: (n,) how often each word occurs, which decides the order. None: the table's order.
         given_lists: earlier `lists` of the same table, k, metric and counts.
     """

@@ -28,18 +28,16 @@ from milkglass.noise.stream import Stream
 from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.method import Reader, SanitizerMethod
 from milkglass.sanitizers.rows import Block, FileShape, blocks_of
-from milkglass.sanitizers.tables.word_list import LIST_NAME
-from milkglass.sanitizers.text import TextSanitizer, WordTally
-from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer
+from milkglass.sanitizers.text import TextSanitizer, TokenReader, TokenTextSanitizer, WordTally
+from milkglass.sanitizers.word_list import LIST_NAME
 from milkglass.system import keep_private
 
 
 def stream_of(seed: int, block: int, text: str) -> Stream:
     """Returns the stream of a block.
 
-    Args:
-        text: all that is drawn for. It makes two files under one seed share no draws; otherwise the places where they
-            differ would show.
+    `text` is all that is drawn for. It makes two files under one seed share no draws; otherwise the places where they
+    differ would show.
     """
     return Stream.of_seed("sanitize", seed, block, text)
 
@@ -75,11 +73,7 @@ def count_file(reader: Reader, path: Path, shape: FileShape, workers: int, progr
 
 @dataclass
 class FileReport:
-    """What a run did.
-
-    Attributes:
-        left: fields of rows that are unchanged.
-    """
+    """What a run did, with the fields of rows that are unchanged in `left`."""
 
     rows: int = 0
     tally: WordTally = field(default_factory=WordTally)
@@ -92,15 +86,9 @@ def sanitize_file(
 ) -> dict[str, Any]:  # fmt: skip
     """Writes `out` and the report, which is returned. Both appear under their names when they are complete.
 
-    Args:
-        source: the file, with rows of this shape.
-        out: must not exist.
-        seed: None: a fresh secret one.
-        about: what the report says about the method.
-        workers: processes; 0: this process.
+    With a seed of None, a fresh secret one is drawn; with 0 `workers`, this process works.
 
-    Raises:
-        UsageError: `out` or its report exists.
+    Raises UsageError if `out` or its report exists.
     """
     require_free(out)
     if workers:
@@ -146,9 +134,7 @@ def promised(guarantee: str | None, seeded: bool) -> str | None:
 def describe(method: SanitizerMethod, counted: Path | None) -> dict[str, Any]:
     """Returns what a report says about a method.
 
-    Args:
-        counted: the text in which frequencies were counted. None: a list of English words has them, if the method needs
-            any.
+    Frequencies were counted in `counted`. None: a list of English words has them, if the method needs any.
     """
     listed = {"frequencies": LIST_NAME} if method.needs_counts else {}
     return {**method.document(), **(listed if counted is None else {"frequencies_counted": True})}
@@ -201,9 +187,8 @@ _DO: list[Callable[[Block], Any]] = []  # of a worker process, set once
 def ordered(do: Callable[[Block], Result], blocks: Iterable[Block], workers: int) -> Iterator[tuple[Block, Result]]:
     """Yields each block with do(block), in order. `do` is copied to each worker once.
 
-    Args:
-        workers: 0 works in this process. One worker is also a process: all workers compute with equally many threads,
-            on which the last bits of a matrix product depend.
+    With 0 workers it works in this process. One worker is also a process: all workers compute with equally many
+    threads, on which the last bits of a matrix product depend.
     """
     if not workers:
         for block in blocks:

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.parameters import limited, parameters_of, require
 from milkglass.sanitizers.sanitizer import EPSILON, Sanitizer, Spared, sensitive_words
-from milkglass.sanitizers.tables.table import WordVectors
-from milkglass.sanitizers.text import Splitting, TextSanitizer, WordReader
-from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer
+from milkglass.sanitizers.table import WordVectors
+from milkglass.sanitizers.text import Splitting, TextSanitizer, TokenReader, TokenTextSanitizer, WordReader
 
 Reader = WordReader | TokenReader
 OF_TEXTS = ("keep_stopwords", "allow")  # parameters that `TextSanitizer` has, not the mechanism
@@ -25,10 +24,7 @@ class SanitizerMethod(abc.ABC):
     """The base of all sanitizers. Subclasses are frozen dataclasses whose fields are the parameters.
 
     Attributes:
-        epsilon: the budget of one word.
-        keep_stopwords: whether English function words are kept.
         allow: further words that are kept.
-        name: in the catalogue.
         needs_counts: whether a corpus must be counted first. Other methods use counts if there are any.
         by_tokens: whether the paper replaces tokens of the model and not words.
         has_lists: whether lists of words are made before the first word is drawn, which takes time.
@@ -48,11 +44,7 @@ class SanitizerMethod(abc.ABC):
 
     @abc.abstractmethod
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> Sanitizer:
-        """Returns the mechanism over a table.
-
-        Args:
-            counts: (n,) how often each word of the table occurs. None: not counted.
-        """
+        """Returns the mechanism over a table; counts (n,) say how often each word occurs. None: not counted."""
 
     @property
     def keeps_stopwords(self) -> bool:

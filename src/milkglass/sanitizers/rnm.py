@@ -32,7 +32,7 @@ from milkglass.accounting import upward
 from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, Arrays, digest_of
 from milkglass.nearest.all_rows import nearest
-from milkglass.nearest.similarities import require_k
+from milkglass.nearest.select import require_k
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
@@ -41,7 +41,7 @@ from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.custext import Lists, normalised
 from milkglass.sanitizers.method import SparingMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
-from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
+from milkglass.sanitizers.table import Ids, Mask, WordVectors
 
 Guarantee = Literal["paper", "strict"]
 
@@ -51,8 +51,6 @@ class Rnm(Sanitizer):
     """The mechanism. An unknown word becomes any word of the table, with equal probabilities.
 
     Attributes:
-        k: words in a list, 30 in the paper.
-        guaranteed: see the module.
         spared: which words are replaced only sometimes. None: every word is always replaced.
         counts: as for CUSTEXT, for strict lists.
         given_lists: earlier `nearest_lists` of the same table and k.

@@ -19,7 +19,7 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import Limit
 from milkglass.progress import Progress
-from milkglass.sanitizers.tables.table import Ids, Mask, Vectors, WordVectors
+from milkglass.sanitizers.table import Ids, Mask, Vectors, WordVectors
 
 UNKNOWN = -1  # a word that the table does not have
 EPSILON = Limit(1e-9, high=1e6)  # beyond it nothing is ever replaced, and distances times epsilon overflow
@@ -35,9 +35,7 @@ class Sanitizer(abc.ABC):
     one, and nothing else about it.
 
     Attributes:
-        table: the words and their vectors.
         epsilon: the budget of one word, above 0. A text of t words spends t times that.
-        paper: where the method comes from.
     """
 
     table: WordVectors = field(repr=False)
@@ -55,12 +53,7 @@ class Sanitizer(abc.ABC):
 
     @abc.abstractmethod
     def draw(self, places: Ids, stream: Stream) -> Ids:
-        """Returns (t,) the places of the substitutes.
-
-        Args:
-            places: (t,) places of words among the candidates, or UNKNOWN; at most WORDS_AT_A_TIME.
-            stream: the only source of random numbers.
-        """
+        """Returns (t,) substitutes for at most WORDS_AT_A_TIME places among the candidates, or UNKNOWN."""
 
     def due(self, ids: Ids, stream: Stream) -> Mask:
         """Returns (t,) which of these known words are replaced: all, unless a variant spares some."""
@@ -81,23 +74,15 @@ class Sanitizer(abc.ABC):
     def with_lists(self, progress: Progress, folder: Path | None = None) -> tuple[Self, bool]:
         """Returns the mechanism with its lists of words, and whether they were cached.
 
-        Lists that follow from a table alone are cached (models/kept.py). Lists that private counts decide are not.
-
-        Args:
-            progress: receives how many words have their list.
-            folder: of the cache. None: Milkglass's.
+        Lists that follow from a table alone are cached (models/array_cache.py). Lists that private counts decide are
+        not.
         """
         return self, False
 
     def sanitize(self, ids: Ids, stream: Stream) -> Ids:
         """Returns (t,) the row numbers of the substitutes. Special rows are unchanged.
 
-        Args:
-            ids: (t,) row numbers of the table, or UNKNOWN.
-            stream: the only source of random numbers.
-
-        Raises:
-            UnknownWord: an id is outside the table, and would cross in the clear.
+        Raises UnknownWord for an id that is outside the table, and would cross in the clear.
         """
         ids = np.asarray(ids)
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
@@ -112,8 +97,7 @@ class Sanitizer(abc.ABC):
     def replaced(self, ids: Ids, stream: Stream) -> tuple[Ids, Mask]:
         """Returns `sanitize` of checked ids, and (t,) which of them went through the mechanism.
 
-        Raises:
-            TypeError: `stream` is not a key stream. No guarantee would hold with another generator.
+        Raises TypeError if `stream` is not a key stream. No guarantee would hold with another generator.
         """
         if not isinstance(stream, Stream):
             raise TypeError(f"draws come from a noise.stream.Stream, not from a {type(stream).__name__}")
@@ -144,12 +128,7 @@ class Sanitizer(abc.ABC):
 
 @dataclass(frozen=True)
 class Spared:
-    """Replaces words that are not sensitive only with probability p.
-
-    Attributes:
-        sensitive: (n,) by row of the table.
-        p: from 0 to 1.
-    """
+    """Replaces words that are not `sensitive` (n,) only with probability p."""
 
     sensitive: Mask = field(repr=False)
     p: float
@@ -171,10 +150,7 @@ def sensitive_words(counts: NDArray[np.int64], share: float) -> Mask:
     """Returns (n,) which words are sensitive: the rarest that occur, and all that never do (CMIF, section 4.1).
 
     The counts are of the user's own text. What is sensitive depends on it, which no guarantee here covers.
-
-    Args:
-        counts: (n,) how often each word occurs.
-        share: of the words that occur, from 0 to 1. Words as rare as the last of them are sensitive too.
+    `share` is of the words that occur. Words as rare as the last of them are sensitive too.
     """
     SHARE.require(share, "the share of sensitive words", "0.2 is CMIF's choice")
     seen = np.sort(counts[counts > 0])

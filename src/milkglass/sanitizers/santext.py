@@ -4,7 +4,7 @@
 
 This is the exponential mechanism with the score -|x - y|, and metric local DP: for all words x, x' and y, p(y | x) <=
 exp(eps |x - x'|) p(y | x'). SANTEXT+ (Algorithm 2) always replaces sensitive words, and others with probability p; its
-y are only the sensitive words of the corpus. santext_heads.py draws.
+y are only the sensitive words of the corpus. `Heads` draws.
 """
 
 from __future__ import annotations
@@ -19,22 +19,162 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
+from milkglass.nearest.select import best
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.sanitizers.method import SanitizerMethod, SparingMethod
-from milkglass.sanitizers.sanitizer import Sanitizer, Spared
-from milkglass.sanitizers.santext_heads import Heads
-from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
+from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
+from milkglass.sanitizers.table import Ids, Mask, Vectors, WordVectors
+
+HEAD_WORDS = 64
+SAMPLE_WORDS = 256  # words that g is the mean distance to
+WORDS_AT_A_TIME = 64  # prepared
+TRIALS_AT_A_TIME = 8192
+PATIENCE = 256  # trials for one word, after which its tail is drawn from in full
+SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
+
+
+class Heads:
+    """Draws exactly, and without a row of the whole vocabulary for each word.
+
+    The nearest HEAD_WORDS are drawn by their own probabilities. The rest, the tail, is drawn by rejection from q(y) ~
+    exp(-eps/2 g(y)), with g(y) the mean distance of y to a sample, accepted with exp(-eps/2 (|x - y| - g(y) + c_x)),
+    where c_x is the largest g(y) - |x - y| of the tail. The numbers come from a ChaCha20 stream, 52 bits each:
+    probabilities are those of fp64, and below 2^-52 nothing is drawn. What a word needs (its head, the head's share of
+    the mass, c_x) is computed once, when the word first occurs. Place m is the mean, for unknown words.
+
+    Attributes:
+        vectors: (m, d) the words that are replaced, relative to their mean.
+        outputs: (s,) the places that may be drawn; rows of `near` and `targets` have these numbers.
+    """
+
+    def __init__(self, vectors: Vectors, epsilon: float, outputs: Ids | None = None) -> None:
+        self.half = epsilon / 2
+        self.vectors = vectors - vectors.mean(0)  # distances stay, and are rounded less; the mean is the origin
+        self.outputs = np.arange(len(vectors)) if outputs is None else outputs
+        self.targets = targets = self.vectors[self.outputs]
+        self.own = np.full(len(vectors), -1)  # by place: its number among the outputs
+        self.own[self.outputs] = np.arange(len(targets))
+        m, k = len(vectors), min(HEAD_WORDS, len(targets))
+        self.squares = (targets * targets).sum(1)
+        self.longest = np.sqrt((self.vectors * self.vectors).sum(1).max())  # of the rows: what rounding goes by
+        self.turned = np.ascontiguousarray(targets.T)
+        self.near = np.empty((m + 1, k), np.int32)  # a page of these is only there once it was written to
+        self.cumulative = np.empty((m + 1, k))
+        self.slack = np.empty(m + 1)
+        self.ready = np.zeros(m + 1, np.bool_)
+        sample = np.linspace(0, m - 1, min(SAMPLE_WORDS, m)).astype(np.int64)
+        self.usual = self._distances(self.vectors[sample]).mean(0, dtype=np.float64)  # g
+        proposal = np.exp(-self.half * (self.usual - self.usual.min()))
+        self.proposal = np.cumsum(proposal / proposal.sum())
+
+    def draw(self, places: Ids, stream: Stream) -> Ids:
+        places = np.where(places == UNKNOWN, len(self.vectors), places)
+        self._prepare(places)
+        level = stream.random(len(places))
+        inside = level < self.cumulative[places, -1]
+        result = np.empty(len(places), np.int64)
+        column = (level[inside, None] >= self.cumulative[places[inside]]).sum(1)
+        result[inside] = self.near[places[inside], column]
+        result[~inside] = self._tail(places[~inside], stream)
+        return self.outputs[result]
+
+    def _at(self, places: Ids) -> Vectors:
+        rows = self.vectors[np.minimum(places, len(self.vectors) - 1)]
+        rows[places == len(self.vectors)] = 0
+        return rows
+
+    def _distances(self, rows: Vectors) -> NDArray[np.float32]:
+        """Returns (b, s) distances by one matrix product, good to about 1e-3 of the rows' norms for close rows."""
+        result = rows @ self.turned
+        result *= -2
+        result += self.squares
+        result += (rows * rows).sum(1)[:, None]
+        return np.sqrt(np.maximum(result, 0, out=result), out=result)
+
+    def _prepare(self, places: Ids) -> None:
+        """Prepares words in blocks, each in the slot of its own number.
+
+        The last bits of a matrix product depend on a row's place in it, and a word's numbers must not depend on other
+        words.
+        """
+        new = np.unique(places)
+        new = new[~self.ready[new]]
+        slots = new % WORDS_AT_A_TIME
+        by_slot = np.argsort(slots, kind="stable")
+        turn = np.empty(len(new), np.int64)  # its number among those of its slot
+        turn[by_slot] = np.arange(len(new)) - np.searchsorted(slots[by_slot], slots[by_slot])
+        for number in range(int(turn.max(initial=-1)) + 1):
+            part = new[turn == number]
+            block = np.full(WORDS_AT_A_TIME, part[0])
+            block[part % WORDS_AT_A_TIME] = part
+            self._keep(block, part % WORDS_AT_A_TIME)
+
+    def _keep(self, places: Ids, slots: Ids) -> None:
+        """Computes what one block of places needs, and keeps that of these slots; other slots only fill the block."""
+        rows = self._at(places)
+        distance = self._distances(rows)
+        known = np.flatnonzero(places < len(self.vectors))
+        known = known[self.own[places[known]] >= 0]
+        distance[known, self.own[places[known]]] = 0
+        near = best(-distance, self.near.shape[1])[0]
+        exact = np.linalg.norm(self.targets[near].astype(np.float64) - rows[:, None], axis=2)
+        lowest = exact.min(1, keepdims=True)
+        weight = np.exp(-self.half * (exact - lowest))
+        np.put_along_axis(distance, near, np.inf, 1)  # the tail is left
+        weights = np.exp(np.float32(-self.half) * (distance - lowest.astype(np.float32)))
+        tail = weights.astype(np.float64).sum(1)  # a sum that casts as it goes would depend on the rows beside it
+        cumulative = np.cumsum(weight, 1)
+        cumulative /= (cumulative[:, -1] + tail)[:, None]
+        if near.shape[1] == len(self.targets):
+            cumulative[:, -1] = 1
+        slack = (self.usual - distance).max(1) + SLACK * self.longest
+        kept = places[slots]
+        self.near[kept], self.cumulative[kept], self.slack[kept] = near[slots], cumulative[slots], slack[slots]
+        self.ready[kept] = True
+
+    def _tail(self, places: Ids, stream: Stream) -> Ids:
+        """Returns a word outside the head for each place, by rejection."""
+        result, waiting, tried = np.empty(len(places), np.int64), np.arange(len(places)), 0
+        while len(waiting) and tried < PATIENCE:
+            times = min(PATIENCE, max(1, TRIALS_AT_A_TIME // len(waiting)))
+            guess, taken = self._tries(places[waiting], times, stream)
+            done, first = taken.any(1), taken.argmax(1)
+            result[waiting[done]] = guess[done, first[done]]
+            waiting, tried = waiting[~done], tried + times
+        for start in range(
+            0, len(waiting), WORDS_AT_A_TIME
+        ):  # rejections leave no trace in the law of what is drawn at last
+            part = waiting[start : start + WORDS_AT_A_TIME]
+            result[part] = self._full(places[part], stream)
+        return result
+
+    def _tries(self, places: Ids, times: int, stream: Stream) -> tuple[Ids, Mask]:
+        """Returns (t, times) words from q, and which of them are accepted."""
+        shape = (len(places), times)
+        guess = np.minimum(np.searchsorted(self.proposal, stream.random(shape), "right"), len(self.targets) - 1)
+        rows = self._at(places)
+        product = np.einsum("td,tsd->ts", rows, self.targets[guess])
+        squares = self.squares[guess] + (rows * rows).sum(1)[:, None] - 2 * product
+        excess = np.sqrt(np.maximum(squares, 0)) - self.usual[guess] + self.slack[places][:, None]
+        taken = stream.random(shape) < np.exp(-self.half * excess)
+        row, column = np.nonzero(taken)
+        taken[row, column] = ~(self.near[places[row]] == guess[row, column][:, None]).any(1)
+        return guess, taken
+
+    def _full(self, places: Ids, stream: Stream) -> Ids:
+        """Returns a word outside the head for each place from the whole tail, for at most WORDS_AT_A_TIME words."""
+        distance = self._distances(self._at(places)).astype(np.float64)
+        np.put_along_axis(distance, self.near[places].astype(np.int64), np.inf, 1)
+        weight = np.cumsum(np.exp(-self.half * (distance - distance.min(1, keepdims=True))), 1)
+        level = stream.random(len(places)) * weight[:, -1]
+        return np.array([np.searchsorted(row, at, "right") for row, at in zip(weight, level, strict=True)], np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class SanText(Sanitizer):
-    """The mechanism. An unknown word is treated as if it lay at the table's mean.
-
-    Attributes:
-        epsilon: per unit of embedding distance.
-    """
+    """The mechanism. Epsilon is per unit of distance. An unknown word is treated as if it lay at the table's mean."""
 
     paper: ClassVar[Paper] = papers.SANTEXT.but(
         "The published code draws from BERT's whole vocabulary; special tokens and [unusedN] are not candidates.",
@@ -64,7 +204,6 @@ class SanTextPlus(SanText):
     """The mechanism that replaces words that are not sensitive only with probability p.
 
     Attributes:
-        spared: which words are sensitive, and p.
         occurring: (n,) the words of the corpus. The sensitive ones among them are the substitutes: V_S of Algorithm 2.
     """
 
@@ -126,8 +265,6 @@ def halfway(table: WordVectors) -> float:
 
 @dataclass(frozen=True)
 class SanTextMethod(SanitizerMethod):
-    """The SANTEXT method."""
-
     name: ClassVar[str] = "santext"
 
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> SanText:
@@ -143,10 +280,7 @@ class SanTextPlusMethod(SparingMethod):
     name: ClassVar[str] = "santext+"
 
     def document(self) -> dict[str, Any]:
-        """Returns the parameters and the law.
-
-        Saved halves whose substitutes came from the whole table are refused by it.
-        """
+        """Returns the parameters and the law: saved halves that substituted from the whole table are refused."""
         return {**super().document(), "substitutes": "sensitive words of the corpus"}
 
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> SanTextPlus:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +20,25 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
 from milkglass.progress import Progress, no_progress
+from milkglass.sanitizers import word_list, words
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
-from milkglass.sanitizers.tables import word_list, words
-from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
-from milkglass.sanitizers.tables.words import CONTRACTED, KEPT, NUMBER, Lookup, is_whole_word, stem, whole_pattern
+from milkglass.sanitizers.table import Ids, Mask, WordVectors, opened, table_of
+from milkglass.sanitizers.word_list import token_counts
+from milkglass.sanitizers.words import CONTRACTED, KEPT, NUMBER, Lookup, is_whole_word, stem, whole_pattern
 
 Splitting = Literal["pieces", "whole"]  # as words.py says: recipes of papers have the first
 CLASSES = ("stopword", "number", "unknown", "sensitive", "other")
 STOPWORD_CLASS, NUMBER_CLASS, UNKNOWN_CLASS, SENSITIVE_CLASS, OTHER_CLASS = range(len(CLASSES))
+_WORDS = """
+i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself it
+its itself they them their theirs themselves what which who whom whose this that these those am is are was were be
+been being have has had having do does did doing would should could can cannot must might shall ought
+a an the and but if or because as until while of at by for with about against between into through during before
+after above below to from up down in out on off over under again further then once here there when where why how
+all any both each few more most other some such no nor not only own same so than too very just also yet
+n't 's 're 've 'll 'd 'm
+"""
+STOPWORDS = frozenset(_WORDS.split())
 
 
 def _zeros() -> NDArray[np.int64]:
@@ -68,13 +80,7 @@ class WordTally:
 
 @dataclass(frozen=True, eq=False)
 class WordReader:
-    """Maps words of texts to rows of a table.
-
-    Attributes:
-        table: the table.
-        kept: words that the caller allows, in lower case.
-        splitting: what is a word.
-    """
+    """Maps words of texts to rows of a table. `kept` are words that the caller allows, in lower case."""
 
     table: WordVectors
     kept: tuple[str, ...] = ()
@@ -93,15 +99,12 @@ class WordReader:
         return np.bincount(codes[codes >= 0], minlength=len(self.table))
 
     def listed_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
-        """Returns (n,) how often each row occurs in 10^12 running words of English.
-
-        `progress` counts the list's words.
-        """
+        """Returns (n,) how often each row occurs in 10^12 words of English. `progress` counts the list's words."""
         counts = np.zeros(len(self.table))
         for word, share in word_list.english().items():
-            for spelled, part in ((word, 1 - word_list.CAPITAL), (word.capitalize(), word_list.CAPITAL)):
+            for spelled, part in ((word, 1 - word_list.CAPITAL_SHARE), (word.capitalize(), word_list.CAPITAL_SHARE)):
                 codes = self.codes(self.split(spelled)[1::2])
-                np.add.at(counts, codes[codes >= 0], share * part * word_list.SCALE)
+                np.add.at(counts, codes[codes >= 0], share * part * word_list.RUNNING_WORDS)
             progress(1)
         return np.ceil(counts).astype(np.int64)
 
@@ -121,14 +124,7 @@ class WordReader:
 
 @dataclass(frozen=True, eq=False)
 class TextSanitizer:
-    """A mechanism in front of a model.
-
-    Attributes:
-        sanitizer: the mechanism.
-        keep_stopwords: whether English function words are kept.
-        allow: further words that are kept, in any case.
-        splitting: what is a word.
-    """
+    """A mechanism in front of a model. `allow` has further words that are kept, in any case."""
 
     sanitizer: Sanitizer
     keep_stopwords: bool = False
@@ -150,10 +146,7 @@ class TextSanitizer:
     def parts(
         self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None
     ) -> list[tuple[list[str], list[str]]]:
-        """Returns each text before and after in parts: what is between words at even places, words at odd ones.
-
-        So each piece of the result has its origin.
-        """
+        """Returns each text before and after in parts: what is between words at even places, words at odd ones."""
         parts = [self.reader.split(text) for text in texts]
         result = [word for one in parts for word in one[1::2]]
         codes = self.reader.codes(result)
@@ -236,13 +229,74 @@ def _replaced(parts: list[str], ready: Iterator[str]) -> list[str]:
 #
 # Pronouns, articles, prepositions, conjunctions, auxiliaries and negations, nothing that names anything. Words that are
 # names as well ("will", "may", "don") and single letters but "a" and "i" are left out.
-_WORDS = """
-i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself it
-its itself they them their theirs themselves what which who whom whose this that these those am is are was were be
-been being have has had having do does did doing would should could can cannot must might shall ought
-a an the and but if or because as until while of at by for with about against between into through during before
-after above below to from up down in out on off over under again further then once here there when where why how
-all any both each few more most other some such no nor not only own same so than too very just also yet
-n't 's 're 've 'll 'd 'm
-"""
-STOPWORDS = frozenset(_WORDS.split())
+
+
+@dataclass(frozen=True, eq=False)
+class TokenReader:
+    """Maps texts to tokens of a model, by its own table and tokenizer."""
+
+    table: WordVectors
+    tokenizer: Any = field(repr=False)
+
+    @classmethod
+    def of_model(cls, folder: Path, name: str) -> TokenReader:
+        tokenizer, vectors = opened(folder)
+        return cls(table_of(tokenizer, vectors, name), tokenizer)
+
+    def ids(self, texts: Sequence[str]) -> list[Ids]:
+        """Returns (t,) the ids of each text, without the tokens that a model puts around a text."""
+        if not texts:
+            return []
+        batch = self.tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)
+        return [np.asarray(one, np.int64) for one in batch["input_ids"]]
+
+    def counts(self, texts: Iterable[str]) -> NDArray[np.int64]:
+        """Returns (n,) how often each row of the table occurs in these texts."""
+        every = [np.zeros(0, np.int64), *self.ids(list(texts))]
+        return np.bincount(np.concatenate(every), minlength=len(self.table))
+
+    def listed_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
+        """Returns (n,) how often each row occurs in 10^12 words of English. `progress` counts the list's words."""
+        return token_counts(self.tokenizer, len(self.table), progress)
+
+    def text(self, ids: Ids) -> str:
+        return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTextSanitizer:
+    """A sanitizer by tokens of a model, in front of text (CMIF, section 3.2: w_i is a row of the embedding layer).
+
+    A text is tokenized alone, its ids go through the mechanism, and the result is decoded. Special tokens are never
+    drawn, and what looks like one in a text is text. A tokenizer may split the decoded text into other tokens than were
+    drawn, since two that touch may merge. That is postprocessing of the draws and reveals nothing more.
+    """
+
+    sanitizer: Sanitizer
+    reader: TokenReader
+
+    def texts(self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None) -> list[str]:
+        """Returns each text sanitized, in order. The tokens of all texts are drawn together."""
+        before = self.reader.ids(texts)
+        lengths = np.fromiter(map(len, before), np.int64, len(before))
+        flat = np.concatenate([np.zeros(0, np.int64), *before])
+        after, drawn = self.sanitizer.replaced(flat, stream)
+        if tally is not None:
+            self._count(tally, len(before), flat, drawn, drawn & (after != flat))
+        return [self.reader.text(one) for one in np.split(after, np.cumsum(lengths)[:-1])] if len(before) else []
+
+    @property
+    def guarantee(self) -> str | None:
+        return self.sanitizer.guarantee
+
+    def _count(
+        self, tally: WordTally, texts: int, ids: Ids, drawn: NDArray[np.bool_], changed: NDArray[np.bool_]
+    ) -> None:
+        """Counts tokens as sensitive or other; the other classes of the tally are for words."""
+        sensitive = self.sanitizer.sensitivity()
+        kinds = np.full(len(ids), OTHER_CLASS)
+        if sensitive is not None:
+            kinds[sensitive[ids]] = SENSITIVE_CLASS
+        tally.texts += texts
+        for counted, which in ((tally.words, slice(None)), (tally.drawn, drawn), (tally.replaced, changed)):
+            counted += np.bincount(kinds[which], minlength=len(counted))

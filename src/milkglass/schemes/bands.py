@@ -54,10 +54,7 @@ class Bands:
         return cls(factor, base64.b64encode(zlib.compress(classes.tobytes(), 9)).decode())
 
     def split(self, order: Ids, n: int, k: int) -> list[Ids]:
-        """Returns the rows of `order` in bands, the most frequent band first.
-
-        Each band keeps the order and has MIN_CLUSTERS_A_BAND * k rows or more.
-        """
+        """Returns the rows of `order` in bands of at least MIN_CLUSTERS_A_BAND * k, the most frequent band first."""
         classes = np.frombuffer(zlib.decompress(base64.b64decode(self.classes)), np.uint8)
         if len(classes) != n:
             raise UsageError(f"the bands are of {len(classes)} tokens, the table has {n}", "make a new key")

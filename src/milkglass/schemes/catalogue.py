@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from milkglass.catalogue import Catalogue
+from milkglass.schemes.aloepri import AloePri
 from milkglass.schemes.coarse import Coarse
-from milkglass.schemes.covariant.aloepri import AloePri
-from milkglass.schemes.covariant.orthogonal import Orthogonal
-from milkglass.schemes.covariant.permuted import Permuted
 from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.schemes.orthogonal import Orthogonal
+from milkglass.schemes.permuted import Permuted
 from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.sentinel import SentinelLMs
 

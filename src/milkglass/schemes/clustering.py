@@ -1,11 +1,12 @@
-"""EmbedCluster, Algorithm 1 of ObfusLM (appendix B): clusters similar rows, and merges small clusters.
+"""EmbedCluster and WeightSynth, Algorithms 1 and 2 of ObfusLM (appendix B).
 
-Deviations 1 to 3 of obfuslm.py are made here.
+EmbedCluster clusters similar rows and merges small clusters; WeightSynth makes the noisy weights with which a cluster's
+rows are mixed. Deviations 1 to 4 of obfuslm.py are made here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.nearest.products import BLOCK_BYTES, TINY, Cosines, Slack, blocks, threads_each
-from milkglass.nearest.seed_row import OUTSIDE, SeedRow
+from milkglass.nearest.seed_row import DECIMALS, OUTSIDE, SeedRow
 from milkglass.nearest.select import Likely
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
@@ -24,7 +25,10 @@ Leftover = Literal["merge", "paper"]  # what becomes of clusters smaller than k
 
 MANY_ROWS = 100_000  # rows of a table; of fewer, to look again takes what a first look in bf16 saves
 LONG_ROW = 1024  # numbers of a row whose products take much longer than what is done with them
-WAVE, FEWEST, WAVE_BYTES = 192, 32, 128 << 20  # seeds compared at a time, at least, and bytes of their cosines
+MIN_WAVE_SEEDS, MAX_WAVE_SEEDS = 32, 192  # compared at a time
+WAVE_BYTES = 128 << 20  # of their cosines
+Noise = Callable[[int], NDArray[np.float64]]  # that many draws of Laplace(1)
+SCORE_STEP = 2.0**-40  # noisy scores are rounded to multiples of it
 
 
 def unit_rows(table: torch.Tensor, rows: Ids, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -50,9 +54,7 @@ def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
 
 
 def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress: Progress | None = None) -> list[Ids]:
-    """Clusters the rows `order` of `table` (n, d) by Algorithm 1, visited in that order.
-
-    Ties go to the row visited first.
+    """Clusters the rows `order` of `table` (n, d) by Algorithm 1, visited in that order, to which ties go.
 
     Only the rows of D for free seeds are needed. They are computed roughly for some seeds at a time, few enough that
     seldom one of them is taken by an earlier seed. Values near a border are measured exactly (nearest/).
@@ -78,11 +80,9 @@ def _rows(
 ) -> Iterator[SeedRow]:
     """Yields a row of D for each seed that is free when its turn comes. The next seeds' rows are computed meanwhile.
 
-    Args:
-        counts: how many rows shall reach each of a row's likely values.
-        share: one of so many free rows is a seed at a time.
+    `counts` says how many rows reach each of a row's likely values; one of `share` free rows is a seed at a time.
     """
-    most = max(1, min(max(WAVE, cosines.table.shape[1] // 4), WAVE_BYTES // (6 * len(free))))
+    most = max(1, min(max(MAX_WAVE_SEEDS, cosines.table.shape[1] // 4), WAVE_BYTES // (6 * len(free))))
     at = 0
 
     def following() -> Ids:
@@ -90,7 +90,7 @@ def _rows(
         left = order[at:]
         left = left[free[left]]
         # A multiple, so that products have few shapes: oneDNN keeps code for each
-        seeds = left[: max(min(most, FEWEST), min(most, len(left) // share) // FEWEST * FEWEST)]
+        seeds = left[: max(min(most, MIN_WAVE_SEEDS), min(most, len(left) // share) // MIN_WAVE_SEEDS * MIN_WAVE_SEEDS)]
         at = int(place[seeds[-1]]) + 1 if len(seeds) else len(order)
         return seeds
 
@@ -116,11 +116,8 @@ class _Wave:
     """The rows of D of some seeds. Workers compute it in few calls, since many would slow the reader.
 
     Attributes:
-        cosines: of the table.
-        seeds: (b,) rows of the table.
         rough: (b, n) their cosines, `OUTSIDE` for a row that does not take part.
         slack: the largest error of these.
-        place: (n,) in the order.
         likely: the entries of each row that reach likely thresholds.
     """
 
@@ -189,3 +186,37 @@ def _mean_directions(table: torch.Tensor, clusters: list[Ids]) -> NDArray[np.flo
             rows = unit_rows(table, np.concatenate([clusters[c] for c in part]))
             means[part] = rows.reshape(len(part), size, -1).mean(1).cpu().numpy()
     return means
+
+
+def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise: Noise) -> list[NDArray[np.float32]]:
+    """Returns (s, s) weights for each cluster of s tokens by Algorithm 2; each row sums to 1.
+
+    The noise is drawn cluster by cluster, s * s numbers each, independently of the order of the work: clusters of one
+    size are computed together. Noisy scores are rounded to SCORE_STEP. No guarantee rests on this noise: see (4) in
+    `paper.deviations`.
+    """
+    sizes = np.array([len(cluster) for cluster in clusters], np.int64)
+    ends = np.cumsum(sizes**2)
+    draws = noise(int(ends[-1])) if len(clusters) else np.empty(0)
+    # In one piece: small arrays that were kept between the blocks of rows would hold these, up to 2 GB of them
+    weights = np.empty(len(draws), np.float32)
+    for size in np.unique(sizes).tolist():
+        equal = np.flatnonzero(sizes == size)
+        step = max(1, BLOCK_BYTES // (8 * size * table.shape[1]))
+        for selected in np.split(equal, range(step, len(equal), step)):
+            places = (ends[selected] - size**2)[:, None] + np.arange(size**2)
+            z = draws[places].reshape(-1, size, size)
+            made = _weights(table, np.stack([clusters[c] for c in selected]), epsilon, z)
+            weights[places] = made.reshape(len(selected), -1)
+    spans = zip((ends - sizes**2).tolist(), ends.tolist(), sizes.tolist(), strict=True)
+    return [weights[begin:end].reshape(size, size) for begin, end, size in spans]
+
+
+def _weights(table: torch.Tensor, members: Ids, epsilon: float, z: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Computes lines 5 to 9 for c clusters of s tokens at once; members (c, s), z (c, s, s)."""
+    unit = unit_rows(table, members.reshape(-1), torch.float64).reshape(*members.shape, -1)
+    cosines = np.round((unit @ unit.transpose(1, 2)).numpy(), DECIMALS)
+    scale = (cosines.max(2, keepdims=True) - cosines.min(2, keepdims=True)) / 2
+    u = np.round((epsilon * cosines / 2 + scale * z) / SCORE_STEP) * SCORE_STEP
+    e = np.exp(u - u.max(2, keepdims=True))
+    return (e / e.sum(2, keepdims=True)).astype(np.float32)

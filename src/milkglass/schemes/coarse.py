@@ -57,7 +57,6 @@ class Coarse(Scheme):
         most_share: p_max, the largest share of one token in the mass of its symbol.
         epsilon: of the exchange of symbols at each occurrence. None: they are sent unchanged.
         way: how the map is found: by "kmeans" from vectors and label scores, or "learnt" with the task.
-        kmeans, learnt: parameters of each way.
         map: the map. None: it is not found yet.
     """
 
@@ -127,11 +126,7 @@ class Coarse(Scheme):
             )
 
     def exempt(self, counts: NDArray[np.int64], special: Ids, pinned: tuple[int, ...]) -> Ids:
-        """Returns the ids that get their own symbols, ascending: special, pinned, and the most frequent tokens.
-
-        Args:
-            counts: (n,) of each token.
-        """
+        """Returns the ids that get their own symbols, ascending: special, pinned, and the most frequent tokens."""
         alone = np.union1d(special, np.asarray(pinned, np.int64)).astype(np.int64)
         common = np.argsort(-counts, kind="stable")
         common = common[~np.isin(common, alone)][: self.function_words]

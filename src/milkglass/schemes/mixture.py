@@ -32,10 +32,7 @@ class RowMap(Protocol):
     """What replaces a table's rows, before they are permuted."""
 
     def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        """Returns these rows of the new table in the table's dtype.
-
-        A bias is a table of one column, without that dimension.
-        """
+        """Returns these rows of the new table in its dtype. A bias is a table of one column, without that dimension."""
         ...
 
     def promise(self, k: int) -> Promise: ...
@@ -135,11 +132,7 @@ class Mixture:
 def _sums(
     table: torch.Tensor, members: Ids, weights: NDArray[np.float32], counts: Ids, before: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns (r, ...) fp32 weighted sums of rows of the table, `counts` (r,) rows each.
-
-    Args:
-        before: the value from which a single sum starts. None: zero.
-    """
+    """Returns (r, ...) fp32 weighted sums of rows of the table, `counts` (r,) rows each, each added to `before`."""
     import torch
 
     local = members
@@ -168,8 +161,6 @@ class Promise:
     """What actually holds of the (k, epsilon) promise.
 
     Attributes:
-        k: the promised cluster size.
-        clusters: their number.
         sizes: how many clusters there are of each size.
         below_k: tokens in clusters smaller than k.
         singletons: tokens alone in their cluster, which are sent verbatim.

@@ -1,6 +1,6 @@
 """ObfusLM: clusters the embeddings, then replaces each by a noisy mixture of its cluster (Lin et al. 2025).
 
-EmbedCluster is Algorithm 1 (clustering.py), WeightSynth Algorithm 2 (weight_synth.py), both in appendix B.
+EmbedCluster is Algorithm 1, WeightSynth Algorithm 2, both in appendix B (clustering.py).
 `reference/obfuslm.py` transcribes them literally and is the oracle: the same clusters for the same order, the same
 weights for the same noise.
 
@@ -25,11 +25,10 @@ from milkglass.parameters import limited
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Aliased, Slots
 from milkglass.schemes.bands import Bands
-from milkglass.schemes.clustering import Leftover, embed_cluster, merge_small, reach, zero_rows
+from milkglass.schemes.clustering import Leftover, Noise, embed_cluster, merge_small, reach, weight_synth, zero_rows
 from milkglass.schemes.mixture import Draws, Ids, Mixture, RowMap
 from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.schemes.scheme import Scheme
-from milkglass.schemes.weight_synth import Noise, weight_synth
 
 MOST_ALIASES = 16  # tables grow by this factor, and beyond it nothing was measured
 

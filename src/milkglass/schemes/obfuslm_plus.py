@@ -34,9 +34,8 @@ from milkglass.errors import UsageError
 from milkglass.papers import Paper
 from milkglass.parameters import limited, require
 from milkglass.progress import Progress, no_progress
-from milkglass.schemes.clustering import Leftover, embed_cluster, merge_small, reach
+from milkglass.schemes.clustering import Leftover, Noise, embed_cluster, merge_small, reach, weight_synth
 from milkglass.schemes.mixture import Ids, Mixture
-from milkglass.schemes.weight_synth import Noise, weight_synth
 
 Form = Literal["paper", "symmetrise", "exact"]
 CONDITION = 1e6  # of W*, above which its inverse in fp32 would be noise
@@ -50,8 +49,6 @@ class Plus:
         k: the paper's k*, 10 (appendix C.3).
         epsilon: the paper's epsilon*, 3 (appendix C.3).
         beta: the paper's 0.99 leaves few or no candidates among some hundred dimensions; 0.95 leaves 29 of 576.
-        form: see the module.
-        leftover: as in ObfusLM.
     """
 
     k: int = limited(10, least=1, hint="10 is the paper's choice")
@@ -77,10 +74,7 @@ class Plus:
 
         Args:
             columns: (d, n) E~^T, in any dtype: blocks of it are converted.
-            order: of the dimensions, in which clusters are started.
-            noise: of W*.
             sigma: (d,) the new place of each dimension.
-            progress: receives how many dimensions are in clusters.
         """
         d = len(columns)
         allowed = reach(d, self.beta)

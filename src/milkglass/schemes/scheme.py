@@ -32,7 +32,6 @@ class Scheme(abc.ABC):
 
     Attributes:
         name: as a key file keeps it.
-        paper: where the method comes from.
         broken: why nobody should rely on it. None: no such reason is known.
         hashed: whether the permutation sorts keyed hashes.
         needs_heads: whether heads and neurons are rewritten too, so that the parts of a layer must be known.
@@ -83,12 +82,7 @@ class Scheme(abc.ABC):
         return self.plus is not None
 
     def stream_width(self, width: int, heads: int) -> int:
-        """Returns D, the dimensions of the new residual stream.
-
-        Args:
-            width: d, those of the original.
-            heads: must divide D, as configs of some models demand.
-        """
+        """Returns D, the dimensions of the new residual stream for d = `width`; `heads` must divide D."""
         return width
 
     @property
@@ -106,38 +100,16 @@ class Scheme(abc.ABC):
         return False
 
     def found(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Scheme:
-        """Returns the scheme with what it finds in the client's rows.
-
-        Args:
-            evidence: the rows.
-            draws: gives a stream of the key for each label.
-            progress: receives how much is done.
-
-        Raises:
-            UsageError: the scheme reads no rows.
-        """
+        """Returns the scheme with what it finds in the client's rows. Raises UsageError if it reads none."""
         raise UsageError(f"{self.name} reads no rows", "leave them out")
 
     def require_tokens(self, tokens: int, special: int) -> None:  # noqa: B027 - most schemes take any number
-        """Checks the size of a vocabulary.
-
-        Args:
-            tokens: how many there are.
-            special: how many of them are special.
-
-        Raises:
-            UsageError: there are too few.
-        """
+        """Raises UsageError if a vocabulary of so many tokens, of which some are special, is too small."""
 
     def with_counts(self, counts: NDArray[np.int64], factor: float) -> Scheme:
-        """Returns the scheme in frequency bands.
+        """Returns the scheme in frequency bands. Raises UsageError if it has none.
 
-        Args:
-            counts: (n,) how often each token occurs.
-            factor: of the counts in one band.
-
-        Raises:
-            UsageError: the scheme has no bands.
+        `counts` (n,) says how often each token occurs; in one band they differ by less than `factor`.
         """
         raise UsageError(f"{self.name} has no frequency bands", "use obfuslm, or leave bands out")
 
@@ -149,11 +121,8 @@ class Scheme(abc.ABC):
         """Returns how the rows of a table are mixed.
 
         Args:
-            table: (n, d).
             order: (n,) rows in the order of their scrambled ids.
-            special: ids of special tokens.
             draws: gives a stream of the key for each label.
-            progress: receives how many rows are done.
             slots: number the rows of the result; without aliases there is one for each token.
             groups: the clusters that the key keeps. None: they are computed.
         """

@@ -27,11 +27,7 @@ from milkglass.threat.defence import Server
 
 @dataclass(frozen=True)
 class SplitScene:
-    """A scene, and the number of texts that are not in it.
-
-    Attributes:
-        left_out: how many texts of the file are too long for the model.
-    """
+    """A scene, and how many texts of the file are too long for the model."""
 
     scene: Scene
     left_out: int
@@ -42,9 +38,7 @@ def build(
 ) -> SplitScene:
     """Builds the scene of a client's texts.
 
-    Raises:
-        UsageError: there is too little text for an audit.
-        CodecError: a text cannot be read.
+    Raises UsageError if there is too little text for an audit, and CodecError for an unreadable one.
     """
     texts = texts_of(files.text, files.rows)
     private, alike = divided(_sendable(client.reader, texts), files)

@@ -36,26 +36,16 @@ Answer = Callable[[bytes], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class ClientHalf:
-    """The client's half, opened from its folder.
-
-    Attributes:
-        about: the description in the folder.
-        client: the half, with its secret.
-    """
+    """The client's half, opened from its folder."""
 
     about: folders.ClientAbout
     client: EncoderClient = field(repr=False)
 
     @classmethod
     def open(cls, folder: Path, base: Checkpoint, about: folders.ClientAbout, sending: int = 0) -> ClientHalf:
-        """Opens a half.
+        """Opens a half, and reserves the numbers of texts to be sent.
 
-        Args:
-            sending: how many texts are to be sent. Their numbers are reserved now.
-
-        Raises:
-            CorruptCheckpoint: the folder is damaged.
-            KeyForOtherModel: the base is not the model that was split.
+        Raises CorruptCheckpoint for a damaged folder, and KeyForOtherModel if the base is not the model that was split.
         """
         defence = restored(about.method, about.parameters, about.training)
         if not sending:
@@ -74,14 +64,9 @@ class ClientHalf:
         answer: Answer,
         progress: Progress = no_progress,
     ) -> NDArray[np.float64]:
-        """Returns (texts, classes) probabilities.
+        """Returns (texts, classes) probabilities; `answer` sends a frame and returns its logits.
 
-        Args:
-            info: what the server takes.
-            answer: sends a frame and returns its logits.
-
-        Raises:
-            CodecError: a text cannot be sent; nothing was sent.
+        Raises CodecError if a text cannot be sent, before anything is sent.
         """
         self.require(info, pairs is not None)
         lengths = self.client.rows(self.client.reader.encode(texts, pairs).ids.lengths)
@@ -102,9 +87,8 @@ class ClientHalf:
     def require(self, info: EncoderInfo, pairs: bool) -> None:
         """Checks the server and the form of the texts before anything is sent.
 
-        Raises:
-            KeyForOtherModel: the server does not have the other half of this one.
-            UsageError: the half was trained on pairs and the texts are single, or the reverse.
+        Raises KeyForOtherModel without the other half of this one, and UsageError if the half was trained on pairs and
+        the texts are single, or the reverse.
         """
         if info.weights != self.about.server:
             raise KeyForOtherModel(
@@ -122,10 +106,8 @@ def require_sendable(
 ) -> None:
     """Checks what needs no server.
 
-    Raises:
-        KeyForOtherModel: the base is not the model that was split.
-        UsageError: the half was trained on pairs and the texts are single, or the reverse.
-        CodecError: a text has no token, or is too long.
+    Raises KeyForOtherModel for another base, UsageError if the half was trained on pairs and the texts are single, or
+    the reverse, and CodecError for a text that has no token or is too long.
     """
     require_base(described(folder), folder, base)
     require_pairs(about, pairs is not None)
@@ -149,13 +131,7 @@ def sendable(reader: PublicTokenizer, texts: Sequence[str], pairs: Sequence[str]
 
 
 def parts(lengths: NDArray[np.int64], texts: int, rows: int) -> Iterator[slice]:
-    """Yields slices of consecutive texts, each with at least one text and at most these numbers of texts and tokens.
-
-    Args:
-        lengths: the number of tokens of each text.
-        texts: the most texts of a slice.
-        rows: the most tokens of a slice, unless its only text is longer.
-    """
+    """Yields slices of consecutive texts, each of at most so many texts and tokens, or of one longer text."""
     start, total = 0, 0
     for number, length in enumerate(lengths.tolist()):
         if number > start and (number - start == texts or total + length > rows):

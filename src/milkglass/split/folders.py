@@ -26,8 +26,6 @@ class ClientAbout:
     Attributes:
         training: the fields of `HalvesTraining`.
         model: the original model's folder or hub id.
-        labels: the number of each class name.
-        pairs: whether the half was trained with second texts.
         server: SHA-256, in hex, of the other half's weights.
     """
 
@@ -113,11 +111,7 @@ def _broken(folder: Path) -> CorruptCheckpoint:
 
 
 def weights_digest(folder: Path) -> str:
-    """Returns the SHA-256 of a half's weights in hex, by which a client recognises its server.
-
-    Raises:
-        CorruptCheckpoint: the folder has no weights.
-    """
+    """Returns the SHA-256 of a half's weights, by which a client knows its server. Raises CorruptCheckpoint."""
     if not (folder / WEIGHTS).is_file():
         raise CorruptCheckpoint(f"{folder} has no {WEIGHTS}", "copy the folder again")
     return files.sha256(folder / WEIGHTS)

@@ -1,6 +1,8 @@
 """The server's half, opened from its folder alone: it answers frames with logits, or refuses them with a reason.
 
-It has no tokenizer, no original model and no secret.
+It has no tokenizer, no original model and no secret. Over HTTP, `GET /v1/split` describes it and `POST /v1/split`
+answers one frame (hidden_states/frames.py). Requests are checked as on the main server (server/http/auth.py): bearer
+token, body limit, no content in the log.
 """
 
 from __future__ import annotations
@@ -12,28 +14,34 @@ from typing import Any
 
 import numpy as np
 import torch
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
 from numpy.typing import NDArray
 
-from milkglass.errors import BadUpload, CorruptCheckpoint
+from milkglass.errors import BadUpload, Busy, CorruptCheckpoint
 from milkglass.hidden_states import frames, halves
 from milkglass.hidden_states.catalogue import restored
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.server.connections.process import prepare, run
+from milkglass.server.http.auth import Guard
+from milkglass.server.http.bodies import BodyRule
+from milkglass.server.http.errors import web_app
+from milkglass.server.http.strict_json import StrictRoute
+from milkglass.server.settings import DataDir, Limits, ServerSettings
 from milkglass.split import folders
-from milkglass.split.spec import EncoderInfo
+from milkglass.split.spec import PATH, EncoderInfo
 from milkglass.threat.observations import Activations
 
 HINT = "send what the client half of the same split gives"
+MAX_WAITING = 16  # frames that have arrived and are not answered
+HELD_BODIES = 4  # limit on the bytes of frames in memory, as a multiple of the longest body
 
 
 @dataclass(frozen=True)
 class ServerHalf:
-    """The server's half. It answers one frame at a time.
-
-    Attributes:
-        info: what a client may know of this half, with its limits.
-    """
+    """The server's half, which answers one frame at a time. `info` is what a client may know of it, with its limits."""
 
     server: EncoderServer = field(repr=False)
     info: EncoderInfo
@@ -83,3 +91,55 @@ def _served(folder: Path, defence: HiddenStateDefence, config: dict[str, Any], c
         served = defence.served(defence.upper(halves.shell(config, halves.layers_of(config), classes), cut, classes))
         halves.fill(folder, served)
     return served
+
+
+def create_app(half: ServerHalf, token: str) -> FastAPI:
+    app, most = web_app("Milkglass split"), half.info.max_body
+    app.include_router(_routes(half))
+    app.add_middleware(
+        Guard,
+        token=token,
+        rule=lambda scope: BodyRule(most if scope["method"] == "POST" and scope["path"] == PATH else 0),
+        held=HELD_BODIES * most,
+        limits=Limits(),
+    )
+    return app
+
+
+def _routes(half: ServerHalf) -> APIRouter:
+    router = APIRouter(route_class=StrictRoute)
+    waiting = 0
+
+    @router.get(PATH)
+    async def info() -> dict[str, Any]:
+        return half.info.document()
+
+    @router.post(PATH)
+    async def answer(request: Request) -> dict[str, Any]:
+        nonlocal waiting  # one event loop counts
+        frame = await request.body()  # first: a body that arrives slowly must not take a place
+        if waiting >= MAX_WAITING:
+            raise Busy(f"{waiting} frames wait already, at most {MAX_WAITING} may", "send it again later")
+        waiting += 1
+        try:
+            logits = await run_in_threadpool(half.answer, frame)
+        finally:
+            waiting -= 1
+        return {"object": "split.answer", "logits": np.asarray(logits, np.float64).tolist()}
+
+    return router
+
+
+def opened(folder: Path) -> ServerHalf:
+    """Opens the half to serve, and raises this process's limits for serving. Raises UsageError, CorruptCheckpoint."""
+    prepare()
+    return ServerHalf.open(folder)
+
+
+def serve(half: ServerHalf, home: Path, port: int, token: str | None) -> None:
+    """Serves on 127.0.0.1 until SIGINT or SIGTERM. Raises UsageError if the address cannot be used.
+
+    The bearer token is in the file `token` of the folder `home`, unless it is given.
+    """
+    settings = ServerSettings(home, port=port, token=token)
+    run(create_app(half, DataDir(settings.home, settings.spare_disk).token(token)), settings, "milkglass split serve")

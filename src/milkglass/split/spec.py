@@ -30,10 +30,7 @@ class EncoderInfo:
     """What an encoder's server half takes.
 
     Attributes:
-        layer: see `threat.observations.Activations`.
-        pooled: see `threat.observations.Activations`.
         width: the dimensions of a state.
-        classes: the number of classes.
         max_length: the most tokens of a text.
         weights: SHA-256 of the half's weights, in hex.
         max_texts: the most texts of a frame.
@@ -118,11 +115,7 @@ class OpenRequest(RequestBody):
 
 
 def _checked(kind: type, raw: Mapping[str, Any], hint: str) -> dict[str, Any]:
-    """Returns the entries of a server's answer that a dataclass of plain fields takes.
-
-    Raises:
-        RemoteError: an entry is missing, of another type, or a number out of bounds.
-    """
+    """Returns the entries that a dataclass of plain fields takes, of a server's answer, or raises RemoteError."""
     kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
     for one in fields(kind):
         value: Any = raw.get(one.name)

@@ -27,7 +27,7 @@ from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.hidden_states.tokens import PublicTokenizer
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.noise.root import SECRET
+from milkglass.noise.root import SECRET_BYTES
 from milkglass.progress import Progress
 from milkglass.split import folders
 from milkglass.split.client import ClientHalf, sendable
@@ -39,12 +39,7 @@ UNLIMITED = 1 << 40  # tokens: leaves the model's own limit
 
 @dataclass(frozen=True)
 class TrainingTexts:
-    """Texts with their classes.
-
-    Attributes:
-        labels: the number of each class name.
-        names: the name of each text in messages, if it was read from a file.
-    """
+    """Texts with their classes by number; `names` are those of texts in messages, if they were read from a file."""
 
     corpus: LabelledTexts = field(repr=False)
     labels: dict[str, int] = field(repr=False)
@@ -79,13 +74,8 @@ def require_readable(
 ) -> None:
     """Checks the model and the texts before the training.
 
-    Args:
-        max_length: as requested. None: it was not.
-
-    Raises:
-        UnsupportedModel: the model cannot be cut.
-        UsageError: the length is beyond the model, or has no room for a text.
-        CodecError: a text has no token.
+    Raises UnsupportedModel if the model cannot be cut, UsageError for a length beyond the model or without room for a
+    text, and CodecError for a text that has no token.
     """
     defence.require(base)
     reader = PublicTokenizer(base.folder, UNLIMITED)
@@ -122,16 +112,11 @@ def make(
     server: Path,
     progress: Progress,
 ) -> None:
-    """Trains, and writes both folders.
-
-    Args:
-        model: the original's folder or hub id.
-        progress: receives each step.
-    """
+    """Trains, and writes both folders. `progress` receives each step."""
     require_free(client, server)
     with _beside(client) as near_client, _beside(server) as near_server:
         with _watched(progress):
-            half, _ = defence.split(base, data.corpus, secrets.token_bytes(SECRET), near_server / "half")
+            half, _ = defence.split(base, data.corpus, secrets.token_bytes(SECRET_BYTES), near_server / "half")
         half.save(near_client / "half")
         folders.write(near_server / "half", folders.ServerAbout(defence.name, values_of(defence)))
         about = folders.ClientAbout(
@@ -177,8 +162,6 @@ class Evaluation:
     """The accuracy of two halves on texts that they were not trained on.
 
     Attributes:
-        right: the share of texts that were classified correctly.
-        texts: how many were classified.
         left_out: how many texts are too long to be sent; they are not counted.
     """
 
@@ -190,8 +173,8 @@ class Evaluation:
 def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledTexts:
     """Reads texts and the numbers of their classes.
 
-    Raises:
-        CodecError: a label is unknown to the training, or texts are pairs and the training's are not, or the reverse.
+    Raises CodecError if a label is unknown to the training, or texts are pairs and the training's are not, or the
+    reverse.
     """
     examples = list(read_examples(source))
     for one in examples:

@@ -54,7 +54,6 @@ class Attack(abc.ABC):
     Attributes:
         name: in the catalogue.
         title: for people.
-        paper: where the method comes from.
         sees: the observations without which it cannot run.
         assumes: the names of the fields of `Knowledge` without which it cannot run.
         uses: the names of fields that it uses where they are set.
@@ -82,14 +81,7 @@ class Attack(abc.ABC):
 
     @abc.abstractmethod
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        """Returns what the attack reads.
-
-        Args:
-            transcript: has all that the attack `sees`.
-            knowledge: has all that the attack `assumes`.
-            budget: an attack that runs out of time returns what it has.
-            rng: the source of all random draws.
-        """
+        """Returns what the attack reads, in time `budget`, with all random draws from `rng`."""
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         """Returns a reason of its own not to run, or None. What it sees and assumes is there."""

@@ -26,8 +26,6 @@ class LabelledTexts:
     """Texts with their labels, for defences that are trained.
 
     Attributes:
-        texts: the texts, or the first texts of pairs.
-        labels: the class or the score of each.
         pairs: the second texts. None: these are no pairs.
     """
 
@@ -47,25 +45,14 @@ class Client(abc.ABC):
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
         """Returns all that crosses the wire for these texts, as it crosses.
 
-        Args:
-            texts: the texts, or the first texts of pairs.
-            pairs: the second texts. None: these are no pairs.
-
-        Raises:
-            CodecError: a text that cannot cross.
+        Raises CodecError for a text that cannot cross.
         """
 
     def origin(self, texts: Sequence[str], original: Sequences, sent: Sequences) -> Ids | None:
         """Returns where each token of the texts was sent, by which an audit grades guesses.
 
-        Args:
-            texts: what was given to `send`.
-            original: their public ids, special tokens too.
-            sent: the ids that crossed for them.
-
-        Returns:
-            (total of original,) for each token its place in `sent`, counted over all texts, or NO_BELIEF (-1) where it
-            was not sent. None: each token was sent in its own place.
+        (total of original,) has the place in `sent`, the ids that crossed, of each of the texts' public ids `original`,
+        counted over all texts, or NO_BELIEF (-1) if it was not sent. None: each token was sent in its own place.
         """
         return None
 
@@ -100,11 +87,7 @@ class Server(abc.ABC):
 
     @abc.abstractmethod
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
-        """Returns logits for what crossed, from which `Client.receive` makes (texts, classes).
-
-        Raises:
-            UsageError: this half has no classes.
-        """
+        """Returns logits, from which `Client.receive` makes (texts, classes). Raises UsageError without classes."""
 
 
 class Defence(abc.ABC):
@@ -112,7 +95,6 @@ class Defence(abc.ABC):
 
     Attributes:
         name: in the catalogue.
-        paper: where the method comes from. None: it is none.
         broken: why nobody should rely on it. None: no such reason is known.
     """
 
@@ -143,15 +125,8 @@ class Defence(abc.ABC):
     ) -> tuple[Client, Server]:
         """Returns the two halves, and writes the server's half to `folder`.
 
-        Args:
-            base: the public model.
-            corpus: texts with which the defence is trained or counted.
-            secret: 32 bytes from which every random draw comes. The same secret gives the same halves.
-            folder: must not exist.
-
-        Raises:
-            UnsupportedModel: `refuses` gives a reason.
-            UsageError: the defence needs a corpus.
+        The same secret, 32 bytes, gives the same halves. The folder must not exist.
+        Raises UnsupportedModel if `refuses` gives a reason, and UsageError if the defence needs a corpus.
         """
 
     @abc.abstractmethod

@@ -54,11 +54,7 @@ class Candidates:
 
     @classmethod
     def of_symbols(cls, symbols: Ids) -> Candidates:
-        """Returns what a public map says: the tokens of each symbol, all equally likely.
-
-        Args:
-            symbols: (n,) the scrambled id of each public id.
-        """
+        """Returns a public map's candidates: the tokens of each symbol (n,), all equally likely."""
         order = np.argsort(symbols, kind="stable").astype(np.int64)
         rows, starts = np.unique(symbols[order], return_index=True)
         parts = np.split(order, starts[1:])
@@ -144,9 +140,5 @@ class Knowledge:
     answers: Sequences | None = None
 
     def tokens(self, size: int) -> int:
-        """Returns the number of public ids.
-
-        Args:
-            size: n', the number of scrambled ids, which is taken where the public model is not known.
-        """
+        """Returns the number of public ids, or n' = `size` if the public model is not known."""
         return size if self.public_model is None else self.public_model.size

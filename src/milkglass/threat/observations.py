@@ -28,7 +28,6 @@ class Tokens(Observation):
     """Scrambled ids that the client sent.
 
     Attributes:
-        ids: a sequence for each text.
         purpose: "train", "infer", or "" where it is not known.
         types: for each id the text of a pair to which it belongs, 0 or 1. None: that was not sent.
     """
@@ -43,7 +42,6 @@ class Weights(Observation):
     """A model at rest on the server.
 
     Attributes:
-        model: its tensors.
         tuned: whether it was fine-tuned; false: it is as it was uploaded.
     """
 
@@ -107,7 +105,6 @@ class Transcript:
     """All that one client sent and the server holds, in the order in which it was observed.
 
     Attributes:
-        observations: the data.
         size: n', the number of scrambled ids.
         key_id: the public identifier of the key. None: it was not recorded.
     """
@@ -157,11 +154,7 @@ class Transcript:
 
     @property
     def model(self) -> Model:
-        """Returns the scrambled model, as uploaded where that was observed: training only blurs it.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """Returns the scrambled model, as uploaded if possible, since training blurs it. Raises UsageError."""
         model = self.weights(tuned=False) or self.weights(tuned=True)
         if model is None:
             raise UsageError("this transcript holds no weights", "ask why_not before an attack is run")

@@ -33,7 +33,6 @@ class SharedStep:
 
     Attributes:
         module: a Hugging Face model with its head; parameters that need no gradient are not shared.
-        task: its loss.
         dropout: whether the model drops in a step what its config says; else nothing.
     """
 
@@ -47,16 +46,9 @@ class SharedStep:
     ) -> SharedStep:
         """Returns a step with the model in a folder.
 
-        Args:
-            folder: of the model.
-            task: its loss.
-            classes: for classification. The head is drawn from the seed if the folder has none.
-            seed: of that draw.
-            lora: the rank, if adapters of the queries and values are trained and nothing else.
-
-        Raises:
-            UnsupportedModel: the family is not known.
-            UsageError: the family has no such loss.
+        Of `classes` the head is drawn from the seed if the folder has none.
+        With `lora`, a rank, adapters of the queries and values are trained and nothing else.
+        Raises UnsupportedModel for an unknown family, and UsageError for one that has no such loss.
         """
         base = Checkpoint.open(folder)
         if task == "next-token" and family_of(base.config).kind == "encoder":
@@ -128,11 +120,7 @@ class SharedStep:
 
     # --- its gradient -------------------------------------------------------------------------------------------------
     def gradient(self, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """What the client shares for ids (b, t): a tensor for each of `names`.
-
-        Args:
-            targets: as for `loss`; None for the next token, whose targets the ids are.
-        """
+        """Returns what is shared for ids (b, t): a tensor for each of `names`. Targets of None are the ids."""
         if targets is None:
             if self.task == "classification":
                 raise UsageError("a class is needed for each text", "give targets")

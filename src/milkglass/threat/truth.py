@@ -83,8 +83,6 @@ def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150
     Half of all running text is a few hundred function words and marks, which any attacker guesses.
 
     Args:
-        counts: (n,) how often each id occurs.
-        pieces: the text of each id.
         commonest: how many ids count as common; at most half of those that occur.
     """
     letters = np.array([any(char.isalpha() for char in piece) for piece in pieces])

@@ -20,7 +20,7 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
-from milkglass.sanitizers.tables.table import Ids, WordVectors
+from milkglass.sanitizers.table import Ids, WordVectors
 
 
 @dataclass(frozen=True, eq=False)

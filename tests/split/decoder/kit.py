@@ -21,8 +21,7 @@ from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split.decoder import app
 from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
 from milkglass.split.decoder.gate import Gate
-from milkglass.split.decoder.server import opened
-from milkglass.split.decoder.sessions import SessionTable
+from milkglass.split.decoder.server import SessionTable, opened
 from milkglass.split.spec import DecoderInfo
 
 TOKEN = "token-of-the-split-tests"

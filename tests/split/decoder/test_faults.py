@@ -19,7 +19,7 @@ from milkglass.errors import BadUpload, RemoteError, Unauthorized, Unreachable
 from milkglass.server.inference.engine import ModelFailed
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.client import DecoderServer
-from milkglass.split.decoder.generator import SplitSequence
+from milkglass.split.decoder.server import SplitSequence
 from milkglass.split.spec import STREAM
 from tests.split.decoder.kit import PATIENCE, PROMPT, TOKEN, Served, serving
 

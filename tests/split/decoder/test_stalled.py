@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass.server.settings import Limits
-from milkglass.split.decoder.generator import SplitGenerator, running
-from milkglass.split.decoder.sessions import SplitSession
+from milkglass.split.decoder.server import SplitGenerator, SplitSession, running
 from milkglass.split.spec import STREAM
 from tests.server.kit import until
 from tests.split.decoder.kit import PROMPT, TOKEN, Served, serving

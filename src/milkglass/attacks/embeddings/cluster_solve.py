@@ -45,7 +45,6 @@ from torch import Tensor
 from milkglass import papers
 from milkglass.attacks.assignment import Solver
 from milkglass.attacks.embeddings import sparse
-from milkglass.attacks.embeddings.cluster_search import ClusterSearch
 from milkglass.models.view import Model
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Cost
@@ -53,9 +52,240 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
+EXACT = 1e-6  # rows in fp32 satisfy their equations this well
+HOPELESS = 0.35  # more left over than this in the median row: not a mixture
+LOUD = 0.02  # above this noise, more candidates are kept and nothing is sketched
 REST_CELLS = 100_000  # one group for all that remains, up to this size
 REST_LIST = 20  # else so many tokens for each row
 TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temperature)
+
+
+@dataclass(frozen=True)
+class _FreePool:
+    """The rows or tokens that were free at the last `_refresh`: their ids (f,) and projected rows (f, sketch)."""
+
+    ids: Ids
+    small: Tensor
+
+
+class ClusterSearch:
+    """The state of the search. Rows are indexed by scrambled ids, tokens by public ids.
+
+    Attributes:
+        mixed, public: (n', d) and (n, d) the scrambled and the public rows.
+        rows, tokens: `mixed` and `public`, scaled to length 1.
+        free_rows: (n',) whether each row belongs to no cluster yet.
+        twins: for the first of several equal tokens, those of them that are free; empty for all other tokens.
+        noise: the relative error of the equations, see `measure`.
+        small_rows, small_tokens: `rows` and `tokens`, projected to `sketch` dimensions.
+    """
+
+    small_rows: Tensor
+    small_tokens: Tensor
+    pool_rows: _FreePool
+    pool_tokens: _FreePool
+
+    def __init__(
+        self, mixed: Tensor, public: Tensor, widths: tuple[int, ...], batch: int, sketch: int,
+        margins: tuple[float, ...], rng: np.random.Generator, copies: int,
+    ) -> None:  # fmt: skip
+        self.mixed, self.public, self.copies, self.rng = mixed, public, copies, rng
+        self.widths, self.batch, self.sketch, self.margins = widths, batch, sketch, margins
+        self.rows, self.tokens = sparse.unit(mixed), sparse.unit(public)
+        self.free_rows, self.twins = np.ones(len(mixed), np.bool_), [np.empty(0, np.int64)] * len(public)
+        self.noise, self.clusters = EXACT, list[tuple[Ids, Ids, NDArray[np.float64] | None]]()
+
+    def verbatim(self) -> None:
+        """Takes out rows that equal a public row, and finds which public rows equal each other."""
+        alike = sparse.equal_rows(self.mixed)
+        for key, tokens in sparse.equal_rows(self.public).items():
+            rows = alike.get(key, [])
+            if rows:
+                self.free_rows[rows] = False
+                self.clusters.append((np.array(rows), np.array(tokens), None))
+            taken = -(-len(rows) // self.copies)
+            self.twins[tokens[0]] = np.array(tokens[taken:], np.int64)  # some of them; which ones cannot be known
+
+    @property
+    def exact(self) -> bool:
+        return self.noise <= 10 * EXACT
+
+    @property
+    def free_tokens(self) -> Ids:
+        return np.flatnonzero(np.array([len(one) > 0 for one in self.twins]))
+
+    # --- how good the equations are
+    def measure(self, sample: int = 64) -> None:
+        """Measures `noise`, the median residual of least squares over a row's length. Chooses the projection."""
+        self._project(self.rows.shape[1])
+        self._refresh()
+        if not self.free_rows.any():
+            return
+        seeds = self.rng.permutation(np.flatnonzero(self.free_rows))[:sample]
+        left = []
+        for part in np.array_split(seeds, max(1, len(seeds) // 16)):
+            _, candidates = self._shortlist(part, self._width(max(self.widths)))
+            for seed, tokens in zip(part, candidates, strict=True):
+                share = len(tokens) / self.rows.shape[1]
+                rest = float(sparse.misfit(self.rows[seed][None], self.tokens[torch.from_numpy(tokens)])[0])
+                left.append(rest / max(1e-3, 1 - share) ** 0.5)
+        self.noise = max(EXACT, float(np.median(left)))
+        if self.noise < LOUD:
+            self._project(self.sketch)
+
+    def _project(self, size: int) -> None:
+        self.small_rows, self.small_tokens = self.rows, self.tokens
+        if size < self.rows.shape[1]:
+            onto = sparse.directions(self.rows.shape[1], size, self.rng)
+            self.small_rows, self.small_tokens = sparse.unit(self.rows @ onto), sparse.unit(self.tokens @ onto)
+
+    def _width(self, width: int) -> int:
+        return min(width, self.small_rows.shape[1] // 3)
+
+    # --- the search
+    def stages(self) -> Iterator[tuple[int, float]]:
+        if self.noise > HOPELESS:
+            return
+        margins = self.margins[:1] if self.exact else self.margins
+        widths = list(dict.fromkeys(self._width(width) for width in self.widths))
+        yield from ((width, margins[0]) for width in widths)
+        yield from ((widths[-1], margin) for margin in margins[1:])
+
+    def sweep(self, width: int, margin: float, budget: Budget) -> None:
+        """Tries every free row once. Stops early if few are solved, since the clusters are then wider than `width`."""
+        order = self.rng.permutation(np.flatnonzero(self.free_rows))
+        self._refresh()
+        tried = solved = at = 0
+        while at < len(order) and budget.left() > 0 and len(self.pool_tokens.ids):
+            seeds = order[at:][self.free_rows[order[at:]]][: self.batch]
+            if not len(seeds):
+                break
+            at = 1 + int(np.flatnonzero(order == seeds[-1])[0])
+            if self.free_rows.sum() < 0.9 * len(self.pool_rows.ids):
+                self._refresh()
+            solved += self._batch(seeds, width, margin)
+            tried += len(seeds)
+            budget.progress(1 - float(self.free_rows.mean()))
+            if tried >= 96 and solved < 0.2 * tried and width < self._width(max(self.widths)):
+                return
+
+    def _refresh(self) -> None:
+        rows, tokens = np.flatnonzero(self.free_rows), self.free_tokens
+        self.pool_rows = _FreePool(rows, self.small_rows[torch.from_numpy(rows)])
+        self.pool_tokens = _FreePool(tokens, self.small_tokens[torch.from_numpy(tokens)])
+
+    def _shortlist(self, seeds: Ids, width: int) -> tuple[Ids, Ids]:
+        """Returns candidates for the cluster of each seed.
+
+        Only the first `width` rows span the tokens: aliases add rows to a cluster, but no dimensions to its span.
+
+        Returns:
+            (b, m) the nearest scrambled rows, and (b, z) the tokens that the first `width` of them explain best.
+        """
+        rows, tokens = self.pool_rows, self.pool_tokens
+        wide, width = min(self.copies * width, len(rows.ids)), min(width, len(rows.ids))
+        extra = 16 if self.noise < LOUD else 96
+        near = (self.small_rows[torch.from_numpy(seeds)] @ rows.small.T).topk(wide, dim=1).indices
+        shares = sparse.explained(tokens.small, rows.small[near[:, :width]])
+        count = min(width + extra, self.rows.shape[1] // 2, len(tokens.ids))
+        return rows.ids[near.numpy()], tokens.ids[shares.topk(count, dim=1).indices.numpy()]
+
+    def _batch(self, seeds: Ids, width: int, margin: float) -> int:
+        near, candidates = self._shortlist(seeds, width)
+        on, _ = sparse.eliminate(
+            self.tokens[torch.from_numpy(candidates)], self.rows[torch.from_numpy(seeds)], self.noise
+        )
+        solved = 0
+        for number, seed in enumerate(seeds):
+            if self.free_rows[seed]:
+                solved += self._settle(candidates[number][on[number].numpy()], near[number], candidates[number], margin)
+        return solved
+
+    def _settle(self, tokens: Ids, near: Ids, candidates: Ids, margin: float) -> bool:
+        """Refines a first guess at the tokens until a cluster is proved. Returns whether one was."""
+        near = near[self.free_rows[near]]
+        for attempt in range(1 if self.exact else 3):
+            tokens = self._free(tokens)
+            if not 0 < len(tokens) <= self.rows.shape[1] // 3:
+                return False
+            rows, worse = self._rows_of(tokens, near)
+            if worse < margin and attempt == 0 and self._fits(rows[: 1 + self.copies * len(tokens) // 2], tokens):
+                rows, worse = self._rows_of(tokens, self._similar(tokens))  # perhaps a row is not a neighbour
+            if worse >= margin:
+                return self._claim(rows, tokens)
+            again = self._tokens_of(rows, tokens, candidates, wide=attempt == 0)
+            if set(again.tolist()) == set(tokens.tolist()):
+                return False
+            tokens = again
+        return False
+
+    def _free(self, tokens: Ids) -> Ids:
+        return np.array([token for token in tokens if len(self.twins[token])], np.int64)
+
+    def _fits(self, rows: Ids, tokens: Ids) -> bool:
+        left = sparse.misfit(self.rows[torch.from_numpy(rows)], self.tokens[torch.from_numpy(tokens)])
+        return bool((left <= (10 if self.exact else 2) * self.noise).all())
+
+    def _similar(self, tokens: Ids) -> Ids:
+        """Returns the free rows that these tokens explain best, a few more than needed."""
+        left = sparse.misfit(self.pool_rows.small, self.small_tokens[torch.from_numpy(tokens)])
+        count = min(2 * self.copies * len(tokens) + 8, len(left))
+        rows = self.pool_rows.ids[left.topk(count, largest=False).indices.numpy()]
+        return rows[self.free_rows[rows]]
+
+    def _rows_of(self, tokens: Ids, among: Ids) -> tuple[Ids, float]:
+        """Returns the rows of `among` that these tokens explain best, and how many times worse the next row fits.
+
+        There are `copies` rows for each token. Equal tokens may add rows, up to the number of them that are free. The
+        ratio is 0 if even the best rows do not fit.
+        """
+        left = sparse.misfit(self.rows[torch.from_numpy(among)], self.tokens[torch.from_numpy(tokens)]).numpy()
+        order = np.argsort(left, kind="stable")
+        left = np.append(np.maximum(left[order], self.noise), 1.0)
+        best, worse = self.copies * len(tokens), 0.0
+        most = min(self.copies * sum(len(self.twins[token]) for token in tokens), len(order))
+        for count in range(self.copies * len(tokens), most + 1, self.copies):
+            ratio = float(left[count] / left[count - 1])
+            if ratio > worse and (left[count - 1] <= 10 * self.noise or self.noise > LOUD):
+                best, worse = count, ratio
+        return among[order[:best]], worse
+
+    def _tokens_of(self, rows: Ids, tokens: Ids, candidates: Ids, wide: bool) -> Ids:
+        """Returns the tokens that explain the rows' mean, which has less noise; `wide`: not only candidates."""
+        pool = np.concatenate([candidates, tokens])
+        if wide:
+            mean = sparse.unit(self.small_rows[torch.from_numpy(rows)].mean(0))
+            more = sparse.best_added(self.pool_tokens.small, self.small_tokens[torch.from_numpy(tokens)], mean, 16)
+            pool = np.concatenate([pool, self.pool_tokens.ids[more.numpy()]])
+        pool = self._free(np.unique(pool))
+        mean = sparse.unit(self.rows[torch.from_numpy(rows)].mean(0))
+        on, _ = sparse.eliminate(self.tokens[torch.from_numpy(pool)][None], mean[None], self.noise / len(rows) ** 0.5)
+        return pool[on[0].numpy()]
+
+    def _claim(self, rows: Ids, tokens: Ids) -> bool:
+        """Records the cluster with its weights, split if it falls into several, and takes its rows and tokens out."""
+        basis = self.public[torch.from_numpy(tokens)].double()
+        solved = torch.linalg.lstsq(basis.T, self.mixed[torch.from_numpy(rows)].double().T).solution.T.numpy()
+        if self.exact and solved.min() < -1e-3:
+            return False
+        parts = sparse.parts(solved > sparse.weight_errors(basis, self.mixed[torch.from_numpy(rows)], self.noise))
+        for part, those in parts:
+            self.free_rows[rows[part]] = False
+            members, weights = self._expanded(len(part), tokens[those], solved[np.ix_(part, those)])
+            self.clusters.append((rows[part], members, weights))
+        return True
+
+    def _expanded(self, count: int, tokens: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
+        """Returns one member for each token's worth of rows, and their weights; equal tokens share one weight."""
+        extra = count // self.copies - len(tokens)
+        members, columns = [], []
+        for column, token in enumerate(tokens):
+            taken = self.twins[token][: 1 + max(0, extra)]
+            self.twins[token] = self.twins[token][len(taken) :]
+            extra -= len(taken) - 1
+            members.append(taken)
+            columns.append(np.repeat(weights[:, column : column + 1] / len(taken), len(taken), axis=1))
+        return np.concatenate(members), np.concatenate(columns, axis=1)
 
 
 @dataclass(frozen=True)

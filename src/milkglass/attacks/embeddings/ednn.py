@@ -30,12 +30,6 @@ def differences(table: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class EDNN(NearestRows):
-    """The EDNN attack.
-
-    Attributes:
-        k: the number of ranks of the guess.
-    """
-
     k: int = 10
 
     name = "ednn"

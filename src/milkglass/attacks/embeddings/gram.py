@@ -43,13 +43,7 @@ ROUNDS = 30
 
 
 def fingerprints(table: Tensor, rows: Tensor, landmarks: int) -> Tensor:
-    """Returns (r, landmarks) the sorted products of some rows of a table with its longest rows.
-
-    Args:
-        table: (n, d).
-        rows: (r,) their numbers.
-        landmarks: how many of the longest rows are taken, at most n.
-    """
+    """Returns (r, landmarks) the sorted products of some rows of a table (n, d) with its longest rows."""
     longest = table.norm(dim=1).topk(landmarks).indices
     marks = table[longest].T.contiguous()
     return torch.cat([(table[block] @ marks).sort(dim=1).values for block in rows.split(2048)])
@@ -71,10 +65,7 @@ def rotation(before: Tensor, after: Tensor) -> Tensor:
 
 
 def trimmed(before: Tensor, after: Tensor) -> Tensor:
-    """Returns the rotation of the pairs (a, d) that agree.
-
-    Leaves out the worse half until the choice stays the same.
-    """
+    """Returns the rotation of the pairs (a, d) that agree: leaves out the worse half until the choice stays."""
     result = rotation(before, after)
     kept = torch.empty(0, dtype=torch.long)
     for _ in range(ROUNDS):
@@ -95,7 +86,6 @@ class Gram(NearestRows):
         landmarks: rows with which products are taken.
         anchors: scrambled rows that are matched by fingerprint, at least four times the dimensions.
         tolerance: how much the lengths of rows may differ.
-        k: the number of ranks of the guess.
     """
 
     landmarks: int = 512

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from milkglass import papers
-from milkglass.nearest.similarities import Metric
+from milkglass.nearest.select import Metric
 from milkglass.nearest.top_k import ExactIndex
 from milkglass.threat.attack import Attack, Cost
 from milkglass.threat.budget import Budget
@@ -29,13 +29,7 @@ ROWS_AT_A_TIME = 512  # rows compared at a time
 
 @dataclass(frozen=True)
 class RowFeatures:
-    """The features by which rows are compared.
-
-    Attributes:
-        seen: (n', f) of the scrambled rows.
-        public: (n, f) of the public rows.
-        metric: what "nearest" means.
-    """
+    """The features (n', f) of the scrambled and (n, f) of the public rows, and the metric that compares them."""
 
     seen: Tensor
     public: Tensor
@@ -43,9 +37,7 @@ class RowFeatures:
 
 
 class NearestRows(Attack):
-    """An attack that reads each scrambled id as the public token with the nearest features.
-
-    Subclasses write `features`.
+    """An attack that reads each scrambled id as the public token with the nearest `features`.
 
     Attributes:
         k: the number of ranks of the guess.
@@ -72,15 +64,7 @@ class NearestRows(Attack):
 
 
 def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", budget: Budget | None = None) -> Tensor:
-    """Returns (n, k) the nearest public rows of each row, best first. Fewer rows if the budget ends, from the first on.
-
-    Args:
-        seen: (n, d).
-        public: (m, d).
-        k: at most m.
-        metric: what "nearest" means.
-        budget: None: it has no end.
-    """
+    """Returns (n, k) the nearest public rows (m, d) of each row (n, d), best first; fewer rows if the budget ends."""
     index = ExactIndex.of(public, metric, k)
     result = []
     for block in seen.split(ROWS_AT_A_TIME):
@@ -98,13 +82,6 @@ def same_width(transcript: Transcript, knowledge: Knowledge) -> str | None:
 
 @dataclass(frozen=True)
 class KNN(NearestRows):
-    """The nearest neighbour attack.
-
-    Attributes:
-        metric: what "nearest" means.
-        k: the number of ranks of the guess.
-    """
-
     metric: Metric = "cosine"
     k: int = 10
 

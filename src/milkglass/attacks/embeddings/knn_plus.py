@@ -26,7 +26,6 @@ class KNNPlus(NearestRows):
 
     Attributes:
         sample: how many ids of the rehearsal are compared.
-        k: the number of ranks of the guess.
     """
 
     sample: int = 1000

@@ -43,7 +43,7 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
-SAMPLE = 256  # rows that decide which way round
+SAMPLE_ROWS = 256  # rows that decide which way round
 Found = tuple[Estimate, ...] | str  # the transformations, or why none can be found
 
 
@@ -82,7 +82,7 @@ def undone(public: Model, seen: Model, tolerance: float) -> Model | str:
     changed = {}
     for original, name, value in _tables(public, seen):
         ways = [way for one in result for way in (one.transformation, torch.linalg.pinv(one.transformation).T)]
-        rows = value[torch.linspace(0, len(value) - 1, min(SAMPLE, len(value))).long()]
+        rows = value[torch.linspace(0, len(value) - 1, min(SAMPLE_ROWS, len(value))).long()]
         near = [closeness(undo(rows, way), original) for way in ways]
         if max(near) <= closeness(rows, original):
             return "the layers were transformed, but undoing that brings the tables no nearer to the public ones"
@@ -145,10 +145,7 @@ class KnownWeight(Preprocessor):
         return self.then(self.before(transcript, knowledge), self.prepared(knowledge), budget, rng)
 
     def before(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
-        """Returns the transcript with the model before its transformation.
-
-        Raises UsageError if that cannot be undone.
-        """
+        """Returns the transcript with the model before its transformation, or raises UsageError."""
         seen = transcript.model
         result = undone(required(knowledge.public_model), seen, self.tolerance)
         if isinstance(result, str):

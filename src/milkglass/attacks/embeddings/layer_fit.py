@@ -25,7 +25,7 @@ from torch import Tensor
 
 from milkglass.models.view import Model
 
-LAYERS = 6  # of each kind, spread over the model: more adds nothing but time
+SAMPLE_LAYERS = 6  # of each kind, spread over the model: more adds nothing but time
 SURPLUS = 1.1  # rows for each dimension, at least, before a fit means anything
 MOVED = 0.1  # a matrix that differs less from the public one was trained, not transformed
 AGREE = 0.3  # two kinds whose T differ by less are stacked
@@ -33,13 +33,7 @@ AGREE = 0.3  # two kinds whose T differ by less are stacked
 
 @dataclass(frozen=True)
 class Estimate:
-    """The transformation of one kind of matrix.
-
-    Attributes:
-        transformation: (d, d) T.
-        residual: the relative error of the fit, 0 to 1.
-        rows: how many rows were stacked.
-    """
+    """The transformation (d, d) of one kind of matrix, with the relative error of its fit, from a number of rows."""
 
     transformation: Tensor
     residual: float
@@ -118,11 +112,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Kind:
-    """The matrices of one stack, viewed as rows of d, with their fit.
-
-    Attributes:
-        gain: the norm gain that is folded in, or None.
-    """
+    """The matrices of one stack, viewed as rows of d, with their fit and the norm gain that is folded in, if any."""
 
     name: str
     gain: str | None
@@ -138,7 +128,9 @@ def stacks(public: Model, seen: Model) -> Iterator[Stack]:
         if name.endswith("weight") and name in seen.tensors:
             grouped.setdefault(_stem(name), []).append(name)
     for stem, names in grouped.items():
-        selected = [names[i] for i in np.unique(np.linspace(0, len(names) - 1, min(len(names), LAYERS)).astype(int))]
+        selected = [
+            names[i] for i in np.unique(np.linspace(0, len(names) - 1, min(len(names), SAMPLE_LAYERS)).astype(int))
+        ]
         shapes = {tuple(one.tensors[name].shape) for name in selected for one in (public, seen)}
         shape = shapes.pop()
         if shapes or len(shape) != 2 or size in shape:

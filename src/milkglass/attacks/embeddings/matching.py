@@ -42,8 +42,8 @@ from milkglass.threat.observations import Transcript, Weights
 Floats = NDArray[np.float64]
 
 GRID = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.5, 6.0, 10.0)
-CELLS = 2_000_000  # breakpoints held at a time
-SAMPLE = 1_200_000  # breakpoints that eps is estimated on: 1,200 groups of 10
+BREAKPOINTS_AT_A_TIME = 2_000_000
+SAMPLE_BREAKPOINTS = 1_200_000  # of which eps is estimated: 1,200 groups of 10
 FLAT = 1e-9  # a smaller scale of noise is none: the tokens have one direction
 
 
@@ -84,7 +84,7 @@ class Matching(Solver):
         if epsilon is None and usable:
             order = rng.permutation(usable)
             cells = np.cumsum([len(groups[number].rows) * len(groups[number].members) ** 2 for number in order])
-            part = order[: 1 + int((cells < SAMPLE).sum())].tolist()
+            part = order[: 1 + int((cells < SAMPLE_BREAKPOINTS).sum())].tolist()
             epsilon = estimate(_stacked(groups, part, table, self.floor))
         for batch in _stacked(groups, usable, table, self.floor):
             if budget.left() <= 0:
@@ -96,10 +96,9 @@ class Matching(Solver):
 
 @dataclass(frozen=True)
 class ClusterBatch:
-    """g groups of s tokens.
+    """g groups of s tokens, by their places in the list of groups.
 
     Attributes:
-        numbers: their places in the list of groups.
         cosines: (g, s, s) of tokens i and j.
         logs: (g, r, s) the logarithm of row r's weight of token j; r is s, or a multiple of s with aliases.
     """
@@ -118,7 +117,7 @@ def _stacked(groups: tuple[Group, ...], numbers: list[int], table: torch.Tensor,
     sizes = np.array([(len(groups[number].rows), len(groups[number].members)) for number in numbers]).reshape(-1, 2)
     for rows, size in np.unique(sizes, axis=0).tolist():
         alike = np.array(numbers)[(sizes == (rows, size)).all(1)]
-        step = max(1, CELLS // (rows * size**2))
+        step = max(1, BREAKPOINTS_AT_A_TIME // (rows * size**2))
         for part in (alike[at : at + step].tolist() for at in range(0, len(alike), step)):
             members = np.stack([groups[number].members for number in part])
             unit = torch.nn.functional.normalize(table[torch.from_numpy(members)].double(), dim=2, eps=1e-30)
@@ -140,12 +139,7 @@ def likelihood(batch: ClusterBatch, epsilon: float) -> Floats:
 
 
 def _integral(a: Floats, b: Floats) -> Floats:
-    """Returns the log of the integral over c of prod_j exp(-|c - a_j| / b) / (2 b).
-
-    Args:
-        a: (..., s).
-        b: broadcasts to (...).
-    """
+    """Returns the log of the integral over c of prod_j exp(-|c - a_j| / b) / (2 b), for a (..., s) and b (...)."""
     size = a.shape[-1]
     a = np.sort(a, axis=-1) / b[..., None]  # in units of b; dc = b dx
     total = a.sum(-1, keepdims=True)
@@ -169,10 +163,7 @@ def _integral(a: Floats, b: Floats) -> Floats:
 
 
 def estimate(batches: list[ClusterBatch]) -> float:
-    """Returns the eps of greatest likelihood, if each row is any token of its group.
-
-    Refines the best of a grid twice.
-    """
+    """Returns the eps of greatest likelihood if each row is any token of its group, by a grid refined twice."""
 
     def fit(epsilon: float) -> float:
         total = 0.0

@@ -46,9 +46,9 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
 ROWS_AT_A_TIME = 2048  # multiplied and sorted at a time
-READERS = 4  # matrices that are tried
+MAX_READERS = 4  # matrices that are tried
 QUANTILES = 1024  # of the lengths of rows
-SAMPLE = 256  # rows that decide between products
+SAMPLE_ROWS = 256  # rows that decide between products
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class SortableRows:
 
     def distance(self, points: int) -> float:
         """Returns how near a sample of fingerprints lies to public ones, relative to their median distance to them."""
-        part = self.seen[torch.linspace(0, len(self.seen) - 1, min(SAMPLE, len(self.seen))).long()]
+        part = self.seen[torch.linspace(0, len(self.seen) - 1, min(SAMPLE_ROWS, len(self.seen))).long()]
         apart = torch.cdist(*replace(self, seen=part).fingerprints(points))
         return float((apart.amin(1) / apart.median(1).values.clamp_min(1e-30)).median())
 
@@ -119,7 +119,7 @@ def products(seen: Model, public: Model) -> Iterator[SortableRows]:
     size, d = ours.shape
     tried = 0
     for name in public.tensors:
-        if tried == READERS or not name.endswith("weight") or name not in seen.tensors:
+        if tried == MAX_READERS or not name.endswith("weight") or name not in seen.tensors:
             continue
         reader, changed = public.tensors[name], seen.tensors[name]
         layers = reader.dim() == 2 and reader.shape[1] == d and len(reader) >= d and size not in reader.shape
@@ -153,7 +153,6 @@ class SortedRows(NearestRows):
     Attributes:
         points: places of a sorted row that are compared.
         tolerance: how much the lengths of rows may differ.
-        k: the number of ranks of the guess.
     """
 
     points: int = 128

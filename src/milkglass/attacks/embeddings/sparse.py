@@ -38,12 +38,7 @@ def bases(near: Tensor) -> Tensor:
 
 
 def explained(tokens: Tensor, near: Tensor) -> Tensor:
-    """Returns (b, n) the share of each token's squared length that lies in the span of `near`.
-
-    Args:
-        tokens: (n, d).
-        near: (b, m, d).
-    """
+    """Returns (b, n) the share of each token's (n, d) squared length that lies in the span of `near` (b, m, d)."""
     b, m, d = near.shape
     stacked = bases(near).permute(1, 0, 2).reshape(d, b * m)
     parts = []
@@ -54,16 +49,13 @@ def explained(tokens: Tensor, near: Tensor) -> Tensor:
 
 
 def eliminate(tokens: Tensor, target: Tensor, noise: float) -> tuple[Tensor, Tensor]:
-    """Finds which tokens make up each target with positive weights, by backward elimination.
+    """Finds which tokens (b, z, d) make up each target (b, d) with positive weights, by backward elimination.
 
     Each round solves least squares on the remaining tokens. Then tokens drop out whose weights are not positive by so
     many standard errors.
 
-    Args:
-        tokens: (b, z, d).
-        target: (b, d).
-        noise: a target's error, relative to its length 1. Without noise the first round already leaves the members
-            alone, because z < d makes a chance fit impossible.
+    `noise` is a target's error, relative to its length 1. Without noise the first round already leaves the members
+    alone, because z < d makes a chance fit impossible.
 
     Returns:
         (b, z) whether each token remains, and (b, z) its weight.
@@ -123,12 +115,9 @@ def equal_rows(table: Tensor) -> dict[bytes, list[int]]:
 
 
 def parts(mixes: NDArray[np.bool_]) -> list[tuple[Ids, Ids]]:
-    """Returns the rows and columns of each connected part of `mixes`.
+    """Returns the rows and columns of each connected part of `mixes`, (r, c) whether row i mixes token j.
 
     If some part has more tokens than rows, or no tokens, the parts cannot be clusters: then the whole is returned.
-
-    Args:
-        mixes: (r, c) whether row i mixes token j.
     """
     r, c = mixes.shape
     graph = np.zeros((r + c, r + c), np.bool_)

@@ -51,12 +51,7 @@ def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]
 
 
 def members(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.bool_]:
-    """Returns (n,) whether each scrambled id occurred in the training texts.
-
-    Args:
-        uploaded: (n, d) the table before training.
-        tuned: (n, d) the table after it.
-    """
+    """Returns (n,) whether each scrambled id occurred in training, by the table (n, d) before and after it."""
     grew = (tuned.abs() > uploaded.abs()) | (tuned * uploaded < 0)
     return np.asarray(grew.any(dim=1).numpy(), np.bool_)
 
@@ -87,10 +82,7 @@ class TunedRows(Solver):
 
     @staticmethod
     def members_of(transcript: Transcript) -> NDArray[np.bool_] | None:
-        """Returns (n,) whether the private texts contain each scrambled id.
-
-        None: the transcript does not hold both tables.
-        """
+        """Returns (n,) whether the private texts contain each scrambled id. None: a table is missing."""
         result = _tables(transcript)
         return None if isinstance(result, str) else members(*result)
 

@@ -15,22 +15,65 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks.gradients.free_tokens import MAX_SHARE_OF_ROWS, NOT_SHARED, dealt, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
-from milkglass.attacks.noise_holes import FEWEST, Holes
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import required
 
+Floats = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+
+MIN_SHARE = 0.01  # a width with fewer holes rules nothing out
+UP, DOWN = np.float32(np.inf), np.float32(-np.inf)
 ROWS_AT_A_TIME = 4096  # looked at at a time
 
 
 @dataclass(frozen=True)
-class FloatHolesRows(Inversion):
-    """The attack. It has no parameters."""
+class Holes:
+    """The numbers that noise of one width cannot produce: fl(x + fl(s z)) over fp32 numbers z has holes (Mironov 2012).
 
+    The product of s and an fp32 number is rounded to one of 2^23 numbers between two powers of two. If the mantissa of
+    s is above 1, some of these never occur: 17 % of those between s's mantissa and 2 for s = 1.2. If a number that is
+    sent lies in such a hole, seen from a guess x, it rules the guess out. It never rules out the true x.
+
+    Attributes:
+        width: s, the width of the noise in fp32.
+    """
+
+    width: np.float32
+
+    @property
+    def share(self) -> float:
+        """Returns the share of the numbers between two powers of two that are holes, by a sample of them."""
+        sample = np.linspace(1, 2, 20_001, dtype=np.float32)[:-1]
+        return 1 - float(self.noise(sample).mean())
+
+    def noise(self, n: Floats) -> Mask:
+        """Returns where n = fl(s z) for some fp32 number z."""
+        z = (n.astype(np.float64) / np.float64(self.width)).astype(np.float32)
+        hit = (self.width * z) == n
+        for direction in (UP, DOWN):
+            hit |= (self.width * np.nextafter(z, direction)) == n
+        return hit
+
+    def reachable(self, x: Floats, y: Floats) -> Mask:
+        """Returns where y = fl(x + n) for some possible noise n."""
+        x, y = np.broadcast_arrays(x, y)
+        middle = (y.astype(np.float64) - x.astype(np.float64)).astype(np.float32)
+        up, down = np.nextafter(middle, UP), np.nextafter(middle, DOWN)
+        hit = np.zeros(x.shape, np.bool_)
+        for n in (middle, up, down, np.nextafter(up, UP), np.nextafter(down, DOWN)):
+            part = ~hit & ((x + n) == y)
+            hit[part] = self.noise(n[part])
+        return hit
+
+
+@dataclass(frozen=True)
+class FloatHolesRows(Inversion):
     name = "float-holes-rows"
     title = "Holes of floating-point noise, rows of the embeddings' gradient"
     paper = papers.FLOAT_HOLES.but("Rows of a table's gradient are tested, where the paper tests one number.")
@@ -40,7 +83,7 @@ class FloatHolesRows(Inversion):
     def misses(self, batch: SharedBatch) -> str | None:
         if table_gradient(batch) is None:
             return NOT_SHARED
-        return "noise of this width reaches every number" if holes(batch).share < FEWEST else None
+        return "noise of this width reaches every number" if holes(batch).share < MIN_SHARE else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         rows, hole = required(table_gradient(batch)).float().numpy(), holes(batch)

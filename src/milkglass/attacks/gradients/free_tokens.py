@@ -32,7 +32,7 @@ from milkglass.attacks.gradients.spans import row_space
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 
-SAMPLE = 512  # rows from which the span of the others is taken
+SAMPLE_ROWS = 512  # rows from which the span of the others is taken
 LEVEL = 0.5  # how far the squared lengths of rows of noise may spread, relative to their middle
 SIGMAS = 8.0  # a row of noise is not so much longer than others, among any number of rows
 NOT_SHARED = "the gradient of the embeddings is not shared"
@@ -75,12 +75,7 @@ def table_gradient(batch: SharedBatch) -> Tensor | None:
 
 
 def bag(grad: Tensor, apart: float = 1e-2) -> Ids | None:
-    """Returns (k,) the ids that were read, ascending. None: the rows are all alike.
-
-    Args:
-        grad: (v, d) the gradient of the embeddings.
-        apart: see `FreeTokens`.
-    """
+    """Returns (k,) the ids that were read, ascending, by the embeddings' gradient (v, d). None: all rows are alike."""
     there = (grad != 0).any(1)
     if int(there.sum()) > MAX_SHARE_OF_ROWS * len(grad):
         there = _unlike(grad, apart)
@@ -92,13 +87,10 @@ def bag(grad: Tensor, apart: float = 1e-2) -> Ids | None:
 
 
 def _unlike(grad: Tensor, apart: float) -> Tensor:
-    """Returns (v,) which rows are outside the span in which nearly all others lie.
-
-    The smallest rows give that span: their tokens were neither read nor likely answers.
-    """
+    """Returns (v,) which rows are outside the span of the smallest: of tokens neither read nor likely answers."""
     lengths = grad.double().norm(dim=1)
     order = lengths.argsort()[int((lengths == 0).sum()) :]
-    small = order[: min(SAMPLE, len(grad) // 2)]
+    small = order[: min(SAMPLE_ROWS, len(grad) // 2)]
     span = row_space([(grad[small].double() / lengths[small, None]).to(grad.dtype)])
     if span.rank >= min(grad.shape[1], len(small)):
         return _outstanding(lengths.square())
@@ -106,13 +98,10 @@ def _unlike(grad: Tensor, apart: float) -> Tensor:
 
 
 def _outstanding(squares: Tensor) -> Tensor:
-    """Returns (v,) which rows are too long to be noise.
+    """Returns (v,) which rows, by their squared lengths (v,), are too long to be noise.
 
     Rows of noise have nearly equal lengths (a sum of d independent squares). If most lengths are not nearly equal, none
     is.
-
-    Args:
-        squares: (v,) the squared lengths.
     """
     middle = squares.median()
     spread = 1.4826 * (squares - middle).abs().median()  # a standard deviation, whatever the long ones are

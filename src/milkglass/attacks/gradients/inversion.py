@@ -27,7 +27,6 @@ class SharedBatch:
         seen: its gradient.
         step: the model and its loss.
         labels, lengths: (b,) the classes and the numbers of tokens, special ones too. None: not known.
-        corpus: public text.
         noise: what was added to the gradient.
     """
 
@@ -60,13 +59,7 @@ class Inversion(Attack):
 
     @abc.abstractmethod
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        """Returns the texts of a batch as public ids, special ones too, in any order; empty if nothing is found.
-
-        Args:
-            batch: has `size` texts.
-            budget: this batch's own.
-            rng: the source of all random draws.
-        """
+        """Returns the texts of a batch as public ids, special ones too, in any order; empty if nothing is found."""
 
     def misses(self, batch: SharedBatch) -> str | None:
         """Returns why nothing can be read of a batch whatever its values, or None."""
@@ -90,11 +83,7 @@ class Inversion(Attack):
 
 
 def batches(transcript: Transcript, knowledge: Knowledge) -> list[SharedBatch]:
-    """Returns a batch for each of the gradients, with its part of the knowledge.
-
-    Raises:
-        UsageError: the knowledge has another number of texts.
-    """
+    """Returns a batch for each gradient, with its part of the knowledge. Raises UsageError for another number."""
     seen = transcript.all(Gradients)
     total = sum(one.batch_size for one in seen)
     for name, known in (("labels", knowledge.labels), ("lengths", knowledge.lengths)):

@@ -54,14 +54,6 @@ FAR = 397
 
 @dataclass(frozen=True)
 class SeedSearch(Inversion):
-    """The seed search attack.
-
-    Attributes:
-        first: the first seed that is tried.
-        count: how many seeds are tried.
-        threads: how many threads try them.
-    """
-
     first: int = 0
     count: int = SEEDS
     threads: int = 2
@@ -144,10 +136,7 @@ class _Drawn:
         return bool(torch.corrcoef(pair)[0, 1] > SURE)
 
     def bare(self, grad: torch.Tensor, seed: int) -> torch.Tensor:
-        """Returns the gradient without the noise, with 0 where only rounding is left.
-
-        Most entries give the exact width.
-        """
+        """Returns the gradient without the noise (most entries give its exact width), 0 where only rounding is."""
         noise, whole = self.noise(grad.shape, seed), grad.double()
         width = float((whole[:, 0] / noise[:, 0]).median())
         rest = whole - width * noise
@@ -166,10 +155,7 @@ def _near(bits: int, middle: float, half: float) -> Test:
 
 
 def outputs(seeds: Words, places: Sequence[int]) -> Iterator[Words]:
-    """Yields the outputs (n,) of all seeds (n,) at ascending places below 227.
-
-    At these places the first twist uses no new word.
-    """
+    """Yields the outputs (n,) of all seeds at ascending places below 227, where the first twist uses no new word."""
     state, work = seeds.copy(), np.empty_like(seeds)
     near: dict[int, Words] = {0: seeds}
     expected = {at + step for at in places for step in (0, 1)}
@@ -189,13 +175,7 @@ def outputs(seeds: Words, places: Sequence[int]) -> Iterator[Words]:
 def search(
     tests: Sequence[tuple[int, Test]], first: int, count: int, stopped: Callable[[], bool], threads: int = 2
 ) -> Iterator[int]:
-    """Yields every seed whose outputs at these places pass their tests. The first test is a sieve.
-
-    Args:
-        tests: a place and a test of the output there.
-        first, count: the seeds that are tried.
-        stopped: asked between blocks; the search ends if it returns true.
-    """
+    """Yields every seed from `first` on whose outputs at these places pass their tests; the first is a sieve."""
     starts = range(first, min(first + count, SEEDS), SEEDS_AT_A_TIME)
     with ThreadPoolExecutor(threads) as pool:
         for at in range(0, len(starts), 4 * threads):

@@ -66,12 +66,7 @@ class Span:
         return result.reshape(vectors.shape[:-1])
 
     def _explained(self, inside: Tensor, sizes: Tensor, values: Tensor) -> Tensor:
-        """Returns (k,) how far from the span the errors move a row of it: |c| times these, relative to the row.
-
-        Args:
-            inside: (k, r) coordinates of the rows in the basis.
-            sizes: (k,) their squared lengths.
-        """
+        """Returns (k,) how far errors move rows of coordinates (k, r) from the span: |c| times these, per row."""
         off = self.error * (inside / values.float()).norm(dim=-1) / sizes.sqrt()
         return torch.hypot(off, torch.tensor(FORWARD)).double()
 
@@ -93,14 +88,11 @@ def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
 
 
 def sent_rows(rows: Tensor, noise: float = 0.0) -> Span:
-    """Returns the span of rows (m, d) that were sent, without the directions that errors hide.
+    """Returns the span of rows (m, d) that were sent, with `noise` on each number, without directions that errors hide.
 
     The errors are rounding to the rows' dtype, uniform in half a unit of the last place, and added noise. As a random
     matrix they have singular values of at most about s (sqrt(m) + sqrt(d)), s their standard deviation (Vershynin 2018,
     theorem 4.4.5).
-
-    Args:
-        noise: standard deviation of what was added to each number.
     """
     wide = rows.double()
     steps = SUMS if rows.dtype in (torch.float32, torch.float64) else 1.0
@@ -112,14 +104,11 @@ def sent_rows(rows: Tensor, noise: float = 0.0) -> Span:
 
 
 def numerical_rank(values: Tensor, eps: float) -> int:
-    """Returns how many singular values, largest first, are more than rounding.
+    """Returns how many singular values, largest first, of numbers of precision `eps`, are more than rounding.
 
     The rank is at the widest gap, as a ratio, among the values that may be rounding: those below ROUNDING * eps of the
     largest. If there are none, as with noise, the rank is full. Values far below eps count as eps / 16, so that an
     exact zero beside a rounded one is no gap.
-
-    Args:
-        eps: of the numbers from which they were computed.
     """
     relative = (values / values[0].clamp_min(1e-300)).clamp_min(eps / 16)
     beyond = (relative[1:] <= ROUNDING * eps).nonzero()[:, 0]

@@ -90,10 +90,7 @@ class SurvivingEntries(Inversion):
 
 
 def position_rows(batch: SharedBatch) -> Tensor | None:
-    """Returns (t, d) the gradient of learned positions up to its last nonzero row.
-
-    None: there are no learned positions.
-    """
+    """Returns (t, d) the gradient of learned positions up to its last nonzero row. None: there are none."""
     names = {id(one): name for name, one in batch.step.module.named_parameters()}
     words = batch.step.module.get_input_embeddings()
     for module in batch.step.module.modules():
@@ -106,13 +103,7 @@ def position_rows(batch: SharedBatch) -> Tensor | None:
 
 
 def matched(rows: Tensor, places: Tensor, tokens: Ids) -> Ids:
-    """Returns (t,) the token whose row agrees best with each position's row, on entries that both have.
-
-    Args:
-        rows: (k, d) the tokens' rows.
-        places: (t, d) the positions' rows.
-        tokens: (k,) ids.
-    """
+    """Returns (t,) the token whose row (k, d) agrees best with each position's (t, d), on entries of both."""
     from scipy.optimize import linear_sum_assignment
 
     both = (rows[None] != 0) & (places[:, None] != 0)
@@ -133,13 +124,7 @@ def _filled(tokens: Ids, order: Ids, length: int, rng: np.random.Generator) -> I
 
 
 class _OrderSearch:
-    """A search for the order of the tokens.
-
-    Attributes:
-        best: the nearest text so far.
-        away: its distance.
-        left: how many gradients may still be computed.
-    """
+    """A search for the order of the tokens: the nearest text so far, its distance, and how many gradients are left."""
 
     def __init__(self, batch: SharedBatch, tokens: Ids, evaluations: int, budget: Budget) -> None:
         self.batch, self.tokens, self.left, self.budget = batch, tokens, evaluations, budget

@@ -47,11 +47,9 @@ def mismatch(transcript: Transcript) -> str | None:
 
 @torch.inference_mode()
 def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-    """Returns the states from which the ids were generated.
+    """Returns (total, d) the states from which the ids were generated, and (total,) whether there is one.
 
-    Returns:
-        (total, d) a state for each generated id, and (total,) whether there is one: the first id of an answer to an
-            empty prompt has none.
+    The first id of an answer to an empty prompt has none.
     """
     runner = body(transcript.weights(tuned=True) or transcript.model)
     requested, answers = prompts(transcript), transcript.outputs
@@ -77,11 +75,7 @@ def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
 
 @dataclass(frozen=True)
 class ERA(Attack):
-    """The ERA attack. Its guess is about the generated ids, in the order of the outputs.
-
-    Attributes:
-        k: the number of ranks of the guess.
-    """
+    """The ERA attack. Its guess is about the generated ids, in the order of the outputs."""
 
     k: int = 10
 

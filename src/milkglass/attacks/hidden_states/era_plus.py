@@ -99,13 +99,7 @@ class ERAPlus(Solver):
 
 
 def weighed(states: torch.Tensor, head: torch.Tensor, member: Ids) -> Floats:
-    """Returns (m, w) the head's logits of a few options at each place.
-
-    Args:
-        states: (m, d).
-        head: (n, d).
-        member: (m, w) public ids.
-    """
+    """Returns (m, w) the logits of options (m, w) at each place, by states (m, d) and the head (n, d)."""
     parts = [
         torch.einsum("md,mwd->mw", block, head[ids].float()).numpy()
         for block, ids in zip(

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks.forward import body
+from milkglass.attacks.gradients.float_holes_rows import MIN_SHARE, Floats, Holes
 from milkglass.attacks.hidden_states.near_hidden import embedded, frame, hidden_of
-from milkglass.attacks.noise_holes import FEWEST, Floats, Holes
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.noise.grid import AddedNoise
@@ -35,7 +35,7 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
 COORDINATES_AT_A_TIME = 16  # coordinates looked at before tokens are dropped
-PIECE = 1 << 16  # factors at a time, which a processor's cache holds
+FACTORS_AT_A_TIME = 1 << 16  # which a processor's cache holds
 SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
 CLOSE = 3  # coordinates by which a token may be behind the best and is kept
 MAX_FACTORS, ROWS_TRIED = 9, 2  # factors that the first row does not separate, and rows that do
@@ -47,7 +47,6 @@ class FloatHoles(Attack):
     """The float holes attack.
 
     Attributes:
-        k: the number of ranks of the guess.
         patience: after so many texts without a fitting factor the attack ends, since this noise has no holes.
         always: guess by the best factor even if none fits, and never end early.
     """
@@ -72,7 +71,7 @@ class FloatHoles(Attack):
             return f"{family.name} is a decoder, and states are sent by encoders"
         if any(one.layer for one in transcript.all(Activations)):
             return "the states follow from whole texts, and no list of texts is tried"
-        if Holes(np.float32(required(knowledge.noise).width)).share < FEWEST:
+        if Holes(np.float32(required(knowledge.noise).width)).share < MIN_SHARE:
             return "noise of this width reaches every number"
         if not len(frame(knowledge.corpus)[0]):
             return "public texts do not all begin with the same token"
@@ -125,7 +124,7 @@ class _Reader:
             return np.float32(1)
         row = rows[0]
         numbers, typical = self._factors(len(rows))
-        pieces = np.array_split(numbers, -(-len(numbers) // PIECE))
+        pieces = np.array_split(numbers, -(-len(numbers) // FACTORS_AT_A_TIME))
         least, best = SLIPS + 1, numbers[:0]
         for piece in sorted(pieces, key=lambda one: abs(float(one[0]) - typical)):
             fitting, ruled = self._fitting(piece, row, SLIPS)

@@ -31,8 +31,6 @@ def vectors(seen: Activations) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class HiddenWords(LinearWords):
-    """The hidden-words attack."""
-
     name = "hidden-words"
     title = "Words in a text, from states"
     sees = frozenset({Activations})

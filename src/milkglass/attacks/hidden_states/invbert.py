@@ -41,7 +41,7 @@ from milkglass.threat.observations import Activations, Tokens, Transcript, Weigh
 
 PUBLIC, SENT = 0.7, 0.6  # of the budget: what is left at least when the public, the client's states are computed
 TRAINING = 0.8  # of what is left then
-TOKENS = 512  # read at a time
+TOKENS_AT_A_TIME = 512
 
 
 class InverterSettings(Protocol):
@@ -64,12 +64,9 @@ def train(
     rng: np.random.Generator,
     clip: float | None = None,
 ) -> None:
-    """Trains until the epochs are done or the budget is spent.
+    """Trains on states (total, d), one for each id of `corpus`, until the epochs are done or the budget is spent.
 
-    Args:
-        inverter: maps states to scores of public ids.
-        states: (total, d), one for each id of `corpus`.
-        clip: the greatest norm of a step's gradient. None: there is no limit.
+    `clip` is the greatest norm of a step's gradient. None: there is no limit.
     """
     optimiser = torch.optim.AdamW(inverter.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
     groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // settings.batch_size))]
@@ -125,8 +122,6 @@ class InvBert(Attack):
     Attributes:
         layer: after which the states are taken.
         depth: layers of the inversion model. None: all.
-        learning_rate, batch_size, epochs: of its training.
-        k: the number of ranks of the guess.
     """
 
     layer: int = 3
@@ -174,7 +169,7 @@ class InvBert(Attack):
         inverter = InvBertModel(required(knowledge.public_model), self.depth)
         train(inverter, states[known], corpus, self, budget.part(TRAINING, budget.progress), rng)
         part = np.flatnonzero(reached)
-        groups = (part[one] for one in within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS))
+        groups = (part[one] for one in within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS_AT_A_TIME))
         k = min(self.k, inverter.read.out_features)
         return Guess(running=inverted(inverter, seen, transcript.tokens, groups, k))
 

@@ -21,7 +21,7 @@ import torch
 
 from milkglass import papers
 from milkglass.attacks.forward import batches
-from milkglass.attacks.hidden_states.invbert import TOKENS, inverted, train
+from milkglass.attacks.hidden_states.invbert import TOKENS_AT_A_TIME, inverted, train
 from milkglass.attacks.hidden_states.near_hidden import hidden_of
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -32,7 +32,7 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
 OBSERVING, TRAINING = 0.2, 0.8  # of the budget: on the attacker's own states; of the rest, on training
-CHUNK = 256  # public texts that are observed at a time
+TEXTS_AT_A_TIME = 256  # that are observed
 
 
 class StateInverter(torch.nn.Module):
@@ -83,8 +83,6 @@ class InvertHidden(Attack):
     Attributes:
         depth: transformer layers of the inversion model, 0 for a linear one.
         copies: how often the public text is observed, each time with other draws.
-        learning_rate, batch_size, epochs: of the training.
-        k: the number of ranks of the guess.
     """
 
     depth: int = 1
@@ -129,7 +127,7 @@ class InvertHidden(Attack):
         texts: list[Ids] = []
         part = np.flatnonzero(corpus.lengths > 0)
         for copy in range(self.copies):
-            for numbers in np.array_split(rng.permutation(part), -(-len(part) // CHUNK)):
+            for numbers in np.array_split(rng.permutation(part), -(-len(part) // TEXTS_AT_A_TIME)):
                 if states and budget.left() <= 0:
                     break
                 selected = corpus.chosen(numbers)
@@ -140,5 +138,5 @@ class InvertHidden(Attack):
     def read(self, inverter: StateInverter, seen: Activations, budget: Budget) -> Ids:
         """Returns (rows, k) public ids, NO_BELIEF for texts that time does not reach."""
         shape = Sequences(np.zeros(len(seen.hidden), np.int64), seen.lengths)
-        groups = takewhile(lambda _: budget.left() > 0, batches(shape, TOKENS))
+        groups = takewhile(lambda _: budget.left() > 0, batches(shape, TOKENS_AT_A_TIME))
         return inverted(inverter, seen.hidden.float(), shape, groups, min(self.k, inverter.read.out_features))

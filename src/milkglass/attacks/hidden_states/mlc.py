@@ -51,7 +51,6 @@ class LinearWords(Attack):
     """A linear layer that names the words of a text from one vector, the base of MLC and hidden-words.
 
     Attributes:
-        learning_rate, epochs, batch_size: of the layer's training by Adam.
         threshold: the probability from which a word is named.
     """
 
@@ -106,8 +105,6 @@ class LinearWords(Attack):
 
 @dataclass(frozen=True)
 class MLC(LinearWords):
-    """The MLC attack."""
-
     name = "mlc"
     title = "Words in a text (multi-label)"
     cost = Cost(2, tokens=420)

@@ -54,12 +54,6 @@ def hidden_of(transcript: Transcript, width: int) -> str | None:
 
 @dataclass(frozen=True)
 class NearHidden(Attack):
-    """The near-hidden attack.
-
-    Attributes:
-        k: the number of ranks of the guess.
-    """
-
     k: int = 10
 
     name = "near-hidden"

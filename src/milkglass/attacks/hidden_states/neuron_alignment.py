@@ -50,12 +50,7 @@ MIN_VARIANCE_SHARE = 1e-6  # share of the largest variance below which a directi
 
 
 class NeuronReader:
-    """Runs a model up to one feed-forward layer, on each id as a text of its own.
-
-    Attributes:
-        network: the model's first layers.
-        matrix: the module whose outputs enter the nonlinearity.
-    """
+    """Runs a model up to one feed-forward layer, on each id as a text of its own."""
 
     def __init__(self, model: Model, layer: int) -> None:
         """Cuts the model after layer number `layer`, from 0."""
@@ -63,11 +58,7 @@ class NeuronReader:
         self.matrix = [one for name, one in self.network.named_modules() if name.endswith(end)][layer]
 
     def __call__(self, ids: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Returns (n, f) what enters the nonlinearity for each of `ids` (n,).
-
-        Args:
-            noise: (n, d) added to their embeddings during this call.
-        """
+        """Returns (n, f) what enters the nonlinearity for each of `ids`, with noise (n, d) on their embeddings."""
         rows: list[Tensor] = []
         hook = self.matrix.register_forward_hook(lambda _, inputs, output: rows.append(output[:, 0].float()))
         table = self.network.get_input_embeddings().weight
@@ -112,12 +103,9 @@ def levels(neurons: Tensor) -> Tensor:
 
 
 def whitening(clean: Tensor, noisy: Tensor) -> Tensor:
-    """Returns (f, r) a projection after which the noise has variance 1 in each direction.
+    """Returns (f, r) a projection after which the noise has variance 1, by (n, f) of the same tokens.
 
     Without noise it returns the r directions in which neurons vary at all, unscaled.
-
-    Args:
-        clean, noisy: (n, f) of the same tokens.
     """
     shrunk = (clean * noisy).sum() / clean.square().sum()  # a norm divides by the noise as well
     noise = noisy - shrunk * clean
@@ -136,7 +124,6 @@ class NeuronAlignment(NearestRows):
         noise: sizes that are tried, in standard deviations of the public table.
         rounds: the most repetitions of step 3.
         sample: the number of ids over which correlations are taken.
-        k: the number of ranks of the guess.
     """
 
     layer: int = 0

@@ -1,12 +1,12 @@
 """Span membership: finds the public embeddings that lie in the span of rows that were mixed by a secret matrix.
 
 U = A [H; S] hides which row is whose. But for any A it has the span of H and the shields S (GELO,
-hidden_states/mixing/gelo.py). Whether a public vector lies in that span can be tested without secrets:
+hidden_states/gelo.py). Whether a public vector lies in that span can be tested without secrets:
 
     v in span(U)  <=>  |v - v R R^T| explained by rounding,     R an orthonormal basis of U's rows
 
 1. Every token of the vocabulary is put through the public embeddings and norm, at every place if places enter as
-   vectors, and compared with the span of one text (`spans.sent_rows`, and DAGER's `layers.tokens`).
+   vectors, and compared with the span of one text (`spans.sent_rows`, and DAGER's `dager_layers.tokens`).
 2. If positions are added (BERT, GPT-2), each place has its own tokens, and the text is read in order. Rotary positions
    enter later: then only the *set* of tokens is read. Fewer directions than rows show that some are repeated.
 3. If the next layer's rows are mixed and seen as well, a decoder's text is put in order: a prefix is in the second
@@ -26,8 +26,14 @@ import numpy as np
 import torch
 
 from milkglass.attacks.forward import body
-from milkglass.attacks.gradients.dager import prefixes
-from milkglass.attacks.gradients.dager.layers import Entrance, SpanTokens, depends_on_position, tokens
+from milkglass.attacks.gradients.dager_layers import (
+    Entrance,
+    SpanTokens,
+    chosen_texts,
+    depends_on_position,
+    grown_texts,
+    tokens,
+)
 from milkglass.attacks.gradients.spans import EDGE, Span, sent_rows
 from milkglass.models.view import Model
 from milkglass.papers import ours
@@ -111,7 +117,6 @@ class SpanReader:
     """Compares the public model's tokens with the rows of one batch after the other.
 
     Attributes:
-        size: of the vocabulary.
         placed: whether what enters the first layer depends on the place.
         decoder: whether a state depends only on the tokens before it.
     """
@@ -149,17 +154,14 @@ class SpanReader:
         return result
 
     def in_order(self, rows: torch.Tensor, above: torch.Tensor, length: int, budget: Budget) -> Ids:
-        """Returns (length, 1) a decoder's text, from the rows of its first and its second layer.
-
-        It is NO_BELIEF if no text of the first layer's tokens is in the second span.
-        """
+        """Returns (length, 1) a decoder's text by its rows of layers 1 and 2, NO_BELIEF if none fits the second."""
         result, span = np.full((length, 1), NO_BELIEF, np.int64), self._span(above)
         found = self.spanned(rows, length)
         if span is None or not found.at(0):
             return result
         high, attack = Entrance(self.step, 1), self.attack
-        grown = prefixes.grown(high, [span], found, length, attack.tolerance, attack.most, budget)
-        whole = prefixes.chosen(high, grown, 1, [length])
+        texts = grown_texts(high, [span], found, length, attack.tolerance, attack.most, budget)
+        whole = chosen_texts(high, texts, 1, [length])
         if whole and len(whole[0]) == length:
             result[:, 0] = whole[0]
         return result

@@ -36,7 +36,6 @@ class ShadowDecoding(Attack):
         candidates: how many originals are weighed at each place, the likeliest by frequency.
         mix: the weight of neighbours beside frequency.
         rehearsals: how often the public text is rehearsed.
-        k: the number of ranks of the guess.
     """
 
     prior: float = 5.0
@@ -64,10 +63,9 @@ class ShadowDecoding(Attack):
         return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))
 
     def channel(self, known: Candidates, corpus: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> Channel:
-        """Returns p(s | t) for every shadow, and the share of each t.
+        """Returns p(s | t) for every shadow, by rehearsals of the corpus, and the share of each t.
 
-        Args:
-            sent: rehearsals of the corpus, and where each token was sent. An id that is no shadow stands for itself.
+        An id that is no shadow stands for itself.
         """
         share = corpus.counts(size) / len(corpus.ids)
         keys, counts = became(corpus, sent, size)

@@ -32,7 +32,7 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
 SHARE = 0.7  # of the budget for training
-TOKENS = 1024  # shadows in a batch
+BATCH_TOKENS = 1024  # shadows
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ class ShadowGeneration(Attack):
 
     Attributes:
         base: the folder of a causal model. None: a new one of `width` and `layers`.
-        epochs, rate: over the corpus, of AdamW.
         restricted: whether only candidates are written; if none are known, anything is.
     """
 
@@ -75,7 +74,7 @@ class ShadowGeneration(Attack):
         allowed = self._allowed(knowledge)
         tokens = transcript.tokens
         guess = np.full((len(tokens.ids), 1), NO_BELIEF, np.int64)
-        for numbers in batches(tokens, TOKENS):
+        for numbers in batches(tokens, BATCH_TOKENS):
             if budget.left() <= 0:
                 break
             shadows = stacked(tokens, numbers)
@@ -108,7 +107,7 @@ class ShadowGeneration(Attack):
     ) -> None:
         corpus = required(knowledge.corpus)
         until, optimiser = (1 - SHARE) * budget.left(), torch.optim.AdamW(model.parameters(), lr=self.rate, fused=True)
-        groups = list(batches(corpus, TOKENS))
+        groups = list(batches(corpus, BATCH_TOKENS))
         model.train()
         for epoch in range(self.epochs):
             for done, at in enumerate(rng.permutation(len(groups)).tolist()):

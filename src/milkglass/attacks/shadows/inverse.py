@@ -41,15 +41,8 @@ Floats = NDArray[np.float64]
 def inverse(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
     """Returns for each id that is a shadow all tokens whose shadow it is, ascending.
 
-    Args:
-        ids: (total,) the shadows of token 0, of token 1, and so on.
-        starts: (n + 1,) where each token's shadows begin.
-
-    Returns:
-        Candidates, with likelihood log 1 / |S_t| of each original t, as if its shadows were drawn equally often.
-
-    Raises:
-        UsageError: `starts` does not divide `ids`.
+    `ids` (total,) are the shadows of token 0, of token 1, and so on; each token's begin at `starts` (n + 1,). The
+    likelihood is log 1 / |S_t| of each original t, as if its shadows were drawn equally often.
     """
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(ids) or (np.diff(starts) < 0).any():
         raise UsageError(f"{len(starts)} starts do not divide {len(ids)} shadows", "give n + 1, from 0 to their number")

@@ -58,11 +58,7 @@ def became(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int) ->
 
 
 def learnt(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int, candidates: int) -> Channel:
-    """Returns the channel that these rehearsals show.
-
-    Args:
-        sent: rehearsals of `original`, each with the place at which every original token was sent.
-    """
+    """Returns the channel that rehearsals of `original` show, each with the place at which every token was sent."""
     share = original.counts(size) / max(1, len(original.ids))
     pairs, counts = became(original, sent, size)
     seen_ids, behind = pairs // size, pairs % size
@@ -81,13 +77,7 @@ def learnt(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int, ca
 
 
 class Neighbours:
-    """The probabilities p(x | w) of the public text.
-
-    Attributes:
-        keys: the sorted pairs w * n + x.
-        count: how often each pair occurs.
-        times: (n,) how often each w occurs.
-    """
+    """The probabilities p(x | w) of the public text, from its sorted pairs w * n + x."""
 
     def __init__(self, texts: Sequences, size: int, share: Floats, mix: float) -> None:
         pairs, self.share, self.mix = Bigrams(texts, size), share, mix
@@ -149,10 +139,7 @@ class ChannelAttack(Attack):
     """The channel attack.
 
     Attributes:
-        rehearsals: how often the public text is sanitized.
-        candidates: how many tokens are weighed at each place.
         mix: the weight of neighbours beside frequency, fixed before any result was graded.
-        k: the number of ranks of the guess.
     """
 
     rehearsals: int = 3

@@ -29,8 +29,6 @@ from milkglass.threat.observations import Outputs, Tokens, Transcript
 
 @dataclass(frozen=True)
 class ChosenAnswers(Attack):
-    """The chosen answers attack. It has no parameters."""
-
     name = "chosen-answers"
     title = "Chosen answers"
     paper = ours("A server that writes its answers reads how their text is sent in the next prompt")
@@ -64,13 +62,9 @@ def _goes_on(row: Ids, prompt: Ids) -> bool:
 
 
 def _name(named: Ids, after: Ids, written: Ids, text: Ids) -> None:
-    """Names the ids of an answer that came back in other ids than it was written in.
+    """Writes into `named` the ids of an answer that came back in other ids than it was written in.
 
-    Args:
-        named: (n',) the names so far, changed in place.
-        after: (t,) what follows the answer's prompt in the next prompt.
-        written: the answer's scrambled ids.
-        text: the public ids of the same text.
+    `after` (t,) follows the answer's prompt in the next prompt; `written` and `text` are its scrambled and public ids.
     """
     if np.array_equal(after[: len(written)], written) or len(after) < len(text):
         return

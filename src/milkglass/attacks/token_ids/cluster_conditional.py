@@ -27,12 +27,6 @@ from milkglass.threat.observations import Transcript, Weights
 
 @dataclass(frozen=True)
 class ClusterConditional(Attack):
-    """The cluster-conditional guess.
-
-    Attributes:
-        k: how many members are listed.
-    """
-
     k: int = 10
 
     name = "cluster-conditional"

@@ -56,9 +56,7 @@ class LanguageModel(Solver):
 
     Attributes:
         reader: a causal model, embedded or in a folder.
-        rounds: of reading.
         contexts: places of one id that are read in a round.
-        patience, doubt: K and rho of the module.
         certain: ids whose likeliest candidate has a higher probability are left alone.
         first: the decipherment that comes before.
     """

@@ -64,7 +64,6 @@ class SDA(Attack):
     Attributes:
         candidates: K_A.
         beam: sentences kept at each step.
-        learning_rate, batch_size, epochs: of the scoring model's training.
         training: share of the budget for the scoring model.
         steps: the most batches on which it is trained. None: all of its epochs.
         prior: weight of the cosines.
@@ -117,11 +116,7 @@ class SDA(Attack):
         return Guess(running=reading[:, None])
 
     def options(self, transcript: Transcript, table: torch.Tensor, fixed: Ids) -> tuple[Ids, NDArray[np.float64]]:
-        """Returns (n, K_A) the candidates of each sent id, nearest first, and their log-probabilities by cosine.
-
-        Args:
-            fixed: (p, 2) scrambled and public ids that are known.
-        """
+        """Returns (n, K_A) candidates of each sent id, nearest first, and their log-probabilities."""
         used = np.unique(transcript.tokens.ids)
         rows = transcript.table[torch.from_numpy(used)]
         result = nearest(rows, table, self.candidates)
@@ -134,11 +129,7 @@ class SDA(Attack):
         return likely, prior
 
     def train(self, public: Model, corpus: Sequences, fixed: Ids, budget: Budget, rng: np.random.Generator) -> Scorer:
-        """Trains on real sentences against sentences of neighbours, until the epochs, the steps or the budget end.
-
-        Args:
-            fixed: public ids that nothing replaces.
-        """
+        """Trains on real sentences against those of neighbours until epochs, steps or budget end; `fixed` stay."""
         scorer = Scorer(public, rng)
         table = public.table
         words = np.unique(corpus.ids)
@@ -168,11 +159,7 @@ class SDA(Attack):
 
     @torch.inference_mode()
     def search(self, scorer: Scorer, likely: Ids, prior: NDArray[np.float64]) -> Ids:
-        """Returns (t,) the best reading of one sentence.
-
-        Args:
-            likely, prior: (t, K_A) the candidates and their log-probabilities.
-        """
+        """Returns (t,) the best reading of one sentence, by the candidates (t, K_A) and their log-probabilities."""
         beams, so_far = np.empty((1, 0), np.int64), np.zeros(1)
         for options, weights in zip(likely, prior, strict=True):
             if (options == options[0]).all():  # known by its place

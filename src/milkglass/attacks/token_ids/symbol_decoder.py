@@ -10,7 +10,7 @@ symbols, which needs no secret, and trains the public model to turn them back:
     output    log P(t | symbols) = log softmax over the members t of the place's symbol of  <A h, E_t> + b_t
 
 h is the place's last hidden state and E the public table. b starts as the logarithm of the counts, and A, (d, d), as a
-multiple of the identity. symbol_reader.py implements it, and the variant for ids that are exchanged at random. A hidden
+multiple of the identity. `SymbolReader` implements it, and the variant for ids that are exchanged at random. A hidden
 Markov chain over the members (text_in_context.py) reads the same texts. The log-probabilities of both are added, with
 weights that are chosen on held-out public text:
 
@@ -33,18 +33,20 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.attacks.forward import batches, places, stacked
+from milkglass.attacks.forward import batches, body, places, stacked
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, unreadable
 from milkglass.attacks.token_ids.symbol_language import HELD_OUT, LanguageReader, Listed
-from milkglass.attacks.token_ids.symbol_reader import SymbolReader, Symbols
 from milkglass.attacks.token_ids.text_in_context import Chain
+from milkglass.models.view import Model
+from milkglass.noise.responses import RandomisedResponse
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
+START_SCALE = 0.3  # of A at the start: embeddings' products are larger than logits of members are
 WEIGHTS = np.array([(v, w) for v in np.linspace(0, 2, 11) for w in np.linspace(0, 1, 6)])  # v, w above
 TRAINING = 0.8  # of the budget
 BEFORE_READING, CHOOSING = 0.5, 0.5  # where a language model reads after the training: of the budget, of what is left
@@ -53,26 +55,138 @@ MIN_SHARE = 1e-6  # of what is left of the shares, when all members are listed
 TOKENS_AT_A_TIME = 512  # tokens read at a time
 
 
-@dataclass(frozen=True)
-class Beliefs:
-    """The members' probabilities at each place by the transformer and the chain.
+class Symbols:
+    """The tokens that each symbol can stand for.
 
     Attributes:
-        reader: the transformer.
-        chain: the hidden Markov chain.
-        members: the public tokens of each symbol.
+        of_id: (n',) the symbol of each scrambled id.
+        of_token: (n,) the symbol of each public token.
+        own: the public tokens of each symbol. The last symbol is for ids and tokens in no group.
+        exchanged: the symbols that randomised response exchanges for each other, ascending.
+        order: (n,) the tokens, those of one symbol adjacent, those of exchanged symbols first.
+        members: the tokens that a place with each symbol can hold: `own`, or those of all `exchanged` symbols.
     """
+
+    def __init__(
+        self, candidates: Candidates, ids: int, tokens: int, responses: RandomisedResponse | None = None
+    ) -> None:
+        """Numbers the symbols of n' = `ids` and n = `tokens`. With `responses` each group has one row."""
+        rest = len(candidates.groups)
+        self.of_id, self.of_token = np.full(ids, rest, np.int64), np.full(tokens, rest, np.int64)
+        for number, group in enumerate(candidates.groups):
+            self.of_id[group.rows], self.of_token[group.members] = number, number
+        self.own = (*(one.members for one in candidates.groups), np.flatnonzero(self.of_token == rest))
+        self.responses = responses
+        self.exchanged = np.unique(self.of_id[responses.values]) if responses else np.empty(0, np.int64)
+        others = np.setdiff1d(np.arange(len(self.own)), self.exchanged)
+        self.order = np.concatenate([self.own[i] for i in (*self.exchanged, *others)])
+        shared = self.order[: sum(len(self.own[i]) for i in self.exchanged)]
+        self.members = tuple(shared if i in {*self.exchanged} else one for i, one in enumerate(self.own))
+
+    @property
+    def advantage(self) -> float:
+        """Returns log P(s | t) for a member t of s, less that for another token."""
+        return self.responses.advantage if self.responses else 0.0
+
+    def spans(self, each: tuple[Ids, ...]) -> list[slice]:
+        """Returns the slices of `order` that hold each symbol's tokens, for `own` or `members`."""
+        position = np.empty(len(self.of_token), np.int64)
+        position[self.order] = np.arange(len(self.order))
+        starts = [int(position[one[0]]) if len(one) else 0 for one in each]
+        return [slice(start, start + len(one)) for start, one in zip(starts, each, strict=True)]
+
+    def sent(self, tokens: Ids, rng: np.random.Generator) -> Ids:
+        """Returns the symbols of public tokens as they would be sent, exchanged by the attacker's own draws."""
+        result = self.of_token[tokens]
+        m = len(self.exchanged)
+        if self.responses is None or m < 2:
+            return result
+        which = np.isin(result, self.exchanged) & (rng.random(result.shape) >= self.responses.kept)
+        place = np.searchsorted(self.exchanged, result[which])
+        result[which] = self.exchanged[(place + rng.integers(1, m, len(place))) % m]
+        return result
+
+    def chain(self, corpus: Sequences) -> Chain:
+        """Returns a hidden Markov chain over symbols in place of ids."""
+        groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.own) if len(one))
+        alike = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
+        if self.responses is not None:
+            alike = alike.exchanged(RandomisedResponse(self.exchanged, self.responses.epsilon))
+        return Chain(alike, corpus, len(self.own), len(self.of_token), self.responses is not None)
+
+
+class SymbolReader(torch.nn.Module):
+    """Maps texts of symbols to log-probabilities of the members at each place.
+
+        log P(t | symbols)  =  log softmax over the tokens t of  <A h, E_t> + b_t + log P(s | t)
+
+    s is the place's symbol. If ids are sent unchanged, P(s | t) is 1 for its members and 0 for others, which are not
+    scored. If ids are exchanged by randomised response, the members of all such ids are scored, and those of s itself
+    are more likely by the mechanism's advantage.
+
+    Attributes:
+        several: (s,) whether a symbol has more than one member.
+        start: (s,) where its members begin in `Symbols.order`.
+        position: (n,) each token's place in that order.
+        table: (n, d) the public rows in that order.
+        bias: (n,) in that order.
+    """
+
+    def __init__(self, public: Model, symbols: Symbols, counts: NDArray[np.float64]) -> None:
+        super().__init__()
+        self.spans, self.own = symbols.spans(symbols.members), symbols.spans(symbols.own)
+        self.advantage, self.exchanged = symbols.advantage, frozenset(symbols.exchanged.tolist())
+        self.several = torch.tensor([len(one) > 1 for one in symbols.members])
+        self.start = torch.tensor([one.start for one in self.spans])
+        order, sizes = symbols.order, [len(one) for one in symbols.own]
+        self.position = torch.from_numpy(np.argsort(order, kind="stable").astype(np.int64))
+        table, weight = public.table, torch.from_numpy(counts).float()[:, None]
+        member = torch.from_numpy(symbols.of_token)
+        total = torch.zeros(len(sizes), 1).index_add_(0, member, weight).clamp(min=1e-9)
+        rows = torch.zeros(len(sizes), table.shape[1]).index_add_(0, member, table * weight) / total
+        self.rows = torch.nn.Embedding.from_pretrained(rows, freeze=False)
+        self.body = body(public)
+        self.turn = torch.nn.Linear(table.shape[1], table.shape[1])
+        self.table = table[torch.from_numpy(order)]
+        self.bias = torch.nn.Parameter(torch.from_numpy(counts[order]).log().float())
+        with torch.no_grad():
+            self.turn.weight.copy_(START_SCALE * torch.eye(table.shape[1]))
+            self.turn.bias.zero_()
+
+    def forward(self, symbols: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yields for each symbol with several members its places (p,) among all b * t, and (p, m) log-probabilities."""
+        flat = symbols.flatten()
+        at = torch.nonzero(self.several[flat])[:, 0]
+        at = at[flat[at].argsort(stable=True)]
+        present, counts = torch.unique_consecutive(flat[at], return_counts=True)
+        states = self.turn(self.body(inputs_embeds=self.rows(symbols)).last_hidden_state.flatten(0, 1)[at])
+        parts = zip(present.tolist(), at.split(counts.tolist()), states.split(counts.tolist()), strict=True)
+        for symbol, there, part in parts:
+            which = self.spans[symbol]
+            bias = self.bias[which]
+            if symbol in self.exchanged:
+                own = torch.zeros(len(self.bias))
+                own[self.own[symbol]] = self.advantage
+                bias = bias + own[which]
+            yield there, torch.log_softmax(part @ self.table[which].T + bias, dim=1)
+
+    def surprise(self, symbols: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
+        """Returns the mean -log P of the true tokens, both (b, t). None: no place has several members."""
+        place = self.position[tokens.flatten()] - self.start[symbols.flatten()]
+        parts = [scores.gather(1, place[there][:, None])[:, 0] for there, scores in self(symbols)]
+        return -torch.cat(parts).mean() if parts else None
+
+
+@dataclass(frozen=True)
+class Beliefs:
+    """The probabilities of each symbol's members at each place, by the transformer and the chain."""
 
     reader: SymbolReader
     chain: Chain
     members: tuple[Ids, ...]
 
     def read(self, texts: Sequences) -> Iterator[tuple[int, Ids, NDArray[np.float64], NDArray[np.float64]]]:
-        """Yields each place whose symbol has members, with its beliefs.
-
-        Yields:
-            The place, the members (m,), and (m,) log P of each by the transformer and by the chain.
-        """
+        """Yields each place whose symbol has members: the place, the members (m,), and (m,) log P of each by both."""
         for numbers in batches(texts, TOKENS_AT_A_TIME):
             inputs = stacked(texts, numbers)
             with torch.inference_mode():
@@ -91,12 +205,9 @@ class Beliefs:
                     yield place, members, np.zeros(1), np.zeros(1)
 
     def best_weights(self, texts: Sequences, tokens: Ids, counted: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Returns the row of WEIGHTS under which the true tokens of public texts are least surprising.
+        """Returns the row of WEIGHTS under which the true tokens (total,) of texts of symbols are least surprising.
 
-        Args:
-            texts: the texts in symbols.
-            tokens: (total,) the true tokens.
-            counted: (n,) which public tokens count.
+        `counted` (n,) says which public tokens count.
         """
         surprise = np.zeros(len(WEIGHTS))
         for place, members, network, chain in self.read(texts):
@@ -108,11 +219,9 @@ class Beliefs:
         return np.asarray(WEIGHTS[surprise.argmin()])
 
     def listed(self, texts: Sequences, weights: NDArray[np.float64], k: int, share: NDArray[np.float64]) -> Listed:
-        """Returns the k likeliest members of each place of texts of symbols.
+        """Returns the k likeliest members of each place of texts of symbols, with weights v, w.
 
-        Args:
-            weights: v, w.
-            share: (n,) by which the probability of the other members is divided among them.
+        The probability of the other members is divided among them by `share` (n,).
         """
         result = np.full((len(texts.ids), k), NO_BELIEF, np.int64)
         chances = np.zeros((len(texts.ids), k + 1))
@@ -131,10 +240,8 @@ class SymbolDecoder(Attack):
     """The symbol decoder attack.
 
     Attributes:
-        learning_rate, batch_tokens: of the training.
         epochs: over the public text; fewer if the budget ends.
         held_out: the share of the public text on which the weights are chosen.
-        k: how many members are listed.
         reader: a causal model, embedded or in a folder, that weighs the members if the public model is an encoder; a
             causal public model weighs them itself. None: none does.
         width: how many readings of a text the beam search keeps.

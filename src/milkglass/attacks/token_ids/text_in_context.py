@@ -35,12 +35,6 @@ from milkglass.threat.observations import Tokens, Transcript
 
 @dataclass(frozen=True)
 class TextInContext(Attack):
-    """The text in context attack.
-
-    Attributes:
-        k: how many members are listed.
-    """
-
     k: int = 10
 
     name = "text-in-context"
@@ -95,10 +89,7 @@ class Chain:
     ) -> None:
         """Builds the chain of these groups, with transitions of the public text.
 
-        Args:
-            ids: n'.
-            tokens: n.
-            exchanged: whether the candidates' likelihood is log P(id | member) where the id occurs.
+        With `exchanged` the candidates' likelihood is log P(id | member) where the id occurs.
         """
         self.candidates, self.group = candidates, np.full(ids, -1, np.int64)
         for number, one in enumerate(candidates.groups):
@@ -147,11 +138,7 @@ class Chain:
         return result / (self.total[a] + kinds)
 
     def read(self, text: Ids, neighbours: bool) -> list[NDArray[np.float64]]:
-        """Returns (m,) the belief in each member, for each place.
-
-        Args:
-            neighbours: whether neighbours count.
-        """
+        """Returns (m,) the belief in each member, for each place; with `neighbours` they count."""
         own = [self.share[self.members(one)] * self.emission(one) for one in text.tolist()]
         if not neighbours or len(text) < 2:
             return own

@@ -45,7 +45,6 @@ class TFA(Attack):
     Attributes:
         k: how many ranks are guessed: the id's own, then those nearest to it, the more frequent ones first.
         places: whether tokens that are known by their place are taken out first.
-        match: see the module.
     """
 
     k: int = 10
@@ -106,11 +105,9 @@ def by_rank(counts: Ids) -> Ids:
 
 
 def by_nearest(here: Ids, there: Ids, sent: Ids, k: int, total: int | None = None) -> Ids:
-    """Returns (s, k) for each id of `sent` the public ids of the nearest relative frequency; ties by id.
+    """Returns (s, k) for each id of `sent` the public ids of the nearest relative frequency (counts); ties by id.
 
-    Args:
-        here, there: counts by scrambled and by public id.
-        total: of all that was sent, if `here` is not counts but what one alias stands for. None: the sum of `here`.
+    `total` is of all that was sent, if `here` is not counts but what one alias stands for. None: the sum of `here`.
     """
     public = np.flatnonzero(there)
     counts, which = np.unique(here[sent], return_inverse=True)

@@ -86,7 +86,7 @@ def audit(
     from milkglass.audit.updates.scenes import AuditedSite
     from milkglass.gradient_defences.catalogue import gradient_defence_named
     from milkglass.models.resolve import resolve
-    from milkglass.sanitizers.tables.vocabulary import opened
+    from milkglass.sanitizers.table import opened
 
     require_names(names, ghost=True)
     defence, source, folder = gradient_defence_named(shield), _source(other), resolve(model)

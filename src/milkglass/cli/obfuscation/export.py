@@ -36,11 +36,11 @@ def export(
         raise UsageError(f"{folder} is a delta", "make the whole folder: `milkglass obfuscate` without --delta")
     with bars(as_json) as stage:
         if engine == "llamacpp":
-            from milkglass.engines.export.gguf_file import write_gguf
+            from milkglass.engines.gguf_file import write_gguf
 
             write_gguf(folder, out, stage)
         else:
-            from milkglass.engines.export.opaque_tokenizer import with_tokenizer
+            from milkglass.engines.opaque_tokenizer import with_tokenizer
 
             with_tokenizer(folder, out)
     emit(as_json, {"out": str(out), "for": engine}, f"wrote {out} for {engine}; {AS_IT_IS}")

@@ -30,7 +30,7 @@ def train_config(
     as_json: AsJson = False,
 ) -> None:
     """Write a configuration for a trainer that runs wherever the provider runs it. It names no text and no key."""
-    from milkglass.engines.export.trainers import RUN, TrainerSettings, as_yaml, configuration
+    from milkglass.engines.trainers import RUN, TrainerSettings, as_yaml, configuration
 
     settings = TrainerSettings(model, rows, result, epochs, batch_size, learning_rate, max_length, cpu)
     refuse_unused("by axolotl, which has no such setting", {"--cpu": cpu} if trainer == "axolotl" else {})

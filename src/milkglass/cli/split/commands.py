@@ -187,8 +187,8 @@ def serve(
         "--rows-per-hour": rows_per_hour, "--burst": burst,
     }  # fmt: skip
     refuse_unused("for a server's half, which has no table", given)
-    from milkglass.split.app import opened
-    from milkglass.split.app import serve as run
+    from milkglass.split.server import opened
+    from milkglass.split.server import serve as run
 
     half = opened(Path(model))
     note(f"the token is in {token_file or home.resolve() / 'token'}")

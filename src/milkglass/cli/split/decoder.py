@@ -89,7 +89,7 @@ def build(
 
     if corpus is not None:
         enclave_folder.texts_of(corpus)  # refused before there is a folder
-    from milkglass.enclave.attestation.attest import ATTESTED, NOT_ATTESTED
+    from milkglass.enclave.attestation import ATTESTED, NOT_ATTESTED
 
     server = _server(url, ServerOptions(url, token_file, certificate, allow_http))
     info = server.info()

@@ -21,14 +21,12 @@ from milkglass.client.obfuscate.plus import OneHeld, ReadOnce, TransformedRows
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import Architecture
-from milkglass.models.families.layers import LayerLayout
-from milkglass.models.families.residual import Residual
+from milkglass.models.families.layers import LayerLayout, Residual
 from milkglass.models.safetensors_file import RowBlocks
 from milkglass.noise.root import NoiseStream
 from milkglass.noise.stream import Stream
-from milkglass.schemes.covariant.covariant import Covariant
-from milkglass.schemes.covariant.layer_keys import LayerKeys, LayerShape
-from milkglass.schemes.covariant.stream_keys import StreamKeys
+from milkglass.schemes.covariant import Covariant
+from milkglass.schemes.covariant_keys import LayerKeys, LayerShape, StreamKeys
 from milkglass.schemes.scheme import Scheme
 
 NOISE_ROWS = 512  # rows of one block of noise; another number gives other noise

@@ -17,7 +17,7 @@ import torch
 from milkglass.client.key.key import Key, permutation
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import Architecture
-from milkglass.models.families.residual import Residual
+from milkglass.models.families.layers import Residual
 from milkglass.models.safetensors_file import RowBlocks
 from milkglass.noise.stream import subkey
 from milkglass.progress import Stage, no_stage

@@ -20,7 +20,7 @@ from milkglass.models.tokenizer import load_tokenizer
 from milkglass.schemes.scheme import Scheme
 
 SPARE = 16 << 20  # bytes that are left free for configs and the key
-HEAD = 256 << 20  # the most bytes of a task's head and configs
+MAX_HEAD_BYTES = 256 << 20  # the most bytes of a task's head and configs
 
 
 def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
@@ -102,7 +102,7 @@ def written(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
 
 def largest(base: Checkpoint, scheme: Scheme) -> int:
     """Returns a limit on the bytes of the fine-tuned model, which may store 16-bit weights in 32 bits."""
-    return 2 * written(base, scheme, delta=False) + HEAD
+    return 2 * written(base, scheme, delta=False) + MAX_HEAD_BYTES
 
 
 def _require_tokenizer(folder: Path, size: int) -> None:

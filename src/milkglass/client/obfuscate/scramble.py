@@ -181,8 +181,8 @@ def replacements(
         replaced, shapes = transformed(wider, architecture, residual, key, rows, head)
         return Replacement(reshaped(wider, shapes), replaced, mixture)
     turn = turn or turn_of(plus, key, rows[architecture.table], len(inverse), residual.width, stage)
-    created = turned(wider, residual, turn, rows, head)
-    return Replacement(resized(wider, rows, len(inverse)), created, mixture, turn.condition)
+    replaced = turned(wider, residual, turn, rows, head)
+    return Replacement(resized(wider, rows, len(inverse)), replaced, mixture, turn.condition)
 
 
 def scramble(

@@ -22,7 +22,7 @@ from milkglass.progress import Progress, Stage, no_stage
 from milkglass.schemes.symbols.finder import Floats, Vectors
 
 BATCH = 512  # tokens at a time
-BLOCK = 8 * BATCH  # tokens of a file in the cache; a smaller vocabulary is fast, and not kept
+FILE_TOKENS = 8 * BATCH  # tokens of a file in the cache; a smaller vocabulary is fast, and not kept
 
 
 def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> Floats:
@@ -41,15 +41,15 @@ def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> F
         with torch.inference_mode():
             return _encoded(loaded[0], ids, before, after, progress)
 
-    if size < BLOCK:
+    if size < FILE_TOKENS:
         return encoded(torch.arange(size))
     digest = digest_of(["milkglass-token-vectors/1", base.digest(), base.config, size, before, after])
-    blocks = torch.arange(size).split(BLOCK)
+    blocks = torch.arange(size).split(FILE_TOKENS)
     result = np.empty((0, 0), np.float32)
     for number, ids in enumerate(blocks):
         some = _kept(f"{digest}-{number}", ids, encoded, progress)
         result = result if number else np.empty((size, some.shape[1]), np.float32)
-        result[number * BLOCK : number * BLOCK + len(ids)] = some
+        result[number * FILE_TOKENS : number * FILE_TOKENS + len(ids)] = some
     return result
 
 

@@ -36,21 +36,21 @@ def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_stage) ->
     Anything unexpected is a failure: it could be something that must not leave.
     """
     delta = (out / DELTA_CONFIG).is_file()
-    created = read_header(out / DELTA_WEIGHTS) if delta else Checkpoint.open(out).tensors
+    written = read_header(out / DELTA_WEIGHTS) if delta else Checkpoint.open(out).tensors
     result = replacements(base, of(base), key, progress)
     expected = scrambled_configs(base, key)  # from the sizes that the base has, not from those of the replacement
     base, replaced = result.base, result.rows
     kept = set() if delta else set(base.tensors) - set(replaced)
     total = sum(base.tensors[name].bytes for name in (*replaced, *kept))
     advance = progress("compare", total)
-    wrong = [n for n in replaced if n not in created or not _equal(base.tensors[n], created[n], replaced[n], advance)]
-    changed = [n for n in sorted(kept & set(created)) if not _same_bytes(base.tensors[n], created[n], advance)]
-    noted = sorted(file.name for file in {ref.file for ref in created.values()} if has_notes(file))
-    odd = sorted(set(created) ^ (set(replaced) | kept))
+    wrong = [n for n in replaced if n not in written or not _equal(base.tensors[n], written[n], replaced[n], advance)]
+    changed = [n for n in sorted(kept & set(written)) if not _same_bytes(base.tensors[n], written[n], advance)]
+    noted = sorted(file.name for file in {ref.file for ref in written.values()} if has_notes(file))
+    odd = sorted(set(written) ^ (set(replaced) | kept))
     checks = [
         _check("tables", wrong, f"{len(replaced)} as the key says"),
         _check("other weights", changed, f"{len(kept)} untouched"),
-        _check("tensors", odd, f"{len(created)}, none missing, none more"),
+        _check("tensors", odd, f"{len(written)}, none missing, none more"),
         _check(
             "configs",
             _wrong_configs(out, expected, None if delta else index_of(base)),

@@ -92,14 +92,14 @@ def tickets(test: bool, rng: random.Random) -> Iterator[dict[str, str]]:
     seen: set[str] = set()
     for label, group in situations().items():
         for situation in group[-HELD_OUT:] if test else group[:-HELD_OUT]:
-            created = 0
-            while created < EACH:
+            count = 0
+            while count < EACH:
                 values = slots(rng)
                 text = message(situation["message"], values, rng)
                 if text in seen or not WORDS[0] <= len(text.split()) <= WORDS[1]:
                     continue
                 seen.add(text)
-                created += 1
+                count += 1
                 yield {"text": text, "label": label}
 
 

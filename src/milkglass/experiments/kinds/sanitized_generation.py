@@ -52,7 +52,7 @@ from milkglass.experiments.runs import SPLITS, RunFolder, Variant, seeded_codec
 from milkglass.metrics.interval import ratio, share, with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.sanitizers.method import SanitizerMethod
-from milkglass.sanitizers.tokens import TokenReader
+from milkglass.sanitizers.text import TokenReader
 from milkglass.schemes.scheme import Scheme
 from milkglass.sequences import Ids
 from milkglass.server.jobs.data import TrainingDataset

@@ -23,8 +23,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 from milkglass.errors import JobFailed
 from milkglass.parameters import limited, require
 from milkglass.progress import Log
-from milkglass.sanitizers.tables.table import read_glove
-from milkglass.sanitizers.tables.words import is_word, pattern
+from milkglass.sanitizers.table import read_glove
+from milkglass.sanitizers.words import is_word, pattern
 from milkglass.sequences import Ids, Sequences
 
 PADDING, UNKNOWN = 0, 1

@@ -15,11 +15,11 @@ import torch
 
 from milkglass.experiments.procedures.private_rows import PrivateRows
 from milkglass.gradient_defences.defence import GradientDefence, Tensors, share
-from milkglass.noise.stream import BYTES, Stream
+from milkglass.noise.stream import KEY_BYTES, Stream
 from milkglass.threat.observations import Gradients
 from milkglass.threat.training_step import SharedStep
 
-STREAM_BYTES = 2 * BYTES  # bytes that each batch takes of the recipe's stream, as `share` does
+STREAM_BYTES = 2 * KEY_BYTES  # bytes that each batch takes of the recipe's stream, as `share` does
 
 
 @dataclass(eq=False)

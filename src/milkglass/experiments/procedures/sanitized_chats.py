@@ -26,7 +26,7 @@ from milkglass.noise.stream import Stream
 from milkglass.sanitizers.files import report_path, sanitize_file
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.rows import FileShape
-from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer
+from milkglass.sanitizers.text import TokenReader, TokenTextSanitizer
 from milkglass.sequences import Ids
 
 USER = frozenset({"user"})

@@ -1,6 +1,6 @@
 """Model families: which tensors are indexed by token id, and which ids must not move.
 
-Each file is one family. A scheme calls `of(checkpoint)` and never tests a model's name.
+A scheme calls `of(checkpoint)` and never tests a model's name.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from typing import Any
 from milkglass.catalogue import Catalogue
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families.bert import BERT
-from milkglass.models.families.distilbert import DISTILBERT
+from milkglass.models.families.decoders import GPT2, LLAMA
+from milkglass.models.families.encoders import BERT, DISTILBERT, ROBERTA
 from milkglass.models.families.family import Architecture, Family
-from milkglass.models.families.gpt2 import GPT2
-from milkglass.models.families.llama import LLAMA
-from milkglass.models.families.roberta import ROBERTA
 
 FAMILIES: Catalogue[Family] = Catalogue(
     "family",
@@ -28,6 +25,7 @@ FAMILIES: Catalogue[Family] = Catalogue(
     group="milkglass.family",
     kind=Family,
 )
+__all__ = ["FAMILIES", "Architecture", "Family", "family_of", "of"]
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -47,6 +45,3 @@ def family_of(config: Mapping[str, Any]) -> Family:
 def of(checkpoint: Checkpoint) -> Architecture:
     """Finds the tables of a checkpoint. Raises UnsupportedModel if one that its family needs is missing."""
     return family_of(checkpoint.config).locate(checkpoint)
-
-
-__all__ = ["FAMILIES", "Architecture", "Family", "family_of", "of"]

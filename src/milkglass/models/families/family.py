@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families.layers import LayerLayout, LayerNames
-from milkglass.models.families.residual import Residual, StreamNames, ends
+from milkglass.models.families.layers import LayerLayout, LayerNames, Residual, StreamNames, ends
 from milkglass.models.safetensors_header import READABLE
 
 Kind = Literal["encoder", "decoder"]
@@ -26,8 +25,6 @@ class Architecture:
     All of these are permuted and mixed in the same way, so that tied tensors stay tied.
 
     Attributes:
-        family: the model's.
-        kind: "encoder" or "decoder".
         vocab_size: n.
         table: the name of the input embedding (n, d).
         heads: the names of output embeddings (n, d); empty if they are tied or absent.
@@ -73,8 +70,6 @@ class Family:
     """The names of a family's tensors. They are matched at the end of a tensor's full name, after a dot.
 
     Attributes:
-        name: for people, and in the catalogue.
-        kind: "encoder" or "decoder".
         model_types: as in config.json.
         table: names that the input embedding can have.
         stream: what touches the residual stream, or the reason why its dimensions cannot be mixed.

@@ -1,6 +1,8 @@
-"""The parts of a decoder's layers, heads of queries, keys and values, and gated neurons, and their tensors.
+"""The tensors of a decoder's layers: heads, neurons, and what reads and writes the residual stream.
 
-Schemes that change every layer need it (schemes/covariant/). residual.py describes the residual stream.
+Schemes that change every layer need the layout (schemes/covariant.py). A scheme that mixes the stream's d dimensions
+needs the stream (ObfusLM+): a tensor that `StreamNames` cannot name is refused, since it might read the stream, and the
+model would silently change.
 """
 
 from __future__ import annotations
@@ -37,9 +39,7 @@ class LayerLayout:
 
     Attributes:
         places: the number of its layer and the part, by the name of each weight and bias.
-        layers: the number of layers.
         heads: the number of query heads.
-        key_heads: the number of key and value heads.
         head_size: the dimensions of a head.
         neurons: the neurons of the feed-forward network.
         rotary_base: theta of the rotary positions.
@@ -55,11 +55,7 @@ class LayerLayout:
 
     @classmethod
     def of(cls, names: LayerNames, checkpoint: Checkpoint, tables: tuple[str, ...]) -> LayerLayout:
-        """Finds the layers of a checkpoint. Raises UnsupportedModel if one is missing or cannot be changed.
-
-        Args:
-            tables: the tensors that are indexed by token id.
-        """
+        """Finds a checkpoint's layers, without its `tables`. Raises UnsupportedModel if one is missing or fixed."""
         config = checkpoint.config
         kind = str(config.get("model_type"))
         if reason := names.without.get(kind):
@@ -83,3 +79,89 @@ class LayerLayout:
 def _rotary_base(config: Mapping[str, Any]) -> float:
     held = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return float(config.get("rope_theta") or held.get("rope_theta") or ROTARY_BASE)
+
+
+@dataclass(frozen=True)
+class StreamNames:
+    """A family's names for the tensors of the stream, each by the end of its name.
+
+    Attributes:
+        readers: matrices (g, d), with the norm of their own layer whose gain is applied before them.
+        writers: matrices (d, h).
+        biases: the writers' biases (d,).
+        final: the norm before the head.
+        inside: tensors that never meet the stream, though they may have a size of d by chance.
+        unit: is added to a stored gain (Gemma stores it less one).
+        without: model types of the family that cannot be mixed, and why.
+    """
+
+    readers: Mapping[str, str]
+    writers: tuple[str, ...]
+    biases: tuple[str, ...]
+    final: str
+    inside: tuple[str, ...]
+    unit: Mapping[str, float]
+    without: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The residual stream of one checkpoint.
+
+    Attributes:
+        readers: the norm before each tensor that reads it, by the tensor's name.
+        writers: the tensors that write to it.
+        norms: the norms of the layers, and the final one.
+    """
+
+    width: int
+    readers: Mapping[str, str]
+    writers: tuple[str, ...]
+    biases: tuple[str, ...]
+    norms: tuple[str, ...]
+    final: str
+    unit: float
+
+    @classmethod
+    def of(cls, stream: StreamNames, checkpoint: Checkpoint, tables: tuple[str, ...]) -> Residual:
+        """Finds the stream of a checkpoint, without its `tables`. Raises UnsupportedModel if it cannot be mixed."""
+        kind = str(checkpoint.config.get("model_type"))
+        if reason := stream.without.get(kind):
+            raise UnsupportedModel(f"the dimensions of {kind} cannot be mixed: {reason}", "use ObfusLM without plus")
+        names = [name for name in checkpoint.tensors if name not in tables]
+        final = _one(names, stream.final)
+        readers = {
+            name: _sibling(name, norm) for name in names for end, norm in stream.readers.items() if ends(name, end)
+        }
+        writers = tuple(name for name in names if ends(name, *stream.writers))
+        biases = tuple(name for name in names if ends(name, *stream.biases))
+        norms = (*sorted(set(readers.values())), final)
+        known = {*readers, *writers, *biases, *norms}
+        for name in names:
+            if name not in known and not ends(name, *stream.inside):
+                raise UnsupportedModel(
+                    f"{name} may meet the residual stream, and nothing says how", "use ObfusLM without plus"
+                )
+        if lost := sorted(known - set(names)):
+            raise UnsupportedModel(f"{lost[0]} is missing", "fetch the model again")
+        width = checkpoint.tensors[final].shape[0]
+        return cls(width, readers, writers, biases, norms, final, stream.unit.get(kind, 0.0))
+
+
+def ends(name: str, *parts: str) -> bool:
+    """Returns whether a tensor's full name is one of these, or ends with one after a dot."""
+    return any(name == one or name.endswith("." + one) for one in parts)
+
+
+def _one(names: list[str], end: str) -> str:
+    """Returns the tensor of that name outside all layers."""
+    result = [name for name in names if ends(name, end) and not re.search(r"\.\d+\.", name)]
+    if len(result) != 1:
+        raise UnsupportedModel(f"there are {len(result)} tensors named {end}, 1 is needed", "use ObfusLM without plus")
+    return result[0]
+
+
+def _sibling(name: str, norm: str) -> str:
+    """Returns the norm in the layer of `name`."""
+    layer = re.match(r"(.*\.\d+\.)", name)
+    return f"{layer[1] if layer else ''}{norm}"

@@ -3,6 +3,6 @@
     ghost = Ghost.open(folder)                      # a model that both sides know
     shadow = ghost.sanitize(["a private text"])[0]  # ids to train on, and how they read
 
-lemmas.py and search.py find each token's shadows; states.py runs the model; selection.py chooses with beam.py; ghost.py
-combines both; files.py processes a data set.
+search.py finds each token's shadows; states.py runs the model; selection.py chooses; ghost.py combines both; files.py
+processes a data set.
 """

@@ -1,42 +1,128 @@
 """GHOST over a data set. Finished parts are kept, so that an interrupted run can be resumed.
 
 It differs from `sanitizers/files.py` in two ways. A row takes a second and not a microsecond, so finished work must
-outlive the process: parts.py keeps it in `.OUT.parts`, which is removed at the end. And the result is ids: they are
-written beside the text, in a field or column `ids` (`NAME_ids` if a row has several texts). A text's shadow does not
-depend on the other texts, so parts do not change the result.
+outlive the process: `FinishedParts` keeps it in `.OUT.parts`, which is removed at the end. And the result is ids: they
+are written beside the text, in a field or column `ids` (`NAME_ids` if a row has several texts). A text's shadow does
+not depend on the other texts, so parts do not change the result.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from milkglass.errors import CodecError, EmptyText, UsageError, naming
+from milkglass import files
+from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, UsageError, naming
 from milkglass.files import sha256
+from milkglass.models.checkpoint import read_json
 from milkglass.progress import Progress, no_progress
-from milkglass.sanitizers.files import appearing, report_path, require_free
+from milkglass.sanitizers.files import appearing, fresh_seed, report_path, require_free
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.parts import FinishedParts, finished
 from milkglass.sanitizers.ghost.tally import GhostTally, document
 from milkglass.sanitizers.rows import KINDS, Block, FileShape, blocks_of
 
+FORMAT = "milkglass-ghost-parts/2"
+STATE = "job.json"
 ROWS_A_PART = 8  # of a part: what an interruption loses at most
 
 
 @dataclass(frozen=True)
-class GhostJob:
-    """What a run reads and writes.
+class FinishedParts:
+    """The finished parts of one run, in a folder of their own until all are done, so that it can resume.
+
+    Each part is a file that exists completely or not at all. Only the owner can read the folder. While parts are
+    missing it contains the run's seed, if that was drawn. All parts of a run need one seed: then a text that occurs
+    twice has one shadow, and the result is the same whether or not the run was interrupted.
 
     Attributes:
-        source: the file.
-        shape: of its rows.
-        out: the file to write.
-        written: the shape of its rows.
+        job: names the run: everything on which its result depends, except a seed that was drawn.
     """
+
+    folder: Path
+    job: str
+
+    def begin(self, seed: int | None) -> int | None:
+        """Returns the seed of this run. None: all parts are done.
+
+        A given seed is not stored. Without one it is the seed with which the run was started, or a fresh secret one,
+        which is stored until all parts are done.
+
+        Raises UsageError if the folder has parts of another run, which are not discarded.
+        """
+        info = _state(self.folder)
+        if info.get("job") == self.job:
+            kept = None if info.get("seed") is None else int(info["seed"])
+            return kept if seed is None else seed
+        if any(self.folder.glob("[0-9]*.json")):
+            raise UsageError(
+                f"{self.folder} holds an unfinished run with other options, or of another file or model",
+                "give that run's options to go on with it, --seed too if it had one, or remove the folder",
+            )
+        files.private_dir(self.folder)
+        drawn = fresh_seed() if seed is None else seed
+        self._note(str(drawn) if seed is None else None, False)
+        return drawn
+
+    def finish(self) -> None:
+        """Notes that all parts are done, and removes the seed before the result has its name."""
+        self._note(None, True)
+
+    def make(self, number: int, ghost: Ghost, seed: int | None, made: Callable[[Ghost], dict[str, Any]]) -> None:
+        """Makes a part with the run's seed, unless it exists. Raises CorruptCheckpoint if the seed is gone."""
+        if self._path(number).is_file():
+            return
+        if seed is None:
+            fault = f"part {number} of {self.folder.name} was made and is gone"
+            raise CorruptCheckpoint(fault, f"remove {self.folder}: all is made again")
+        write(self._path(number), made(replace(ghost, seed=seed)))
+
+    def get(self, number: int) -> dict[str, Any]:
+        """Returns a part. Raises CorruptCheckpoint if it is not JSON."""
+        try:
+            return read_json(self._path(number))
+        except CorruptCheckpoint:
+            raise self.damaged(number) from None
+
+    def damaged(self, number: int) -> CorruptCheckpoint:
+        return CorruptCheckpoint(f"part {number} of {self.folder.name} is damaged", "remove it: it is made again")
+
+    def remove(self) -> None:
+        """Removes all parts, and last the note that all are done."""
+        for part in self.folder.glob("[0-9]*.json"):
+            part.unlink()
+        shutil.rmtree(self.folder)
+
+    def _note(self, seed: str | None, finished: bool) -> None:
+        write(self.folder / STATE, {"format": FORMAT, "job": self.job, "seed": seed, "finished": finished})
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:08d}.json"
+
+
+def finished(folder: Path) -> FinishedParts | None:
+    """Returns the parts in a folder if all are done, else None."""
+    info = _state(folder)
+    return FinishedParts(folder, str(info.get("job"))) if info.get("finished") is True else None
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    info = read_json(folder / STATE) if (folder / STATE).is_file() else {}
+    return info if info.get("format") == FORMAT else {}
+
+
+def write(path: Path, value: dict[str, Any]) -> None:
+    """Writes JSON, completely or not at all."""
+    files.write(path, json.dumps(value))  # in ASCII: a text may have half of a surrogate pair
+
+
+@dataclass(frozen=True)
+class GhostJob:
+    """What a run reads and writes."""
 
     source: Path
     shape: FileShape
@@ -81,13 +167,8 @@ def sanitize_dataset(
 ) -> dict[str, Any]:
     """Writes OUT and its report, which is returned, or resumes an interrupted run of the same job.
 
-    Args:
-        seed: replaces the ghost's. None: a fresh secret one.
-
-    Raises:
-        UsageError: OUT exists.
-        CodecError: a row, which is named, cannot be processed. Nothing was done then.
-        CorruptCheckpoint: a part is damaged.
+    Raises UsageError if OUT exists, CodecError for a row that cannot be processed, before anything is done, and
+    CorruptCheckpoint for a damaged part. A seed replaces the ghost's. None: a fresh secret one.
     """
     plan.require_free()
     _check(ghost, plan)
@@ -153,10 +234,7 @@ class _Slot:
 
 
 def _slots(plan: GhostJob, part: Block) -> tuple[list[Any], list[_Slot], set[str]]:
-    """Returns a part's rows, their texts, and the fields that are left.
-
-    Raises CodecError if there is no room for ids.
-    """
+    """Returns a part's rows, their texts, and the fields that are left. Raises CodecError without room for ids."""
     rows, result, left = list[Any](), list[_Slot](), set[str]()
     for line, raw in zip(part.lines, part.raw, strict=True):
         parsed, slots, others = plan.shape.parse(Block(0, (line,), (raw,)))
@@ -179,10 +257,7 @@ def _ids_name(key: str, texts: int) -> str:
 
 
 def require_texts(plan: GhostJob) -> None:
-    """Reads everything once, without a model.
-
-    Raises CodecError for an unreadable row, EmptyText if no row has a text.
-    """
+    """Reads everything once, without a model. Raises CodecError for an unreadable row, EmptyText without a text."""
     if not any(one.text.strip() for part in _parts(plan) for one in _slots(plan, part)[1]):
         raise EmptyText(f"{plan.source.name} has no text", "give at least one row that is not blank")
 

@@ -20,23 +20,16 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import longest
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.sanitizers.ghost.lemmas import lemmas_of
-from milkglass.sanitizers.ghost.search import Search, Shadows, cached, digest, search
+from milkglass.sanitizers.ghost.search import Search, Shadows, cached, digest, lemmas_of, search
 from milkglass.sanitizers.ghost.selection import Choice, Selection, drawn, nearest, select
 from milkglass.sanitizers.ghost.states import Encoder
-from milkglass.sanitizers.tables.vocabulary import opened, table_of
+from milkglass.sanitizers.table import opened, table_of
 from milkglass.sequences import Ids, Sequences
 
 
 @dataclass(frozen=True, eq=False)
 class Shadow:
-    """A text's shadow.
-
-    Attributes:
-        before: (t,) token ids of the text.
-        text: how the shadow reads.
-        choice: the shadow's ids, and how they were selected.
-    """
+    """A text's shadow: how it reads, and its ids with how they were selected; `before` (t,) are the text's own ids."""
 
     before: Ids = field(repr=False)
     text: str = field(repr=False)
@@ -52,15 +45,11 @@ class Ghost:
     """GHOST over one model. Nothing is guaranteed: anyone can try texts and see whether they give a similar shadow.
 
     Attributes:
-        folder: the model's.
-        name: the model's, for reports.
         searched: the digest of the search.
-        tokenizer: the model's.
         candidates: each token's shadows.
         network: None if hidden states are not needed.
         limit: the most tokens of a text.
         seed: whoever has it can see whether a text gives exactly this shadow.
-        searching, selection: the parameters.
     """
 
     folder: Path = field(repr=False)
@@ -90,12 +79,8 @@ class Ghost:
     ) -> Ghost:  # fmt: skip
         """Opens GHOST for a model folder.
 
-        Args:
-            kept: where searches are cached. None: Milkglass's cache.
-
-        Raises:
-            BadTable, UnsupportedModel: the model cannot be used.
-            UsageError: k does not fit the vocabulary.
+        Raises BadTable or UnsupportedModel for a model that cannot be used, UsageError for a k that does not fit.
+        Searches are cached in `kept`; None: Milkglass's cache.
         """
         tokenizer, vectors = opened(folder)
         table = table_of(tokenizer, vectors, name or folder.name)

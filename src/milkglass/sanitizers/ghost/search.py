@@ -31,15 +31,71 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, digest_of
 from milkglass.nearest.all_rows import nearest
-from milkglass.nearest.similarities import require_k
+from milkglass.nearest.select import require_k
 from milkglass.parameters import limited, require
-from milkglass.sanitizers.ghost.lemmas import require_language, version
-from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
+from milkglass.sanitizers.table import BLANKS, Ids, Mask, WordVectors
 from milkglass.system import cores
 
+PIECE = "##"  # WordPiece's, before what goes on a word
 Lists = NDArray[np.int32]
 REACH_STEP, MAX_REACH = 10, 100  # Algorithm 1, line 18; the published code's limit
 TOKENS_AT_A_TIME = 64  # tokens filtered at a time
+FORMAT = "milkglass-shadows/1"
+NAMES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bool_}
+
+
+def marker(tokens: Sequence[str]) -> str | None:
+    """Returns the most frequent of the three markers. None: no token has one."""
+    counts = {mark: sum(one.startswith(mark) and len(one) > len(mark) for one in tokens) for mark in (PIECE, *BLANKS)}
+    result = max(counts, key=lambda mark: counts[mark])
+    return result if counts[result] else None
+
+
+def whole_words(tokens: Sequence[str]) -> NDArray[np.bool_]:
+    """Returns (n,) which tokens, as their vocabulary spells them, are or begin whole words."""
+    mark = marker(tokens)
+    if mark is None:
+        return np.ones(len(tokens), np.bool_)
+    return np.array([one.startswith(mark) for one in tokens]) != (mark == PIECE)
+
+
+def lemmas_of(tokens: Sequence[str], texts: Sequence[str], language: str = "en") -> NDArray[np.int64]:
+    """Returns (n,) numbers, equal for tokens that are forms of one word (GHOST, sections 2.2 and 3.3).
+
+    A token that is a whole word has its word's lemma by simplemma's dictionary. A piece of a word is its own lemma.
+    Words are compared in lower case. Pieces are recognised by the marker that most of a vocabulary's marked tokens
+    have: WordPiece marks pieces (##ing); SentencePiece and byte-level BPE mark what begins a word, so that tokens
+    without a mark are pieces. A vocabulary without markers has whole words only.
+
+    Raises UsageError if simplemma lacks the language.
+    """
+    require_language(language)
+    from simplemma import lemmatize
+
+    numbers: dict[str, int] = {}
+    result = np.empty(len(tokens), np.int64)
+    for place, (token, text, whole) in enumerate(zip(tokens, texts, whole_words(tokens), strict=True)):
+        word = text.strip().lower()
+        lemma = lemmatize(word, language).lower() if whole and word else token.lower()
+        result[place] = numbers.setdefault(lemma, len(numbers))
+    return result
+
+
+def require_language(language: str) -> None:
+    """Raises UsageError if there are no lemmas of a language."""
+    from simplemma.strategies.dictionaries.dictionary_factory import SUPPORTED_LANGUAGES
+
+    if language not in SUPPORTED_LANGUAGES:
+        raise UsageError(
+            f"there are no lemmas of the language {language!r}", f"languages: {', '.join(sorted(SUPPORTED_LANGUAGES))}"
+        )
+
+
+def version() -> str:
+    """Returns the dictionary's version, on which a search depends."""
+    from importlib.metadata import version as of
+
+    return of("simplemma")
 
 
 @dataclass(frozen=True)
@@ -99,14 +155,7 @@ class Shadows:
 
 
 def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
-    """Returns the shadows of every row of a table.
-
-    Args:
-        lemmas: (n,) equal numbers for equal lemmas. None: only if `settings.lemma` is off.
-
-    Raises:
-        UsageError: k does not fit the table.
-    """
+    """Returns the shadows of every row of a table, by lemmas (n,) if they count. Raises UsageError for an unfit k."""
     if settings.lemma and (lemmas is None or lemmas.shape != (len(table),)):
         raise UsageError(f"lemmas are missing for a table of {len(table)} tokens", "give one number a token")
     tokens = table.candidates
@@ -168,8 +217,6 @@ def _assembled(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], f
 
 
 # --- kept on disk -----------------------------------------------------------------------------------------------------
-FORMAT = "milkglass-shadows/1"
-NAMES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bool_}
 
 
 def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
@@ -187,11 +234,7 @@ def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
 
 
 def cached(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
-    """Returns the search of this digest for a table of `size` rows, from the cache or newly made.
-
-    Raises:
-        CorruptCheckpoint: the file is damaged.
-    """
+    """Returns the search of this digest for `size` rows, cached or made. Raises CorruptCheckpoint if damaged."""
     kept = ArrayCache("ghost", NAMES, folder)
     return Shadows(**kept(name, lambda: vars(make()), lambda found: _whole(Shadows(**found), size)))
 

@@ -12,7 +12,7 @@ reported as not settled.
 Candidates of sentences of one length go through the model together. Not computed are: candidates in the beam, whose
 loss is known; positions at which nothing has changed since the last visit; further layers of candidates that already
 exceed the worst of the beam; and in fp32, where the processor is faster in bf16, candidates that bf16 shows not to be
-among the best (bf16.py). None of these changes a choice.
+among the best (`worth`). None of these changes a choice.
 """
 
 from __future__ import annotations
@@ -29,14 +29,113 @@ from numpy.typing import NDArray
 
 from milkglass.noise.stream import Stream
 from milkglass.parameters import limited, require
-from milkglass.sanitizers.ghost.beam import Candidate, Sentence
-from milkglass.sanitizers.ghost.bf16 import SEEN, off_by, worth
 from milkglass.sanitizers.ghost.search import Shadows
-from milkglass.sanitizers.ghost.states import TOKENS, Encoder, Prefix
+from milkglass.sanitizers.ghost.states import FORWARD_TOKENS, Encoder, Prefix
 from milkglass.sequences import Ids
 
+BF16_ALLOWED = 0.5  # times sqrt(loss noise)
+BF16_SEEN = 4  # times the noise: a sentence that is nearer is not looked at in bf16
 SelectionMethod = Literal["states", "random", "nearest"]
-GROUP = 32  # sentences of one length at a time
+GROUP_SENTENCES = 32  # sentences of one length at a time
+
+
+def off_by(losses: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns by how much losses in bf16 may be off, given the noise; inf for inf."""
+    return np.asarray(2 * noise + BF16_ALLOWED * np.sqrt(losses * noise))
+
+
+def worth(
+    rough: NDArray[np.float64], owner: NDArray[np.int64], widths: NDArray[np.int64], noise: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Returns (r,) which candidates may be among the best of their owners in fp32, by losses in bf16; inf never is.
+
+    It is used on processors that multiply bf16 faster than fp32 (AMX, AVX-512 BF16). With d the distance of the states
+    and e the error of bf16, a loss is |d + e|^2 and not |d|^2. It is off by |e|^2, the noise, and by 2 d e, at most 2
+    sqrt(loss noise) (Cauchy-Schwarz). The noise of a sentence is its own loss in bf16, where d is 0. Errors of single
+    numbers have their own signs, so a quarter of that bound is allowed. That the choices are those of fp32 is tested,
+    also with shadows so near that noise dominates, and not proven; bench/parts/ghost.py compares them.
+
+    Args:
+        owner: (r,) in ascending order.
+        widths: (r,) how many are the best of the owner.
+    """
+    result = np.zeros(len(rough), np.bool_)
+    for begin in np.flatnonzero(np.diff(owner, prepend=-1)):
+        mine = slice(begin, np.searchsorted(owner, owner[begin], side="right"))
+        part = np.sort(rough[mine])
+        last = part[min(int(widths[begin]), len(part)) - 1]
+        result[mine] = np.isfinite(rough[mine]) & (rough[mine] <= last + off_by(last, noise[begin]))
+    return result
+
+
+@dataclass(eq=False)
+class Candidate:
+    """A sequence that is tried.
+
+    Attributes:
+        parent: the place, in the beam before, of the sequence from which it was made.
+        loss: nan until it is measured, inf if it is known not to be among the best; a start has inf.
+    """
+
+    ids: Ids
+    parent: int = 0
+    loss: float = math.nan
+
+
+class Sentence:
+    """One sentence and its beam. The caller measures candidates and writes their losses into them.
+
+    Attributes:
+        width: the most sequences of the beam.
+        history: the best loss at the start and after each sweep.
+        settled: whether it has converged.
+    """
+
+    def __init__(self, original: Ids, start: Ids, width: int) -> None:
+        self.original, self.width = original, width
+        self.beam = [Candidate(start.copy(), loss=math.inf)]
+        self.history: list[float] = []
+        self.settled = False
+        self._steps, self._changed, self._visited = 0, 0, np.full(len(original), -1)
+
+    def candidates(self, at: int, shadows: Ids) -> list[Candidate]:
+        """Returns each sequence of the beam with each shadow at a place, without repetitions, with known losses."""
+        known = {one.ids.tobytes(): one.loss for one in self.beam}
+        result: dict[bytes, Candidate] = {}
+        for parent, one in enumerate(self.beam):
+            for shadow in shadows:
+                tried = one.ids.copy()
+                tried[at] = shadow
+                name = tried.tobytes()
+                result.setdefault(name, Candidate(tried, parent, known.get(name, math.nan)))
+        return [*result.values()]
+
+    def take(self, at: int, pool: list[Candidate]) -> None:
+        """Makes the best of the pool the beam. Ties go to the earlier one."""
+        before = [one.ids.tobytes() for one in self.beam]
+        best = sorted(pool, key=lambda one: one.loss)[: self.width]
+        self.beam = [one for one in best if one.loss < math.inf]
+        self._steps += 1
+        if [one.ids.tobytes() for one in self.beam] != before:
+            self._changed = self._steps
+        self._visited[at] = self._steps
+
+    def due(self, at: int) -> bool:
+        """Returns whether something has changed since this place was visited."""
+        return bool(self._visited[at] < 0 or self._changed > self._visited[at])
+
+    @property
+    def bound(self) -> float:
+        """Returns the loss that a candidate must not exceed to be among the best.
+
+        The beam's sequences are among the candidates of every place, since each of their tokens is one of its shadows.
+        """
+        return self.beam[-1].loss if len(self.beam) == self.width else math.inf
+
+    def end_sweep(self, threshold: float) -> None:
+        """Notes the best loss, and whether it fell by less than the threshold."""
+        self.history.append(self.beam[0].loss)
+        self.settled = len(self.history) > 1 and self.history[-2] - self.history[-1] < threshold
 
 
 @dataclass(frozen=True)
@@ -45,7 +144,6 @@ class Selection:
 
     Attributes:
         way: by hidden states; or for the ablation (Table 7), the random start or the nearest shadow.
-        beams: candidate sentences.
         threshold: tau_d, absolute.
         sweeps: the most sweeps.
     """
@@ -67,9 +165,7 @@ class Choice:
     """The shadow of one sentence.
 
     Attributes:
-        ids: (t,) the shadow sequence.
         loss: its distance. None: nothing was computed.
-        history: the best loss at the start and after each sweep, which never rises.
         settled: whether it converged within the allowed sweeps.
     """
 
@@ -93,16 +189,13 @@ def nearest(original: Ids, shadows: Shadows) -> Ids:
 def select(
     network: Encoder, shadows: Shadows, originals: Sequence[Ids], starts: Sequence[Ids], settings: Selection
 ) -> list[Choice]:
-    """Returns the choice for each sentence (t,) by hidden states.
-
-    Each starts from shadows (t,) and has a token or more.
-    """
+    """Returns the choice for each nonempty sentence (t,), which starts from shadows (t,), by hidden states."""
     result: list[Choice | None] = [None] * len(originals)
     lengths = np.array([len(one) for one in originals], np.int64)
     for length in np.unique(lengths):
         numbers = np.flatnonzero(lengths == length)
-        for at in range(0, len(numbers), GROUP):
-            part = numbers[at : at + GROUP].tolist()
+        for at in range(0, len(numbers), GROUP_SENTENCES):
+            part = numbers[at : at + GROUP_SENTENCES].tolist()
             sentences = [Sentence(originals[i], starts[i], settings.beams) for i in part]
             _Group(network, shadows, sentences).run(settings)
             for number, one in zip(part, sentences, strict=True):
@@ -155,12 +248,9 @@ class _Group:
             stems.reorder(due)
 
     def _measure(self, rows: list[tuple[int, Candidate]], at: int = 0, stems: _Stems | None = None) -> None:
-        """Writes into each candidate its loss, or inf if it cannot be among the best.
+        """Writes into each candidate its loss, or inf if that exceeds its beam's bound, in bf16 or fp32.
 
-        It cannot if the loss exceeds its beam's bound, or if bf16 shows it.
-
-        Args:
-            stems: the rows differ only from place `at` on.
+        With `stems` the rows differ only from place `at` on.
         """
         if not rows:
             return
@@ -181,7 +271,7 @@ class _Group:
         measured: Callable[[Ids, NDArray[np.float64]], NDArray[np.float64]],
     ) -> Ids:  # fmt: skip
         """Returns the rows that may be among the best, by their losses in bf16."""
-        rough, near = np.full(len(owner), math.inf), limits <= SEEN * noise
+        rough, near = np.full(len(owner), math.inf), limits <= BF16_SEEN * noise
         seen = np.flatnonzero(~near)
         with torch.autocast("cpu", torch.bfloat16):
             rough[seen] = measured(seen, (limits + off_by(limits, noise))[seen])
@@ -191,8 +281,8 @@ class _Group:
     def _measured(
         self, ids: Ids, owner: Ids, stem: tuple[Prefix, list[int]] | None, part: Ids, limits: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Returns (s,) the losses of some of these rows, TOKENS at a time; inf above their limits (s,)."""
-        step = max(1, TOKENS // ids.shape[1])
+        """Returns (s,) the losses of some of these rows, FORWARD_TOKENS at a time; inf above their limits (s,)."""
+        step = max(1, FORWARD_TOKENS // ids.shape[1])
         result = [np.empty(0)]
         for first in range(0, len(part), step):
             rows = torch.from_numpy(part[first : first + step])
@@ -205,11 +295,7 @@ class _Group:
 
 
 class _Stems:
-    """For a causal model, the common beginnings of the candidates of each beam's sequence, computed once.
-
-    Attributes:
-        places: where the beginning of (sentence, sequence of its beam) stands in the prefix.
-    """
+    """For a causal model, the common beginnings of the candidates of each beam's sequence, computed once."""
 
     def __init__(self, group: _Group, active: list[int]) -> None:
         self.group, self.active = group, active

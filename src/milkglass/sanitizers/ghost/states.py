@@ -28,7 +28,7 @@ from milkglass.models.families import of
 from milkglass.models.torch_model import body
 from milkglass.nearest.products import multiply_by_onednn, quick_in_bf16
 
-TOKENS = 2048  # of a forward; more don't make a processor faster
+FORWARD_TOKENS = 2048  # more don't make a processor faster
 SLACK = 1e-5  # relative: by how much rounding may move a loss when other sequences are beside it
 
 
@@ -43,7 +43,6 @@ class Prefix:
     Attributes:
         keys, values: for each layer (n, heads, length, width).
         spent: (n,) the part of each loss that comes from the beginning.
-        length: of the beginnings.
     """
 
     keys: tuple[torch.Tensor, ...]
@@ -75,8 +74,6 @@ class Encoder:
     """A model without its head, in evaluation mode.
 
     Attributes:
-        model: the model.
-        layers: its layers, in order.
         causal: whether a token's states depend only on the tokens before it.
         quick: whether candidates are first computed in bf16.
     """
@@ -88,10 +85,7 @@ class Encoder:
 
     @classmethod
     def open(cls, folder: Path) -> Encoder:
-        """Opens a model.
-
-        Raises UnsupportedModel if the family is not known, CorruptCheckpoint if weights are missing.
-        """
+        """Opens a model. Raises UnsupportedModel for an unknown family, CorruptCheckpoint if weights are missing."""
         base = Checkpoint.open(folder)
         kind = of(base).kind
         return cls.over(body(base), kind == "decoder")
@@ -119,12 +113,8 @@ class Encoder:
     ) -> torch.Tensor:  # fmt: skip
         """Returns (r,) the loss of each sequence in fp64; inf if it exceeds its bound.
 
-        Args:
-            ids: (r, t), without `prefix`.
-            traces: (n, layers + 1, T, d).
-            owner: (r,) the trace with which each sequence is compared.
-            bounds: (r,).
-            prefix: r beginnings of T - t tokens.
+        ids (r, t) follow `prefix`, r beginnings of T - t tokens; `owner` (r,) is the trace, of (n, layers + 1, T, d),
+        with which each is compared.
         """
         tally = _ForwardSums(traces, owner, bounds * (1 + SLACK), prefix or Prefix.empty(len(ids)), len(ids))
         cache = {} if prefix is None or not prefix.length else {"past_key_values": prefix.cache()}
@@ -165,11 +155,7 @@ class Encoder:
 
 
 class _ForwardSums:
-    """The sums of one forward, and the rows still in it.
-
-    Attributes:
-        rows: (a,) their numbers at the beginning.
-    """
+    """The sums of one forward, and the rows (a,) still in it, by their numbers at the beginning."""
 
     def __init__(
         self, traces: torch.Tensor, owner: torch.Tensor, bounds: torch.Tensor, prefix: Prefix, count: int

@@ -10,7 +10,7 @@ import numpy as np
 
 from milkglass.metrics.text import MEASURES, likeness
 from milkglass.sanitizers.ghost.ghost import Ghost, Shadow
-from milkglass.sanitizers.tables.table import Mask
+from milkglass.sanitizers.table import Mask
 
 
 @dataclass
@@ -22,7 +22,6 @@ class GhostTally:
         fell_back: tokens without a filtered shadow.
         one_shadow: tokens with a single shadow, which anyone who knows GHOST reads (attacks/shadows).
         loss, sweeps: of texts whose shadow was selected by states.
-        likeness: by metric, over texts.
     """
 
     rows: int = 0

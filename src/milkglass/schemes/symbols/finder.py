@@ -70,10 +70,7 @@ class FoundSymbols:
 
 
 class MapFinder(abc.ABC):
-    """A way to find a map.
-
-    Final subclasses are frozen dataclasses whose fields are the parameters; `Coarse` has them.
-    """
+    """A way to find a map. Final subclasses are frozen dataclasses of the parameters; `Coarse` has them."""
 
     def __post_init__(self) -> None:
         require(self)
@@ -83,13 +80,9 @@ class MapFinder(abc.ABC):
         self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbols: int,
         draws: Callable[[str], Draws], progress: Progress,
     ) -> FoundSymbols:  # fmt: skip
-        """Returns at most `symbols` clusters of these tokens.
+        """Returns at most `symbols` clusters of tokens (c,), of which `mass` (c,) says how common each is, above 0.
 
         Args:
-            evidence: the input.
-            tokens: (c,) ids of those that are clustered.
-            mass: (c,) how common each is, above 0.
-            draws: a stream of the key for each label.
             progress: receives the share of the work done since the last call, in thousandths.
         """
 

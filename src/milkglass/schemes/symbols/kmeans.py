@@ -86,11 +86,8 @@ class Clusters:
     """Symbols while they are being found: centres, tokens and prices.
 
     Attributes:
-        tokens: (c,) ids of those that are clustered.
         mass, weights: (c,) how common each is, above 0, and the square root of that.
-        centres: (m, f). None: before `start`.
         numbers: (c,) the symbol of each token.
-        price: (m,).
     """
 
     def __init__(self, tokens: Ids, mass: NDArray[np.float64], symbols: int) -> None:
@@ -152,10 +149,7 @@ def sums(rows: Floats, numbers: Ids, symbols: int) -> Floats:
 
 
 def sample(weights: NDArray[np.float64], count: int, drawn: Draws) -> Ids:
-    """Returns `count` places without repetition, in proportion to their weights.
-
-    They are the first arrivals of Poisson processes with these rates.
-    """
+    """Returns `count` places without repetition in proportion to their weights: first arrivals of Poisson processes."""
     arrivals = -np.log(drawn.uniform(len(weights))) / weights
     return np.argsort(arrivals, kind="stable")[:count].astype(np.int64)
 
@@ -180,10 +174,7 @@ def label_scores(labelled: TaskTexts, size: int) -> tuple[NDArray[np.float64], N
 
 
 def with_neighbours(scores: NDArray[np.float64], trust: NDArray[np.float64], unit: Floats) -> Floats:
-    """Returns (n, f) the scores, in which rarely seen tokens have their neighbours' scores.
-
-    `unit` (n, d) has length 1.
-    """
+    """Returns (n, f) the scores, in which rare tokens have those of their neighbours by unit vectors (n, d)."""
     known, result = np.flatnonzero(trust > 0), scores.copy()
     unseen = np.flatnonzero(trust <= SEEN)
     if not len(known):

@@ -106,12 +106,9 @@ class SmallReader(torch.nn.Module):
         return self.place(self.vectors[tokens]) + self.moved(tokens)
 
     def forward(self, ids: Tensor, lengths: Tensor, clusters: Clusters) -> tuple[Tensor, Tensor]:
-        """Returns (b, classes), and the mean |z - centre|^2, which is 0 without symbols.
+        """Returns (b, classes) for ids (b, t), and the mean |z - centre|^2, which is 0 without symbols.
 
-        Args:
-            ids: (b, t).
-            lengths: (b,) how many of the ids count.
-            clusters: the symbols so far.
+        `lengths` (b,) says how many of the ids count.
         """
         points, clustered = self.points(ids), self.clustered[ids]
         there = torch.arange(ids.shape[1]) < lengths[:, None]

@@ -26,7 +26,7 @@ from milkglass.server.spec import Hyperparameters
 
 NUMBER, MOMENTS = 4, 8  # bytes of a number in fp32, and of Adam's moments of one
 SMALL = 1 << 20  # bytes of a checkpoint's other files
-BLOCK = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # a layer's tensor: the list, the layer's place, the name in the layer
+LAYER_TENSOR = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
 # Cumulative changes of settings that need less. The first ones cost the least accuracy.
 SMALLER: tuple[dict[str, Any], ...] = (
     {"batch_size": 8}, {"batch_size": 1}, {"early_stopping": None}, {"method": "lora"}, {"train_tables": False},
@@ -89,7 +89,7 @@ class Shape:
         architecture = families.of(base)
         lists: dict[str, dict[int, dict[str, TensorRef]]] = {}
         for name, ref in base.tensors.items():
-            if match := BLOCK.fullmatch(name):
+            if match := LAYER_TENSOR.fullmatch(name):
                 lists.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = ref
         blocks = max(lists.values(), key=len, default={})
         table, heads = base.tensors[architecture.table], (*architecture.heads, *architecture.biases)

@@ -21,7 +21,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from milkglass import files
 from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, NotFound, TooLarge
-from milkglass.models.safetensors_file import CHUNK
+from milkglass.models.safetensors_file import CHUNK_BYTES
 from milkglass.models.safetensors_header import PLAIN, read_all
 from milkglass.server.settings import DataDir
 from milkglass.server.storage import training_rows
@@ -224,7 +224,7 @@ class Uploads:
         try:
             digest = hashlib.sha256()
             with part.open("wb") as file:
-                while chunk := source.read(CHUNK):
+                while chunk := source.read(CHUNK_BYTES):
                     digest.update(chunk)
                     file.write(chunk)
             return self._adopt(part, new_id("file"), filename, purpose, digest.hexdigest())

@@ -33,7 +33,7 @@ from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.decoder.gate import CHALLENGE, MAX_BODY, RELEASE, Gate, ReleaseRequest
-from milkglass.split.decoder.sessions import SessionTable, SplitSession
+from milkglass.split.decoder.server import SessionTable, SplitSession
 from milkglass.split.spec import PATH, STREAM, DecoderInfo, OpenRequest
 
 log = logging.getLogger("milkglass.server")

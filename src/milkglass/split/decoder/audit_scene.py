@@ -49,7 +49,6 @@ class EnclaveTexts:
         vectors: (total, d), a row for each token.
         sent: the ids of these rows.
         original: the texts' own ids.
-        left_out: how many texts are too long.
     """
 
     vectors: torch.Tensor = field(repr=False)
@@ -63,8 +62,6 @@ class TableOwner:
     """An attacker with the model, such as the provider.
 
     Attributes:
-        table: (n, d) as stored.
-        package: the table, with candidate lists like the enclave's.
         settings: the sanitizer's, which are public.
         counts: token counts from a list of English words, since only the user has the user's.
     """
@@ -88,14 +85,7 @@ class TableOwner:
 def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, files: AuditFiles) -> SplitScene:
     """Builds the scene. The texts' rows count against the provider's limit.
 
-    Args:
-        base: the model that attackers have.
-        k: the length of the candidate lists.
-
-    Raises:
-        KeyForOtherModel: the model is not the enclave's.
-        UsageError: there is too little text, or all of it is too long.
-        EnclaveError: the enclave refuses.
+    Raises KeyForOtherModel for another model than the enclave's, UsageError if there is too little text, EnclaveError.
     """
     table = base.read(family_of(base.config).locate(base).table)
     if digest_of(table) != enclave.about["table"]:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from milkglass.client.remote import strict_json
 from milkglass.client.remote.connection import CONNECT, Connection, RetryPolicy, check_url, tls_context
-from milkglass.enclave.attestation.release import NONCE
 from milkglass.enclave.enclave import Enclave
+from milkglass.enclave.release import NONCE
 from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import NextToken
@@ -58,10 +58,7 @@ class DecoderServer:
     """The address and the credentials of a split decoder's server.
 
     Attributes:
-        url: http(s)://host:port.
-        token: its bearer token.
         allow_http: whether the token may cross a network unencrypted.
-        authority: a certificate file, for a self-signed server.
         patience: when an unanswered HTTP request is sent again.
     """
 
@@ -132,12 +129,7 @@ class DecoderServer:
 
 
 class SplitStream:
-    """One prompt and its answer. Call `answer` or `ids` once.
-
-    Attributes:
-        sent: bytes of messages that were sent.
-        received: bytes of messages that were received.
-    """
+    """One prompt and its answer. Call `answer` or `ids` once. Bytes of messages are counted."""
 
     def __init__(self, server: DecoderServer, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> None:
         """Prepares a stream. `dtype` is the type of the vectors that `answer` gets."""
@@ -145,22 +137,12 @@ class SplitStream:
         self.sent = self.received = 0
 
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
-        """Yields the ids of the answer. Raises RemoteError.
-
-        Args:
-            prompt: (t, d).
-            row_of: returns the vector (1, d) of an id.
-        """
+        """Yields the ids of the answer to a prompt (t, d). `row_of` returns an id's vector. Raises RemoteError."""
         for token in self.answer(prompt, row_of):
             yield token.id
 
     def answer(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[NextToken]:
-        """Yields the tokens of the answer. See `ids` for the arguments.
-
-        Raises:
-            RemoteError: the server refuses, or breaks the protocol.
-            Unreachable: the connection is lost.
-        """
+        """Yields the tokens of the answer, as `ids` does. Raises RemoteError, and Unreachable for a lost connection."""
         with closing(self._opened()) as socket:
             token = self._exchange(socket, prompt)
             for count in itertools.count(1):

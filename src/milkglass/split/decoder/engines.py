@@ -43,11 +43,8 @@ class PromptEmbedsEngine:
     """The address and the credentials of a stock engine.
 
     Attributes:
-        url: http(s)://host:port.
-        model: the model's name there.
         token: the engine's `--api-key`.
         allow_http: whether the token may cross a network unencrypted.
-        authority: a certificate file, for a self-signed engine.
         patience: when a call that never arrived is made again.
         streaming: whether ids come as they are made, or all at the end.
         stop_token_ids: ids that end an answer, besides the ids of the engine's own `generation_config.json`.
@@ -63,11 +60,7 @@ class PromptEmbedsEngine:
     stop_token_ids: tuple[int, ...] = ()
 
     def info(self, about: Mapping[str, Any]) -> DecoderInfo:
-        """Asks the engine what it takes. Raises RemoteError.
-
-        Args:
-            about: describes the table in an open enclave (`Enclave.about`).
-        """
+        """Asks the engine what it takes, for the table in an open enclave (`Enclave.about`). Raises RemoteError."""
         with self.connection() as connection:
             served = rows(connection.json("GET", MODELS))
         names = [str(one.get("id")) for one in served]
@@ -100,7 +93,6 @@ class PromptEmbedsStream:
     """One prompt and its answer. Call `ids` once.
 
     Attributes:
-        sent: bytes of the vectors, as they are sent.
         received: bytes of events that were received; 0 without streaming.
     """
 
@@ -110,15 +102,9 @@ class PromptEmbedsStream:
         self.sent = self.received = 0
 
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
-        """Yields the ids of the answer.
+        """Yields the ids of the answer to a prompt (t, d). `row_of` is not called: the engine embeds its own ids.
 
-        Args:
-            prompt: (t, d).
-            row_of: not called, because the engine embeds its own ids.
-
-        Raises:
-            TooLong: the prompt is too long. Nothing was sent.
-            RemoteError: the engine refuses, or breaks the protocol.
+        Raises TooLong for a prompt that is too long, before anything is sent, and RemoteError.
         """
         body = self._body(prompt)
         with self._engine.connection() as connection:

@@ -71,11 +71,7 @@ def decode_token(message: bytes, vocabulary: int) -> NextToken:
 
 
 def _tensor(message: bytes, name: str, error: type[MilkglassError], size: int) -> torch.Tensor:
-    """Returns the only tensor of a message. No length that the message states allocates memory.
-
-    Args:
-        size: the most bytes of numbers.
-    """
+    """Returns the only tensor, of at most `size` bytes. No length that the message states allocates memory."""
     if len(message) > size + OVERHEAD:
         raise error(f"a message of {len(message)} bytes, at most {size + OVERHEAD} are allowed", "send fewer vectors")
     try:

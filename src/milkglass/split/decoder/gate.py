@@ -2,7 +2,7 @@
 
 POST /v1/split/challenge  {}                               -> {"nonce": hex}
 POST /v1/split/release    {"nonce", "public", "quote": b64} -> the encrypted package
-(enclave/attestation/release.py)
+(enclave/release.py)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from threading import Lock
 
 from pydantic import Field
 
-from milkglass.enclave.attestation import quote, release
+from milkglass.enclave import quote, release
 from milkglass.enclave.package import TablePackage
 from milkglass.errors import Busy, EnclaveError, UsageError
 from milkglass.server.http.strict_json import RequestBody

@@ -1,40 +1,222 @@
-"""A decoder as the provider serves it: all layers in memory, and a table of sessions.
+"""A decoder as the provider serves it: all layers in memory, a thread that runs them, and a table of sessions.
 
 The embedding table is in memory too, since it may be the head. Rows of it are given to enclaves only (gate.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.package import TablePackage
-from milkglass.errors import UnsupportedModel
+from milkglass.errors import BadUpload, Busy, MilkglassError, TooLong, UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.families import Architecture, family_of
 from milkglass.models.torch_model import language_model
-from milkglass.server.inference.model_runner import TransformersRunner
-from milkglass.split.decoder.generator import SplitGenerator
-from milkglass.split.decoder.sessions import SessionTable
-from milkglass.split.spec import DecoderInfo
+from milkglass.server.inference.engine import Engine
+from milkglass.server.inference.generator import Scheduler, Sequence, admit
+from milkglass.server.inference.model_runner import ModelRunner, TransformersRunner
+from milkglass.split.decoder import frames
+from milkglass.split.decoder.frames import NextToken
+from milkglass.split.spec import DecoderInfo, OpenRequest
 
+GRACE = 0.005  # seconds that rows with a vector wait for the others
 SESSIONS = 64
 MAX_LENGTH = 8192
 MAX_NEW = 4096
 
 
+@dataclass(eq=False)
+class SplitSequence(Sequence):
+    """A sequence whose tokens arrive as vectors: (1, d) of the newest, if it has arrived and was not read."""
+
+    vectors: torch.Tensor | None = None
+
+    @property
+    def due(self) -> bool:
+        """Returns whether there is something to do for the sequence."""
+        return self.vectors is not None or self.cancelled
+
+
+class SplitGenerator(Engine[SplitSequence]):
+    """The thread that runs a decoder for clients that have its embedding layer.
+
+    `submit` hands in a prompt, `deliver` each later vector. The rows of all sessions run in one batch, as in
+    `server/inference/generator.py`, but a row can go on only when its client's vector has arrived. Rows whose vectors
+    arrive in time go on together. The others are parked, each in its own group, and join again when their vector
+    arrives. A slow client delays others by at most `GRACE`.
+    """
+
+    def __init__(self, runner: ModelRunner, max_batch: int) -> None:
+        super().__init__("split generator", max_batch)
+        self._runner, self._rows = runner, Scheduler(max_batch)
+        self._parked: list[Scheduler] = []
+        self._reading: list[SplitSequence] = []
+
+    def deliver(self, sequence: SplitSequence, vectors: torch.Tensor) -> None:
+        """Hands in the vector (1, d) of the newest token."""
+        with self._changed:
+            sequence.vectors = vectors
+            self._changed.notify()
+
+    def cancel(self, sequence: SplitSequence) -> None:
+        with self._changed:
+            sequence.cancelled = True
+            self._changed.notify()
+
+    def active(self) -> bool:
+        return any(one.due for group in self._groups() for one in running(group))
+
+    def step(self) -> None:
+        """Drops cancelled rows and reads new prompts, or else advances each row whose vector has arrived by a token."""
+        for group in self._groups():
+            group.drop_cancelled()
+        self._parked = [group for group in self._parked if group.running]
+        waiting = [one for one in self.take(self._rows.free) if not one.cancelled]
+        count = self._rows.fitting(waiting)
+        self._reading = waiting[:count]
+        self.put_back(waiting[count:])
+        if self._reading:
+            admit(self._reading, self._runner, self._rows)
+            self._reading = []
+        else:
+            self._gather()
+            self._advance()
+
+    def drop(self) -> list[SplitSequence]:
+        sequences = [*self._reading, *(one for group in self._groups() for one in running(group))]
+        self._reading, self._parked = [], []
+        self._rows.clear()
+        return sequences
+
+    def _groups(self) -> list[Scheduler]:
+        return [self._rows, *self._parked]
+
+    def _gather(self) -> None:
+        """Waits up to GRACE for missing vectors, then parks rows without one and takes back parked rows with one."""
+        until = time.monotonic() + GRACE
+        with self._changed:
+            while not all(one.due for one in running(self._rows)):
+                left = until - time.monotonic()
+                if left <= 0 or self._closed:
+                    break
+                self._changed.wait(left)
+        late = [place for place, one in enumerate(running(self._rows)) if not one.due]
+        if late:
+            self._parked += [self._rows.split([place]) for place in reversed(late)]
+        back = [group for group in self._parked if running(group)[0].due]
+        self._parked = [group for group in self._parked if group not in back]
+        for group in back:
+            self._rows.join(group)
+
+    def _advance(self) -> None:
+        self._rows.drop_cancelled()
+        rows, vectors = self._rows.rows, []
+        if rows is None:
+            return
+        for one in running(self._rows):
+            vectors.append(one.vectors)
+            one.vectors = None
+        self._rows.accept(rows.advance([one[0] for one in vectors if one is not None]))
+
+
+def running(group: Scheduler) -> list[SplitSequence]:
+    return group.running  # type: ignore[return-value]  # `submit` takes no other
+
+
+class SplitSession:
+    """One prompt and its answer, for the life of its connection.
+
+    All runs in the event loop, except `_on_token` and `_on_error`, which the engine's thread calls.
+    """
+
+    def __init__(self, request: OpenRequest, info: DecoderInfo, engine: SplitGenerator, ends: frozenset[int]) -> None:
+        self.request, self.over = request, False
+        self._info, self._engine, self._ends = info, engine, ends
+        self._loop = asyncio.get_running_loop()
+        self._next: asyncio.Future[NextToken] = self._loop.create_future()
+        self._sequence: SplitSequence | None = None
+
+    async def answer(self, message: bytes) -> NextToken:
+        """Hands vectors to the engine, returns the next token. Raises BadUpload, TooLong, Busy, or its error."""
+        info, first = self._info, self._sequence is None
+        vectors = frames.decode_vectors(message, info.width, self.request.dtype, info.max_length if first else 1)
+        self._next = self._loop.create_future()
+        if self._sequence is None:
+            self._begin(vectors)
+        else:
+            self._engine.deliver(self._sequence, vectors)
+        token = await self._next
+        self.over = token.reason is not None
+        return token
+
+    def _begin(self, prompt: torch.Tensor) -> None:
+        if len(prompt) + self.request.max_tokens > self._info.max_length:
+            raise TooLong(
+                f"{len(prompt)} tokens and {self.request.max_tokens} of an answer exceed {self._info.max_length}",
+                "shorten the prompt, or lower max_tokens",
+            )
+        self._sequence = SplitSequence(prompt, self.request.sampling(self._ends), self._on_token, self._on_error)
+        self._engine.submit([self._sequence])
+
+    def cancel(self) -> None:
+        """Frees the session's row. Later output of the engine is dropped."""
+        self._next.cancel()
+        if self._sequence is not None:
+            self._engine.cancel(self._sequence)
+
+    def _on_token(self, token: int, reason: str | None) -> None:
+        self._to_loop(lambda: self._next.set_result(NextToken(token, reason)))
+
+    def _on_error(self, error: MilkglassError) -> None:
+        self._to_loop(lambda: self._next.set_exception(error))
+
+    def _to_loop(self, settle: Callable[[], None]) -> None:
+        def unless_done() -> None:
+            if not self._next.done():
+                settle()
+
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(unless_done)
+
+
+@dataclass
+class SessionTable:
+    """The open sessions, with the ids that end an answer."""
+
+    info: DecoderInfo
+    engine: SplitGenerator
+    ends: frozenset[int]
+    _open: set[SplitSession] = field(default_factory=set, init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, request: OpenRequest) -> SplitSession:
+        """Opens a session. Raises Busy if all are taken, and BadUpload if too many tokens are asked for."""
+        if request.max_tokens > self.info.max_new_tokens:
+            raise BadUpload(f"max_tokens is {request.max_tokens}", f"at most {self.info.max_new_tokens} are made here")
+        if len(self._open) >= self.info.sessions:
+            raise Busy(f"{len(self._open)} sessions are open, as many as there may be", "try again in a moment")
+        session = SplitSession(request, self.info, self.engine, self.ends)
+        self._open.add(session)
+        return session
+
+    def close(self, session: SplitSession) -> None:
+        self._open.discard(session)
+        session.cancel()
+
+
 @dataclass(frozen=True)
 class DecoderServing:
-    """What a provider serves.
-
-    Attributes:
-        sessions: the sessions, whose engine is not started yet.
-        package: the table for enclaves.
-    """
+    """What a provider serves: the sessions, whose engine is not started yet, and the table for enclaves."""
 
     sessions: SessionTable
     package: TablePackage
@@ -55,12 +237,7 @@ def opened(
     sessions: int = SESSIONS,
     network: Any = None,
 ) -> DecoderServing:
-    """Loads all layers of a decoder. Raises UnsupportedModel for an encoder, CorruptCheckpoint.
-
-    Args:
-        policy: how many rows may leave an enclave.
-        network: the model, if it is in memory already.
-    """
+    """Loads all layers of a decoder, unless they are in memory. Raises UnsupportedModel, CorruptCheckpoint."""
     architecture = decoder_of(checkpoint)
     if network is None:
         network = language_model(checkpoint).eval().to("cuda" if torch.cuda.is_available() else "cpu")

@@ -27,12 +27,7 @@ HALF = {"float32": "float16"}  # the type in which vectors of an fp32 table are 
 
 
 class IdStream(Protocol):
-    """One prompt and its answer.
-
-    Attributes:
-        sent: bytes that were sent.
-        received: bytes that were received.
-    """
+    """One prompt and its answer, with the bytes that were sent and received."""
 
     sent: int
     received: int
@@ -53,9 +48,6 @@ class SplitText:
     """An enclave and a server of one model.
 
     Attributes:
-        server: runs the other layers.
-        info: what the server takes.
-        settings: the sanitizer's.
         exact: whether vectors are sent in the table's own type, even if that is fp32.
         streams: the streams of all prompts so far, the newest last.
     """
@@ -80,11 +72,7 @@ class SplitText:
     def conversation(
         self, messages: Sequence[Message], sampling: SplitSampling, instruction: str = ""
     ) -> SanitizedPrompt:
-        """Sanitizes a conversation in the model's chat template.
-
-        Args:
-            instruction: a text that is not sanitized where a message begins with it.
-        """
+        """Sanitizes a conversation in the model's chat template, except an instruction with which a message begins."""
         return self.enclave.chat(messages, self._room(sampling), self.settings, instruction)
 
     def _room(self, sampling: SplitSampling) -> int:

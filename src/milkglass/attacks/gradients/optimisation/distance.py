@@ -32,7 +32,6 @@ class Layer:
     """A linear layer whose gradients are compared as factors.
 
     Attributes:
-        module: the layer.
         weight, bias: the names of its parameters. None: it is not compared.
         turned: whether its weight is (in, out), as GPT-2's is.
     """
@@ -98,10 +97,7 @@ def products(
 ) -> dict[str, InnerProducts]:  # fmt: skip
     """Returns the inner products of each parameter of the layers.
 
-    Args:
-        deltas: the loss's derivatives by the outputs of the runs.
-        seen: the shared gradients.
-        guesses: h; the rows of a guess stand together.
+    `deltas` are the loss's derivatives by the outputs of the runs; the rows of each of h `guesses` stand together.
     """
     rows: dict[Layer, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for (layer, inputs, outputs), delta in zip(runs, deltas, strict=True):
@@ -125,7 +121,6 @@ class Distance:
     """A distance between two lists of gradients.
 
     Attributes:
-        kind: one of the three above.
         l1: the weight of the sum of absolute differences, the same for all layers.
     """
 
@@ -147,12 +142,7 @@ class Distance:
         return value + self.l1 * (dummy - seen).abs().sum() if self.l1 else value
 
     def of(self, products: Mapping[str, InnerProducts], squares: Mapping[str, float]) -> torch.Tensor:
-        """Returns (h,) the distance without L1.
-
-        Args:
-            products: inner products by parameter.
-            squares: the squared norms of the gradients seen, by parameter.
-        """
+        """Returns (h,) the distance without L1, by parameters' inner products and squared norms of those seen."""
         parts = [self._of(one, squares[name]) for name, one in products.items()]
         total = torch.stack(parts).sum(0)
         return total / len(parts) if self.kind == "cosine" else total

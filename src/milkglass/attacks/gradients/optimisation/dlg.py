@@ -27,13 +27,7 @@ from milkglass.threat.budget import Budget
 
 @dataclass(frozen=True)
 class NearestGradient(Optimising):
-    """One descent from noise and then the nearest tokens, the base of DLG and TAG.
-
-    Attributes:
-        steps, rate: of Adam.
-        first, last: see `Optimising`.
-        l1: the weight of the absolute differences.
-    """
+    """The base of DLG and TAG: one descent from noise, then the nearest tokens."""
 
     steps: int = 2500
     rate: float = 0.1
@@ -47,8 +41,6 @@ class NearestGradient(Optimising):
 
 @dataclass(frozen=True)
 class DLG(NearestGradient):
-    """The DLG attack."""
-
     name = "dlg"
     title = "Deep leakage from gradients"
     paper = papers.DLG.but(
@@ -61,8 +53,6 @@ class DLG(NearestGradient):
 
 @dataclass(frozen=True)
 class TAG(NearestGradient):
-    """The TAG attack: DLG with the sum of absolute differences as a second term."""
-
     l1: float = 0.01
 
     name = "tag"

@@ -1,7 +1,7 @@
 """GRAB (Feng et al. 2024): matches gradients and dropout together, then searches among the tokens that came up.
 
 1. Start as in LAMP, then Adam on the sum of the differences' norms (not squared) + 0.01 L1. If the client's step uses
-   dropout, its masks are unknown too and are found with the embeddings (dropout.py).
+   dropout, its masks are unknown too and are found with the embeddings (`Masks`).
 2. Every `watch` steps, note the nearest token of each place. The `pool` most frequent ones go on.
 3. Beam search, place by place: put each of these tokens there, or one from another of the text's places, into each of
    the `beam` best texts, and keep the texts with the nearest gradients. Repeat `sweeps` times or until nothing changes.
@@ -20,10 +20,9 @@ import torch
 from milkglass import papers
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import Distance
-from milkglass.attacks.gradients.optimisation.dropout import Masks
 from milkglass.attacks.gradients.optimisation.lamp import begun, scaled
 from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
-from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
+from milkglass.attacks.gradients.optimisation.problem import Frame, Masks, Problem
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, batched
 from milkglass.threat.budget import Budget
@@ -36,9 +35,6 @@ class GRAB(Optimising):
     Attributes:
         starts, permutations: the number of draws, and of orders of the best one.
         steps, rate, decay: of Adam; the rate is multiplied by `decay` every 50 steps.
-        l1: the weight of absolute differences.
-        watch, pool, beam, sweeps, rounds: see the module.
-        first, last: see `Optimising`.
     """
 
     starts: int = 200

@@ -5,7 +5,7 @@
 2. Adam on the distance (cosine, section 4.1; or squares + 0.01 L1) plus a pull to that mean length, at a falling rate.
 3. After a tenth of the steps, every `every` steps, try `proposals` other orders of each text (section 4.2: swap two
    tokens, move one, move a span, put a prefix at the end; special tokens and padding stay). Take the one with the least
-   distance + language x mean negative log-likelihood of the nearest tokens (prior.py).
+   distance + language x mean negative log-likelihood of the nearest tokens (`Prior`).
 4. Return the nearest tokens by cosine of the best embeddings seen.
 """
 
@@ -17,20 +17,80 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import Distance
 from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising, judged, lowest
-from milkglass.attacks.gradients.optimisation.prior import Prior
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
 from milkglass.errors import UsageError
-from milkglass.sequences import Ids
+from milkglass.sequences import Ids, Sequences, looked_up
 from milkglass.threat.budget import Budget
 
+Floats = NDArray[np.float64]
+NGRAM_ORDER = 3
 BURN_IN = 0.1  # of the steps, before which no order is tried
 PULL = {"cosine": 1.0, "squares": 25.0}  # LAMP's weights of the regulariser and of the language model, by distance
 LANGUAGE = {"cosine": 0.2, "squares": 60.0}
+
+
+class Level:
+    """Counts of the runs of k ids.
+
+    Attributes:
+        keys: the runs as sorted numbers.
+        times: how often each occurs.
+        heads, after, kinds: the runs without their last id, how often they went on, and with how many different ids.
+    """
+
+    def __init__(self, numbers: Ids, size: int) -> None:
+        self.keys, self.times = np.unique(numbers, return_counts=True)
+        self.heads, where, self.kinds = np.unique(self.keys // size, return_inverse=True, return_counts=True)
+        self.after = np.bincount(where, self.times, len(self.heads)).astype(np.int64)
+
+    def over(self, numbers: Ids, size: int, lower: Floats) -> Floats:
+        """Returns the probability of each run's last id, from the probabilities `lower` by shorter runs."""
+        times = looked_up(self.keys, self.times, numbers)
+        after, kinds = (looked_up(self.heads, values, numbers // size) for values in (self.after, self.kinds))
+        return np.where(kinds > 0, (times + kinds * lower) / np.maximum(after + kinds, 1), lower)
+
+
+class Prior:
+    """The likelihood of a text in the attacker's language: a trigram model of public ids.
+
+        p(c | a b) = (count(a b c) + kinds(a b) p(c | b)) / (count(a b) + kinds(a b))
+
+    p(c | b) comes from p(c), and p(c) from 1/v, in the same way (Witten and Bell's interpolation): kinds(h) is the
+    number of different ids seen after h. It has no parameters, and no text is impossible.
+
+    Attributes:
+        levels: the counts for runs of 1, 2 and 3 ids.
+    """
+
+    def __init__(self, corpus: Sequences, size: int) -> None:
+        """Counts the runs of public ids below `size`."""
+        self.levels, self.size = [Level(_runs(corpus, k, size), size) for k in range(1, NGRAM_ORDER + 1)], size
+
+    def cost(self, ids: Ids) -> float:
+        """Returns the mean negative log-likelihood (nats) of a text's tokens; 0 for an empty text."""
+        if not len(ids):
+            return 0.0
+        text = Sequences(ids, np.array([len(ids)]))
+        p = np.full(len(ids), 1 / self.size)
+        for k, level in enumerate(self.levels, start=1):
+            p[k - 1 :] = level.over(_runs(text, k, self.size), self.size, p[k - 1 :])
+        return float(-np.log(p).mean())
+
+
+def _runs(texts: Sequences, k: int, size: int) -> Ids:
+    """Returns every run of k ids within one text as one number, (((a v) + b) v) + c."""
+    ids, owner = texts.ids, texts.owner
+    count = max(0, len(ids) - k + 1)
+    numbers = np.zeros(count, np.int64)
+    for place in range(k):
+        numbers = numbers * size + ids[place : place + count]
+    return np.asarray(numbers[owner[:count] == owner[k - 1 : k - 1 + count]])
 
 
 @dataclass(frozen=True)
@@ -43,7 +103,6 @@ class LAMP(Optimising):
         steps, rate, decay: of Adam; the rate is multiplied by `decay` every 50 steps.
         every: steps between reorderings.
         proposals: orders that are tried for each text.
-        first, last: see `Optimising`.
     """
 
     kind: Literal["cosine", "squares"] = "cosine"
@@ -112,10 +171,7 @@ def _reordered(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
 
 
 def begun(problem: Problem, starts: int, orders: int, budget: Budget, rng: np.random.Generator) -> torch.Tensor:
-    """Returns the best of `starts` draws, then of `orders` random orders of its places.
-
-    Texts are reordered together.
-    """
+    """Returns the best of `starts` draws, then of `orders` random orders of its places, of all texts together."""
     best = lowest(problem, (problem.noise(rng) for _ in range(starts)), budget.part(0.5))
     places = [problem.places(row) for row in range(len(best))]
     return lowest(problem, [best, *(_shuffled(best, places, rng) for _ in range(orders))], budget)
@@ -143,10 +199,7 @@ def swapped(count: int, rng: np.random.Generator) -> Ids:
 
 
 def span_moved(count: int, rng: np.random.Generator, longest: int | None = None) -> Ids:
-    """Returns (count,) the order with a span moved elsewhere.
-
-    The span has at most `longest` places and fewer than all.
-    """
+    """Returns (count,) the order with a span of at most `longest` places, and fewer than all, moved elsewhere."""
     width = int(rng.integers(1, min(count - 1, longest or count - 1) + 1))
     start = int(rng.integers(count - width + 1))
     rest = np.delete(np.arange(count), np.s_[start : start + width])
@@ -164,10 +217,7 @@ MOVES = (swapped, token_moved, span_moved, rotated)
 
 
 def proposals(count: int, expected: int, rng: np.random.Generator) -> list[Ids]:
-    """Returns at most `expected` different orders of `count` places, by all four moves in turn.
-
-    None is the identity.
-    """
+    """Returns at most `expected` different orders of `count` places but the identity, by all four moves in turn."""
     if count < 2:
         return []
     drawn = [MOVES[number % len(MOVES)](count, rng) for number in range(expected)]

@@ -51,7 +51,6 @@ class Descent:
         x: (b, t, d) the current embeddings.
         best: those with the smallest distance and regulariser so far.
         least: that sum.
-        done: steps so far.
     """
 
     def __init__(self, problem: Problem, start: torch.Tensor, pace: AdamSchedule) -> None:
@@ -93,11 +92,7 @@ class Descent:
                     one[row] = one[row, known].clone()
 
     def run(self, budget: Budget, between: Callable[[Descent], None] = lambda descent: None) -> torch.Tensor:
-        """Makes all steps, or as many as time allows, and returns the best embeddings.
-
-        Args:
-            between: called after each step.
-        """
+        """Makes all steps, or as many as time allows, with `between` after each, and returns the best embeddings."""
         while self.done < self.pace.steps and budget.left() > 0:
             self.step()
             between(self)

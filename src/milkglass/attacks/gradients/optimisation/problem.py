@@ -15,52 +15,88 @@ from public text. Otherwise every place of a text is free.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.overrides import TorchFunctionMode
 
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import Distance, linear, product, products, tapped
-from milkglass.attacks.gradients.optimisation.dropout import Masks
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.training_step import SharedStep
 
 Floats = NDArray[np.float64]
-
 PLACES_AT_A_TIME = 256  # places that go through a model at once, where guesses are judged
 SHARP = 20.0  # how much a soft label of the next token prefers the nearest one
 MIN_NORM_SHARE = 1e-6  # a gradient with a norm below this share of the largest is left out
+MIN_COMMON_TEXTS = 10  # with fewer a common beginning may be chance
 
 
-FEWEST = 10  # texts, with fewer of which a common beginning may be chance
+class Masks(TorchFunctionMode):
+    """Dropout as an unknown: the masks that a client drew in its step on one batch, found together with its text.
+
+    While it is entered, every dropout of the model, in attention too, multiplies by a mask of ours and not by a draw.
+    There is one mask of the input's shape for each call, in order. Its entries are from 0 (dropped) to 1 (kept), over
+    1 - p as in training. A new mask is 1 - p everywhere, so that the first run is the model without dropout. Several
+    guesses of one batch share the masks. Only PyTorch's calls are intercepted; the model is unchanged.
+
+    Attributes:
+        values: the masks in the order of their use, made when first needed.
+    """
+
+    def __init__(self, texts: int) -> None:
+        super().__init__()
+        self.texts = texts
+        self.values: list[torch.Tensor] = []
+        self._next = 0
+
+    def __enter__(self) -> Self:
+        self._next = 0
+        super().__enter__()
+        return self
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.nn.functional.dropout:
+            return func(*args, **kwargs)
+        return self._masked(*args, **kwargs)
+
+    def _masked(self, x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        if not training or p == 0:
+            return x
+        if self._next == len(self.values):
+            self.values.append(torch.full_like(x[: self.texts], 1 - p).detach().requires_grad_())
+        mask = self.values[self._next]
+        self._next += 1
+        if len(x) != len(mask):
+            mask = mask.repeat(len(x) // len(mask), *[1] * (x.dim() - 1))
+        return x * (mask / (1 - p))
+
+    def clamp(self) -> None:
+        """Clamps the masks to 0 to 1 after a step of an optimiser."""
+        with torch.no_grad():
+            for one in self.values:
+                one.clamp_(0, 1)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The special tokens around every text.
-
-    Attributes:
-        first, last: the id at that end of each text. None: there is none, or it is not known.
-    """
+    """The ids at the ends of every text. None: there is none, or it is not known."""
 
     first: int | None = None
     last: int | None = None
 
     @classmethod
     def of(cls, first: int | None, last: int | None, corpus: Sequences | None, size: int) -> Frame:
-        """Returns the stated ids, and for those that are None the ids that the public text shows.
-
-        Args:
-            size: v, of the vocabulary.
-
-        Raises:
-            UsageError: an id is outside the vocabulary.
-        """
+        """Returns the stated ids, or if None those that the public text shows. Raises UsageError outside v = `size`."""
         for one in (first, last):
             if one is not None and not 0 <= one < size:
                 raise UsageError(f"a special id of {one} in a vocabulary of {size}", "give the public tokenizer's")
@@ -81,7 +117,7 @@ class Frame:
 def _common(texts: Sequences, place: int) -> int | None:
     """Returns the id that stands at this end of every text and nowhere else, or None."""
     ends = [int(one[place]) for one in texts if len(one) > 1]
-    if len(ends) < FEWEST or len(set(ends)) > 1:
+    if len(ends) < MIN_COMMON_TEXTS or len(set(ends)) > 1:
         return None
     return ends[0] if int((texts.ids == ends[0]).sum()) == len(ends) else None
 
@@ -93,7 +129,6 @@ class Problem:
         names: the parameters that are compared.
         seen: their shared gradients.
         squares: the squared norms of these.
-        layers: the linear layers.
         mask: (b, t) 1 for tokens, 0 for padding.
         labels: (b,) the classes. None: the next-token loss.
         embeddings: (v, d) as the model reads them.
@@ -103,10 +138,7 @@ class Problem:
     """
 
     def __init__(self, batch: SharedBatch, distance: Distance, frame: Frame, masks: Masks | None = None) -> None:
-        """Compares with this batch.
-
-        With `masks` dropout is to be found; without, the step runs without dropout in any case.
-        """
+        """Compares with this batch. With `masks` dropout is to be found; without, the step runs without dropout."""
         self.step = step = SharedStep(batch.step.module, batch.step.task, dropout=masks is not None)
         self.distance, self.frame, self.masks = distance, frame, masks
         with torch.no_grad():

@@ -51,13 +51,7 @@ def unseen(counts: Floats) -> Floats:
 
 
 class PublicBigrams:
-    """Counts of the attacker's text, by public id.
-
-    Attributes:
-        counts: (n,) of each id.
-        share: (n,) of running tokens; sums to 1, never zero.
-        bigrams: by distance.
-    """
+    """Counts of the attacker's text, by public id; `share` (n,) of running tokens sums to 1 and is never zero."""
 
     def __init__(self, corpus: Sequences, size: int, distances: tuple[int, ...] = (1, 2)) -> None:
         self.counts = corpus.counts(size).astype(np.float64)
@@ -76,12 +70,9 @@ class FrequencyFit:
     """
 
     def __init__(self, seen: Floats, public: PublicBigrams, rows: Ids, members: Ids, aliases: int = 1) -> None:
-        """Fits the ids that are still free.
+        """Fits the scrambled and public ids that are still free.
 
-        Args:
-            rows, members: the scrambled and public ids still to be matched.
-            aliases: the number of ids over which a token's count is spread, and with it the public text's part of the
-                variance.
+        A token's count is spread over `aliases` ids, and with it the public text's part of the variance.
         """
         total = float(seen[rows].sum())
         mass, size = float(public.share[members].sum()), float(public.counts[members].sum())

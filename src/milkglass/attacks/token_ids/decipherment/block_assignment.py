@@ -1,4 +1,4 @@
-"""A soft assignment inside disjoint groups of ids, as flat arrays without padding or Python loops.
+"""A soft assignment inside disjoint groups of ids, as flat arrays, and predictions of neighbours inside groups.
 
 A *cell* is the probability that row a (a scrambled id) stands for member b (a public id) of its group. The cells of one
 row are adjacent, and so are those of one group.
@@ -6,14 +6,21 @@ row are adjacent, and so are those of one group.
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
 
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, summed
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, summed
 from milkglass.sequences import Ids
 from milkglass.threat.knowledge import Candidates
 
-CHUNK = 2_000_000  # pairs of memberships looked at in one go
-ROUNDS = 12  # of Sinkhorn's, which only have to come near
+PAIRS_AT_A_TIME = 2_000_000  # of memberships
+SINKHORN_ROUNDS = 12  # which only have to come near
+MAX_WEIGHT_COUNT = 50.0  # a token seen more often than this weighs no more in the regression
+MIN_RELATIVE_SHARE = 0.05  # predicted shares are never below this part of a class' mean share
+KMEANS_ROUNDS = 10
 
 
 def ranges(starts: Ids, counts: Ids) -> Ids:
@@ -32,7 +39,6 @@ class BlockAssignment:
         row, column, member: (cells,); columns are numbered over all groups, `member` is the public id.
         capacity: (columns,) the greatest sum of a column.
         column_member, column_group: (columns,) the public id and the group.
-        first_column: (groups,)
         place: (n,) a scrambled id's row, -1 outside every group.
     """
 
@@ -67,7 +73,7 @@ class BlockAssignment:
         if not len(scores):
             return scores
         belief = np.exp(self.log_softmax(scores / temperature))
-        for _ in range(ROUNDS):
+        for _ in range(SINKHORN_ROUNDS):
             taken = np.bincount(self.column, belief, len(self.capacity))
             belief *= np.minimum(self.capacity / np.maximum(taken, 1e-300), 1.0)[self.column]
             belief /= np.maximum(self.per_row(belief), 1e-300)[self.row]
@@ -107,10 +113,7 @@ class BigramJoin:
 
 
 def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tuple[Ids, Ids], Floats]:
-    """Joins edges, by the sorted keys of their two groups, with public bigrams.
-
-    Returns edge numbers, columns, counts.
-    """
+    """Joins edges, by the sorted keys of their two groups, with public bigrams: edge numbers, columns, counts."""
     order = np.argsort(blocks.column_member, kind="stable")
     member = blocks.column_member[order]
     ends = (public.left, public.right)
@@ -120,7 +123,7 @@ def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tupl
     nothing = np.empty(0, np.int64)
     edges, lefts, rights, values = [nothing], [nothing], [nothing], [np.empty(0)]
     total = np.cumsum(fan)
-    cuts = np.searchsorted(total, np.arange(CHUNK, int(total[-1]) if len(total) else 0, CHUNK))
+    cuts = np.searchsorted(total, np.arange(PAIRS_AT_A_TIME, int(total[-1]) if len(total) else 0, PAIRS_AT_A_TIME))
     for chunk in np.split(np.arange(len(fan)), cuts):
         which = np.repeat(chunk, fan[chunk])
         inner = ranges(np.zeros(len(chunk), np.int64), fan[chunk])
@@ -134,3 +137,114 @@ def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tupl
         rights.append(np.repeat(two, times))
         values.append(np.repeat(public.count[which], times))
     return np.concatenate(edges), (np.concatenate(lefts), np.concatenate(rights)), np.concatenate(values)
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """Predicts from a token's embedding which neighbours it has.
+
+    The attacker's text contains a rare token a few times or never. But the public model knows it: tokens with similar
+    embeddings have similar neighbours. Inside a group of near neighbours, the direction in which two tokens differ
+    still separates a plural from a singular or a name from a noun. So all neighbours are put into classes, and for
+    every token of the public text it is counted how often each class comes next. The shares (their square roots, in
+    which Hellinger's distance is Euclid's, so that rare classes count as much as common ones) are regressed on the
+    embeddings, by ridge regression in closed form. The predicted shares serve as `weight` pseudo-counts.
+
+    A class is a union of groups of candidates, so the class of a scrambled neighbour is certain. The groups with most
+    running tokens are classes of their own; the others are merged by their mean embeddings (k-means). Only public text
+    and the public table are used.
+
+    Attributes:
+        alone, together: the numbers of classes of one group, and of the other groups.
+        weight: pseudo-counts of a predicted profile.
+        ridge: relative to the mean variance of the embeddings.
+        distances: at which neighbours are predicted.
+    """
+
+    alone: int = 200
+    together: int = 50
+    weight: float = 100.0
+    ridge: float = 0.3
+    distances: tuple[int, ...] = (1, 2)
+
+    def ratios(
+        self, table: torch.Tensor, blocks: BlockAssignment, public: PublicBigrams
+    ) -> dict[tuple[int, int], Ratios]:
+        """Returns the ratios by distance and side (0: what follows, 1: what precedes)."""
+        unit = torch.nn.functional.normalize(table.float(), dim=1).numpy().astype(np.float64)
+        classes = self._classes(unit, blocks, public)
+        result = {}
+        for distance in self.distances:
+            for side in (0, 1):
+                counts = _counted(public.bigrams[distance], side, blocks, classes, len(unit))
+                result[distance, side] = Ratios(self._mixed(unit, counts), classes)
+        return result
+
+    def _classes(self, unit: Floats, blocks: BlockAssignment, public: PublicBigrams) -> Ids:
+        """Returns (groups,) the class of each group."""
+        groups = len(blocks.first_column)
+        mass = summed(blocks.column_group, public.share[blocks.column_member], groups)
+        order = np.argsort(-mass, kind="stable")
+        classes = np.empty(groups, np.int64)
+        alone, rest = order[: self.alone], order[self.alone :]
+        classes[alone] = np.arange(len(alone))
+        means = np.zeros((groups, unit.shape[1]))
+        np.add.at(means, blocks.column_group, unit[blocks.column_member])
+        classes[rest] = len(alone) + _k_means(means[rest], self.together)
+        return classes
+
+    def _mixed(self, unit: Floats, counts: Floats) -> NDArray[np.float32]:
+        """Returns (n, classes) counted and predicted shares combined, over each class's share of all."""
+        total = counts.sum(1)
+        common = (counts.sum(0) + 0.5) / (counts.sum() + 0.5 * counts.shape[1])
+        seen = np.flatnonzero(total)
+        if not len(seen):
+            return np.ones(counts.shape, np.float32)
+        weight = np.minimum(total[seen], MAX_WEIGHT_COUNT)[:, None]
+        roots = np.sqrt(counts[seen] / total[seen][:, None])
+        x_mean, y_mean = (weight * unit[seen]).sum(0) / weight.sum(), (weight * roots).sum(0) / weight.sum()
+        x = unit[seen] - x_mean
+        square = x.T @ (x * weight)
+        square[np.diag_indices(len(square))] += self.ridge * max(np.trace(square) / len(square), 1e-12)
+        slopes = np.linalg.solve(square, x.T @ ((roots - y_mean) * weight))
+        predicted = np.maximum((unit - x_mean) @ slopes + y_mean, 0) ** 2
+        predicted = np.maximum(predicted, MIN_RELATIVE_SHARE * common)
+        return ((counts + self.weight * predicted) / (total[:, None] + self.weight) / common).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """How much likelier a class (of each group) is next to a token than anywhere, (n, classes), on one side."""
+
+    values: NDArray[np.float32]
+    classes: Ids
+
+    def at(self, members: Ids, groups: Ids) -> NDArray[np.float32]:
+        """Returns the ratio of each member next to its group."""
+        return self.values[members, self.classes[groups]]
+
+
+def _counted(bigrams: Bigrams, side: int, blocks: BlockAssignment, classes: Ids, size: int) -> Floats:
+    """Returns (n, classes) how often each class is next to each token."""
+    of = np.full(size, -1, np.int64)
+    of[blocks.column_member] = classes[blocks.column_group]  # in several groups: the last one's
+    token, neighbour = (bigrams.left, bigrams.right) if side == 0 else (bigrams.right, bigrams.left)
+    known = of[neighbour] >= 0
+    width = int(classes.max()) + 1
+    keys = token[known] * width + of[neighbour[known]]
+    return summed(keys, bigrams.count[known], size * width).reshape(size, width)
+
+
+def _k_means(vectors: Floats, k: int) -> Ids:
+    """Returns the classes by spherical k-means from evenly spaced seeds. It is deterministic."""
+    if len(vectors) <= k:
+        return np.arange(len(vectors))
+    x = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
+    centres = x[np.linspace(0, len(x) - 1, k).astype(np.int64)]
+    for _ in range(KMEANS_ROUNDS):
+        nearest = (x @ centres.T).argmax(1)
+        sums = np.zeros_like(centres)
+        np.add.at(sums, nearest, x)
+        lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+        centres = np.where(lengths > 0, sums / np.maximum(lengths, 1e-30), centres)
+    return (x @ centres.T).argmax(1).astype(np.int64)

@@ -21,7 +21,7 @@ from milkglass.threat.knowledge import Candidates, Group
 
 NEARLY_ALL = 0.98
 MAX_BOILERPLATE = 2000  # places of boilerplate looked at
-FEWEST = 20  # sequences below which agreement may be chance
+MIN_SEQUENCES = 20  # below which agreement may be chance
 
 
 def constant(texts: Sequences, backwards: bool = False) -> Ids:
@@ -29,7 +29,7 @@ def constant(texts: Sequences, backwards: bool = False) -> Ids:
     lengths = texts.lengths[texts.lengths > 0]
     ends = np.cumsum(texts.lengths)[texts.lengths > 0]
     result: list[int] = []
-    if len(lengths) < FEWEST:
+    if len(lengths) < MIN_SEQUENCES:
         return np.empty(0, np.int64)
     for at in range(min(MAX_BOILERPLATE, int(lengths.max()))):
         long = lengths > at
@@ -59,11 +59,7 @@ def placed(private: Sequences, public: Sequences, template: tuple[int, ...] = ()
 
 
 def consistent(pairs: Ids, allowed: Candidates | None = None, aliases: int = 1) -> Ids:
-    """Returns the pairs, each once, that contradict no other pair and no candidate.
-
-    Args:
-        aliases: the number of scrambled ids of a token.
-    """
+    """Returns the pairs, each once, that contradict no other pair and no candidate, of tokens with `aliases` ids."""
     pairs = np.unique(pairs.reshape(-1, 2), axis=0)
     for side in (0, 1):
         _, where, times = np.unique(pairs[:, side], return_inverse=True, return_counts=True)

@@ -14,7 +14,7 @@ are aliases of one token is not known. The evidence for b is
 
 R(b, q) is the likelihood ratio that something believed to be q stands next to b: sum_b' q[b'] P(b' | b) / P(b'), from
 public bigrams smoothed by alpha pseudo-counts. Neighbours left and right count fully, those at distance 2 by `second`.
-If the public model is known, rare tokens borrow from their embeddings (profiles.py).
+If the public model is known, rare tokens borrow from their embeddings (`Profiles`).
 
 **Convergence.** rho, the share of neighbours that are misread or unknown to the public text, bounds what one neighbour
 can say against a reading. K / (K + count) damps frequent ids, whose many neighbours are not independent. Belief is soft
@@ -22,7 +22,7 @@ and moves by (1 - inertia) a sweep. rho falls while beliefs sharpen.
 
 **Two forms.** With candidates (groups of 10 to 20 ids, cluster-solve) Q is block-diagonal. All ids are solved at once,
 in seconds (mean_field.py), and end in a joint assignment in each group. Without candidates (a permutation with a
-perfectly hidden table) the matrix grows from the 60 most frequent ids to 2,500 (dense_mean_field.py). Each id is read
+perfectly hidden table) the matrix grows from the 60 most frequent ids to 2,500 (`settle_all`). Each id is read
 as its likeliest token, and rarer ids get no guess.
 
 **Parameters** were chosen in rehearsals in which the attacker plays both sides (tests/attacks/tuning.py): public text
@@ -43,11 +43,18 @@ import numpy as np
 
 from milkglass import papers
 from milkglass.attacks.assignment import Solver
-from milkglass.attacks.token_ids.decipherment import cribs, dense_mean_field
+from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, FrequencyFit, PublicBigrams
-from milkglass.attacks.token_ids.decipherment.block_assignment import BlockAssignment
-from milkglass.attacks.token_ids.decipherment.mean_field import Between, Schedule, messages_of, settle
-from milkglass.attacks.token_ids.decipherment.profiles import Profiles, Ratios
+from milkglass.attacks.token_ids.decipherment.block_assignment import BlockAssignment, Profiles, Ratios
+from milkglass.attacks.token_ids.decipherment.mean_field import (
+    Between,
+    GrowthSchedule,
+    Schedule,
+    Step,
+    messages_of,
+    settle,
+    settle_all,
+)
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Cost
 from milkglass.threat.budget import Budget
@@ -65,12 +72,8 @@ class Decipherment(Solver):
 
     Attributes:
         tau: the spread of frequencies. None: `sharper` times the likeliest one.
-        sharper: see `tau`.
-        alpha, patience (K), doubt (rho), second: see the module.
-        temperature, inertia, sweeps: of the annealing.
         template: public ids with which each text is known to begin.
         profiles: how embeddings are used. None: they are not.
-        growth: the schedule without candidates.
     """
 
     tau: float | None = None
@@ -84,7 +87,7 @@ class Decipherment(Solver):
     inertia: float = 0.3
     template: tuple[int, ...] = ()
     profiles: Profiles | None = field(default_factory=Profiles)
-    growth: dense_mean_field.GrowthSchedule = field(default_factory=dense_mean_field.GrowthSchedule)
+    growth: GrowthSchedule = field(default_factory=GrowthSchedule)
 
     name = "decipherment"
     title = "Corpus decipherment"
@@ -106,10 +109,7 @@ class Decipherment(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """Returns the candidates with their log posteriors given the corpus.
-
-        Each row sums to 1. Makes no random draws.
-        """
+        """Returns the candidates with their log posteriors given the corpus. Makes no random draws."""
         texts, size = transcript.tokens, transcript.size
         pins = self._pins(texts, knowledge)
         public = PublicBigrams(required(knowledge.corpus), knowledge.tokens(size))
@@ -162,12 +162,12 @@ class Decipherment(Solver):
         seen: dict[int, Bigrams],
         public: PublicBigrams,
         pins: Ids,
-        step: dense_mean_field.Step,
+        step: Step,
         aliases: int,
     ) -> Candidates:
         """Returns a group for each frequent id, with its likeliest readings."""
         known = [Group(pair[:1], pair[1:]) for pair in pins]
-        result = dense_mean_field.settle(counts, seen, public, pins, self.growth, step, aliases)
+        result = settle_all(counts, seen, public, pins, self.growth, step, aliases)
         if result is None:
             return Candidates(tuple(known), tuple(np.zeros((1, 1)) for _ in known))
         order = np.argsort(-result.belief, axis=1, kind="stable")[:, :READINGS_KEPT]

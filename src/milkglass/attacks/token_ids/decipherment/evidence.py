@@ -16,8 +16,8 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.knowledge import Candidates, Group
 
 CHOICES = 40  # members of a group that are weighed; of a larger one the likeliest
-HIGHEST = 30.0  # of logarithms of ratios
-START, LEAST, STEPS = 0.5, 0.05, 50  # of the search for the doubt
+MAX_LOG_RATIO = 30.0
+START_DOUBT, MIN_DOUBT, DOUBT_STEPS = 0.5, 0.05, 50  # of the search for the doubt
 
 
 class EvidenceTable:
@@ -46,8 +46,6 @@ class EvidenceTable:
 
         Args:
             certain: ids whose likeliest option has a higher probability are left alone.
-            share: (n,) log P of public ids.
-            size: n'.
         """
         counts, sure = texts.counts(size), confidence(candidates, size)
         open_ = (counts > 0) & (sure < certain)
@@ -92,15 +90,12 @@ class EvidenceTable:
     def update(self, ids: Ids, scores: Floats, doubt: float) -> None:
         """Adds what a model says about some places.
 
-        Args:
-            ids: (m,) scrambled.
-            scores: (m, w) log P(option | context) / P(option), up to a constant for each place.
-            doubt: the probability that a place says nothing.
+        `scores` (m, w) are log P(option | context) / P(option) up to a constant; a place says nothing with P = `doubt`.
         """
         lines = self.line[ids]
         prior = self.prior[lines]
         ratio = scores - np.logaddexp.reduce(scores + prior, axis=1, keepdims=True)
-        words = np.log(doubt + (1 - doubt) * np.exp(np.minimum(ratio, HIGHEST)))
+        words = np.log(doubt + (1 - doubt) * np.exp(np.minimum(ratio, MAX_LOG_RATIO)))
         np.add.at(self.total, lines, np.where(np.isfinite(prior), words, 0.0))
         np.add.at(self.seen, lines, 1)
 
@@ -112,18 +107,15 @@ class EvidenceTable:
         """Returns the evidence as far as it can be believed, and rho, the share of ids about which it says nothing.
 
         An id's ratio, averaged over its belief, is taken as a draw from rho * 1 + (1 - rho) * ratio, and rho is found
-        by maximum likelihood. Without any belief rho stays at START.
-
-        Args:
-            belief: (lines, w) from other sources.
+        by maximum likelihood. Without any belief rho stays at START_DOUBT.
         """
         ratio = evidence - np.logaddexp.reduce(evidence + self.prior, axis=1, keepdims=True)
-        factor = np.exp(np.minimum(ratio, HIGHEST))
+        factor = np.exp(np.minimum(ratio, MAX_LOG_RATIO))
         agreed = (belief * factor).sum(1)
-        rho = START
-        for _ in range(STEPS):
+        rho = START_DOUBT
+        for _ in range(DOUBT_STEPS):
             useful = (1 - rho) * agreed / (rho + (1 - rho) * agreed)
-            rho = float(np.clip(1 - useful.mean(), LEAST, 1.0))
+            rho = float(np.clip(1 - useful.mean(), MIN_DOUBT, 1.0))
         return np.log(rho + (1 - rho) * factor), rho
 
     def belief(self, likelihood: Sequence[Floats]) -> Floats:

@@ -1,8 +1,9 @@
-"""The annealed mean field inside groups of candidates, where every id receives messages from its neighbours.
+"""The annealed mean field, where every id receives messages from its neighbours. decipherment.py has the formula.
 
-decipherment.py has the formula. All that does not change between sweeps is computed once: the public bigrams that a
-scrambled one could be, and their counts over what chance would give. A sweep is then two `bincount`s and a logarithm
-for each direction.
+`settle` works inside groups of candidates, `settle_all` without.
+
+All that does not change between sweeps is computed once: the public bigrams that a scrambled one could be, and their
+counts over what chance would give. A sweep is then two `bincount`s and a logarithm for each direction.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, summed
-from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment
-from milkglass.attacks.token_ids.decipherment.profiles import Ratios
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, FrequencyFit, PublicBigrams, summed
+from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment, Ratios
+from milkglass.sequences import Ids
 
 Between = tuple[float, float]  # at the first sweep and at the last, geometric in between
+Soft = NDArray[np.float32]
+Step = Callable[[float], bool]  # receives the share that is done, returns whether to go on
+SINKHORN_ROUNDS = 12
 
 
 @dataclass(frozen=True)
@@ -25,9 +30,7 @@ class Schedule:
     """The annealing.
 
     Attributes:
-        sweeps: their number.
         doubt: rho, the share of neighbours that are misread.
-        temperature: of the soft assignment.
         inertia: the weight of the last sweep's belief.
     """
 
@@ -96,12 +99,7 @@ def messages_of(
     weights: Mapping[int, float],
     ratios: Mapping[tuple[int, int], Ratios],
 ) -> list[Message]:
-    """Returns two messages for each distance, one from either side.
-
-    Args:
-        texts: the scrambled bigrams by distance.
-        weights: of each distance.
-    """
+    """Returns two messages for each distance, one from either side, by scrambled bigrams and weights by distance."""
     result = []
     for distance, weight in weights.items():
         if weight:
@@ -125,7 +123,6 @@ def settle(
     Args:
         prior: (cells,) log-likelihoods from other sources.
         patience: (cells,) the factor that damps the evidence.
-        step: receives the share that is done, returns whether to go on.
     """
     scores = prior
     belief = blocks.balanced(prior, schedule.temperature[0])
@@ -141,3 +138,168 @@ def settle(
         if not step((sweep + 1) / schedule.sweeps):
             break
     return scores
+
+
+@dataclass(frozen=True)
+class GrowthSchedule:
+    """The schedule of the growth.
+
+    Attributes:
+        sizes, sweeps: the number of ids at each stage, and of sweeps.
+        spare, margin: ids are compared with `spare` times as many public tokens and `margin` more.
+        tau, patience, doubt, temperature, alpha, second, inertia: as in Decipherment.
+    """
+
+    sizes: tuple[int, ...] = (60, 150, 400, 1000, 2500)
+    sweeps: tuple[int, ...] = (20, 15, 12, 10, 8)
+    spare: float = 1.5
+    margin: int = 60
+    tau: Between = (0.3, 0.5)
+    patience: Between = (15.0, 40.0)
+    doubt: Between = (0.5, 0.2)
+    temperature: Between = (1.5, 0.7)
+    alpha: float = 3.0
+    second: float = 0.5
+    inertia: float = 0.3
+
+
+@dataclass(frozen=True)
+class MeanFieldState:
+    """The belief so far, about scrambled and public ids.
+
+    Attributes:
+        belief: (K, C).
+    """
+
+    rows: Ids
+    columns: Ids
+    belief: Soft
+
+
+@dataclass(frozen=True)
+class _Channel:
+    """The bigrams of one distance in one direction, and how much they count.
+
+    Attributes:
+        edges: (K, K + p) scrambled counts.
+        votes: (C, C + p) what each neighbour says.
+    """
+
+    edges: sp.csr_matrix
+    votes: sp.csr_matrix
+    weight: float
+
+
+def settle_all(
+    seen: NDArray[np.float64],
+    texts: dict[int, Bigrams],
+    public: PublicBigrams,
+    pins: Ids,
+    growth: GrowthSchedule,
+    step: Step,
+    aliases: int = 1,
+) -> MeanFieldState | None:
+    """Returns the belief without candidates, where any frequent id may stand for any frequent token.
+
+    Comparing all ids at once is too expensive, and too soft at first to converge. So the matrix grows: the most
+    frequent ids settle first, on frequency and on each other, and then serve as context for rarer ones.
+
+    Args:
+        seen: (n',) counts of scrambled ids.
+        texts: their bigrams by distance.
+        pins: (p, 2) known pairs.
+
+    Returns:
+        None if every id that occurs is among the pins.
+    """
+    tokens, (known, times) = np.arange(len(public.share)), np.unique(pins[:, 1], return_counts=True)
+    known = known[times >= aliases]
+    free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), pins[:, 0]), np.setdiff1d(tokens, known)
+    by_count = free_rows[np.argsort(-seen[free_rows], kind="stable")]
+    by_share = free_columns[np.argsort(-public.share[free_columns], kind="stable")]
+    fit = FrequencyFit(seen, public, free_rows, free_columns, aliases)
+    if not len(by_count):
+        return None
+    stages = [min(k, len(by_count)) for k in growth.sizes]
+    stages = stages[: 1 + next((i for i, k in enumerate(stages) if k == len(by_count)), len(stages))]
+    total, done = sum(growth.sweeps[: len(stages)]), 0
+    field, state = _Field(public, fit, growth, aliases), None
+    for k, sweeps in zip(stages, growth.sweeps, strict=False):
+        rows = by_count[:k]
+        columns = by_share[: int(k * growth.spare / aliases) + growth.margin]
+        channels = field.channels(texts, rows, columns, pins)
+        state = field.taken_in(state, rows, columns, done / max(total - 1, 1))
+        for _ in range(sweeps):
+            state = field.sweep(state, channels, done / max(total - 1, 1))
+            done += 1
+            if not step(done / total):
+                return state
+    return state
+
+
+@dataclass(frozen=True)
+class _Field:
+    """The constants of all sweeps, see `settle_all`."""
+
+    public: PublicBigrams
+    fit: FrequencyFit
+    growth: GrowthSchedule
+    aliases: int
+
+    def channels(self, texts: dict[int, Bigrams], rows: Ids, columns: Ids, pins: Ids) -> list[_Channel]:
+        all_rows, all_columns = np.concatenate([rows, pins[:, 0]]), np.concatenate([columns, pins[:, 1]])
+        loud = sp.diags(1 / (self.growth.alpha * self.public.share[all_columns]))
+        out = []
+        for distance, weight in ((1, 1.0), (2, self.growth.second)):
+            seen = _matrix(texts[distance], len(self.fit.seen))
+            words = _matrix(self.public.bigrams[distance], len(self.public.share))
+            for edges, votes in ((seen, words), (seen.T.tocsr(), words.T.tocsr())):
+                part = (votes[columns][:, all_columns] @ loud).tocsr().astype(np.float32)
+                out.append(_Channel(edges[rows][:, all_rows].astype(np.float32), part, weight))
+        return out
+
+    def taken_in(self, old: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
+        belief = self.balanced(self.prior(rows, columns, share), self.growth.temperature[0])
+        if old is not None:  # ids are taken in by rank, so the old ones come first
+            belief[: len(old.rows)] = 0
+            belief[: len(old.rows), : len(old.columns)] = old.belief
+        return MeanFieldState(rows, columns, belief)
+
+    def sweep(self, state: MeanFieldState, channels: list[_Channel], share: float) -> MeanFieldState:
+        growth, (rows, columns) = self.growth, state.belief.shape
+        known = channels[0].edges.shape[1] - rows
+        belief = np.zeros((rows + known, columns + known), np.float32)
+        belief[:rows, :columns] = state.belief
+        belief[rows:, columns:] = np.eye(known, dtype=np.float32)
+        doubt = between(growth.doubt, share)
+        base = (growth.alpha / (self.public.counts[state.columns] + growth.alpha)).astype(np.float32)
+        evidence = np.zeros(state.belief.shape, np.float32)
+        for one in channels:
+            ratio = (one.votes @ np.ascontiguousarray(belief.T)).T  # (K + p, C)
+            ratio += 1
+            ratio *= (1 - doubt) * base
+            ratio += doubt
+            evidence += one.weight * (one.edges @ np.ascontiguousarray(np.log(ratio)))
+        patience = between(growth.patience, share)
+        weight = (patience / (patience + self.fit.seen[state.rows])).astype(np.float32)[:, None]
+        scores = self.prior(state.rows, state.columns, share) + evidence * weight
+        fresh = self.balanced(scores, between(growth.temperature, share))
+        belief = growth.inertia * state.belief + (1 - growth.inertia) * fresh
+        return MeanFieldState(state.rows, state.columns, belief)
+
+    def prior(self, rows: Ids, columns: Ids, share: float) -> Soft:
+        tau = between(self.growth.tau, share)
+        return self.fit.scores(rows[:, None], columns[None], tau).astype(np.float32)
+
+    def balanced(self, scores: Soft, temperature: float) -> Soft:
+        """Returns Sinkhorn and Knopp's assignment: rows sum to 1, columns to at most `aliases`."""
+        belief = np.exp((scores - scores.max(1, keepdims=True)) / np.float32(temperature))
+        for _ in range(SINKHORN_ROUNDS):
+            belief /= belief.sum(1, keepdims=True)
+            belief /= np.maximum(belief.sum(0, keepdims=True) / np.float32(self.aliases), 1)
+        belief /= belief.sum(1, keepdims=True)
+        return belief
+
+
+def _matrix(pairs: Bigrams, size: int) -> sp.csr_matrix:
+    return sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(size, size))

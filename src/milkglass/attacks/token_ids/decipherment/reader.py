@@ -69,8 +69,7 @@ class Spelling:
     def between(cls, own: Tokenizer, reader: Tokenizer, size: int, anchor: int) -> Spelling:
         """Returns the spelling of one tokenizer's ids by another.
 
-        Args:
-            anchor: a public id that is a word. The text that another id adds after it shows how that id is written.
+        `anchor` is a public id that is a word. The text that another id adds after it shows how that id is written.
         """
         head = len(own.decode([anchor]))
         added = [text[head:] for text in own.decode_batch([[anchor, i] for i in range(size)])]
@@ -130,7 +129,6 @@ class CausalReader:
     """A causal model and its spelling of public ids.
 
     Attributes:
-        model: its body.
         head: (V, d).
         begin: the id before every text.
     """
@@ -157,12 +155,7 @@ class CausalReader:
 
     @torch.inference_mode()
     def reads(self, texts: Sequences, numbers: Ids) -> Iterator[ReadBatch]:
-        """Yields the states before every place of these texts, batch by batch.
-
-        Args:
-            texts: the believed public ids, NO_BELIEF if there is none.
-            numbers: the texts that are read, the shortest first.
-        """
+        """Yields the states before every place of these texts of believed ids, NO_BELIEF if there is none."""
         starts = np.cumsum(texts.lengths) - texts.lengths
         longest = min(WINDOW, int(getattr(self.model.config, "max_position_embeddings", WINDOW)))
         lines, at, joined, where = [], [], [], []

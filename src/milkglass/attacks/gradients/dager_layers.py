@@ -1,0 +1,284 @@
+"""What enters the attention of the first layers, which gradients reveal it, and which tokens fit.
+
+Nothing is found by its name. The layers are the module list as long as the config says. The query projection is the
+first matrix that multiplies a layer's input; keys, values and adapters are the others that read the same input.
+
+What enters the first layer's attention depends on one token and its position alone. So each token is put at each
+position, embedded and normalised by the model, and compared with the spans. If positions enter by rotation inside the
+attention only, this shows which tokens there are, and not where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from milkglass.attacks.gradients.inversion import SharedBatch
+from milkglass.attacks.gradients.spans import Span, row_space
+from milkglass.errors import UnsupportedModel
+from milkglass.models.torch_model import readers
+from milkglass.threat.budget import Budget
+from milkglass.threat.training_step import SharedStep
+
+FLOATS = 4_000_000  # embedded at a time
+FORWARD_TOKENS = 8192
+DISTINCT = 1e-2  # a state, of length 1, is new where it is so far from the span of the others
+Text = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One matrix that reads a layer's input.
+
+    Attributes:
+        transposed: whether it is stored (in, out).
+        followed: the parameter of an adapter's second half, which reads this matrix's output. None: it is no adapter.
+    """
+
+    name: str
+    transposed: bool
+    followed: str | None
+
+
+class Entrance:
+    """What the attention of one layer reads.
+
+    Attributes:
+        matrices: those that read the input, the query projection first.
+    """
+
+    def __init__(self, step: SharedStep, layer: int) -> None:
+        """Finds what layer number `layer`, from 0, reads. Raises UnsupportedModel if the model has no such layer."""
+        every = layers(step.module)
+        if layer >= len(every):
+            raise UnsupportedModel(f"layer {layer + 1} is asked for, the model has {len(every)}", "give a deeper model")
+        reading = readers(every[layer], lambda: _embed_two(step))
+        if not reading:
+            raise UnsupportedModel(
+                f"layer {layer + 1} multiplies its input by no matrix", "give a model of another family"
+            )
+        names = {id(one): name for name, one in step.module.named_parameters()}
+        self.step, self.module = step, reading[0]
+        self.matrices = tuple(_matrix(step.module, module, names) for module in reading)
+
+    @torch.no_grad()
+    def read(self, embeds: Tensor) -> Tensor:
+        """Returns (b, t, d) what enters for embeddings (b, t, d) of texts of t tokens. The model stops there."""
+        seen: list[Tensor] = []
+
+        def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            seen.append(args[0].detach())
+            raise _Enough
+
+        handle = self.module.register_forward_pre_hook(stop)
+        try:
+            _run(self.step, embeds)
+        finally:
+            handle.remove()
+        return seen[0].reshape(*embeds.shape[:2], -1)
+
+
+class _Enough(Exception):  # noqa: N818 - not an error: the forward has gone as far as it is needed
+    pass
+
+
+def _run(step: SharedStep, embeds: Tensor) -> None:
+    step.module.eval()
+    try:
+        step.module.base_model(inputs_embeds=embeds, attention_mask=torch.ones(embeds.shape[:2], dtype=torch.long))
+    except _Enough:
+        return
+
+
+def layers(module: Any) -> nn.ModuleList:
+    """Returns the model's layers. Raises UnsupportedModel if no module list has as many as the config says."""
+    count = int(module.config.num_hidden_layers)
+    for one in module.modules():
+        if isinstance(one, nn.ModuleList) and len(one) == count:
+            return one
+    raise UnsupportedModel(f"no list of {count} layers is in this model", "give a model of another family")
+
+
+@torch.no_grad()
+def _embed_two(step: SharedStep) -> None:
+    _run(step, step.embedded(torch.zeros(1, 2, dtype=torch.long)))
+
+
+def _matrix(model: nn.Module, module: nn.Module, names: dict[int, str]) -> Matrix:
+    weight = module.weight
+    assert isinstance(weight, nn.Parameter)
+    return Matrix(names[id(weight)], isinstance(module, Conv1D), _follower(model, module, names))
+
+
+def _follower(model: nn.Module, module: nn.Module, names: dict[int, str]) -> str | None:
+    """Returns the second half of the adapter whose first half this module is, or None."""
+    for one in model.modules():
+        first, second = getattr(one, "lora_A", None), getattr(one, "lora_B", None)
+        if isinstance(first, nn.ModuleDict) and isinstance(second, nn.ModuleDict):
+            for key, half in first.items():
+                if half is module:
+                    return names[id(second[key].weight)]
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class SpanTokens:
+    """The tokens whose states lie in the span of the first layer's gradients.
+
+    Attributes:
+        tokens: for each position the tokens in the span, nearest first.
+        nearest: (t,) the nearest token of each position, in the span or not.
+        placed: whether the state depends on the position; else one entry is for all.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    nearest: tuple[int, ...]
+    placed: bool
+
+    def at(self, position: int) -> tuple[int, ...]:
+        return self.tokens[position if self.placed else 0]
+
+
+def spans_of(batch: SharedBatch, entrance: Entrance, total: int | None = None) -> list[Span]:
+    """Returns the spans of the gradients at one layer's entrance. A vector that entered lies in all of them.
+
+    Queries, keys and values count as one matrix. The first half (r, d) of an adapter has the same span if its rank r is
+    at least the number of vectors. The second half (out, r) has the span of A x if r is larger.
+
+    With unshared, zero or full-rank gradients there is no span, since they exclude nothing.
+    """
+    direct, result = [], []
+    for matrix in entrance.matrices:
+        grad = batch.tensor(matrix.name)
+        if grad is not None:
+            direct.append(grad.T if matrix.transposed else grad)
+        second = None if matrix.followed is None else batch.tensor(matrix.followed)
+        if second is not None:
+            weight = dict(batch.step.module.named_parameters())[matrix.name].detach()
+            result.append(row_space([second], weight))
+    spans = [one for one in result if one.rank and not one.full]
+    if direct:
+        whole = row_space(direct)
+        enough = total is not None and total <= whole.rank
+        # what was normalised has a dimension less than the model, so that all of the vocabulary would be in it
+        if 0 < whole.rank < whole.basis.shape[0] - 1 and (enough or not whole.full):
+            spans.append(whole)
+    return [one for one in spans if one.rank == max(other.rank for other in spans)]
+
+
+def farthest(spans: Sequence[Span], vectors: Tensor) -> Tensor:
+    """Returns (...) the largest distance of vectors (..., d) from any of the spans."""
+    return torch.stack([one.distances(vectors) for one in spans]).amax(0)
+
+
+def tokens(entrance: Entrance, spans: Sequence[Span], positions: int, tolerance: float, most: int) -> SpanTokens | None:
+    """Returns which tokens are in all spans at each position; None if at some position these are more than `most`."""
+    placed = depends_on_position(entrance)
+    t = positions if placed else 1
+    size, width = entrance.step.table.shape
+    parts = []
+    for ids in torch.arange(size).split(max(1, FLOATS // (t * width))):
+        embeds = entrance.step.embedded(ids[:, None].expand(-1, t)).detach()
+        parts.append(farthest(spans, entrance.read(embeds)))
+    away = torch.cat(parts)  # (v, t)
+    if int((away < tolerance).sum(0).max()) > most:
+        return None
+    order = away.argsort(dim=0)
+    kept = (away < tolerance).sum(0).tolist()
+    every = tuple(tuple(order[:count, at].tolist()) for at, count in enumerate(kept))
+    return SpanTokens(every, tuple(order[0].tolist()), placed)
+
+
+def depends_on_position(entrance: Entrance) -> bool:
+    """Returns whether a token's state at the second position differs from that at the first."""
+    part = torch.arange(min(8, len(entrance.step.table)))
+    seen = entrance.read(entrance.step.embedded(part[:, None].expand(-1, 2)).detach())
+    return not torch.allclose(seen[:, 0], seen[:, 1], rtol=1e-4, atol=1e-6)
+
+
+def grown_texts(
+    entrance: Entrance,
+    spans: Sequence[Span],
+    span_tokens: SpanTokens,
+    longest: int,
+    tolerance: float,
+    most: int,
+    budget: Budget,
+) -> list[Text]:
+    """Returns a decoder's texts: those in the spans from their first token to their last that cannot grow further.
+
+    A prefix grows by a token while the second layer's input lies in the span of its gradients. A state of a causal
+    model depends only on the tokens before it. So a prefix is right or wrong whatever follows, and after one wrong
+    token no continuation is in the span.
+
+    Args:
+        tolerance: how far a state may be from the spans.
+        most: how many prefixes are kept at a time, the nearest ones.
+    """
+    alive: list[Text] = [()]
+    ended: list[Text] = []
+    for position in range(longest):
+        options = span_tokens.at(position)
+        longer = [(*prefix, token) for prefix in alive for token in options]
+        if not longer or budget.left() <= 0:
+            break
+        away = torch.cat([farthest(spans, states(entrance, part)[:, -1]) for part in blocks(longer)])
+        order = [one for one in away.argsort().tolist() if away[one] < tolerance][:most]
+        kept = [longer[one] for one in order]
+        parents = {one[:-1] for one in kept}
+        ended += [one for one in alive if one and one not in parents]
+        alive = kept
+        if not alive:
+            break
+    return ended + [one for one in alive if one]
+
+
+def states(entrance: Entrance, texts: Sequence[Text]) -> Tensor:
+    """Returns (b, t, d) what enters for texts of one length."""
+    return entrance.read(entrance.step.embedded(torch.tensor(texts)).detach())
+
+
+def blocks(texts: list[Text]) -> list[list[Text]]:
+    """Returns texts of one length in parts that fit through a model."""
+    step = max(1, FORWARD_TOKENS // len(texts[0]))
+    return [texts[start : start + step] for start in range(0, len(texts), step)]
+
+
+def chosen_texts(entrance: Entrance, texts: Sequence[Text], count: int, lengths: Sequence[int] | None) -> list[Text]:
+    """Returns at most `count` texts, each time the one that adds most to the span of the states chosen before.
+
+    One kind of wrong prefix is always in the span: a text's first token, repeated. Attention over equal values returns
+    that value, whatever the positions.
+
+    Args:
+        lengths: those of the texts; a text of another length comes after all others. None: not known.
+    """
+    left = {one: torch.nn.functional.normalize(states(entrance, [one])[0].double(), dim=1) for one in texts}
+    expected = list(lengths) if lengths is not None else None
+    basis = torch.zeros(entrance.step.table.shape[1], 0, dtype=torch.float64)
+    taken: list[Text] = []
+    while left and len(taken) < count:
+        if basis.shape[0] != (width := next(iter(left.values())).shape[1]):
+            basis = torch.zeros(width, 0, dtype=torch.float64)
+        new = {one: _added(rows, basis) for one, rows in left.items()}
+        best = max(left, key=lambda one: (expected is None or len(one) in expected, new[one].shape[1], -len(one)))
+        if not new[best].shape[1] and expected is None:
+            break
+        basis = torch.cat([basis, new[best]], 1)
+        if expected is not None and len(best) in expected:
+            expected.remove(len(best))
+        del left[best]
+        taken.append(best)
+    return taken
+
+
+def _added(rows: Tensor, basis: Tensor) -> Tensor:
+    """Returns (d, k) orthonormal directions of rows (t, d) outside the span of a basis (d, r)."""
+    rest = rows - (rows @ basis) @ basis.T
+    _, values, right = torch.linalg.svd(rest, full_matrices=False)
+    return right[values > DISTINCT].T

@@ -1,0 +1,99 @@
+"""An enclave's measurement, the quotes that bind report data to it, and data that is sealed for it.
+
+With `gramine-sgx` measurement and quote come from the processor, through Gramine's pseudo-files. The other kinds
+measure the source code of this package and make a *software quote*: it names the kind, is not signed, and proves
+nothing.
+
+Data at rest is encrypted for one enclave, under a key from its measurement and a secret of the machine. With SGX the
+secret is the processor's, and other code gets another key. The other kinds keep the secret in a file beside the data,
+which protects nothing from the machine's owner, as NOT ATTESTED says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from milkglass.enclave.quote import SgxQuote
+from milkglass.errors import EnclaveError
+
+KINDS = ("process", "gramine-direct", "gramine-sgx")
+ATTESTED = "gramine-sgx"
+DEVICE = Path("/dev/attestation")
+SGX_KEY = Path("/dev/attestation/keys/_sgx_mrenclave")  # Gramine: bound to the processor and to the measurement
+NONCE = 12
+ATTESTED_BY_QUOTE = "attested: a quote of SGX, checked up to Intel's root, proves this measurement"
+NOT_ATTESTED = "NOT ATTESTED: nothing proves to the provider what runs here; this machine's owner can read the table"
+
+
+def measurement_of(kind: str) -> str:
+    """Returns the measurement of an enclave's code in hex: MRENCLAVE, or SHA-256 over this package's source."""
+    if kind == ATTESTED:
+        return SgxQuote.parse(quote(kind, "", bytes(64))).report.mr_enclave.hex()
+    whole, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[2]
+    for path in sorted(root.rglob("*.py")):
+        whole.update(json.dumps([str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()]).encode())
+    return whole.hexdigest()
+
+
+def quote(kind: str, measurement: str, report_data: bytes) -> bytes:
+    """Returns a quote with this report data. Raises EnclaveError if the processor gives none."""
+    if kind != ATTESTED:
+        return software_quote(kind, measurement, report_data)
+    try:
+        (DEVICE / "user_report_data").write_bytes(report_data)
+        return (DEVICE / "quote").read_bytes()
+    except OSError as error:
+        raise EnclaveError(
+            "this process has no SGX quote", "start it with gramine-sgx on a machine with SGX and a quoting enclave"
+        ) from error
+
+
+def software_quote(kind: str, measurement: str, report_data: bytes) -> bytes:
+    value = {
+        "milkglass_software_quote": 1, "attested": False, "kind": kind, "measurement": measurement,
+        "report_data": report_data.hex(),
+    }  # fmt: skip
+    return json.dumps(value).encode()
+
+
+def machine_secret(kind: str, secret: str) -> bytes:
+    """Returns the secret for the sealing key.
+
+    For kinds without SGX it is in `secret`, the content of the host's file, in hex.
+    """
+    if kind != ATTESTED:
+        return bytes.fromhex(secret)
+    try:
+        return SGX_KEY.read_bytes()
+    except OSError as error:
+        raise EnclaveError("this process has no sealing key of SGX", "start it with gramine-sgx") from error
+
+
+def sealing_key(secret: bytes, measurement: str) -> bytes:
+    """Returns the 32 bytes of one enclave's sealing key."""
+    return HKDF(hashes.SHA256(), 32, measurement.encode(), b"milkglass/1 seal").derive(secret)
+
+
+def seal(key: bytes, name: str, content: bytes) -> bytes:
+    """Encrypts and authenticates content under its name, so that no piece can replace another."""
+    nonce = secrets.token_bytes(NONCE)
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, name.encode())
+
+
+def unseal(key: bytes, name: str, sealed: bytes) -> bytes:
+    """Opens what `seal` returned. Raises EnclaveError if it was sealed for another enclave, or changed."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(sealed[:NONCE], sealed[NONCE:], name.encode())
+    except (InvalidTag, ValueError):
+        raise EnclaveError(
+            f"the sealed {name} does not open: it was sealed by another version of the enclave, or damaged",
+            "build it again: milkglass split enclave build",
+        ) from None

@@ -1,0 +1,69 @@
+"""Releases a provider's table to an enclave, so that no one on the way can read it.
+
+    enclave     a new X25519 key; a quote whose report data is SHA-512 of its public half and the provider's nonce
+    provider    checks the quote (quote.py), then sends its own public half and the package, encrypted in pieces
+
+The key of the package is HKDF-SHA256 of the shared secret with the nonce as salt. Each piece has its number, and
+whether it is the last, in its ChaCha20-Poly1305 nonce, so that none can be left out, repeated or moved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from milkglass.errors import EnclaveError
+
+PIECE_BYTES = 1 << 20  # bytes before encryption
+TAG = 16
+PUBLIC = 32
+NONCE = 32
+
+
+def report_data(public: bytes, nonce: bytes) -> bytes:
+    """Returns the 64 bytes that bind a quote to a key and to the provider's nonce."""
+    return hashlib.sha512(b"milkglass release 1" + public + nonce).digest()
+
+
+def encrypted(package: bytes, public: bytes, nonce: bytes) -> Iterator[bytes]:
+    """Yields the provider's answer: its public half, then the pieces. Raises EnclaveError for an invalid key."""
+    own = X25519PrivateKey.generate()
+    cipher = ChaCha20Poly1305(_key(own, public, nonce))
+    yield own.public_key().public_bytes_raw()
+    pieces = range(0, max(1, len(package)), PIECE_BYTES)
+    for number, start in enumerate(pieces):
+        yield cipher.encrypt(_number(number, start == pieces[-1]), package[start : start + PIECE_BYTES], None)
+
+
+def decrypted(answer: bytes, own: X25519PrivateKey, nonce: bytes) -> bytes:
+    """Returns the package. Raises EnclaveError if any byte is not the provider's."""
+    if len(answer) < PUBLIC + TAG:
+        raise EnclaveError("the provider's package is cut off", "build the enclave again")
+    cipher = ChaCha20Poly1305(_key(own, answer[:PUBLIC], nonce))
+    body = memoryview(answer)[PUBLIC:]
+    starts = range(0, len(body), PIECE_BYTES + TAG)
+    try:
+        return b"".join(
+            cipher.decrypt(_number(number, start == starts[-1]), bytes(body[start : start + PIECE_BYTES + TAG]), None)
+            for number, start in enumerate(starts)
+        )
+    except InvalidTag:
+        raise EnclaveError("the provider's package was changed on its way", "build the enclave again") from None
+
+
+def _key(own: X25519PrivateKey, public: bytes, nonce: bytes) -> bytes:
+    try:
+        shared = own.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:  # a point of small order, or of another length
+        raise EnclaveError("the other side's key is not an X25519 key", "speak version 1 of the protocol") from None
+    return HKDF(hashes.SHA256(), 32, nonce, b"milkglass/1 release").derive(shared)
+
+
+def _number(number: int, last: bool) -> bytes:
+    return number.to_bytes(11, "big") + bytes([last])

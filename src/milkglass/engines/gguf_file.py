@@ -1,0 +1,259 @@
+"""Writes a scrambled model as a GGUF file for llama.cpp, with opaque names for tokens.
+
+llama.cpp loads no model without a vocabulary, so each token's text is its opaque name (engines/engine.py). End ids are
+control tokens, which have no text, so that engines/llamacpp.py recognises them; all others are ordinary tokens. Tensors
+are written one at a time, in the checkpoint's own dtype; vectors in fp32, as llama.cpp wants them. `llama-quantize` can
+quantise the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.client.obfuscate.upload_check import require_scrambled
+from milkglass.engines.engine import MAX_NAMES, opaque_name
+from milkglass.errors import UnsupportedModel
+from milkglass.files import atomic_path
+from milkglass.models.checkpoint import Checkpoint, end_ids
+from milkglass.models.families import of
+from milkglass.progress import Progress, Stage, no_stage
+
+Config = Mapping[str, Any]
+Values = dict[str, int | float]
+ELSEWHERE = "serve the folder with vLLM or SGLang"
+ENDS = ("eos", "eot", "eom")  # llama.cpp's fields for end ids
+BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # these follow from the config
+
+
+@dataclass(frozen=True)
+class GGUFLayout:
+    """One architecture of llama.cpp: its names for hyperparameters, and where its tensors differ from a checkpoint's.
+
+    Llama and Mistral are one architecture there. Its rotary positions turn neighbouring dimensions, while transformers
+    turns a head's first half against its second. The rows of queries and keys are therefore reordered within each head,
+
+        row 2 i + j of a head is row j h / 2 + i of transformers'    i < h / 2, j in (0, 1)
+
+    which keeps the function. Qwen2 and Qwen3 keep the order of transformers. GPT-2's linear layers are stored
+    transposed. Written for llama.cpp 0.6.0 (`conversion`, `src/models`). vLLM and SGLang serve other families from the
+    folder.
+
+    Attributes:
+        values: returns hyperparameters under llama.cpp's names, without the architecture's. Raises UnsupportedModel for
+            a config that llama.cpp would not honour.
+        changed: returns a tensor of the checkpoint, by its name there, as llama.cpp wants it.
+    """
+
+    arch: str
+    values: Callable[[Config], Values]
+    changed: Callable[[Config, str, torch.Tensor], torch.Tensor]
+
+
+def layout_of(config: Config) -> GGUFLayout:
+    kind = str(config.get("model_type"))
+    if kind not in LAYOUTS:
+        raise UnsupportedModel(f"no GGUF file is written of {kind}: only of {', '.join(LAYOUTS)}", ELSEWHERE)
+    return LAYOUTS[kind]
+
+
+def head_size(config: Config) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def rope(config: Config) -> Mapping[str, Any]:
+    """Returns `rope_theta`, `rope_type` and the rest, from either of the two formats of transformers."""
+    new = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return {"rope_theta": config.get("rope_theta", 10_000.0), "rope_type": new.get("type", "default"), **new}
+
+
+def rope_factors(config: Config) -> torch.Tensor | None:
+    """Returns (h / 2,) the divisor of each rotation speed, or None, for Llama 3.1.
+
+    See transformers, `_compute_llama3_parameters`. Raises UnsupportedModel for another kind.
+    """
+    rotary = rope(config)
+    if rotary["rope_type"] == "default":
+        return None
+    if rotary["rope_type"] != "llama3":
+        raise UnsupportedModel(f"rotary positions of the kind {rotary['rope_type']!r} are not written", ELSEWHERE)
+    size, factor = head_size(config), float(rotary["factor"])
+    low, high = float(rotary["low_freq_factor"]), float(rotary["high_freq_factor"])
+    waves = 2 * torch.pi * float(rotary["rope_theta"]) ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
+    smooth = ((float(rotary["original_max_position_embeddings"]) / waves - low) / (high - low)).clamp(0, 1)
+    return (1 / ((1 - smooth) / factor + smooth)).float()
+
+
+def _llama_values(config: Config) -> Values:
+    window, positions = config.get("sliding_window"), int(config["max_position_embeddings"])
+    if window is not None and config.get("use_sliding_window", True) and int(window) < positions:
+        raise UnsupportedModel(f"llama.cpp would ignore the sliding window of {window} tokens", ELSEWHERE)
+    if config.get("hidden_act", "silu") != "silu":
+        raise UnsupportedModel(f"llama.cpp has silu here, the model {config['hidden_act']!r}", ELSEWHERE)
+    heads, size = int(config["num_attention_heads"]), head_size(config)
+    return {
+        "context_length": positions,
+        "embedding_length": int(config["hidden_size"]),
+        "block_count": int(config["num_hidden_layers"]),
+        "feed_forward_length": int(config["intermediate_size"]),
+        "attention.head_count": heads,
+        "attention.head_count_kv": int(config.get("num_key_value_heads") or heads),
+        "attention.key_length": size,
+        "attention.value_length": size,
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "rope.dimension_count": size,
+        "rope.freq_base": float(rope(config)["rope_theta"]),
+    }
+
+
+def _llama_changed(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    heads = int(config["num_attention_heads"])
+    counts = {"q_proj": heads, "k_proj": int(config.get("num_key_value_heads") or heads)}
+    count = next((n for part, n in counts.items() if f".{part}." in name), None)
+    if count is None:
+        return tensor
+    halves = tensor.reshape(count, 2, -1, *tensor.shape[1:])
+    return halves.transpose(1, 2).reshape(tensor.shape)
+
+
+def _gpt2_values(config: Config) -> Values:
+    act = config.get("activation_function", "gelu_new")
+    if act != "gelu_new" or config.get("scale_attn_by_inverse_layer_idx"):
+        raise UnsupportedModel(f"llama.cpp's GPT-2 has gelu_new and plain attention, the model {act!r}", ELSEWHERE)
+    width = int(config["n_embd"])
+    return {
+        "context_length": int(config["n_positions"]),
+        "embedding_length": width,
+        "block_count": int(config["n_layer"]),
+        "feed_forward_length": int(config.get("n_inner") or 4 * width),
+        "attention.head_count": int(config["n_head"]),
+        "attention.layer_norm_epsilon": float(config["layer_norm_epsilon"]),
+    }
+
+
+def _gpt2_changed(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    linear = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+    return tensor.T.contiguous() if linear else tensor
+
+
+def _unchanged(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+_LLAMA = GGUFLayout("llama", _llama_values, _llama_changed)
+LAYOUTS = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": GGUFLayout("qwen2", _llama_values, _unchanged),
+    "qwen3": GGUFLayout("qwen3", _llama_values, _unchanged),
+    "gpt2": GGUFLayout("gpt2", _gpt2_values, _gpt2_changed),
+}
+
+
+def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
+    """Writes the scrambled model of `folder` as one file. All errors are raised before anything is written.
+
+    Raises UsageError if the folder may not leave, UnsupportedModel, and FileExistsError.
+    """
+    from gguf import GGUFWriter, TokenType
+
+    require_scrambled(folder)
+    model = Checkpoint.open(folder)
+    layout, ends, size = layout_of(model.config), end_ids(model.folder), of(model).vocab_size
+    values, names = layout.values(model.config), _names(model, layout)
+    factors = None if layout.arch == "gpt2" else rope_factors(model.config)
+    _require_vocabulary(model, ends, size)
+    progress = stage("write", sum(model.tensors[name].bytes for name in names))
+    with atomic_path(target, replace=False, private=False) as partial:
+        writer = GGUFWriter(partial, layout.arch)
+        for name, value in values.items():
+            (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{layout.arch}.{name}", value)
+        writer.add_uint32(f"{layout.arch}.vocab_size", size)
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([opaque_name(token) for token in range(size)])
+        writer.add_token_scores([0.0] * size)
+        writer.add_token_types([TokenType.CONTROL if n in ends else TokenType.NORMAL for n in range(size)])
+        writer.add_add_bos_token(False)
+        writer.add_add_eos_token(False)
+        writer.add_add_space_prefix(False)
+        for place, token in zip(ENDS, sorted(ends), strict=False):
+            writer.add_uint32(f"tokenizer.ggml.{place}_token_id", token)
+        # Where a file names none, llama.cpp takes ids 0, 1 and 2 for unknown, first and last
+        plain = next(token for token in range(size) if token not in ends)  # one that ends nothing
+        for place in ("unknown", "bos"):
+            writer.add_uint32(f"tokenizer.ggml.{place}_token_id", plain)
+        _write_tensors(writer, model, layout, names, factors, progress)
+
+
+def _names(model: Checkpoint, layout: GGUFLayout) -> dict[str, str]:
+    """Returns llama.cpp's name of each tensor. Raises UnsupportedModel for a tensor that has none."""
+    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+
+    arch = next(one for one in MODEL_ARCH if MODEL_ARCH_NAMES[one] == layout.arch)
+    known = get_tensor_name_map(arch, int(layout.values(model.config)["block_count"]))
+    result = {}
+    for name in sorted(model.tensors):
+        if name.endswith(BUFFERS):
+            continue
+        if (found := known.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
+            raise UnsupportedModel(f"llama.cpp's {layout.arch} has no tensor {name!r}", "serve the folder with vLLM")
+        result[name] = found
+    if tied := model.config.get("tie_word_embeddings", layout.arch == "gpt2"):
+        result = {name: found for name, found in result.items() if found != "output.weight"}
+    if not tied and "output.weight" not in result.values():
+        raise UnsupportedModel("the model's head is not tied to its table, and not in the folder", "make it again")
+    return result
+
+
+def _require_vocabulary(model: Checkpoint, ends: frozenset[int], size: int) -> None:
+    if size > MAX_NAMES:
+        raise UnsupportedModel(f"the model has {size} tokens; opaque names are for {MAX_NAMES}", "serve it with vLLM")
+    if not 1 <= len(ends) <= len(ENDS):
+        raise UnsupportedModel(
+            f"the model has {len(ends)} end ids; a GGUF file has 1 to {len(ENDS)}", "serve the folder with vLLM"
+        )
+
+
+def _write_tensors(
+    writer: Any, model: Checkpoint, layout: GGUFLayout, names: Mapping[str, str], factors: torch.Tensor | None,
+    progress: Progress,
+) -> None:  # fmt: skip
+    from gguf import GGMLQuantizationType
+
+    for name, found in names.items():
+        ref = model.tensors[name]
+        shape = layout.changed(model.config, name, torch.empty(ref.shape, device="meta")).shape
+        kind = _kind(ref.dtype, len(shape))
+        size = int(np.prod(shape)) * (4 if kind == "F32" else 2)
+        writer.add_tensor_info(found, list(shape), np.dtype(np.float32), size, GGMLQuantizationType[kind])
+    if factors is not None:
+        writer.add_tensor_info("rope_freqs.weight", [len(factors)], np.dtype(np.float32), 4 * len(factors))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name in names:
+        tensor = layout.changed(model.config, name, model.read(name))
+        writer.write_tensor_data(_raw(tensor, _kind(model.tensors[name].dtype, tensor.dim())))
+        progress(model.tensors[name].bytes)
+    if factors is not None:
+        writer.write_tensor_data(factors.numpy())
+    writer.close()
+
+
+def _kind(dtype: str, dimensions: int) -> str:
+    """Returns GGML's name of a type. Raises UnsupportedModel for a type that it does not have."""
+    if dtype not in ("F32", "F16", "BF16"):
+        raise UnsupportedModel(f"weights stored as {dtype} are not written", "scramble a model in fp32, fp16 or bf16")
+    return "F32" if dimensions < 2 else dtype
+
+
+def _raw(tensor: torch.Tensor, kind: str) -> NDArray[Any]:
+    if kind == "F32":
+        return tensor.float().contiguous().numpy()
+    return tensor.contiguous().view(torch.uint16).numpy()

@@ -1,0 +1,135 @@
+"""Configurations for other trainers (TRL, Axolotl, LLaMA-Factory) that train all weights on scrambled rows.
+
+They use what `milkglass export --for transformers` and `milkglass encode --layout` wrote: a model with an opaque
+tokenizer, and rows that need none. The rates are from ObfusLM's appendix C.3. Adapters are not used, because the
+tables must be trained too, for which each trainer has its own option.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from milkglass.errors import UsageError
+from milkglass.models.checkpoint import Checkpoint
+
+RUN = {
+    "trl": "torchrun --standalone --nproc_per_node 2 -m trl.scripts.sft --config {config}",
+    "axolotl": "axolotl train {config}",
+    "llamafactory": "llamafactory-cli train {config}",
+}
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """The settings of another trainer.
+
+    Attributes:
+        rows: the rows that `milkglass encode` wrote: Parquet, JSON Lines, or a folder.
+        max_length: the most tokens of a row; longer ones are cut.
+        cpu: whether the trainer's machine has no GPU. TRL's processes would wait for one forever.
+    """
+
+    model: Path
+    rows: Path
+    out: Path
+    epochs: float = 3.0
+    batch_size: int = 8
+    learning_rate: float = 1e-4
+    max_length: int = 512
+    cpu: bool = False
+
+    def check(self, trainer: str) -> None:
+        """Raises UsageError for a model or rows that the trainer could not read."""
+        if not (self.model / "tokenizer.json").is_file():
+            raise UsageError(
+                f"{self.model} has no tokenizer, which trainers insist on",
+                f"milkglass export {self.model} --for transformers --out FOLDER",
+            )
+        Checkpoint.open(self.model)
+        folder = self.rows.is_dir()
+        if not self.rows.exists() or folder != (trainer == "llamafactory"):
+            wanted = "a folder of --layout datasets" if trainer == "llamafactory" else "a .parquet or .jsonl file"
+            raise UsageError(f"{trainer} reads {wanted}, {self.rows} is none", "write it with `milkglass encode`")
+
+
+def configuration(trainer: str, settings: TrainerSettings) -> dict[str, Any]:
+    """Returns the fields of a trainer's YAML. Raises UsageError for an unknown trainer."""
+    if trainer not in RUN:
+        raise UsageError(f"there is no trainer {trainer!r}", f"there are: {', '.join(RUN)}")
+    return {"trl": _trl, "axolotl": _axolotl, "llamafactory": _llamafactory}[trainer](settings)
+
+
+def as_yaml(document: Mapping[str, Any]) -> str:
+    """Returns YAML with one field a line. JSON's values are YAML's."""
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in document.items())
+
+
+def _kind(rows: Path) -> str:
+    return "parquet" if rows.suffix == ".parquet" else "json"
+
+
+def _trl(settings: TrainerSettings) -> dict[str, Any]:
+    """Returns settings of `trl sft` (trl.SFTConfig), which takes rows with input_ids and labels unchanged."""
+    return {
+        "model_name_or_path": str(settings.model),
+        "datasets": [{"path": _kind(settings.rows), "data_files": str(settings.rows)}],
+        "output_dir": str(settings.out),
+        "num_train_epochs": settings.epochs,
+        "per_device_train_batch_size": settings.batch_size,
+        "learning_rate": settings.learning_rate,
+        "adam_beta2": 0.95,
+        "max_length": settings.max_length,
+        "packing": False,
+        "use_cpu": settings.cpu,
+        "bf16": False,
+        "dtype": "float32",
+        "logging_steps": 10,
+        "save_strategy": "no",
+        "report_to": "none",
+    }
+
+
+def _axolotl(settings: TrainerSettings) -> dict[str, Any]:
+    """Returns settings of Axolotl, which takes rows with input_ids, attention_mask and labels unchanged."""
+    return {
+        "base_model": str(settings.model),
+        "datasets": [{"path": str(settings.rows), "ds_type": _kind(settings.rows), "type": None}],
+        "output_dir": str(settings.out),
+        "num_epochs": settings.epochs,
+        "micro_batch_size": settings.batch_size,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": settings.learning_rate,
+        "optimizer": "adamw_torch",
+        "lr_scheduler": "linear",
+        "adam_beta2": 0.95,
+        "sequence_len": settings.max_length,
+        "sample_packing": False,
+        "bf16": False,
+        "train_on_inputs": True,  # labels of the rows say what is learnt
+    }
+
+
+def _llamafactory(settings: TrainerSettings) -> dict[str, Any]:
+    """Returns settings of LLaMA-Factory, with rows of `save_to_disk` as `tokenized_path`, without a template."""
+    return {
+        "model_name_or_path": str(settings.model),
+        "tokenized_path": str(settings.rows),
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "full",
+        "template": "empty",
+        "output_dir": str(settings.out),
+        "num_train_epochs": settings.epochs,
+        "per_device_train_batch_size": settings.batch_size,
+        "learning_rate": settings.learning_rate,
+        "adam_beta2": 0.95,
+        "cutoff_len": settings.max_length,
+        "use_cpu": settings.cpu,
+        "logging_steps": 10,
+        "save_strategy": "no",
+        "report_to": "none",
+    }

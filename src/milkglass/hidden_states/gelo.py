@@ -1,0 +1,208 @@
+"""GELO: mixes the rows by a fresh matrix, so that a server multiplies by public weights and sees no row.
+
+Belikov and Fedotov 2026:
+
+    sent    U = A [H; S]      H (t, d): what enters the attention of the layer above the cut; A fresh for each text
+    answer  Y = U W           W (d, m): queries, keys and values side by side, without their biases
+    client  A^-1 Y = H W, adds the biases, and runs all else itself
+
+The client is the paper's trusted part and holds the whole model; the server is the untrusted accelerator. The answer is
+exact up to rounding. Training is that of the unmixed model, without the layers below the cut, which stay public. The
+paper has two settings:
+
+    mixing = "invertible"    A is not orthogonal, so that U U^T is not H H^T
+    mixing = "orthogonal"    A is orthogonal, and a few long rows S that stand for nothing ("shields") are mixed in
+
+Neither hides the span of the rows, and testing the span needs no secret. **`span-membership` reads every token and its
+place**, with or without shields, as long as a text and its shields have fewer rows than the model is wide. With `layer`
+above 0 no attack of the catalogue reads anything; but the paper's server has the first layer's products too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass import papers
+from milkglass.hidden_states import halves
+from milkglass.hidden_states.client import EncoderClient
+from milkglass.hidden_states.defence import HiddenStateDefence
+from milkglass.hidden_states.halves import Upper
+from milkglass.hidden_states.server import EncoderServer
+from milkglass.hidden_states.tokens import TokenizedTexts, grouped, padded
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.torch_model import readers
+from milkglass.noise.root import MixingMatrix, NoiseRoot, NoiseStream
+from milkglass.papers import Paper
+from milkglass.parameters import limited
+from milkglass.sequences import Ids
+from milkglass.threat.observations import Activations
+
+
+class Projections(torch.nn.Module):
+    """The server's half: the products alone, (rows, d) to (rows, m)."""
+
+    def __init__(self, matrices: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        weights = [one.get_parameter("weight").detach() for one in matrices]
+        self.weight = torch.nn.Parameter(torch.cat(weights).clone(), requires_grad=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows @ self.weight.T
+
+
+class ReceivedProduct(torch.nn.Module):
+    """Replaces a matrix, whose tensors keep their names, and returns the received product plus the bias.
+
+    Attributes:
+        product: (b, t, m) for the next call.
+    """
+
+    product: torch.Tensor
+
+    def __init__(self, matrix: torch.nn.Module) -> None:
+        super().__init__()
+        self.matrix = matrix  # so that its tensors keep their names
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        bias = getattr(self.matrix, "bias", None)
+        return self.product if bias is None else self.product + bias
+
+
+def _readers(upper: Upper) -> list[torch.nn.Module]:
+    """Returns the matrices that read what crosses."""
+    hidden, mask = torch.zeros(1, 2, int(upper.model.config.hidden_size)), torch.ones(1, 2, dtype=torch.bool)
+    with torch.no_grad():
+        return readers(halves.first_layer(upper), lambda: upper(hidden, mask))
+
+
+class ProjectionServer(EncoderServer):
+    """The server half, which multiplies rows."""
+
+    mixed = True
+
+    def _answered(self, sent: Activations) -> NDArray[np.float32]:
+        return self._upper(sent.hidden.float()).numpy()
+
+
+class OffloadingClient(EncoderClient):
+    """A client that mixes, and keeps the matrix and the states of each text last sent."""
+
+    defence: GELO
+    _pending: tuple[tuple[torch.Tensor, MixingMatrix], ...] = ()
+    _upper: Upper | None = None
+
+    def rows(self, lengths: Ids) -> Ids:
+        return np.array([one + self.defence.shields_of(one) for one in lengths.tolist()], np.int64)
+
+    @torch.inference_mode()
+    def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns (texts, classes) from the products (rows, m) of the texts last sent."""
+        sizes = [len(matrix.matrix) for _, matrix in self._pending]
+        self._require_answers(answer, sum(sizes), "rows")
+        upper, received = self._whole()
+        lengths = np.array([len(states) for states, _ in self._pending], np.int64)
+        out = torch.empty(len(lengths), int(self.kept["classes"]))
+        parts = torch.from_numpy(answer).split(sizes)
+        for numbers in grouped(lengths):
+            chosen = [self._pending[i] for i in numbers.tolist()]
+            products = [chosen[at][1].unmixed(parts[i]) for at, i in enumerate(numbers.tolist())]
+            hidden, mask = padded([states for states, _ in chosen])
+            whole = torch.nn.utils.rnn.pad_sequence(products, batch_first=True)
+            widths = [len(one.matrix.get_parameter("weight")) for one in received]
+            for one, product in zip(received, whole.split(widths, dim=2), strict=True):
+                one.product = product
+            out[torch.from_numpy(numbers)] = upper(hidden, mask)
+        return out.numpy()
+
+    def _whole(self) -> tuple[Upper, list[ReceivedProduct]]:
+        """Returns the layers above the cut, and their first matrices, which take what is received."""
+        if self._upper is None:
+            config, classes = halves.plain(self.base.config), int(self.kept["classes"])
+            upper = Upper(halves.shell(config, halves.layers_of(config), classes), self.defence.cut(self.base))
+            upper.load_state_dict({name: one for name, one in self.kept.items() if name != "classes"})
+            layer = halves.first_layer(upper.eval())
+            names = {id(one): name for name, one in layer.named_modules()}
+            for one in _readers(upper):
+                above, _, last = names[id(one)].rpartition(".")
+                setattr(layer.get_submodule(above), last, ReceivedProduct(one))
+            self._upper = upper
+        return self._upper, [one for one in self._upper.modules() if isinstance(one, ReceivedProduct)]
+
+    @torch.inference_mode()
+    def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
+        states, texts = dict(self._states(encoded)), list(encoded.ids)
+        pending = []
+        for number, ids in enumerate(texts):
+            draws = root.of_text(ids, "send", first + number).bound(states[number])
+            pending.append((states[number], self.defence.matrix(states[number], draws)))
+        self._pending = tuple(pending)
+        rows = np.array([len(matrix.matrix) for _, matrix in pending], np.int64)
+        sent = self._joined([matrix.mixed(own) for own, matrix in pending])
+        return Activations(sent, encoded.ids.lengths, self.defence.cut(self.base), mixed=rows)
+
+
+@dataclass(frozen=True)
+class GELO(HiddenStateDefence):
+    """The GELO method.
+
+    Attributes:
+        condition: the greatest condition number of A if it is "invertible".
+        shields: per token of a text, at least one row, if A is orthogonal.
+        energy: squared length of a shield, relative to the text's mean.
+    """
+
+    mixing: Literal["invertible", "orthogonal"] = "invertible"
+    condition: float = limited(10.0, least=1, most=1e4)
+    shields: float = limited(0.05, most=1)
+    energy: float = limited(100.0, above=0, most=1e6)
+
+    name: ClassVar[str] = "gelo"
+    client: ClassVar[type[EncoderClient]] = OffloadingClient
+    server: ClassVar[type[EncoderServer]] = ProjectionServer
+    trains_lower: ClassVar[bool] = False  # what is below the cut stays the public model's, as the paper's whole model
+    broken: ClassVar[str | None] = (
+        "GELO hides which row is whose and not the span of the rows: a public embedding lies in it or does not, and "
+        "span-membership reads the text"
+    )
+    paper: ClassVar[Paper] = papers.GELO.but(
+        "The full text was not accessible: this follows the abstract and the protocol note that the first author "
+        "published (U = A H, Y = U W, A^-1 Y; a fresh A for each batch; A well conditioned).",
+        "How A is drawn, its condition number, and the share and length of shields are our choice.",
+        "One layer's queries, keys and values are offloaded, not every product of every layer: each product more is "
+        "one more thing to attack, and the first one suffices.",
+        "Each text is mixed alone; the note pools about 500 rows of several users. `bench/span_membership.py` does.",
+    )
+
+    def refuses(self, base: Checkpoint) -> str | None:
+        if reason := super().refuses(base):
+            return reason
+        count = halves.layers_of(base.config)
+        return None if self.cut(base) < count else f"no layer is left above the cut, and the model has {count}"
+
+    def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
+        """Returns the states unchanged, since mixing does not change the answer in training."""
+        return hidden
+
+    def shields_of(self, tokens: int) -> int:
+        """Returns how many shields are mixed into a text, which is public."""
+        return max(1, round(self.shields * tokens)) if self.mixing == "orthogonal" and self.shields else 0
+
+    def matrix(self, rows: torch.Tensor, draws: NoiseStream) -> MixingMatrix:
+        """Returns a fresh matrix for rows (t, d)."""
+        condition = self.condition if self.mixing == "invertible" else 1.0
+        return MixingMatrix(draws, rows, condition, self.shields_of(len(rows)), self.energy)
+
+    def served(self, upper: torch.nn.Module) -> torch.nn.Module:
+        assert isinstance(upper, Upper)
+        return Projections(_readers(upper))
+
+    def kept(self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Returns the layers above the cut, which the client runs."""
+        assert isinstance(upper, Upper)
+        return {**upper.state_dict(), "classes": torch.tensor(int(upper.model.config.num_labels))}

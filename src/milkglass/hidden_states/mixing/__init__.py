@@ -1,1 +1,0 @@
-"""Methods that send linear combinations of rows, of several texts or of one."""

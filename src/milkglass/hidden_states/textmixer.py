@@ -1,0 +1,171 @@
+"""TextMixer: mixes a text with others before it is sent, and the server answers for all of them.
+
+Zhou et al. 2023, Findings of EMNLP, section 4:
+
+    sent = (V_1 h_1 + ... + V_N h_N) / N          h_j (t, d): states of N texts, one of them the client's own
+    answer (N x classes) = one for each place;     the client reads its own and throws the others away
+
+V_j is fixed and drawn from the secret: "hadamard", a Gaussian number for each dimension (MUX-PLM's), or "rotation", an
+orthogonal matrix. The other texts come from the training texts, cut or padded with zeros to the own text's length, so
+that what crosses is as long as the text. The own text's place is random. The server's half learns one vector a place,
+and a small network makes that place's answer from it and the mixed answer.
+
+An ordinary encoder learns to read mixtures from the task alone, and loses much accuracy. Nothing is proved here. V_j is
+the same for all texts, so an attacker who learns it undoes much of the mixing, and the server's half helps with that.
+**It is learnt at once**: if the other text is shorter, the own states are sent alone, times V_p / N, and the tokens at
+a text's first and last places are public. From 500 texts both keys of N = 2 were recovered exactly. The catalogue's
+attacks do not do that, so users of this method are warned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass import papers
+from milkglass.hidden_states.client import EncoderClient
+from milkglass.hidden_states.defence import HiddenStateDefence
+from milkglass.hidden_states.halves import Upper
+from milkglass.hidden_states.mechanism import TrainingStep
+from milkglass.hidden_states.tokens import TokenizedTexts
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.noise.root import NoiseRoot, NoiseStream, rotation
+from milkglass.papers import Paper
+from milkglass.parameters import limited
+from milkglass.sequences import Sequences
+from milkglass.threat.observations import Activations
+
+OTHERS = 512  # texts that a client keeps to mix with
+
+
+class MixedUpper(Upper):
+    """Answers for `places` texts at once: maps (b, t, d) to (b, places x classes)."""
+
+    def __init__(self, model: Any, layer: int, places: int, classes: int) -> None:
+        super().__init__(model, layer)
+        d = int(model.config.hidden_size)
+        self.model = self.model.base_model
+        self.places = torch.nn.Parameter(torch.randn(places, d) / d**0.5)
+        self.apart = torch.nn.Sequential(torch.nn.Linear(2 * d, d), torch.nn.GELU(), torch.nn.LayerNorm(d))
+        self.out = torch.nn.Linear(d, classes)
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        first = self.model(inputs_embeds=hidden, attention_mask=mask.long()).last_hidden_state[:, :1]
+        shape = (len(hidden), *self.places.shape)
+        both = torch.cat([first.expand(shape), self.places.expand(shape)], dim=-1)
+        return self.out(self.apart(both)).flatten(1)
+
+
+def mixed(parts: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], length: int) -> torch.Tensor:
+    """Returns (length, d) the mean of parts (t_j, d), cut or zero-padded, each times its key (d,) or (d, d)."""
+    total = torch.zeros(length, parts[0].shape[1])
+    for part, key in zip(parts, keys, strict=True):
+        subset = part[:length] * key if key.dim() == 1 else part[:length] @ key.T
+        total = total + torch.nn.functional.pad(subset, (0, 0, 0, length - len(subset)))
+    return total / len(parts)
+
+
+def keys_of(root: NoiseRoot, mixing: str, places: int, width: int) -> list[torch.Tensor]:
+    """Returns the secret V_j."""
+    drawn = [root.draws("mixing", place) for place in range(places)]
+    if mixing == "hadamard":
+        return [one.gaussian(width) for one in drawn]
+    return [rotation(one.gaussian(width, width)) for one in drawn]
+
+
+class Mixing(EncoderClient):
+    """A client that mixes, and keeps the place of each text last sent."""
+
+    defence: TextMixer
+    _pending: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
+        self._require_answers(answer, len(self._pending), "texts")
+        if not len(answer):
+            return answer
+        return answer.reshape(len(answer), self.defence.inputs, -1)[np.arange(len(answer)), self._pending]
+
+    @torch.inference_mode()
+    def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
+        """Mixes the client's own texts with those that it kept; an attacker mixes public text with public text."""
+        states = self._all(encoded)
+        others = self._all(self._others()) if root is self._root else states
+        keys = keys_of(root, self.defence.mixing, self.defence.inputs, self.lower.width)
+        parts, self._pending = [], np.empty(len(states), np.int64)
+        for number, (own, ids) in enumerate(zip(states, encoded.ids, strict=True)):
+            draws = root.of_text(ids, "send", first + number)
+            selected = [others[j] for j in draws.below(len(others), self.defence.inputs)]
+            self._pending[number] = place = int(draws.below(self.defence.inputs, 1)[0])
+            selected[place] = own
+            parts.append(mixed(selected, keys, len(own)))
+        return Activations(self._joined(parts), encoded.ids.lengths, self.defence.cut(self.base))
+
+    def _all(self, encoded: TokenizedTexts) -> list[torch.Tensor]:
+        states = dict(self._states(encoded))
+        return [states[number] for number in range(len(encoded))]
+
+    def _others(self) -> TokenizedTexts:
+        rows = zip(self.kept["others"].numpy(), self.kept["lengths"].tolist(), strict=True)
+        return TokenizedTexts(Sequences.of(ids[:length] for ids, length in rows))
+
+
+@dataclass(frozen=True)
+class TextMixer(HiddenStateDefence):
+    """The TextMixer method.
+
+    Attributes:
+        inputs: N, including the client's own text.
+        mixing: what V_j is.
+    """
+
+    inputs: int = limited(2, least=2)
+    mixing: Literal["hadamard", "rotation"] = "hadamard"
+
+    name: ClassVar[str] = "textmixer"
+    client: ClassVar[type[EncoderClient]] = Mixing
+    broken: ClassVar[str | None] = (
+        "TextMixer's keys fall out of what it sends: 500 texts gave both, exactly, and no attack of the audit uses that"
+    )
+    paper: ClassVar[Paper] = papers.TEXTMIXER.but(
+        "An ordinary encoder, not one of MUX-PLM's that were pretrained on mixed inputs.",
+        "The other texts are drawn at random from the training texts, not chosen to be like the own one.",
+        "V_j is secret; MUX-PLM's are part of its public checkpoints.",
+    )
+
+    def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
+        """Returns the states unchanged: mixing needs other texts, see `loss` and `Mixing`."""
+        return hidden
+
+    def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
+        return MixedUpper(model, self.cut(base), self.inputs, classes)
+
+    def loss(self, step: TrainingStep, upper: torch.nn.Module, aids: torch.nn.Module, root: NoiseRoot) -> torch.Tensor:
+        """Returns the loss of mixing each text with others of the batch; each place predicts its own text's label."""
+        keys = keys_of(root, self.mixing, self.inputs, step.hidden.shape[2])
+        rows = [hidden[mask] for hidden, mask in zip(step.hidden, step.mask, strict=True)]
+        draws = root.draws("train", step.epoch, int(step.numbers[0]), int(step.numbers[-1]))
+        selected = torch.from_numpy(np.stack([self._partners(own, len(rows), draws) for own in range(len(rows))]))
+        sent = [mixed([rows[j] for j in part], keys, len(rows[i])) for i, part in enumerate(selected.tolist())]
+        scores = upper(torch.nn.utils.rnn.pad_sequence(sent, batch_first=True), step.mask)
+        return torch.nn.functional.cross_entropy(
+            scores.reshape(len(rows) * self.inputs, -1), step.labels[selected].flatten()
+        )
+
+    def _partners(self, own: int, count: int, draws: NoiseStream) -> NDArray[np.int64]:
+        """Returns (N,) texts of the batch, the own one at a random place."""
+        selected = draws.below(count, self.inputs)
+        selected[draws.below(self.inputs, 1)[0]] = own
+        return selected
+
+    def kept(self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Returns OTHERS texts, repeated if there are fewer, padded to the greatest length."""
+        selected = encoded.ids.chosen(root.draws("others").below(len(encoded), OTHERS))
+        ids = torch.zeros(OTHERS, self.training.max_length, dtype=torch.int64)
+        for row, one in enumerate(selected):
+            ids[row, : len(one)] = torch.from_numpy(one)
+        return {"others": ids, "lengths": torch.from_numpy(selected.lengths)}

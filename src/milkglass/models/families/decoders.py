@@ -1,0 +1,72 @@
+"""Decoders: the Llama family (rotary positions, RMS norms, a head that is tied or not) and GPT-2 (learned positions).
+
+Gemma multiplies its embeddings by sqrt(d) after the look-up. A scale commutes with mixing rows, so this needs no care.
+"""
+
+from __future__ import annotations
+
+from milkglass.models.families.family import Family
+from milkglass.models.families.layers import LayerNames, StreamNames
+
+_ATTENTION, _MLP = "input_layernorm.weight", "post_attention_layernorm.weight"
+_SANDWICH = "it norms what its layers write as well, and these gains cannot be folded into what reads"
+STREAM = StreamNames(
+    readers={
+        "self_attn.q_proj.weight": _ATTENTION,
+        "self_attn.k_proj.weight": _ATTENTION,
+        "self_attn.v_proj.weight": _ATTENTION,
+        "mlp.gate_proj.weight": _MLP,
+        "mlp.up_proj.weight": _MLP,
+    },
+    writers=("self_attn.o_proj.weight", "mlp.down_proj.weight"),
+    biases=("self_attn.o_proj.bias", "mlp.down_proj.bias"),
+    final="norm.weight",
+    inside=(
+        "self_attn.q_proj.bias",
+        "self_attn.k_proj.bias",
+        "self_attn.v_proj.bias",
+        "self_attn.q_norm.weight",
+        "self_attn.k_norm.weight",
+        "mlp.gate_proj.bias",
+        "mlp.up_proj.bias",
+        "rotary_emb.inv_freq",
+    ),
+    unit={"gemma": 1.0},
+    without={"gemma2": _SANDWICH, "gemma3_text": _SANDWICH},
+)
+_GEMMA = "it multiplies embeddings by the square root of the stream's width, which a scheme may change"
+_NORMED = "it norms queries and keys, which scales of their own would not survive"
+LAYERS = LayerNames(
+    parts={
+        "self_attn.q_proj": "queries",
+        "self_attn.k_proj": "keys",
+        "self_attn.v_proj": "values",
+        "self_attn.o_proj": "output",
+        "mlp.gate_proj": "gate",
+        "mlp.up_proj": "up",
+        "mlp.down_proj": "down",
+    },
+    without={"gemma": _GEMMA, "gemma2": _SANDWICH, "gemma3_text": _SANDWICH, "qwen3": _NORMED},
+)
+
+LLAMA = Family(
+    name="Llama family",
+    kind="decoder",
+    model_types=("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3"),
+    table=("embed_tokens.weight",),
+    stream=STREAM,
+    neurons="mlp.gate_proj",
+    heads=("lm_head.weight",),
+    layers=LAYERS,
+)
+
+
+GPT2 = Family(
+    name="GPT-2",
+    kind="decoder",
+    model_types=("gpt2",),
+    table=("wte.weight",),
+    stream="its layer norms subtract the mean over the dimensions, which mixing them does not keep",
+    neurons="mlp.c_fc",
+    heads=("lm_head.weight",),
+)

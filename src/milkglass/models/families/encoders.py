@@ -1,0 +1,55 @@
+"""Encoders with layer norms after the sum: BERT, RoBERTa and DistilBERT.
+
+Their masked-language head is tied to the table and has its own bias. DistilBERT has half the layers of BERT and no
+token types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from milkglass.models.families.family import Family
+
+BERT = Family(
+    name="BERT",
+    kind="encoder",
+    model_types=("bert",),
+    table=("embeddings.word_embeddings.weight",),
+    stream="its layer norms come after the sum, so that their gains cannot be folded into what reads it",
+    neurons="intermediate.dense",
+    heads=("cls.predictions.decoder.weight",),
+    biases=("cls.predictions.bias", "cls.predictions.decoder.bias"),
+)
+DISTILBERT = Family(
+    name="DistilBERT",
+    kind="encoder",
+    model_types=("distilbert",),
+    table=("embeddings.word_embeddings.weight",),
+    stream="its layer norms come after the sum, so that their gains cannot be folded into what reads it",
+    neurons="ffn.lin1",
+    heads=("vocab_projector.weight",),
+    biases=("vocab_projector.bias",),
+)
+
+
+def _padding(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the padding id, from which RoBERTa counts positions: its *number* also indexes the position table.
+
+    It therefore keeps its place. This reveals nothing: the attention mask shows the padding anyway.
+    """
+    pad = config.get("pad_token_id", 1)
+    return (pad,) if isinstance(pad, int) else ()
+
+
+ROBERTA = Family(
+    name="RoBERTa",
+    kind="encoder",
+    model_types=("roberta", "xlm-roberta"),
+    table=("embeddings.word_embeddings.weight",),
+    stream="its layer norms come after the sum, so that their gains cannot be folded into what reads it",
+    neurons="intermediate.dense",
+    heads=("lm_head.decoder.weight",),
+    biases=("lm_head.bias", "lm_head.decoder.bias"),
+    pinned=_padding,
+)

@@ -1,1 +1,0 @@
-"""Word vectors from which sanitizers draw: a model's own embeddings or GloVe."""

@@ -1,0 +1,112 @@
+"""The frequencies of English words by a published list, for users without a corpus of their own (CMIF, section 4.1).
+
+The list is that of the package wordfreq (Speer 2022, version 3.1.1: books, news, subtitles, the web, until 2021), its
+words of at least 1e-7 without a digit, 96 % of its running words. Words with a digit are left out, since the list
+counts numbers by their shape: a number is never common here. It contains no punctuation.
+
+For a model's tokens each word is tokenized as in a text, and its frequency is divided among four ways:
+
+    after a blank 0.93, at the start of a text 0.07; in small letters 0.9, capitalised 0.1
+
+close to Enron's e-mails (0.07 of the words are capitalised, and 0.07 follow no blank). A token that no word of the list
+needs has 0. So have tokens of one byte, and of one character unless that is a word of the list ("a"): digits,
+punctuation, and what spells rare names. A name spelled by longer pieces of English words is as common as these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.models.array_cache import ArrayCache, Arrays, digest_of
+from milkglass.progress import Progress, no_progress
+from milkglass.sequences import Sequences
+
+LIST_NAME = "a list of English words (wordfreq)"
+MIN_FREQUENCY = 1e-7
+CAPITAL_SHARE, START_SHARE = 0.1, 0.07
+WORDS_AT_A_TIME = 8192  # words tokenized at a time
+RUNNING_WORDS = 1e12  # counts are of so many running words: the rarest piece of the rarest word still counts
+BEFORE = "a"  # a word that others follow
+BLANKS, INSIDE = "\u0120\u2581", "##"  # what stands for the blank before a word, and for none
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that has no token (SentencePiece)
+
+
+@cache
+def english() -> dict[str, float]:
+    """Returns the frequency of each word in lower case per running word, most frequent first."""
+    from wordfreq import get_frequency_dict
+
+    every = get_frequency_dict("en", wordlist="best")
+    return {
+        word: share
+        for word, share in every.items()
+        if share >= MIN_FREQUENCY and not any(one.isdigit() for one in word)
+    }
+
+
+def token_counts(
+    tokenizer: Any, rows: int, progress: Progress = no_progress, folder: Path | None = None
+) -> NDArray[np.int64]:
+    """Returns (rows,) how often each token occurs in 10^12 running words of English, from a cache or computed.
+
+    Raises CorruptCheckpoint for a damaged cache.
+    """
+    keep = ArrayCache("word_list", {"counts": np.int64}, folder)
+    about = ["milkglass-token-counts/2", version("wordfreq"), MIN_FREQUENCY, CAPITAL_SHARE, START_SHARE, rows]
+    digest = digest_of([*about, tokenizer.backend_tokenizer.to_str()])
+
+    def whole(found: Arrays) -> bool:
+        return bool(found["counts"].shape == (rows,) and found["counts"].min() >= 0)
+
+    return keep(digest, lambda: {"counts": _counted(tokenizer, rows, progress)}, whole)["counts"]
+
+
+def _counted(tokenizer: Any, rows: int, progress: Progress) -> NDArray[np.int64]:
+    result = np.zeros(rows)
+    every, share_of = list(english()), np.array(list(english().values()))
+    for start in range(0, len(every), WORDS_AT_A_TIME):
+        words, shares = every[start : start + WORDS_AT_A_TIME], share_of[start : start + WORDS_AT_A_TIME]
+        for ids, weight in _ways(tokenizer, words):
+            mass = np.repeat(shares * weight, ids.lengths)
+            result += np.bincount(ids.ids, mass, minlength=rows)[:rows]
+        progress(len(words))
+    known = min(len(tokenizer), rows)
+    tokens = tokenizer.convert_ids_to_tokens(range(known))
+    blanks = any(token and token[0] in BLANKS for token in tokens)  # else pieces inside of a word have the mark
+    result[:known][[token is None or spells(token, blanks) for token in tokens]] = 0
+    return np.ceil(result * RUNNING_WORDS).astype(np.int64)
+
+
+def spells(token: str, blanks: bool) -> bool:
+    """Returns whether a token is one byte, or one character that is no word of the list."""
+    if BYTE.fullmatch(token):
+        return True
+    bare = token.removeprefix(INSIDE).lstrip(BLANKS)
+    begins = token[:1] in BLANKS if blanks else not token.startswith(INSIDE)
+    return len(bare) == 1 and not (begins and bare.lower() in english())
+
+
+def _ways(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, float]]:
+    """Yields the tokens of each word in each of the four ways, with the way's share."""
+    (before,) = _ids(tokenizer, [BEFORE])
+    for capital, share in ((False, 1 - CAPITAL_SHARE), (True, CAPITAL_SHARE)):
+        spelled = [word.capitalize() for word in words] if capital else words
+        yield Sequences.of(_ids(tokenizer, spelled)), share * START_SHARE
+        # After another word, not after a bare blank: some tokenizers put a blank of their own before a text
+        after = _ids(tokenizer, [f"{BEFORE} {word}" for word in spelled])
+        bare = [one[len(before) :] if one[: len(before)] == before else one for one in after]
+        yield Sequences.of(bare), share * (1 - START_SHARE)
+
+
+def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    batch = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)
+    found: list[list[int]] = batch["input_ids"]
+    return found

@@ -1,0 +1,146 @@
+"""Splits a text into words and what is between them, and looks words up in a table.
+
+Only white space and punctuation (ASCII punctuation and symbols, Unicode's category P) are kept unchanged. Every other
+character is part of a word: letters, marks, digits, emoji, currency signs, controls, unassigned ones. So an oddity
+becomes an unknown word, which is replaced.
+
+The same rule serves every table, a model's too. A model's tokenizer would let more through (its own unknown symbols,
+pieces of rare names). A word that the vocabulary has only in pieces is unknown.
+
+`pattern` splits at all punctuation, as the recipes of papers do. `whole_pattern` splits as people read: contractions,
+addresses, names and tags are one word each.
+
+    don't   o'clock   John's        one word each; of a table that lacks it, the word before its ending is looked up
+    https://t.co/x   a.b@c.org      one word each, which no table has: it is replaced whole
+    @some_name   #some_tag          the mark is kept, and what follows is one word
+
+No more crosses with it: the signs inside such a word are replaced together with it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+
+UNKNOWN, NUMBER, KEPT = -1, -2, -3  # codes of words that have no row; kept words have KEPT and all below
+ASCII = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+SPACES = " \t\n\r"
+REMEMBERED_WORDS = 1 << 18  # distinct
+MAX_PUNCTUATION = 0x20000  # no punctuation beyond; what Unicode may put there later is part of a word
+TICKS = "'\u2019"
+ENDINGS = ("'s", "'re", "'ve", "'ll", "'d", "'m")
+CONTRACTIONS = frozenset(("n't", *ENDINGS))
+ODD = {"can't": "can", "won't": "will", "shan't": "shall"}
+_SUBJECTS = """
+i you he she it we they that there here this who what where how let
+"""
+_AUXILIARIES = """
+is are was were have has had do does did would should could might must need ca wo sha
+"""
+CONTRACTED = frozenset(
+    [one + ending for one in _SUBJECTS.split() for ending in ENDINGS] + [f"{one}n't" for one in _AUXILIARIES.split()]
+)
+
+
+def passes(character: str) -> bool:
+    return character in ASCII or character.isspace() or unicodedata.category(character).startswith("P")
+
+
+@cache
+def between() -> str:
+    """Returns every character that is kept, for a character class of a regular expression."""
+    return re.escape("".join(c for c in map(chr, range(MAX_PUNCTUATION)) if passes(c)))
+
+
+@cache
+def pattern(contractions: bool) -> re.Pattern[str]:
+    """Returns a pattern whose `split` gives what is between words at even places and words at odd ones.
+
+    With `contractions`, "don't" and "it's" are two words each, as in GloVe: "do" "n't", "it" "'s".
+    """
+    inside = f"[^{between()}]"
+    if not contractions:
+        return re.compile(f"({inside}+)")
+    end, tick = f"(?!{inside})", "['\u2019]"
+    parts = (f"{inside}+?(?=n{tick}t{end})", f"n{tick}t{end}", f"(?<={inside}){tick}(?:s|re|ve|ll|d|m){end}")
+    return re.compile(f"({'|'.join(parts)}|{inside}+)", re.IGNORECASE)
+
+
+def is_word(text: str) -> bool:
+    return text in CONTRACTIONS or bool(text) and not any(passes(c) for c in text)
+
+
+@cache
+def whole_pattern() -> re.Pattern[str]:
+    """Returns a pattern whose `split` gives what is between words at even places and words at odd ones."""
+    inside = f"[^{between()}]"
+    address = r"(?:https?://|www\.)[^\s<>\"]*[^\s<>\".,;:!?')\]}]"
+    mail = r"[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){1,8}"
+    named = f"(?<=[@#])(?:{inside}|_)+"
+    word = f"{inside}+(?:[{TICKS}]{inside}+)*"
+    return re.compile(f"({address}|{mail}|{named}|{word})", re.IGNORECASE)
+
+
+def is_whole_word(text: str) -> bool:
+    return whole_pattern().fullmatch(text) is not None
+
+
+def plain_space(text: str) -> str:
+    """Returns what is between two words, with rare kinds of white space as blanks."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(" " if c.isspace() and c not in SPACES else c for c in text)
+
+
+def is_number(word: str) -> bool:
+    return any(unicodedata.category(c).startswith("N") for c in word)
+
+
+def spellings(word: str) -> Iterable[str]:
+    """Yields how a table may spell a word, in turn: unchanged, in lower case, without accents."""
+    word = word.replace("\u2019", "'")
+    yield word
+    small = word.lower()
+    yield small
+    yield "".join(c for c in unicodedata.normalize("NFD", small) if unicodedata.category(c) != "Mn")
+
+
+def stem(word: str) -> str | None:
+    """Returns the word before a contraction's ending, in lower case: "do" for "don't". None: it has no such ending."""
+    small = word.lower().replace("\u2019", "'")
+    if small in ODD:
+        return ODD[small]
+    return next((small.removesuffix(one) for one in CONTRACTIONS if small.endswith(one) and small != one), None)
+
+
+class Lookup(dict[str, int]):
+    """Maps a word of a text to its row; to UNKNOWN or NUMBER; or to KEPT - i for the i-th kept word.
+
+    Everything with a digit is a number, even if the table has it. `stem` gives a word to look up for one without a row.
+    The cache is cleared when it grows too large.
+    """
+
+    def __init__(
+        self, rows: Mapping[str, int], kept: Mapping[str, int], stem: Callable[[str], str | None] = lambda word: None
+    ) -> None:
+        super().__init__()
+        self.rows, self.kept, self.stem = rows, kept, stem
+
+    def __missing__(self, word: str) -> int:
+        if len(self) >= REMEMBERED_WORDS:
+            self.clear()
+        self[word] = result = self._find(word)
+        return result
+
+    def _find(self, word: str) -> int:
+        for spelling in spellings(word):
+            if spelling in self.kept:
+                return KEPT - self.kept[spelling]
+        if is_number(word):
+            return NUMBER
+        row = next((self.rows[one] for one in spellings(word) if one in self.rows), None)
+        if row is None and (shorter := self.stem(word)) is not None:
+            row = next((self.rows[one] for one in spellings(shorter) if one in self.rows), None)
+        return UNKNOWN if row is None else row

@@ -1,0 +1,72 @@
+"""A covariant scheme: all weights of a decoder change under a secret, and its function stays.
+
+The scheme decides the coordinates of the residual stream, the coordinates inside each layer, and the noise of the
+tables. client/obfuscate/covariant.py writes the checkpoint for all of them.
+
+**None of them hides which id is which.** A nonlinearity acts on each neuron separately, so neurons can only be
+permuted: anyone who runs each id alone aligns them with the public model's (attacks/hidden_states/neuron_alignment.py).
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from milkglass.progress import Progress
+from milkglass.schemes.aliases import Slots
+from milkglass.schemes.covariant_keys import KeyDraws, LayerKeys, LayerShape, OrthogonalKeys, Pairs, StreamKeys
+from milkglass.schemes.mixture import Draws, Ids, Mixture
+from milkglass.schemes.scheme import Scheme
+
+
+class Covariant(Scheme):
+    """A scheme that changes every layer and keeps what the model computes."""
+
+    needs_heads: ClassVar[bool] = True
+
+    @property
+    def needs_whole_layers(self) -> bool:
+        return True
+
+    @property
+    def table_noise(self) -> float:
+        """Returns the noise of the input embeddings, in standard deviations of their entries."""
+        return 0.0
+
+    @property
+    def head_noise(self) -> float:
+        """Returns the noise of the output embeddings, in standard deviations of their entries."""
+        return 0.0
+
+    @abc.abstractmethod
+    def mixing(self, size: int, draws: KeyDraws) -> Tensor:
+        """Returns (size, size) an invertible fp64 matrix for the stream's own dimensions, or for a head's values."""
+
+    def stream_keys(self, width: int, heads: int, draws: KeyDraws) -> StreamKeys:
+        return OrthogonalKeys(self.mixing(width, draws))
+
+    @abc.abstractmethod
+    def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
+        """Returns what is done to the queries and keys of one key head."""
+
+    def neuron_scales(self, count: int, draws: KeyDraws) -> Tensor:
+        """Returns (count,) nonzero fp64 numbers."""
+        return torch.ones(count, dtype=torch.float64)
+
+    def layer_keys(self, shape: LayerShape, draws: KeyDraws) -> LayerKeys:
+        heads = range(shape.key_heads)
+        pairs = [self.pairs(shape, draws) for _ in heads]
+        mixing = [self.mixing(shape.head_size, draws) for _ in heads]
+        return LayerKeys(shape, pairs, mixing, self.neuron_scales(shape.neurons, draws), draws)
+
+    def row_map(
+        self, table: Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
+        slots: Slots, groups: list[Ids] | None = None,
+    ) -> Mixture:  # fmt: skip
+        """Returns the identity: no row is mixed with another."""
+        progress(len(order))
+        return Mixture.identity(len(table))

@@ -1,1 +1,0 @@
-"""Schemes that change all weights of a decoder under a secret and keep its function: AloePri and two milder ones."""

@@ -1,0 +1,243 @@
+"""Secret coordinates of the residual stream and of what is inside a layer (AloePri, section 5.2).
+
+What writes to the stream is multiplied by P, what reads it by Q (Algorithm 1, section 5.2.1). For d dimensions and an
+expansion of h, with U in O(d), Z in O(d + 2h):
+
+    P = [B  C  E] Z          B = U + lambda V       (d, d), V of variance 1/d
+    Q = Z^T [B^-1; F; D]     E = E1 E2, F = F1 F2   (d, h), (h, d), of rank h/2
+                             C F = 0, E D = 0       C (d, h), D (h, d), anew for each P and each Q
+    P Q = B B^-1 + C F + E D = I, whichever C and D: all P of one family go with all of its Q.
+
+Rows are vectors: a state x (d,) becomes x P, and x P Q = x.
+
+Inside a layer (Algorithm 2, section 5.2.3; the feed-forward network, 5.2.4) the heads of a group read one key head, and
+the draws for its keys apply to all their queries:
+
+    q T, k T^-T     T = R H Z: each pair of dimensions that rotary positions turn together is turned by a secret angle
+                    (R) and scaled (H), which commutes with rotary positions; pairs are permuted in windows (Z)
+    v U, U^-1 W_o   U (e, e) invertible
+    heads           key heads are permuted, and inside each group the queries' heads
+    neurons         gate Z', up H' Z', (H' Z')^-1 down: permuted, and scaled if nothing nonlinear follows
+
+Z is exact if the pairs of a window turn equally fast, and approximate otherwise.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from milkglass.schemes.mixture import Ids
+
+Part = Literal["queries", "keys", "values", "output", "gate", "up", "down"]
+
+
+class KeyDraws(Protocol):
+    """Secret numbers of one purpose, as matrices."""
+
+    def gaussian(self, *shape: int) -> Tensor: ...
+
+    def orthogonal(self, size: int) -> Tensor: ...
+
+    def order(self, count: int) -> Ids: ...
+
+
+class StreamKeys(abc.ABC):
+    """A family of P (d, D) and Q (D, d), fp64.
+
+    Attributes:
+        kappa: the root mean square of x P relative to that of x, for x of no preferred direction. RMSNorm divides by
+            the former, so what reads after it is multiplied by kappa.
+    """
+
+    kappa: float
+
+    @abc.abstractmethod
+    def writing(self, draws: KeyDraws) -> Tensor:
+        """Returns a P for one tensor that writes."""
+
+    @abc.abstractmethod
+    def reading(self, draws: KeyDraws) -> Tensor:
+        """Returns a Q for one tensor that reads."""
+
+
+@dataclass(frozen=True)
+class OrthogonalKeys(StreamKeys):
+    """One orthogonal P (d, d), with its transpose as Q. It keeps lengths, so the norms are exact."""
+
+    matrix: Tensor
+    kappa: float = 1.0
+
+    def writing(self, draws: KeyDraws) -> Tensor:
+        return self.matrix
+
+    def reading(self, draws: KeyDraws) -> Tensor:
+        return self.matrix.T
+
+
+class KeyMatrices(StreamKeys):
+    """Algorithm 1: what all P and Q of a key share.
+
+    Attributes:
+        b, b_inverse, e, f, z: see the module.
+        beside_f: (h, h - h/2) an orthonormal basis of the rows c with c F = 0.
+        beside_e: (h, h - h/2) an orthonormal basis of the columns d with E d = 0.
+        kappa: its mean square over the draws of C: |B|^2 + |E|^2 + d (h - h/2) / d over D, each a Frobenius norm.
+    """
+
+    def __init__(self, near_orthogonal: Tensor, expansion: int, draws: KeyDraws) -> None:
+        """Draws the shared matrices for B (d, d) = `near_orthogonal` and h = `expansion`."""
+        self.b, self.b_inverse = near_orthogonal, torch.linalg.inv(near_orthogonal)
+        d, h, rank = len(near_orthogonal), expansion, expansion // 2
+
+        def normal(rows: int, columns: int) -> Tensor:
+            return draws.gaussian(rows, columns).double() / d**0.5
+
+        e1, e2, f1, f2 = normal(d, rank), normal(rank, h), normal(h, rank), normal(rank, d)
+        self.e, self.f, self.z = e1 @ e2, f1 @ f2, draws.orthogonal(d + 2 * h)
+        self.beside_f = torch.linalg.qr(f1, mode="complete")[0][:, rank:]
+        self.beside_e = torch.linalg.qr(e2.T, mode="complete")[0][:, rank:]
+        mean_square = (float(self.b.square().sum() + self.e.square().sum()) + (h - rank)) / (d + 2 * h)
+        self.kappa = mean_square**0.5
+
+    def writing(self, draws: KeyDraws) -> Tensor:
+        d, free = len(self.b), self.beside_f.shape[1]
+        c = draws.gaussian(d, free).double() / d**0.5 @ self.beside_f.T
+        return torch.cat([self.b, c, self.e], dim=1) @ self.z
+
+    def reading(self, draws: KeyDraws) -> Tensor:
+        d, free = len(self.b), self.beside_e.shape[1]
+        below = self.beside_e @ draws.gaussian(free, d).double() / d**0.5
+        return self.z.T @ torch.cat([self.b_inverse, self.f, below])
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Sizes of a decoder's layer.
+
+    Attributes:
+        key_heads: of keys and values; divides `heads`.
+        head_size: e, even. Dimension i and i + e/2 are a pair.
+        rotary_base: pair i turns by base^(-2i/e) a token.
+    """
+
+    heads: int
+    key_heads: int
+    head_size: int
+    neurons: int
+    rotary_base: float
+
+    @property
+    def frequencies(self) -> Tensor:
+        """Returns (e/2,) radians a token."""
+        return self.rotary_base ** (-torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What is done to the pairs of one key head's dimensions.
+
+    Attributes:
+        angles: (e/2,) of R, radians.
+        scales: (e/2,) of H, positive.
+        order: (e/2,) of Z: place i has pair order[i].
+    """
+
+    angles: Tensor
+    scales: Tensor
+    order: Ids
+
+    @classmethod
+    def unchanged(cls, count: int) -> Pairs:
+        """Returns `count` pairs that are not turned, scaled or moved."""
+        return cls(
+            torch.zeros(count, dtype=torch.float64),
+            torch.ones(count, dtype=torch.float64),
+            np.arange(count, dtype=np.int64),
+        )
+
+    def matrix(self, inverse: bool = False) -> Tensor:
+        """Returns T or T^-T, (e, e) fp64."""
+        sizes = 1 / self.scales if inverse else self.scales
+        cosine, sine = torch.diag(self.angles.cos() * sizes), torch.diag(self.angles.sin() * sizes)
+        turned = torch.cat([torch.cat([cosine, sine], dim=1), torch.cat([-sine, cosine], dim=1)])
+        places = torch.from_numpy(self.order)
+        return turned[:, torch.cat([places, places + len(places)])]
+
+
+class LayerKeys:
+    """The secrets of one layer, fp64.
+
+    Attributes:
+        matrices: by part, (key_heads, e, e) that multiply queries, keys and values from the right; for "output", U^-1.
+        key_order: (key_heads,) the key head in each place.
+        query_order: (key_heads, heads / key_heads) the head of the group in each place.
+        neurons: (f,) the neuron in each place.
+        scales: (f,) of what the gate multiplies.
+    """
+
+    def __init__(
+        self, shape: LayerShape, pairs: list[Pairs], mixing: list[Tensor], scales: Tensor, draws: KeyDraws
+    ) -> None:
+        """Draws the orders. `pairs` and `mixing` (U) have an entry for each key head."""
+        self.matrices: dict[Part, Tensor] = {
+            "queries": torch.stack([one.matrix() for one in pairs]),
+            "keys": torch.stack([one.matrix(inverse=True) for one in pairs]),
+            "values": torch.stack(mixing),
+            "output": torch.stack([torch.linalg.inv(one) for one in mixing]),
+        }
+        group = shape.heads // shape.key_heads
+        self.query_order = np.stack([draws.order(group) for _ in range(shape.key_heads)])
+        self.key_order, self.neurons, self.scales = draws.order(shape.key_heads), draws.order(shape.neurons), scales
+
+    def rows(self, part: Part, matrix: Tensor) -> Tensor:
+        """Returns the new value of a weight or bias (g, ...), fp64, that reads the stream."""
+        if part in ("gate", "up"):
+            scaled = matrix if part == "gate" else matrix * self.scales.reshape(-1, *(1,) * (matrix.dim() - 1))
+            return scaled[torch.from_numpy(self.neurons)]
+        keys, e = len(self.key_order), self.matrices[part].shape[1]
+        heads = matrix.reshape(keys, -1, e, matrix.shape[1] if matrix.dim() == 2 else 1)
+        turned = torch.einsum("kab,kgac->kgbc", self.matrices[part], heads)
+        return self._permuted(turned, part == "queries").reshape(matrix.shape)
+
+    def columns(self, part: Part, matrix: Tensor) -> Tensor:
+        """Returns the new value of a weight (d, g), fp64, that writes to the stream."""
+        if part == "down":
+            return (matrix / self.scales)[:, torch.from_numpy(self.neurons)]
+        keys, e = len(self.key_order), self.matrices[part].shape[1]
+        heads = matrix.T.reshape(keys, -1, e, len(matrix))
+        turned = torch.einsum("kba,kgac->kgbc", self.matrices[part], heads)
+        return self._permuted(turned, True).reshape(matrix.T.shape).T
+
+    def _permuted(self, heads: Tensor, grouped: bool) -> Tensor:
+        """Permutes (key_heads, group, ...): heads inside each group, then groups."""
+        if grouped:
+            heads = torch.stack([one[torch.from_numpy(self.query_order[k])] for k, one in enumerate(heads)])
+        return heads[torch.from_numpy(self.key_order)]
+
+
+def uniform(count: int, draws: KeyDraws) -> Tensor:
+    """Returns (count,) fp64 numbers between 0 and 1."""
+    return torch.special.ndtr(draws.gaussian(count).double())
+
+
+def windowed(frequencies: Tensor, most: int, sharpness: float, draws: KeyDraws) -> Ids:
+    """Returns (e/2,) an order of the pairs: consecutive windows, each permuted.
+
+    A window at pair t has w of at most `most` pairs, with odds exp(sharpness (frequency of its last pair - frequency of
+    t)): it is wide if frequencies are similar.
+    """
+    count = len(frequencies)
+    result: list[int] = []
+    while len(result) < count:
+        start = len(result)
+        ahead = frequencies[start : start + most]
+        odds = torch.softmax(sharpness * (ahead - ahead[0]), 0).cumsum(0)
+        size = min(len(ahead), 1 + int((odds < uniform(1, draws)).sum()))
+        result += (start + draws.order(size)).tolist()
+    return np.array(result, np.int64)

@@ -1,0 +1,34 @@
+"""Orthogonal conjugation: the stream and each head's values in secret orthogonal coordinates, without noise.
+
+ConjFormer's idea is that an orthogonal change of coordinates commutes with RMSNorm once its gains are folded away, so
+the model's function is kept exactly. Queries and keys are turned pair by pair; heads, neurons and the vocabulary are
+permuted.
+
+**Broken**, like all covariant schemes (covariant.py). The lengths and products of the table's rows stay as well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from milkglass.papers import Paper, ours
+from milkglass.schemes.covariant import Covariant
+from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, Pairs, uniform
+
+
+@dataclass(frozen=True)
+class Orthogonal(Covariant):
+    name: ClassVar[str] = "orthogonal"
+    broken: ClassVar[str | None] = "orthogonal conjugation is broken: anyone with the public model can read every id"
+    paper: ClassVar[Paper] = ours("A decoder in secret orthogonal coordinates; after the idea of ConjFormer")
+
+    def mixing(self, size: int, draws: KeyDraws) -> Tensor:
+        return draws.orthogonal(size)
+
+    def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
+        count = shape.head_size // 2
+        return replace(Pairs.unchanged(count), angles=2 * math.pi * uniform(count, draws))

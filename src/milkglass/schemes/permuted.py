@@ -1,0 +1,32 @@
+"""Permutation only: the vocabulary, the stream's dimensions, heads, each head's values and neurons are permuted.
+
+This is the mildest covariant scheme: no entry of a tensor changes except by folded gains. The dimensions of queries and
+keys keep their places, since rotary positions turn each pair at its own speed.
+
+**Broken**: sorting a row's entries names its token (attacks/embeddings/sorted_rows.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from milkglass.papers import Paper, ours
+from milkglass.schemes.covariant import Covariant
+from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, Pairs
+
+
+@dataclass(frozen=True)
+class Permuted(Covariant):
+    name: ClassVar[str] = "permuted"
+    broken: ClassVar[str | None] = "permuting all weights is broken: anyone with the public model can read every id"
+    paper: ClassVar[Paper] = ours("A decoder whose dimensions, heads and neurons are permuted")
+
+    def mixing(self, size: int, draws: KeyDraws) -> Tensor:
+        return torch.eye(size, dtype=torch.float64)[torch.from_numpy(draws.order(size))]
+
+    def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
+        return Pairs.unchanged(shape.head_size // 2)
