@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 from covariant_utility import IFEVAL_TOKENS, SUMMARY_TOKENS, Questions, utility
+from frame.result import listed
 from transformers import AutoModelForCausalLM
 
 from milkglass.attacks.hidden_states.neuron_alignment import NeuronAlignment
@@ -199,7 +200,9 @@ def main() -> None:
                     tell(f"{name}, {variant}, layer {layer}", value)
     if given.json:
         made = {"threads": torch.get_num_threads(), "machine": platform.machine(), "made": by}
-        given.json.write_text(json.dumps({**about(given), **made, "figures": figures}, indent=1) + "\n", "utf-8")
+        given.json.write_text(
+            json.dumps({**about(given), **made, "figures": listed(figures)}, indent=1) + "\n", "utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from frame.result import listed
 
 from milkglass.attacks.hidden_states.span_membership import SpanMembership, SpanReader
 from milkglass.experiments.runs import now
@@ -226,7 +227,7 @@ def main() -> None:
         "paper": "GELO (arXiv:2603.05035)", "texts": options.texts.name,
         "rows": rows, "batches": options.batches, "sentences": options.sentences, "made": made, "cores": os.cpu_count(),
         "seconds": round(time.process_time() - began),
-        "figures": figures,
+        "figures": listed(figures),
     }  # fmt: skip
     print(json.dumps(result, indent=1))
     if options.json:

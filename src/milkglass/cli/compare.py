@@ -112,7 +112,8 @@ def _judged(found: Compared, scheme: str) -> list[str]:
 
     If the plain model is not shown to have learnt, only a loss to the client alone is known.
     """
-    from milkglass.experiments.procedures.own_rows import COMMONEST, PLAIN
+    from milkglass.experiments.procedures.own_rows import PLAIN
+    from milkglass.experiments.record import COMMONEST
 
     lost, won = found.gap(PLAIN, scheme), found.gap(scheme, found.alone)
     about = {"name": scheme, "rows": len(found.truth)}
@@ -130,7 +131,8 @@ def _judged(found: Compared, scheme: str) -> list[str]:
 
 def _learnt(found: Compared) -> bool:
     """Whether the plain model is shown to be above naming the commonest class."""
-    from milkglass.experiments.procedures.own_rows import COMMONEST, PLAIN
+    from milkglass.experiments.procedures.own_rows import PLAIN
+    from milkglass.experiments.record import COMMONEST
 
     return found.gap(PLAIN, COMMONEST).low > 0
 

@@ -55,7 +55,7 @@ def _require_readable(recipe: Path, data: Path, quick: bool) -> None:
     Raises:
         UsageError: the file is no recipe, or the folder is missing.
     """
-    from milkglass.experiments.recipe_file import settings
+    from milkglass.experiments.recipe import settings
 
     settings(recipe, quick)
     if not data.is_dir():

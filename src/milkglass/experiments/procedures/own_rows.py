@@ -21,7 +21,8 @@ from milkglass.client.training_defaults import steps_of
 from milkglass.defences.obfuscated_tables import Plain, TableDefence
 from milkglass.errors import CodecError
 from milkglass.experiments import data_refs
-from milkglass.experiments.procedures.trials import ALONE, BAGS, TrialData, trained
+from milkglass.experiments.procedures.trials import BAGS, TrialData, trained
+from milkglass.experiments.record import ALONE, COMMONEST
 from milkglass.experiments.runs import require_same_run, unpacked
 from milkglass.metrics.confusion import Confusion
 from milkglass.metrics.interval import Interval, resampled
@@ -36,7 +37,7 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.system import cores
 from milkglass.threat.defence import LabelledTexts
 
-PLAIN, COMMONEST = "no defence", "commonest class"
+PLAIN = "no defence"
 SHARE, LEAST = 0.2, 40  # of the rows held out, and how many at least
 REPORTS = 32  # of a training's loss, at least: by these its end is judged
 IN_A_QUARTER, ERRORS = 4, 2.0  # reports in a quarter, at least; standard errors

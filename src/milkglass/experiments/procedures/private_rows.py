@@ -25,8 +25,7 @@ from milkglass import files
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import ArtifactCache
-from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.recipe_file import from_entries, table_of
+from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.gradient_defences.catalogue import gradient_defence_of
 from milkglass.gradient_defences.defence import GradientDefence
 from milkglass.metrics.interval import with_spread

@@ -26,7 +26,7 @@ from milkglass.client.data.marked_rows import write_tensors
 from milkglass.client.training_defaults import LEAST_HELD_OUT, SHARE, held_out
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
-from milkglass.experiments.report.glossary import BESIDE, SPREAD
+from milkglass.experiments.record import BESIDE, SPREAD
 from milkglass.experiments.runs import begun, made, packed, run_job, secret_of, unpacked, write_spec
 from milkglass.metrics.glue import MEASURES
 from milkglass.metrics.interval import with_spread
@@ -37,7 +37,6 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
 
-ALONE = "client alone"
 BAGS = {
     "words": BagModel(),
     "words and neighbours": BagModel(neighbours=True),
@@ -229,7 +228,7 @@ def committee(problem: TrialData) -> FittedCommittee | None:
 
 
 def client_alone(problem: TrialData, own: FittedCommittee | None, seed: int) -> dict[str, dict[str, float]]:
-    """Returns the quality of the client's own models, by the names "client alone, MODEL"."""
+    """Returns the quality of the client's own models by their names."""
     if own is None:
         return {}
     held_out = problem.held_out
@@ -238,7 +237,7 @@ def client_alone(problem: TrialData, own: FittedCommittee | None, seed: int) -> 
     models: dict[str, FittedBag | FittedCommittee] = {**dict(zip(names, own.members, strict=True)), COMMITTEE: own}
     for name, model in models.items():
         guess = model.predict(held_out.texts, held_out.pairs)
-        result[f"{ALONE}, {name}"] = graded(guess, held_out.labels, problem.metrics, problem.classes, seed)
+        result[name] = graded(guess, held_out.labels, problem.metrics, problem.classes, seed)
     return result
 
 
