@@ -35,12 +35,12 @@ from typing import Any
 import numpy as np
 import torch
 from covariant_utility import IFEVAL_TOKENS, SUMMARY_TOKENS, Questions, utility
+from frame.result import listed
 from transformers import AutoModelForCausalLM
 
 from milkglass.attacks.hidden_states.neuron_alignment import NeuronAlignment
 from milkglass.audit.key_scene import truth_of
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.data_file import DataFile
 from milkglass.client.data.texts import read
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
@@ -52,6 +52,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.view import Model
+from milkglass.rows.data_file import DataFile
 from milkglass.schemes.catalogue import scheme_named
 from milkglass.schemes.scheme import Scheme
 from milkglass.threat.attack import why_not
@@ -199,7 +200,9 @@ def main() -> None:
                     tell(f"{name}, {variant}, layer {layer}", value)
     if given.json:
         made = {"threads": torch.get_num_threads(), "machine": platform.machine(), "made": by}
-        given.json.write_text(json.dumps({**about(given), **made, "figures": figures}, indent=1) + "\n", "utf-8")
+        given.json.write_text(
+            json.dumps({**about(given), **made, "figures": listed(figures)}, indent=1) + "\n", "utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from milkglass.client.codec.codec import Codec
-from milkglass.datasets.sets import describe
 from milkglass.experiments.kinds.generation import MEASURES, InstructionFile, greedy
 from milkglass.metrics import ifeval, text
 from milkglass.metrics.interval import Interval
+from milkglass.rows.sets.catalogue import describe
 
 IFEVAL_TOKENS, SUMMARY_TOKENS = 192, 64  # new ones, at most, of an answer
 
@@ -55,7 +55,7 @@ class Questions:
 
 
 def summaries(file: Path, rows: int) -> list[tuple[str, str]]:
-    """Of the first rows the request, with the instruction of milkglass/datasets before the dialogue, and a summary."""
+    """Of the first rows the request, with the instruction of milkglass/rows/sets before the dialogue, and a summary."""
     layout = describe("dialogsum").splits["test"][0]
     found = [layout.build(place, row) for place, row in islice(layout.rows(file), rows)]
     return [(one.messages[0]["content"], one.messages[1]["content"]) for one in found if one is not None]

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.datasets.sets import load
 from milkglass.errors import UsageError
 from milkglass.experiments.runs import unpacked
 from milkglass.metrics.interval import resampled
+from milkglass.rows.sets.catalogue import load
 
 SEED = 0
 

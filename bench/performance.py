@@ -34,6 +34,7 @@ from frame import page  # noqa: E402
 from frame.child import in_child  # noqa: E402
 from frame.figure import Curve, Figure  # noqa: E402
 from frame.machine import described  # noqa: E402
+from frame.result import listed  # noqa: E402
 from parts import NAMES  # noqa: E402
 
 from milkglass.experiments.runs import now  # noqa: E402
@@ -70,7 +71,7 @@ def run(names: list[str], quick: bool) -> tuple[dict[str, Any], list[str]]:
         print(f"  ({spent[name]:.0f} s)", flush=True)
     about = {"recipe": RESULT.stem, "quick": quick, "seconds": round(time.perf_counter() - began), "parts": spent}
     about |= described() | {"load": [round(load, 1), round(os.getloadavg()[0], 1)], "made": by}
-    return {**about, "figures": figures, "curves": curves}, failed
+    return {**about, "figures": listed(figures), "curves": curves}, failed
 
 
 def main() -> int:

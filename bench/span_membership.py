@@ -25,14 +25,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from frame.result import listed
 
 from milkglass.attacks.hidden_states.span_membership import SpanMembership, SpanReader
-from milkglass.client.data.texts import examples_of
 from milkglass.experiments.runs import now
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.view import Model
 from milkglass.noise.root import MixingMatrix, NoiseStream
+from milkglass.rows.examples import examples_of
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 
@@ -226,7 +227,7 @@ def main() -> None:
         "paper": "GELO (arXiv:2603.05035)", "texts": options.texts.name,
         "rows": rows, "batches": options.batches, "sentences": options.sentences, "made": made, "cores": os.cpu_count(),
         "seconds": round(time.process_time() - began),
-        "figures": figures,
+        "figures": listed(figures),
     }  # fmt: skip
     print(json.dumps(result, indent=1))
     if options.json:

@@ -212,35 +212,38 @@ def started(model: str, home: Path) -> tuple[subprocess.Popen[str], str, str]:
     return process, found[0], (home / "token").read_text("ascii").strip()
 
 
-def measured(bench: Bench, rounds: int) -> dict[str, dict[str, float]]:
-    """The figures by name. The first round warms everything up."""
+def measured(bench: Bench, rounds: int) -> list[dict[str, Any]]:
+    """The figures as records. The first round warms everything up."""
     with at_rest.opened(bench.folder) as enclave:
         every = [bench.round(enclave) for _ in range(rounds + 1)][1:]
-    values: dict[str, list[float]] = {}
+    values: dict[tuple[str, str], list[float]] = {}
 
-    def note(name: str, value: float) -> None:
-        values.setdefault(name, []).append(value)
+    def note(measure: str, value: float, variant: str = "") -> None:
+        values.setdefault((measure, variant), []).append(value)
 
     for one in every:
         each = {name: timing.total / timing.made for name, timing in one.items()}
         for name, timing in one.items():
-            note(f"total s, {name}", timing.total)
+            note("total s", timing.total, name)
             for part in breakdown.PARTS:
-                note(f"{part} s, {name}", getattr(timing, part))
-            note(f"forward ms, {name}", 1000 * each[name])
-            note(f"tokens, {name}", timing.made)
-            note(f"% over one process, {name}", 100 * (each[name] / each["one process"] - 1))
-            note(f"% over split, {name}", 100 * (each[name] / each["split"] - 1))
+                note(f"{part} s", getattr(timing, part), name)
+            note("forward ms", 1000 * each[name], name)
+            note("tokens", timing.made, name)
+            note("% over one process", 100 * (each[name] / each["one process"] - 1), name)
+            note("% over split", 100 * (each[name] / each["split"] - 1), name)
         full = one["enclave, sanitized"]
         note("sanitizing ms", 1000 * full.sanitizing)
         note("% sanitizing", 100 * full.sanitizing / full.total)
         note("bytes sent", one["split"].bytes_sent)
         note("bytes received", one["split"].bytes_received)
     note("% embedding layer", 100 * bench.table.numel() / bench.parameters)
-    return {
-        name: {"measured": round(statistics.median(each), 4), "least": round(min(each), 4), "most": round(max(each), 4)}
-        for name, each in values.items()
-    }
+    return [
+        {
+            "measure": measure, **({"variant": variant} if variant else {}),
+            "value": round(statistics.median(each), 4), "least": round(min(each), 4), "most": round(max(each), 4),
+        }
+        for (measure, variant), each in values.items()
+    ]  # fmt: skip
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
 """Fill the figures of README and docs from recipes/results: `make figures`, which is this program without --check.
 
 A figure is written as `<!-- figure RECIPE:NAME -->98<!-- end -->`: RECIPE is a file of recipes/results, no suffix,
-NAME a figure in it. The number of decimals stays. `<!-- state RECIPE -->result<!-- end -->` is what a recipe has: a
-result, a quick result, or none; after `state RECIPE in full` a quick result does not count. Each plot of `PLOTS` is
-drawn from results that have one model, one training and the same rows. With --check nothing is written, and the exit
-status is 1 where anything differs.
+NAME the name of a number of a record in it (milkglass/experiments/record.py). The number of decimals stays. `<!-- state
+RECIPE -->result<!-- end -->` is what a recipe has: a result, a quick result, or none; after `state RECIPE in full` a
+quick result does not count. Each plot of `PLOTS` is drawn from results that have one model, one training and the same
+rows. With --check nothing is written, and the exit status is 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from milkglass.experiments.record import numbers, read
 from milkglass.experiments.report import frontier
 
 ROOT = Path(__file__).parents[1]
@@ -55,10 +56,13 @@ STATE = re.compile(r"(<!-- state (\w+)( in full)? -->)[^<]*(<!-- end -->)")
 
 def filled(text: str, results: Path) -> str:
     """The page with each marked figure as it was measured. Raises KeyError for a figure that was not."""
+    known: dict[str, dict[str, float]] = {}
 
     def figure(match: re.Match[str]) -> str:
         begin, recipe, name, old, end = match.groups()
-        value = json.loads((results / f"{recipe}.json").read_text("utf-8"))["figures"][name]["measured"]
+        if recipe not in known:
+            known[recipe] = numbers(read(json.loads((results / f"{recipe}.json").read_text("utf-8"))))
+        value = known[recipe][name]
         return f"{begin}{value:.{len(old.partition('.')[2])}f}{end}"
 
     def state(match: re.Match[str]) -> str:

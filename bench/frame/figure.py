@@ -62,7 +62,7 @@ class Figure:
         return self.measured >= self.asked if self.rule == "at least" else self.measured <= self.asked
 
     def document(self) -> dict[str, Any]:
-        """For the JSON; "measured", "least" and "most" are those of every result in recipes/results."""
+        """For the JSON; in recipes/results "measured" is the "value" of a record."""
         found = {"measured": self.measured, "least": min(self.ratios), "most": max(self.ratios)}
         sides = {"ours": [rounded(one) for one in self.ours], "other": [rounded(one) for one in self.other]}
         rest = {name: value for name, value in asdict(self).items() if name not in ("name", "ours", "other")}

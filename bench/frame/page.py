@@ -10,8 +10,7 @@ from typing import Any
 
 from parts import NAMES
 
-from milkglass.experiments.report.curves import COLOURS
-from milkglass.experiments.report.panels import EDGE, GAP, HIGH, WIDE, Axis, Panel, svg_text
+from milkglass.plots import COLOURS, MARKERS, panels, styled, svg
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "performance.md"
@@ -67,10 +66,10 @@ def plots(curves: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 def table(result: Mapping[str, Any]) -> str:
     rows = [HEAD]
-    for name, one in result["figures"].items():
+    for one in result["figures"]:
         note = f"; {one['note']}" if one["note"] else ""
         other = f"{one['what']}: {_middle(one, 'other')}" if one["other"] else "a limit" if one["asked"] else ""
-        cells = [name + note, _asked(one), _verdict(one), _spread(one), _middle(one, "ours"), other]
+        cells = [one["measure"] + note, _asked(one), _verdict(one), _spread(one), _middle(one, "ours"), other]
         rows.append("| " + " | ".join([*cells, f"{one['threads']}, {one['dtype']}"]) + " |")
     return "\n".join(rows) + "\n"
 
@@ -94,7 +93,7 @@ def _asked(one: Mapping[str, Any]) -> str:
 
 
 def _verdict(one: Mapping[str, Any]) -> str:
-    shown = _ratio(one, one["measured"])
+    shown = _ratio(one, one["value"])
     return f"{shown}, **not as asked**" if one["holds"] is False else shown
 
 
@@ -117,24 +116,14 @@ def _number(value: float) -> str:
 
 
 def _drawn(curves: Sequence[Mapping[str, Any]]) -> str:
-    whole = len(curves) * (WIDE + GAP)
-    label = f"seconds of {curves[0]['work']} against {', '.join(one['axis'] for one in curves)}"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {HIGH}" role="img" aria-label="{label}" '
-    parts = [head + 'font-family="sans-serif" font-size="11" fill="#1c2126">']
-    parts.append(f'<rect width="{whole}" height="{HIGH}" fill="#ffffff"/>')
-    for number, one in enumerate(curves):
-        parts += _panel(number * (WIDE + GAP), one)
-    return "\n".join([*parts, "</svg>\n"])
-
-
-def _panel(left: float, one: Mapping[str, Any]) -> list[str]:
-    xs, lines = [point[0] for point in one["points"]], list(zip(*(point[1:] for point in one["points"]), strict=True))
-    x = Axis.over([0, *xs], WIDE - EDGE - 8)
-    panel = Panel(left, x, Axis.over([0, *(value for each in lines for value in each)], HIGH - EDGE - 32))
-    parts = panel.frame(f"{one['axis']} ({one['fixed']})", "seconds")
-    for place, (side, ys, colour) in enumerate(zip(SIDES, lines, COLOURS, strict=False)):
-        path = "L".join("{:.1f} {:.1f}".format(*panel.point(*at)) for at in zip(xs, ys, strict=True))
-        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        parts += panel.points(xs, ys, colour)
-        parts.append(svg_text(left + WIDE - 8, 18 + 14 * place, side, "end", colour))
-    return parts
+    with styled():
+        figure, places = panels(len(curves))
+        for axes, one in zip(places, curves, strict=True):
+            xs, *lines = zip(*one["points"], strict=True)
+            for side, ys, colour, marker in zip(SIDES, lines, COLOURS, MARKERS, strict=False):
+                axes.plot(xs, ys, marker=marker, markersize=4, color=colour, label=side)
+            axes.set(xlabel=f"{one['axis']} ({one['fixed']})", ylabel="seconds", xlim=(0, None), ylim=(0, None))
+            axes.locator_params(axis="x", nbins=5)
+            axes.legend()
+        axis = ", ".join(one["axis"] for one in curves)
+        return svg(figure, f"seconds of {curves[0]['work']} against {axis}") + "\n"

@@ -11,7 +11,17 @@ from typing import Any
 from milkglass.experiments.runs import now
 
 
-def show(recipe: str, about: Mapping[str, Any], figures: Mapping[str, Any], started: float, out: Path | None) -> None:
+def listed(figures: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The records of figures by name, each with "measured" and more (milkglass/experiments/record.py)."""
+    return [
+        {"measure": name, "value": one["measured"]} | {word: value for word, value in one.items() if word != "measured"}
+        for name, one in figures.items()
+    ]
+
+
+def show(
+    recipe: str, about: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]], started: float, out: Path | None
+) -> None:
     """Print a result as JSON, and write it where a place is given.
 
     Args:
@@ -22,7 +32,9 @@ def show(recipe: str, about: Mapping[str, Any], figures: Mapping[str, Any], star
         out: The file.
     """
     seconds = round(time.monotonic() - started)
-    text = json.dumps({"recipe": recipe, **about, "made": now(), "seconds": seconds, "figures": figures}, indent=1)
+    text = json.dumps(
+        {"recipe": recipe, **about, "made": now(), "seconds": seconds, "figures": listed(figures)}, indent=1
+    )
     print(text)
     if out is not None:
         out.write_text(text + "\n", "utf-8")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from milkglass.audit.key_audit import audit_key
     from milkglass.client.async_session import AsyncSession
     from milkglass.client.codec.codec import Codec
-    from milkglass.client.data.data_file import DataFile
     from milkglass.client.key.file import read_key, write_key
     from milkglass.client.key.generate import new_key
     from milkglass.client.key.key import Key
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
     from milkglass.proxy.transport import NOWHERE, async_transport, transport
+    from milkglass.rows.data_file import DataFile
     from milkglass.schemes.obfuslm import ObfusLM
 
 __version__ = "0.1.0"
@@ -48,7 +48,7 @@ _HOMES = {
     "AsyncSession": "milkglass.client.async_session",
     "Checkpoint": "milkglass.models.checkpoint",
     "Codec": "milkglass.client.codec.codec",
-    "DataFile": "milkglass.client.data.data_file",
+    "DataFile": "milkglass.rows.data_file",
     "Key": "milkglass.client.key.key",
     "MilkglassError": "milkglass.errors",
     "NOWHERE": "milkglass.proxy.transport",

@@ -7,7 +7,18 @@ from milkglass.errors import MilkglassError, UsageError
 # Modules that only an extra of pyproject.toml installs
 OPTIONAL = frozenset(
     {
-        *("accelerate", "dp_accounting", "gguf", "mpmath", "nltk", "peft", "python_multipart", "rouge_score", "scipy"),
+        *(
+            "accelerate",
+            "dp_accounting",
+            "gguf",
+            "matplotlib",
+            "mpmath",
+            "nltk",
+            "peft",
+            "python_multipart",
+            "rouge_score",
+            "scipy",
+        ),
         *("simplemma", "sklearn", "threadpoolctl", "torch", "transformers", "websockets", "wordfreq"),
     }
 )
@@ -28,5 +39,5 @@ def missing(error: ModuleNotFoundError, need: str) -> MilkglassError | None:
     module = (error.name or "").partition(".")[0]
     if module not in OPTIONAL:
         return None
-    extra = EXTRA_OF.get(need, "train")
+    extra = "audit" if module == "matplotlib" and need not in EXTRA_OF else EXTRA_OF.get(need, "train")
     return UsageError(f"{need} needs {module}, which is not installed", f"pip install 'milkglass[{extra}]'")

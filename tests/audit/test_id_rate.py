@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from milkglass.audit.outcome import AttackResult
-from milkglass.audit.report.findings import warnings
-from milkglass.audit.report.id_rate import id_rate
+from milkglass.audit.report.findings import id_rate, warnings
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.metrics.interval import Interval
 from milkglass.sequences import Sequences

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import milkglass
-from milkglass.client.data.data_file import DataFile
 from milkglass.client.key import usage
 from milkglass.errors import MilkglassError, UsageError, WrongPassphrase
 from milkglass.progress import Progress
+from milkglass.rows.data_file import DataFile
 from tests.cli.kit import PASSPHRASE, Owner, call
 
 SAID = "the wound on my left arm is open since monday and the nurse said three stitches may not be enough"

@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from milkglass.attacks.embeddings.knn import KNN
 from milkglass.audit.outcome import AttackResult, strongest
-from milkglass.audit.report.findings import warnings
+from milkglass.audit.report.findings import warnings, words_of_enclave
 from milkglass.audit.report.verdict import crossing, level, of_100, unfinished, verdict
-from milkglass.audit.scene import Adversary, Scene
+from milkglass.audit.scene import Adversary, DefenceWords, Scene
 from milkglass.metrics.interval import Interval
 from milkglass.sequences import Sequences
 from milkglass.threat.knowledge import Knowledge
@@ -149,7 +150,7 @@ def test_the_verdict_says_what_crosses() -> None:
         it, transcript=replace(it.transcript, observations=(Activations(torch.zeros(1, 2), np.ones(1), 1),))
     )
     assert crossing(states) == "the hidden states that are sent"
-    assert crossing(replace(it, scheme={"proof": "NOT ATTESTED"})) == "the vectors that the enclave sends"
+    assert crossing(replace(it, words=words_of_enclave("NOT ATTESTED", False))) == "the vectors that the enclave sends"
     who = {"same kind of text": "has other text of the same kind, and can run the client's trained half on it"}
     best = replace(cell(0.6, 0.5), adversary="same kind of text")
     assert verdict(best, who, (best,), crossing(states)).startswith(
@@ -179,3 +180,27 @@ def test_texts_without_content_words_are_judged_by_all_tokens_and_it_is_said() -
     assert "60 of 100 words. No token of these texts counts as a name or another content word" in said
     assert "all tokens are judged instead" in said
     assert "counts as a name" not in verdict(cell(0.6, 0.5), WHO, ())
+
+
+def test_a_defence_and_an_attack_bring_sentences_of_their_own() -> None:
+    seen = Transcript((Tokens(Sequences.of([[1, 2]])),), 5)
+    words = DefenceWords(
+        "the ids of my defence", "It sends {{ scene.scheme.name }}.", "Nothing helps.", findings=("answers",)
+    )
+    scene = Scene(seen, truth_of(), (Adversary("model only", "", Knowledge()),), scheme={"name": "mine"}, words=words)
+
+    class Mine(KNN):
+        finding = {
+            "title": "Mine reads", "raised_if": "here {{ result.measures['content top-1'] }}",
+            "explanation": "of {{ scene.scheme.name }}", "change": "-",
+        }  # fmt: skip
+
+    best = cell(0.6, 0.5, "mine")
+    found = {one.title: one for one in warnings(scene, (best,), {}, {"mine": Mine()})}
+    read = found["An attacker reads your text"]
+    assert read.explanation == "It sends mine." and read.change.endswith("before encoding. Nothing helps.")
+    assert "The provider reads every answer" in found
+    own = found["Mine reads"]
+    assert (own.raised_if, own.explanation) == ("here 50.0 % (50.0 to 50.0)", "of mine")
+    assert verdict(best, WHO, (best,), crossing(scene)).startswith("From the ids of my defence, an attacker with")
+    assert "Mine reads" not in {one.title for one in warnings(scene, (cell(0.6, 0.05, "mine"),), {}, {"mine": Mine()})}

@@ -44,8 +44,8 @@ def test_a_result_says_what_was_measured_and_where(result: dict[str, Any]) -> No
     assert result["recipe"] == "performance" and result["quick"]
     assert {"machine", "cores", "versions", "load", "made", "parts"} <= result.keys()
     assert result["parts"].keys() == {"codec"}
-    for one in result["figures"].values():
-        assert one["least"] <= one["measured"] <= one["most"]
+    for one in result["figures"]:
+        assert one["least"] <= one["value"] <= one["most"]
         assert {"part", "what", "rule", "asked", "holds", "unit", "dtype", "threads", "note"} <= one.keys()
         assert len(one["ours"]) == len(one["other"]) == 2
 
@@ -64,7 +64,7 @@ def test_the_page_is_filled_from_a_result(frame: dict[str, ModuleType], result: 
     (tmp_path / "result.json").write_text(json.dumps(result | whole), "utf-8")
     frame["page"].write(tmp_path / "result.json", tmp_path)
     page = (tmp_path / "performance.md").read_text("utf-8")
-    assert all(f"| {name}" in page for name in result["figures"])
+    assert all(f"| {one['measure']}" in page for one in result["figures"])
     assert result["made"]["commit"] in page and "No result yet" not in page
     drawn = [one.name for one in sorted(tmp_path.glob("*.svg"))]
     assert drawn == ["performance-obfuscation.svg", "performance-top-k.svg"]

@@ -26,6 +26,7 @@ from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, call, document, refused
 from tests.client.stub import Stub
+from tests.experiments.running import figures as figures_of
 from tests.warm import warm_workers
 
 __all__ = ["warm_workers"]
@@ -215,7 +216,7 @@ def test_a_comparison_has_a_decoder_as_the_servers_classifier(tmp_path: Path) ->
     recipe = tmp_path / "small.toml"
     recipe.write_text(COMPARISON.replace("MODEL", str(tiny.save("llama-tied", tmp_path / "model"))), "utf-8")
     result = json.loads(reproduce(recipe, tmp_path, tmp_path / "out").read_text("utf-8"))
-    figures = {name: one["measured"] for name, one in result["figures"].items()}
+    figures = {name: one["measured"] for name, one in figures_of(result).items()}
     assert figures["accuracy, small, plain"] > 80
     assert figures["accuracy, small, symbols"] > 80
     read = "tokens top-1, text-in-context, same kind of text, small, symbols"

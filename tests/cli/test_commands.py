@@ -349,7 +349,7 @@ def test_encode_and_decode_refuse(encoder: Owner, tmp_path: Path) -> None:
     refused(call("encode", *key, ""), 5, "text 1 is empty")
     refused(call("encode", *key, "word " * 300), 5, "at most 130 fit")
     result = call("encode", *key, stdin='{"text": ["zanzibar"]}\n')
-    refused(result, 5, "line 1 of stdin has a text or a text_pair that is not a string")
+    refused(result, 5, "line 1 of stdin has a text")
     assert SECRET not in result.stderr
     refused(call("encode", *key, stdin='{"messages": []}\n'), 5, "line 1 of stdin: no list of messages")
     talk = '{"messages": [{"role": "user", "content": "hi"}]}\n'

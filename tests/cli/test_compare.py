@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from milkglass.cli.compare import _document, _words
-from milkglass.client.data.data_file import DataFile
 from milkglass.experiments.procedures.own_rows import (
     COMMONEST,
     PLAIN,
@@ -21,6 +20,7 @@ from milkglass.experiments.procedures.own_rows import (
     reported,
 )
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.rows.data_file import DataFile
 from milkglass.server.spec import Event
 from milkglass.threat.defence import LabelledTexts
 from tests import tiny

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from milkglass.cli.ui.columns import classes_found
-from milkglass.client.data.dataset import Summary
+from milkglass.rows.examples import Summary
 from tests import tiny
 from tests.cli.kit import SECRET, Owner, call, document, has_model_of, refused
 from tests.cli.test_commands import job_server

@@ -11,7 +11,7 @@ import pytest
 
 from milkglass.client.key.file import write_key
 from milkglass.client.key.info import KeyInfo
-from milkglass.client.label_scale import Scale
+from milkglass.rows.labels import Scale
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SECRET, Owner, call, document, has_model_of, refused
 from tests.cli.test_commands import job_server

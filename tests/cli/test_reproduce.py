@@ -13,6 +13,7 @@ import pytest
 from milkglass.cli.main import app
 from tests import tiny
 from tests.cli.kit import SECRET, call, document, refused
+from tests.experiments.running import figures as figures_of
 from tests.experiments.running import run
 
 MIDDLE = """attacks = ["knn", "cluster-solve"]
@@ -71,16 +72,16 @@ def done(data: Path, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def figures(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text("utf-8"))["figures"]
+    return figures_of(json.loads(path.read_text("utf-8")))
 
 
 def test_a_run_leaves_figures_and_tables(done: Path) -> None:
     found = json.loads((done / "small.json").read_text("utf-8"))
     assert found["recipe"] == "small" and "quick" not in found and found["private"] == "cola:train"
-    one = found["figures"]["tokens top-1, knn, model only, k=4"]
+    one = figures_of(found)["tokens top-1, knn, model only, k=4"]
     assert (one["published"], one["asked"], one["why"]) == (99.5, "at least 0", "a tiny random model")
     assert 0 <= one["measured"] <= 100
-    assert found["figures"]["private tokens, k=4"]["measured"] > 0
+    assert figures_of(found)["private tokens, k=4"]["measured"] > 0
     assert "a tiny random model" in (done / "small.md").read_text("utf-8")
     assert "a tiny random model" in (done / "small.html").read_text("utf-8")
     assert done.stat().st_mode & 0o777 == 0o700  # guesses at texts lie in it
@@ -90,7 +91,7 @@ def test_a_run_goes_on_and_is_the_modules(done: Path, data: Path, recipe: Path) 
     before = figures(done / "small.json")
     found = document(call("reproduce", recipe, "--data", data, "--out", done, "--json"))
     assert found["files"][0] == str(done / "small.json")
-    assert found["figures"] == before  # the seconds too: nothing was done again
+    assert figures_of(found) == before  # the seconds too: nothing was done again
     assert run(recipe, data, done, 1) == 0
     assert figures(done / "small.json") == before
 
@@ -105,9 +106,9 @@ def test_a_quick_run_is_never_taken_for_a_full_one(done: Path, data: Path, recip
     found = json.loads((out / "small.quick.json").read_text("utf-8"))
     assert found["recipe"] == "small.quick"
     assert found["quick"] == {"rows": 10, "variants": ["k=4"]} and found["rows"] == 10
-    one = found["figures"]["tokens top-1, knn, model only, k=4"]
+    one = figures_of(found)["tokens top-1, knn, model only, k=4"]
     assert one["published"] == 99.5 and "asked" not in one
-    assert not [name for name in found["figures"] if name.endswith("k=8")]
+    assert not [name for name in figures_of(found) if name.endswith("k=8")]
     assert "A quick run" in (out / "small.quick.html").read_text("utf-8")
     refused(call("reproduce", recipe, "--data", data, "--out", out), 2, "holds a run of other settings")
     assert {one.name for one in out.iterdir()} == names
@@ -183,8 +184,8 @@ def test_a_training_on_a_data_set_by_name(data: Path, tmp_path: Path) -> None:
     assert "plain: step 2 of 2" in result.stderr or "plain: evaluation" in result.stderr
     found = json.loads((tmp_path / "run" / "cola.quick.json").read_text("utf-8"))
     assert found["training"]["max_steps"] == 2 and found["quick"] == {"training": {"max_steps": 2}}
-    assert {"accuracy, plain", "matthews, plain", "matthews, obfuslm"} <= set(found["figures"])
-    assert -100 <= found["figures"]["matthews, obfuslm"]["measured"] <= 100
+    assert {"accuracy, plain", "matthews, plain", "matthews, obfuslm"} <= set(figures_of(found))
+    assert -100 <= figures_of(found)["matthews, obfuslm"]["measured"] <= 100
     refused(call(*words[:-1]), 2, "holds a run of other settings")
 
 
@@ -278,7 +279,7 @@ def test_words_that_make_no_sense(words: tuple[str, ...], message: str, tmp_path
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = ("torch", "transformers", "pyarrow", "jinja2", "scipy", "milkglass.experiments", "milkglass.datasets")
+    heavy = ("torch", "transformers", "pyarrow", "jinja2", "scipy", "milkglass.experiments", "milkglass.rows.sets")
     code = f"import sys, milkglass.cli.main; print([one for one in {heavy} if one in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "[]"

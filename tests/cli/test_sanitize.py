@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milkglass.client.data.dataset import read_examples, summarise
+from milkglass.rows.examples import read_examples, summarise
 from milkglass.sanitizers import word_list
 from tests import tiny
 from tests.cli.kit import SECRET, call, document, refused

@@ -14,15 +14,15 @@ import pytest
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import IGNORED
-from milkglass.client.codec.messages import conversation_of, templated
-from milkglass.client.data.data_file import DataFile
-from milkglass.client.data.dataset import Example, read_examples, summarise
 from milkglass.client.data.texts import read
 from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.client.layout import tokenizer_digest
 from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.rows.data_file import DataFile
+from milkglass.rows.examples import Example, read_examples, summarise
+from milkglass.rows.messages import conversation_of, templated
 from tests import tiny
 
 SECRET = "zanzibar"

@@ -6,10 +6,10 @@ from collections import Counter
 from itertools import permutations
 from pathlib import Path
 
-from milkglass.client.data.dataset import number_labels, summarise
 from milkglass.client.data.training_rows import in_fresh_order, in_secret_order
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
+from milkglass.rows.examples import number_labels, summarise
 
 NAMES = ("billing", "other", "urgent")
 

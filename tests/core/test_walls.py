@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "milkglass"
 # imported by every room: GROUND.
 GROUND = {
     *("accounting", "catalogue", "errors", "files", "papers", "parameters", "progress", "sequences"),
-    *("system", "unique_keys", "extras"),
+    *("system", "unique_keys", "extras", "plots"),
 }
 ALLOWED = {
     "models": "",
@@ -32,30 +32,30 @@ ALLOWED = {
     "attacks": "models nearest noise threat",
     "client": "models noise rows schemes server.spec",
     "server": "models threat",
-    "datasets": "client rows",
     "defences": "client hidden_states models noise sanitizers schemes threat",
-    "federated": "client gradient_defences models noise sanitizers threat",
+    "federated": "gradient_defences models noise rows sanitizers threat",
     "audit": (
-        "attacks client defences federated gradient_defences hidden_states metrics models sanitizers schemes threat"
+        "attacks client defences federated gradient_defences hidden_states metrics models rows sanitizers schemes"
+        " threat"
     ),
     "engines": "client models",
-    "proxy": "client engines server",
-    "monitor": "attacks audit client models proxy threat",
-    "enclave": "client models noise sanitizers",
-    "split": "audit client defences enclave hidden_states models noise server threat",
+    "proxy": "client engines rows server",
+    "monitor": "attacks audit client models proxy rows threat",
+    "enclave": "client models noise rows sanitizers",
+    "split": "audit client defences enclave hidden_states models noise rows server threat",
     "experiments": (
-        "attacks audit client datasets defences enclave gradient_defences hidden_states metrics models noise sanitizers"
+        "attacks audit client defences enclave gradient_defences hidden_states metrics models noise rows sanitizers"
         " schemes server server.spec threat"
     ),
     "demo": "audit client models",
     "cli": (
-        "attacks audit client datasets demo enclave engines experiments federated gradient_defences hidden_states"
+        "attacks audit client demo enclave engines experiments federated gradient_defences hidden_states"
         " lab metrics models monitor proxy rows sanitizers schemes server server.spec split threat"
     ),
     "lab": (
         "attacks audit client defences engines gradient_defences hidden_states models noise sanitizers schemes threat"
     ),
-    "__init__": "audit client models proxy schemes",
+    "__init__": "audit client models proxy rows schemes",
 }
 # Files of an allowed room that a room must not import all the same.
 DENIED = {

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import write_key
 from milkglass.client.key.generate import new_key
-from milkglass.extras import EXTRA_OF, OPTIONAL
+from milkglass.extras import EXTRA_OF, OPTIONAL, missing
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.obfuslm import ObfusLM
@@ -223,3 +223,13 @@ def test_extras_are_those_of_the_package() -> None:
     own = {Requirement(one).name for one in project["dependencies"]}
     brought = {Requirement(one).name for name in {"train", *EXTRA_OF.values()} for one in extras[name]} - {"milkglass"}
     assert {MODULES.get(name, name) for name in brought} == OPTIONAL and not own & brought
+
+
+@pytest.mark.parametrize(
+    ("module", "need", "extra"),
+    [("matplotlib", "audit", "audit"), ("matplotlib", "split", "audit"), ("matplotlib", "reproduce", "recipes"),
+     ("torch", "split", "train")],
+)  # fmt: skip
+def test_what_draws_reports_is_named_with_the_extra_that_brings_it(module: str, need: str, extra: str) -> None:
+    error = missing(ModuleNotFoundError(name=f"{module}.figure"), need)
+    assert error is not None and f"{need} needs {module}" in error.message and f"milkglass[{extra}]" in str(error.hint)

@@ -32,6 +32,7 @@ from milkglass.experiments.procedures.lstm import (
 from milkglass.experiments.runs import unpacked
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
+from tests.experiments.running import figures as figures_of
 from tests.experiments.running import run
 
 SCHEME = ObfusLM(4, 1.0, beta=0.9)
@@ -211,7 +212,7 @@ def test_a_recipe_runs_and_what_is_done_is_not_done_again(
     path, out = write_recipe(tmp_path, glove), tmp_path / "run"
     assert run(path, tmp_path, out, 1) == 0
     first = (out / "small.json").read_text()
-    figures = {name: one["measured"] for name, one in json.loads(first)["figures"].items()}
+    figures = {name: one["measured"] for name, one in figures_of(json.loads(first)).items()}
     assert figures["accuracy, plain"] > 90 and figures["accuracy +-, plain"] > 0
     assert figures["tokens top-1 +-, knn, model only, obfuslm"] > 0
     kept = {name: unpacked(one) for name, one in json.loads(first)["predictions"].items()}
@@ -226,7 +227,7 @@ def test_a_recipe_runs_and_what_is_done_is_not_done_again(
     assert figures["rouge-l, knn+, model only, alone"] == 100
     assert figures["tokens top-1, knn, model only, obfuslm"] < 60
     assert not [name for name in figures if "model only, plain" in name]
-    assert json.loads(first)["figures"]["accuracy, plain"]["published"] == 83.71
+    assert figures_of(json.loads(first))["accuracy, plain"]["published"] == 83.71
 
     def never(*_: Any) -> Any:
         raise AssertionError("trained again")
@@ -295,7 +296,7 @@ def test_the_shipped_result_is_of_the_recipe_as_it_stands() -> None:
     for name in ("data", "evaluation", "variants"):
         assert result[name] == dict(getattr(recipe, name))
     for name, value in recipe.published.items():
-        assert result["figures"][name]["published"] == value
+        assert figures_of(result)[name]["published"] == value
 
 
 def test_sequences_of_a_table_are_what_it_reads(table: WordTable) -> None:

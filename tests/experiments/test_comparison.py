@@ -24,7 +24,7 @@ from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison, with_training
 from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, own_and_nearest, quantiles
 from milkglass.experiments.procedures.trials import BAGS, TrialData, _write, secret_of, trained
-from milkglass.experiments.report.glossary import BESIDE
+from milkglass.experiments.record import BESIDE, numbers, records
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import RunFolder, packed, unpacked
 from milkglass.hidden_states.dp_forward import DPForward
@@ -36,6 +36,7 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import LabelledTexts
 from milkglass.threat.observations import Tokens
 from tests import tiny
+from tests.experiments.running import figures as figures_of
 from tests.warm import STARTED
 
 RECIPE = """# a comment
@@ -106,7 +107,7 @@ def done(recipe: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def measured(found: dict[str, Any]) -> dict[str, float]:
-    return {name: one["measured"] for name, one in found["figures"].items()}
+    return {name: one["measured"] for name, one in figures_of(found).items()}
 
 
 def test_every_defence_has_its_utility_and_what_attacks_read(done: tuple[Path, dict[str, Any]]) -> None:
@@ -126,7 +127,7 @@ def test_every_defence_has_its_utility_and_what_attacks_read(done: tuple[Path, d
         figures["accuracy, small, plain"] - figures["accuracy, small, words"]
     )
     assert not [name for name in figures if name.endswith("obfuslm")]
-    assert done[1]["figures"]["accuracy, small, plain"]["published"] == 90.0
+    assert figures_of(done[1])["accuracy, small, plain"]["published"] == 90.0
     assert "a tiny random model" in (done[0] / "small.quick.md").read_text("utf-8")
 
 
@@ -264,7 +265,7 @@ def test_the_servers_answers_are_pooled_with_the_clients_own(
 def test_an_attack_that_its_budget_cut_is_no_figure() -> None:
     read = {"tokens top-1": Interval(0.5, 0.5, 0.5, 9)}
     cell = AttackResult("knn", "Nearest neighbour", "model only", "done", measures=read)
-    assert _figures([cell])["tokens top-1, knn, model only"] == 50
+    assert numbers(_figures([cell]))["tokens top-1, knn, model only"] == 50
     with pytest.raises(UsageError, match="did not end within its budget"):
         _figures([replace(cell, cut=True)])
 
@@ -382,8 +383,8 @@ def test_a_data_set_has_settings_of_its_own_and_a_defence_has_the_last_word(reci
 def test_means_and_deviations_of_seeds(recipe: Path) -> None:
     several = replace(Comparison.read(recipe), seeds=[1, 2], data={"d": {}}, defences={"plain": {}, "x": {"k": 4}})
     values = {("plain", 1): 90.0, ("plain", 2): 92.0, ("x", 1): 80.0, ("x", 2): 86.0}
-    found = comparison._named(several, {("d", name, seed): {"accuracy": v} for (name, seed), v in values.items()})
-    assert found == {
+    measured = {("d", name, seed): records({"accuracy": v}) for (name, seed), v in values.items()}
+    assert numbers(comparison._over_seeds(several, measured)) == {
         "accuracy, d, plain": 91.0, "accuracy, d, plain, sd": pytest.approx(2**0.5),
         "accuracy, d, plain, median": 91.0, "accuracy, d, plain, least": 90.0, "accuracy, d, plain, most": 92.0,
         "accuracy, d, x": 83.0, "accuracy, d, x, sd": pytest.approx(3 * 2**0.5),

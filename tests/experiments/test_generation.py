@@ -30,6 +30,7 @@ from milkglass.experiments.kinds.generation import (
     read,
     row_losses,
 )
+from milkglass.experiments.record import numbers
 from milkglass.experiments.runs import RunFolder, Variant, packed, seeded_key, unpacked
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
@@ -71,7 +72,7 @@ def run(base: Checkpoint, one: Variant, questions: Path) -> tuple[Codec, Generat
     codec = Codec.open(one.key, base.folder)
     model = AutoModelForCausalLM.from_pretrained(one.model).eval()
     made = answers(model, codec, questions, {"answers": 4, "new_tokens": 12})
-    return codec, made, read(1, base, one, codec, made)
+    return codec, made, numbers(read(1, base, one, codec, made))
 
 
 def test_era_reads_all_where_nothing_is_scrambled(base: Checkpoint, questions: Path, tmp_path: Path) -> None:
@@ -109,14 +110,17 @@ def test_scores_and_losses_are_kept_row_by_row() -> None:
     """By hand: two rows of three and one tokens lose 6 and 1 nats; ROUGE-L goes by order and ROUGE-1 does not."""
     kept: dict[str, str] = {}
     losses = np.array([6.0, 1.0]), np.array([3.0, 1.0])
-    assert loss_figures(losses, 1, ", v", kept) == {"loss, v": 7 / 4, "loss +-, v": pytest.approx(0.5)}
+    of = {"variant": "v", "when": "after"}
+    (loss,) = loss_figures(losses, 1, of, kept)
+    assert (loss.name, loss.value, loss.half_width) == ("loss, v after", 7 / 4, pytest.approx(0.5))
     scores = text.rouge_rows(["red green blue", "a"], ["blue green red", "b"])
-    found = mean_figures({name: scores[name] for name in ("rouge-1", "rouge-l")}, 1, ", v", kept)
-    assert (found["rouge-1, v"], found["rouge-l, v"]) == pytest.approx((50.0, 100 / 6))
-    assert found["rouge-1 +-, v"] == 50 and found["rouge-l +-, v"] > 0
+    found = mean_figures({name: scores[name] for name in ("rouge-1", "rouge-l")}, 1, of, kept)
+    first, last = found
+    assert (first.value, last.value) == pytest.approx((50.0, 100 / 6))
+    assert first.half_width == 50 and last.half_width is not None and last.half_width > 0
     rows = {name: unpacked(one).tolist() for name, one in kept.items()}
-    assert rows["loss, v"] == [6, 1] and rows["tokens, v"] == [3, 1]
-    assert rows["rouge-1, v"] == [1, 0] and rows["rouge-l, v"] == pytest.approx([1 / 3, 0])
+    assert rows["loss, v after"] == [6, 1] and rows["tokens, v after"] == [3, 1]
+    assert rows["rouge-1, v after"] == [1, 0] and rows["rouge-l, v after"] == pytest.approx([1 / 3, 0])
     assert unpacked(packed(np.array([-1, 0, 700]))).tolist() == [-1, 0, 700]
 
 
@@ -158,10 +162,12 @@ def test_instructions_are_graded_by_their_rules(
     with monkeypatch.context() as patch:
         patch.setattr(generation, "greedy", lambda *_: [said, said])
         kept: dict[str, str] = {}
-        found = followed(model, codec, asked.read(tmp_path), asked.new_tokens, ", v", kept)
-    assert found["ifeval prompt strict, v"] == 50 and found["ifeval instruction strict, v"] == 50
+        found = followed(model, codec, asked.read(tmp_path), asked.new_tokens, {"variant": "v"}, kept)
+        values = numbers(found)
+    assert values["ifeval prompt strict, v"] == 50 and values["ifeval instruction strict, v"] == 50
     assert unpacked(kept["ifeval strict, v"]).tolist() == [1, 0]
-    assert set(followed(model, codec, replace(asked, prompts=1).read(tmp_path), 6, ", v", {})) == set(found)
+    again = followed(model, codec, replace(asked, prompts=1).read(tmp_path), 6, {"variant": "v"}, {})
+    assert [one.name for one in again] == [one.name for one in found]
     prompt = codec.encode_chat([{"role": "user", "content": "the nurse"}])
     (longer,), (first,) = greedy(model, [prompt], 4), greedy(model, [prompt], 1)
     assert len(longer) <= 4 and longer[0] == first[0]

@@ -14,6 +14,7 @@ from milkglass.experiments.kinds import overhead
 from milkglass.experiments.kinds.overhead import OverheadRecipe, PartialResults, step_seconds, timed
 from milkglass.server.spec import Event
 from tests import tiny
+from tests.experiments.running import figures as figures_of
 from tests.experiments.running import run
 
 SHIPPED = Path(__file__).parents[2] / "recipes"
@@ -64,7 +65,7 @@ def test_a_recipe_runs_and_measures_no_part_twice(tmp_path: Path, monkeypatch: p
     path, out = write_recipe(tmp_path), tmp_path / "run"
     assert run(path, tmp_path, out, 1) == 0
     result = json.loads((out / "small.json").read_text())
-    figures = {name: one["measured"] for name, one in result["figures"].items()}
+    figures = {name: one["measured"] for name, one in figures_of(result).items()}
     assert set(figures) == FIGURES
     assert all(value > 0 for value in figures.values())
     assert figures["training rows"] == 16
@@ -80,7 +81,7 @@ def test_a_recipe_runs_and_measures_no_part_twice(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(overhead, "run_job", never)
     (out / "small.json").unlink()
     assert run(path, tmp_path, out, 1) == 0
-    assert json.loads((out / "small.json").read_text())["figures"] == result["figures"]
+    assert figures_of(json.loads((out / "small.json").read_text())) == figures_of(result)
     path.write_text(path.read_text().replace("repeats = 2", "repeats = 3"))
     with pytest.raises(UsageError, match="a run of other settings"):
         run(path, tmp_path, out, 1)
@@ -137,9 +138,9 @@ def test_the_shipped_result_is_of_the_recipe_as_it_stands() -> None:
     recipe = OverheadRecipe.read(SHIPPED / "obfuslm_overhead.toml")
     result = json.loads((SHIPPED / "results" / "obfuslm_overhead.json").read_text("utf-8"))
     assert result["training"] == recipe.training.model_dump()
-    assert set(result["figures"]) == FIGURES
+    assert set(figures_of(result)) == FIGURES
     for name in ("data", "evaluation", "variants"):
         assert result[name] == dict(getattr(recipe, name))
     for name, value in recipe.published.items():
-        assert result["figures"][name]["published"] == value
+        assert figures_of(result)[name]["published"] == value
     assert OverheadRecipe.read(SHIPPED / "obfuslm_overhead.toml", quick=True).training.max_steps == 3

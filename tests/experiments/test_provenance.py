@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import tomllib
@@ -13,8 +14,9 @@ import pytest
 
 from milkglass.experiments import runs
 from milkglass.experiments.recipe import CUT
-from milkglass.experiments.report.glossary import BESIDE
+from milkglass.experiments.record import BESIDE, read
 from milkglass.experiments.runs import commits, unpacked
+from tests.experiments.running import figures as figures_of
 
 ROOT = Path(__file__).parents[2]
 UNSTEMMED = "f4671d9"  # the commit from which ROUGE compares words, as GHOST's section 5.3 has it
@@ -101,17 +103,12 @@ HEADLINE = re.compile(r"(tokens|content|vocabulary) top-\d|accuracy|f1|matthews|
 def bare(result: dict[str, Any]) -> list[str]:
     """The accuracies and the shares read that have neither an interval nor a range over rounds, keys or seeds, nor say
     that their attack was cut."""
-    figures = result["figures"]
-    said = figures.keys() | {name for name, one in result.get("untold", {}).items() if one["why"] == CUT}
-    found = []
-    for name, one in figures.items():
-        measure, comma, rest = name.partition(",")
-        if not HEADLINE.fullmatch(measure) or re.search(r", (sd|median|least|most)$", name):
-            continue
-        spreads = (f"{measure} +-{comma}{rest}", f"{name}, least")
-        if not ({"low", "high"} <= one.keys() or {"least", "most"} <= one.keys() or said & set(spreads)):
-            found.append(name)
-    return found
+    return [
+        one.name
+        for one in read(result)
+        if HEADLINE.fullmatch(one.measure) and one.half_width is None and one.undefined != CUT
+        if not ({"low", "high"} <= one.more.keys() or {"least", "most"} <= one.more.keys() or math.isnan(one.value))
+    ]
 
 
 NAMES = [path.stem for path in RESULTS]
@@ -119,7 +116,7 @@ NAMES = [path.stem for path in RESULTS]
 
 @pytest.mark.skipif(not HISTORY, reason="an archive or a shallow clone has no history to look in")
 def test_no_results_rouge_compares_stems() -> None:
-    with_rouge = [name for name in NAMES if any("rouge" in figure for figure in shipped(name)["figures"])]
+    with_rouge = [name for name in NAMES if any("rouge" in figure for figure in figures_of(shipped(name)))]
     old = [
         any(git("merge-base", "--is-ancestor", UNSTEMMED, one).returncode for one in commits(made_of(name)))
         for name in with_rouge
@@ -157,9 +154,9 @@ def test_accuracies_are_shares_of_the_rows_that_were_answered() -> None:
         result = shipped(name)
         for cell, text in result.get("predictions", {}).items() if kind_of(name) == "comparison" else ():
             data, _, rest = cell.partition(", ")
-            if len(result["seeds"]) > 1 or f"accuracy, {data}, {rest.rpartition(', ')[0]}" not in result["figures"]:
+            if len(result["seeds"]) > 1 or f"accuracy, {data}, {rest.rpartition(', ')[0]}" not in figures_of(result):
                 continue
-            measured = result["figures"][f"accuracy, {data}, {rest.rpartition(', ')[0]}"]["measured"]
+            measured = figures_of(result)[f"accuracy, {data}, {rest.rpartition(', ')[0]}"]["measured"]
             right = measured / 100 * len(unpacked(text))
             assert abs(right - round(right)) <= 0.006 * len(unpacked(text)) / 100, (name, cell)
             looked_at += 1

@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from milkglass.errors import MilkglassError, UsageError
-from milkglass.experiments import recipe_file as settings_module
-from milkglass.experiments.recipe import CUT, UNDEFINED_SHARE, undefined_figures
+from milkglass.experiments import recipe as settings_module
+from milkglass.experiments.kinds.attacks import AttackRecipe
+from milkglass.experiments.kinds.gradients import GradientRecipe
+from milkglass.experiments.recipe import CUT, UNDEFINED_SHARE
+from milkglass.experiments.record import ResultRecord
 from tests.experiments.test_recipes import ALL
 from tests.experiments.test_settings import BASE, READERS, recipe
 
@@ -165,8 +168,16 @@ def test_what_is_said_of_a_defence_of_gradients(entry: str, message: str, tmp_pa
 def test_what_has_no_value_says_why() -> None:
     """An attack that was cut has a figure and no interval; a share of nothing has neither."""
     nan = float("nan")
-    measured = {"rouge-1, dlg": 0.5, "rouge-1 +-, dlg": nan, "precision, a": nan, "precision +-, a": nan, "loss": 1.0}
-    for cuts in (True, False):
-        reasons = {name: one["why"] for name, one in undefined_figures(measured, cuts).items()}
-        cut = CUT if cuts else UNDEFINED_SHARE
-        assert reasons == {"rouge-1 +-, dlg": cut, "precision, a": UNDEFINED_SHARE, "precision +-, a": UNDEFINED_SHARE}
+    measured = [
+        ResultRecord(measure="rouge-1", value=0.5, attack="dlg", half_width=nan),
+        ResultRecord(measure="precision", value=nan, variant="a", half_width=nan),
+        ResultRecord(measure="loss", value=1.0),
+    ]
+    about = {"name": "a", "paper": "b", "model": "c", "seed": 1, "attacks": []}
+    gradients = GradientRecipe(**about, data="d", defences={}, texts={})
+    attacks = AttackRecipe(**about, private="d", rows=1, public={}, variants={})
+    for one, cut in ((gradients, CUT), (attacks, UNDEFINED_SHARE)):
+        first, second, third = (each.to_json() for each in one.figures(measured))
+        assert first == {"measure": "rouge-1", "value": 0.5, "attack": "dlg", "undefined": cut}
+        assert second == {"measure": "precision", "value": None, "variant": "a", "undefined": UNDEFINED_SHARE}
+        assert third == {"measure": "loss", "value": 1.0}

@@ -16,26 +16,28 @@ from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.audit.key_scene import AttackerText, assemble
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import encoded
 from milkglass.errors import UsageError
 from milkglass.experiments import runs as recipes
 from milkglass.experiments.entries import Entries, attacks_of
-from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked, over_keys
+from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked
 from milkglass.experiments.kinds.attacks import split as split_texts
 from milkglass.experiments.kinds.comparison import Comparison
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.kinds.shared_training import SharedTraining
 from milkglass.experiments.recipe import Recipe
+from milkglass.experiments.record import numbers, over, records
 from milkglass.experiments.reproduce import KINDS
 from milkglass.experiments.runs import seeded_key
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.rows.examples import Example
 from milkglass.sanitizers.rnm import RnmMethod
 from milkglass.sanitizers.santext import SanTextPlusMethod
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
 from tests import tiny
+from tests.experiments.running import figures as figures_of
 from tests.experiments.running import run
 
 FOLDER = Path(__file__).parents[2] / "recipes"
@@ -152,18 +154,18 @@ def test_a_shipped_quick_result_is_of_the_recipe_as_it_stands(path: Path) -> Non
         assert result["training"] == dict(recipe.training) and result["evaluation"] == dict(recipe.evaluation)
     else:
         assert result["texts"] == dict(recipe.texts) and result["attacks"] == recipe.attacks
-    asked = {name: one["asked"] for name, one in result["figures"].items() if "asked" in one}
+    asked = {name: one["asked"] for name, one in figures_of(result).items() if "asked" in one}
     assert asked == dict(recipe.asked)
-    for name, one in result["figures"].items():
+    for name, one in figures_of(result).items():
         assert one.get("published") == recipe.published.get(name)
 
 
 def require_figures(result: dict[str, Any], recipe: Recipe) -> None:
     """Each figure that the recipe names was measured, and stands beside the paper's and what was asked."""
     for name, words in recipe.asked.items():
-        assert result["figures"][name]["asked"] == words
+        assert figures_of(result)[name]["asked"] == words
     for name, value in recipe.published.items():
-        assert result["figures"][name]["published"] == value
+        assert figures_of(result)[name]["published"] == value
 
 
 @pytest.mark.parametrize("path", ATTACKS, ids=lambda path: path.stem)
@@ -199,7 +201,7 @@ def test_a_shipped_result_is_of_the_comparison_as_it_stands(path: Path) -> None:
     recipe, result = Comparison.read(path, result_of(path).name.endswith(".quick.json")), shipped(path)
     about = json.loads(json.dumps({**recipe.about(), "attacks": recipe.attacks}))
     assert {name: result[name] for name in about} == about
-    for name, one in result["figures"].items():
+    for name, one in figures_of(result).items():
         assert one.get("published") == recipe.published.get(name)
 
 
@@ -286,11 +288,11 @@ def test_a_recipe_runs_and_goes_on_where_it_stopped(kind: str, tmp_path: Path) -
     path.write_text(path.read_text().replace("k = 4", "k = 5"))
     with pytest.raises(UsageError, match="a run of other settings"):
         run(path, tmp_path, tmp_path / "run", at_once=2)
-    names = set(first["figures"])
+    names = set(figures_of(first))
     if kind == "classification":
         knn = {f"knn {over}{top}" for over in ("", "running ") for top in ("top-1", "top-3")}
         assert names == {"accuracy, plain", "accuracy, obfuslm", "accuracy loss"} | knn
-        assert first["figures"]["accuracy loss"]["published"] == 2.91
+        assert figures_of(first)["accuracy loss"]["published"] == 2.91
     else:
         scores = {
             f"{what}, {variant} {when}"
@@ -342,7 +344,7 @@ beta = 0.9
 def test_a_small_attack_recipe_runs_and_goes_on(tmp_path: Path) -> None:
     path = write_attacks(tmp_path)
     assert run(path, tmp_path, tmp_path / "out", 1) == 0
-    figures = json.loads((tmp_path / "out" / "small.json").read_text("utf-8"))["figures"]
+    figures = figures_of(json.loads((tmp_path / "out" / "small.json").read_text("utf-8")))
     solved = figures["tokens top-1, decipherment, same, k=4"]
     assert solved["asked"] == "at least 1"
     assert solved["measured"] > figures["tokens top-1, knn, model only, k=4"]["measured"]
@@ -352,7 +354,7 @@ def test_a_small_attack_recipe_runs_and_goes_on(tmp_path: Path) -> None:
         sum(one["measured"] for name, one in figures.items() if re.fullmatch(r"seconds, .+, .+, k=4", name)), abs=0.05
     )
     assert run(path, tmp_path, tmp_path / "out", 1) == 0
-    again = json.loads((tmp_path / "out" / "small.json").read_text("utf-8"))["figures"]
+    again = figures_of(json.loads((tmp_path / "out" / "small.json").read_text("utf-8")))
     assert again == figures  # the seconds too: what was done before is counted
 
 
@@ -373,7 +375,7 @@ def test_a_coarse_vocabulary_is_found_from_the_whole_private_file(tmp_path: Path
     written = path.read_text("utf-8").replace("texts.txt", "texts.tsv")
     path.write_text(written.partition('[variants."k=4"]')[0], "utf-8")
     assert run(path, tmp_path, tmp_path / "out", 1) == 0
-    figures = json.loads((tmp_path / "out" / "small.json").read_text("utf-8"))["figures"]
+    figures = figures_of(json.loads((tmp_path / "out" / "small.json").read_text("utf-8")))
     for attack in ("text-in-context", "symbol-decoder"):
         assert 0 < figures[f"tokens top-1, {attack}, same, coarse"]["measured"] <= 100
 
@@ -406,7 +408,7 @@ def test_attackers_may_see_a_share_of_what_is_sent(tmp_path: Path) -> None:
     assert run(path, tmp_path, tmp_path / "out", 1) == 0
     figures = {
         name: one["measured"]
-        for name, one in json.loads((tmp_path / "out" / "small.json").read_text("utf-8"))["figures"].items()
+        for name, one in figures_of(json.loads((tmp_path / "out" / "small.json").read_text("utf-8"))).items()
     }
     part, whole = figures["private tokens, part"], figures["private tokens, k=4"]
     words = [len(one.text.split()) for one in split_texts(AttackRecipe.read(path), tmp_path)[0]]
@@ -432,7 +434,7 @@ def test_attacks_have_names_parameters_and_leaked_text(tmp_path: Path) -> None:
         "attack": "sda", "candidates": 2, "steps": 1, "beam": 2, "prior": 0.0
     }  # fmt: skip
     assert list(result["attacks"]) == ["cluster-solve", "tfa, nearest", "sda, K_A=2", "sda, K_A=3", "decipherment"]
-    figures = {name: one["measured"] for name, one in result["figures"].items()}
+    figures = {name: one["measured"] for name, one in figures_of(result).items()}
     both = ("same", "same, half leaked")
     for attack in ("tfa, nearest", "sda, K_A=2", "sda, K_A=3", "decipherment"):
         for who in both:
@@ -562,10 +564,12 @@ def test_a_run_that_older_code_began_says_so(tmp_path: Path) -> None:
 
 
 def test_figures_over_keys_are_a_median_and_a_range() -> None:
-    each = [{"top": value, "tokens": 7.0} for value in (93.0, 0.1, 8.0)]
-    assert over_keys(each) == {
-        "top": 8.0, "top, least": 0.1, "top, most": 93.0, "tokens": 7.0, "tokens, least": 7.0, "tokens, most": 7.0
+    each = [records({"top": value, "top +-": width, "tokens": 7.0}) for value, width in ((93.0, 3), (0.1, 1), (8.0, 2))]
+    spread = {"least": np.min, "most": np.max}
+    assert numbers(over(each, np.median, spread, "keys")) == {
+        "top": 8.0, "top +-": 2.0, "top, least": 0.1, "top, most": 93.0, "tokens": 7.0, "tokens, least": 7.0,
+        "tokens, most": 7.0,
     }  # fmt: skip
-    assert over_keys(each[:1]) == each[0]
-    some = over_keys([{"a": 1.0}, {"a": 3.0, "b": 5.0}])  # "b" applies under one key only
-    assert (some["a"], some["b"], some["b, keys"]) == (2.0, 5.0, 1.0)
+    assert over(each[:1], np.median, spread, "keys") == each[0]
+    some = numbers(over([records({"a": 1.0}), records({"a": 3.0, "b": 5.0})], np.median, spread, "keys"))
+    assert (some["a"], some["b"], some["b, keys"]) == (2.0, 5.0, 1.0), "b applies under one key only"

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from milkglass.client.data.dataset import Example, read_examples
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.sanitized_generation import NO_CLASS, SanitizedGeneration, class_of
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer, chats, counted, drawn
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import unpacked
 from milkglass.models.tokenizer import load_tokenizer
+from milkglass.rows.examples import Example, read_examples
 from milkglass.sanitizers.rnm import RnmMethod
 from milkglass.sanitizers.text import TokenReader
 from tests import tiny
+from tests.experiments.running import figures as figures_of
 
 ASKED = "Good or bad? "
 RECIPE = """
@@ -80,7 +81,7 @@ def done(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pa
 
 
 def figures(found: dict[str, Any]) -> dict[str, float]:
-    return {name: one["measured"] for name, one in found["figures"].items()}
+    return {name: one["measured"] for name, one in figures_of(found).items()}
 
 
 def test_every_condition_has_its_figures(done: tuple[Path, Path, dict[str, Any]]) -> None:
@@ -133,7 +134,7 @@ def test_a_run_goes_on_without_asking_again(done: tuple[Path, Path, dict[str, An
     path, out, first = done
     times = {one: one.stat().st_mtime_ns for one in (out / "answers").iterdir()}
     again = json.loads(reproduce(path, path.parent, out, at_once=1).read_text("utf-8"))
-    assert again["figures"] == first["figures"] and len(times) == 5
+    assert figures_of(again) == figures_of(first) and len(times) == 5
     assert {one: one.stat().st_mtime_ns for one in (out / "answers").iterdir()} == times
     path.write_text(path.read_text("utf-8").replace("seed = 3", "seed = 4"), "utf-8")
     with pytest.raises(UsageError, match="a run of other settings"):

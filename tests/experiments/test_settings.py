@@ -14,10 +14,11 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.attacks import AttackRecipe
 from milkglass.experiments.kinds.classification import ClassificationRecipe
-from milkglass.experiments.recipe import reason_for
-from milkglass.experiments.recipe_file import settings
+from milkglass.experiments.recipe import reason_for, settings
+from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.reproduce import KINDS
 from milkglass.experiments.runs import newest
+from tests.experiments.running import figures as figures_of
 from tests.experiments.test_recipes import ALL, RUN, result_of, shipped
 
 BASE = """kind = "attacks"
@@ -149,7 +150,10 @@ def test_every_published_figure_of_a_shipped_recipe_has_a_reason(path: Path) -> 
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
 def test_every_reason_of_a_shipped_recipe_is_about_a_figure(path: Path) -> None:
     quick = result_of(path).name.endswith(".quick.json")
-    recipe, measured = KINDS[tomllib.loads(path.read_text("utf-8"))["kind"]].read(path, quick), shipped(path)["figures"]
+    recipe, measured = (
+        KINDS[tomllib.loads(path.read_text("utf-8"))["kind"]].read(path, quick),
+        figures_of(shipped(path)),
+    )
     for pattern in recipe.why:
         assert any(reason_for(name, {pattern: "r"}) for name in recipe.published if name in measured), pattern
 
@@ -158,23 +162,28 @@ def test_every_reason_of_a_shipped_recipe_is_about_a_figure(path: Path) -> None:
 def test_figures_stand_beside_what_was_published_and_asked(tmp_path: Path) -> None:
     why = '[why]\n"f, x" = "another model"\n"f, *" = "less data"\n"g, *" = "not of a published figure"\n'
     full = AttackRecipe.read(recipe(tmp_path, why))
-    found = full.figures({"f, x": 1.23456, "f, y": 2.0, "g, y": 3.0})
-    assert found == {
+    found = full.figures([*f(x=1.23456, y=2.0), ResultRecord(measure="g", value=3.0, variant="y")])
+    assert figures_of({"figures": [one.to_json() for one in found]}) == {
         "f, x": {"measured": 1.23, "published": 1.5, "asked": "at least 1", "why": "another model"},
         "f, y": {"measured": 2.0, "published": 2.5, "why": "less data"},
         "g, y": {"measured": 3.0},
     }
     with pytest.raises(UsageError, match="was not measured: 'f, y'"):
-        full.figures({"f, x": 1.0})
+        full.figures(f(x=1.0))
+
+
+def f(**values: float) -> list[ResultRecord]:
+    return [ResultRecord(measure="f", value=value, variant=name) for name, value in values.items()]
 
 
 def test_a_quick_run_may_measure_less_but_for_what_it_is_asked_itself(tmp_path: Path) -> None:
     quick = AttackRecipe.read(recipe(tmp_path, '[quick]\nvariants = ["x"]\n'), quick=True)
-    assert quick.figures({"f, x": 1.0}) == {"f, x": {"measured": 1.0, "published": 1.5}}
+    (found,) = quick.figures(f(x=1.0))
+    assert (found.value, found.published, found.asked) == (1.0, 1.5, "")
     asked = AttackRecipe.read(recipe(tmp_path, '[quick.asked]\n"f, x" = "some"\n'), quick=True)
-    assert asked.figures({"f, x": 1.0})["f, x"]["asked"] == "some"
+    assert asked.figures(f(x=1.0))[0].asked == "some"
     with pytest.raises(UsageError, match="r.quick names a figure that was not measured: 'f, x'"):
-        asked.figures({"f, y": 1.0})
+        asked.figures(f(y=1.0))
 
 
 def test_only_a_star_is_a_pattern() -> None:

@@ -20,6 +20,7 @@ from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.torch_model import language_model
 from milkglass.server.jobs.data import TrainingDataset
 from tests import tiny
+from tests.experiments.running import figures as figures_of
 
 RECIPE = """
 kind = "symbol-generation"
@@ -68,7 +69,7 @@ def done(base: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     path.write_text(RECIPE.replace("MODEL", str(base.folder)))
     result = json.loads(reproduce(path, folder, folder / "out", at_once=1).read_text())
     assert result["predictions"].keys() >= {"loss, plain", "rouge-1, 8 symbols, client, weight 1"}
-    return path, folder / "out", {name: one["measured"] for name, one in result["figures"].items()}
+    return path, folder / "out", {name: one["measured"] for name, one in figures_of(result).items()}
 
 
 def scores(*shape: int) -> torch.Tensor:

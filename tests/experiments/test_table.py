@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from milkglass.errors import UsageError
+from milkglass.experiments.record import ResultRecord, read
 from milkglass.experiments.report import curves, table
 from tests.experiments.test_recipes import RUN, shipped
 
@@ -23,65 +25,72 @@ RESULT: dict[str, Any] = {
     "variants": {"plain": {}, "k=4": {"k": 4, "epsilon": 1.0}},
     "public": {"other kind": ["wiki.txt"]},
     "made": {"milkglass": "0.1.0", "commit": "abc", "date": "2026-11-21"},
-    "figures": {
-        "accuracy, plain": {"measured": 90.0, "published": 92.02, "why": "a smaller model"},
-        "accuracy, k=4": {"measured": 85.0, "published": 89.11, "why": "a smaller model"},
-        "accuracy loss": {"measured": 5.0, "published": 2.91, "asked": "at most 4"},
-        "knn top-1": {"measured": 0.11, "asked": "at most 0.14"},
-        "same": {"measured": 10.0, "published": 10.001},
-        "seconds, k=4": {"measured": 1234.5},
-        "seconds, plain": {"measured": 2.0},
-    },
-}
-
-
-COMPARED: dict[str, Any] = {
-    "recipe": "small", "paper": "Ours", "figures": {
-        "accuracy, sst2, plain": {"measured": 84.0}, "accuracy, sst2, a <b>, c": {"measured": 70.0},
-        "matthews, cola, plain": {"measured": 50.0}, "tokens top-1, strongest, cola, plain": {"measured": 100.0},
-        "tokens top-1, strongest, sst2, plain": {"measured": 100.0},
-        "content top-1, strongest, sst2, plain": {"measured": 99.0},
-        "tokens top-1, strongest, sst2, a <b>, c": {"measured": 25.0},
-        "tokens top-1, knn, model only, sst2, plain": {"measured": 100.0},
-    },
+    "figures": [
+        {"measure": "accuracy", "variant": "plain", "value": 90.0, "published": 92.02, "why": "a smaller model"},
+        {"measure": "accuracy", "variant": "k=4", "value": 85.0, "half_width": 1.5, "published": 89.11,
+         "why": "a smaller model"},
+        {"measure": "accuracy loss", "value": 5.0, "published": 2.91, "asked": "at most 4"},
+        {"measure": "knn top-1", "value": 0.11, "asked": "at most 0.14"},
+        {"measure": "same", "value": 10.0, "published": 10.001},
+        {"measure": "seconds", "variant": "k=4", "value": 1234.5, "least": 1000.0, "most": 2000.0},
+        {"measure": "seconds", "variant": "plain", "value": 2.0},
+    ],
 }  # fmt: skip
 
 
+def compared(measure: str, value: float, data: str, variant: str, attack: str = "") -> dict[str, Any]:
+    return {"measure": measure, "value": value, "data": data, "variant": variant, "attack": attack}
+
+
+COMPARED: dict[str, Any] = {
+    "recipe": "small", "paper": "Ours", "figures": [
+        compared("accuracy", 84.0, "sst2", "plain"), compared("accuracy", 70.0, "sst2", "a <b>, c"),
+        compared("matthews", 50.0, "cola", "plain"), compared("tokens top-1", 100.0, "cola", "plain", "strongest"),
+        compared("tokens top-1", 100.0, "sst2", "plain", "strongest"),
+        compared("content top-1", 99.0, "sst2", "plain", "strongest"),
+        compared("tokens top-1", 25.0, "sst2", "a <b>, c", "strongest"),
+        compared("tokens top-1", 100.0, "sst2", "plain", "knn"),
+    ],
+}  # fmt: skip
+
+
+def epsilon(value: float, variant: str, when: str, half_width: float | None = None) -> ResultRecord:
+    return ResultRecord(measure="accuracy", value=value, variant=variant, when=when, half_width=half_width)
+
+
 def test_figures_over_epsilon_are_drawn() -> None:
-    figures = {
-        "accuracy, plain after": 90.0, "accuracy, epsilon=3 after": 80.0, "accuracy, epsilon=1 after": 70.0,
-        "accuracy +-, epsilon=1 after": 5.0, "accuracy, epsilon=1 before": 50.0, "tokens unchanged, epsilon=1": 60.0,
-    }  # fmt: skip
-    (found,) = curves.of(figures)
-    assert found.measure == "accuracy" and found.levels == {"after": 90.0}
+    records = [
+        epsilon(90.0, "plain", "after"), epsilon(80.0, "three", "after"), epsilon(70.0, "one", "after", 5.0),
+        epsilon(50.0, "one", "before"), ResultRecord(measure="tokens unchanged", value=60.0, variant="one"),
+    ]  # fmt: skip
+    variants = {"plain": {}, "three": {"k": 1, "epsilon": 3}, "one": {"k": 1, "epsilon": 1}}
+    (found,) = curves.of(records, variants)
+    assert found.measure == "accuracy" and found.levels["after"] == 90.0
     assert found.lines == {"after": ((1.0, 70.0, 5.0), (3.0, 80.0, 0.0))}, "one point is no line"
-    drawn = curves.svg([found])
-    places = re.findall(r'<circle cx="([0-9.]+)" cy="([0-9.]+)"', drawn)
-    (left, low), (right, high) = [(float(x), float(y)) for x, y in places]
-    assert left < right and low > high, "upwards is more"
-    dashed = re.search(r'd="M[0-9.]+ ([0-9.]+)H[0-9.]+" fill="none" stroke="#[0-9a-f]+" stroke-dasharray', drawn)
-    assert dashed is not None and float(dashed[1]) < high
-    page = table.html(
-        table.read({"recipe": "a", "paper": "b", "figures": {n: {"measured": v} for n, v in figures.items()}})
-    )
-    assert "Over epsilon" in page and drawn in page
-    assert "Over epsilon" not in table.html(table.read(COMPARED)) and curves.of({"loss, epsilon=1 after": 1.0}) == ()
+    result = {"recipe": "a", "paper": "b", "variants": variants, "figures": [one.to_json() for one in records]}
+    page = table.html(table.read(result))
+    assert "Over epsilon" in page and "dashed: plain" in page and curves.drawn([found]) in page
+    assert "Over epsilon" not in table.html(table.read(COMPARED)) and curves.of(records[:2], variants) == ()
+    assert curves.of(records, {**variants, "one": {"k": 2, "epsilon": 1}}) == (), "they differ in more than epsilon"
 
 
 def test_a_comparison_has_its_defences_at_a_glance_and_drawn() -> None:
     found = table.read(COMPARED)
-    assert [(data, [one.defence for one in rows]) for data, rows in found.glance] == [
-        ("cola", ["plain"]), ("sst2", ["plain", "a <b>, c"]),
-    ]  # fmt: skip
-    worse = found.glance[1][1][1]
+    assert {data: [one.defence for one in rows] for data, rows in found.glance.items()} == {
+        "cola": ["plain"], "sst2": ["plain", "a <b>, c"],
+    }  # fmt: skip
+    worse = found.glance["sst2"][1]
     assert (worse.measure, worse.utility, worse.tokens, worse.content) == ("accuracy", 70.0, 25.0, None)
     page = table.html(found)
-    assert page.count("<svg") == 2 and page.count("<circle") == 3 and "a <b>" not in page
-    x = [float(one) for one in re.findall(r'<circle cx="([0-9.]+)"', page)]
-    y = [float(one) for one in re.findall(r'cy="([0-9.]+)"', page)]
-    assert x[2] < x[1] and y[2] > y[1], "less is read: to the left; less accurate: lower"
-    assert "| 70.00 | 25.00 |  |" in table.markdown(found) or "| 70.00 | 25.00 | " in table.markdown(found)
+    assert page.count("<svg") == 2 and "a <b>" not in page
+    assert "| 70.00 | 25.00 |  |" in table.markdown(found)
     assert not table.read(RESULT).glance and "<svg" not in table.html(table.read(RESULT))
+
+
+def test_a_result_of_an_earlier_version_is_refused() -> None:
+    with pytest.raises(UsageError, match="small has no list of records") as refused:
+        table.read({**RESULT, "figures": {"accuracy, plain": {"measured": 90.0}}})
+    assert "reproduce" in str(refused.value.hint)
 
 
 class Cells(HTMLParser):
@@ -129,33 +138,41 @@ def test_each_figure_stands_beside_the_papers_with_its_reason() -> None:
     assert found.beside[0].difference == pytest.approx(-2.02)
     assert [(what, len(lines)) for what, lines in found.groups] == [("seconds", 2)]
     rows = cells(table.html(found)).rows
-    assert ["accuracy, plain", "90.00", "92.02", "\u22122.02", "", "1"] in rows
-    assert ["accuracy loss", "5.00", "2.91", "+2.09", "at most 4", "2"] in rows
-    assert ["knn top-1", "0.11", "", "", "at most 0.14", ""] in rows
-    assert ["seconds, k=4", "1,234.50"] in rows
+    assert ["accuracy, plain", "90.00", "", "92.02", "\u22122.02", "", "1"] in rows
+    assert ["accuracy loss", "5.00", "", "2.91", "+2.09", "at most 4", "2"] in rows
+    assert ["knn top-1", "0.11", "", "", "", "at most 0.14", ""] in rows
+    assert ["seconds, k=4", "1,234.50", "", "least 1,000.00, most 2,000.00"] in rows
     text = table.markdown(found)
-    assert "| accuracy, plain | 90.00 | 92.02 | \u22122.02 |  | 1 |" in text
+    assert "| accuracy, k=4 | 85.00 | 1.50 | 89.11 | \u22124.11 |  | 1 |" in text
     assert "1. a smaller model" in text
     assert "2. Not explained: the recipe gives no reason." in text
 
 
 def test_names_are_explained_to_who_has_not_read_the_code() -> None:
-    figures = {
-        name: {"measured": 1.0} for name in ("bag f1, hidden-words, model only, mine, cape", "accuracy +-, mine")
-    }
+    figures = [
+        {
+            "measure": "bag f1",
+            "value": 1.0,
+            "attack": "hidden",
+            "attacker": "model only",
+            "data": "mine",
+            "variant": "cape",
+        },
+        {"measure": "accuracy", "value": 1.0, "half_width": 0.5, "data": "mine"},
+    ]
     more = {"seeds": [1, 2], "attacked": {"rows": 24, "seconds": None}, "data": {"mine": {"train": "a.tsv", "rows": 9}}}
+    more["attacks"] = {"hidden": {"attack": "hidden-words"}}
     found = table.read({**RESULT, "figures": figures, **more})
     meanings = dict(found.meanings)
-    assert meanings["hidden-words"] == "attack: Words in a text, from states"
-    assert {"bag f1", "model only", "accuracy +-", "no figure"} < meanings.keys()
-    assert meanings["accuracy +-"] == "half the width of the 95 % interval of accuracy, in points"
+    assert meanings["hidden"] == "attack: Words in a text, from states"
+    assert {"bag f1", "model only", "accuracy", "+-", "no figure"} < meanings.keys()
     assert not {"mine", "cape"} & meanings.keys()
     about = dict(found.about)
     assert (about["seeds"], about["attacked"]) == ("1, 2", "rows = 24")
     assert about["data"] == "mine = (train = a.tsv, rows = 9)"
     assert "- bag f1: of the words of a private text" in table.markdown(found)
-    assert "<dt>hidden-words</dt>" in table.html(found)
-    bare = table.read({**RESULT, "figures": {"seen, k=4": {"measured": 1.0}}})
+    assert "<dt>hidden</dt>" in table.html(found)
+    bare = table.read({**RESULT, "figures": [{"measure": "seen", "value": 1.0}]})
     assert bare.meanings == () and "names mean" not in table.html(bare) + table.markdown(bare)
 
 
@@ -173,10 +190,10 @@ def test_a_quick_table_says_so() -> None:
 
 
 def nasty() -> table.ResultTable:
-    figures = {
-        NASTY: {"measured": 1.0, "published": 2.0, "asked": NASTY, "why": NASTY},
-        f"x, {NASTY}": {"measured": 3.0},
-    }
+    figures = [
+        {"measure": NASTY, "value": 1.0, "published": 2.0, "asked": NASTY, "why": NASTY},
+        {"measure": "x", "variant": NASTY, "value": 3.0},
+    ]
     result = {**RESULT, "recipe": NASTY, "paper": NASTY, "model": NASTY, "figures": figures, "quick": {NASTY: NASTY},
               "variants": {NASTY: {NASTY: NASTY}}, "public": {NASTY: [NASTY]}}  # fmt: skip
     return table.read(result)
@@ -198,7 +215,7 @@ def test_markdown_escapes_everything() -> None:
     for line in text.splitlines():
         if line.startswith("|") and "alert" in line:
             columns = len(re.findall(r"(?<!\\)\|", line))
-            assert columns in (7, 3)  # a bar of the text's own splits no cell
+            assert columns in (8, 5)  # a bar of the text's own splits no cell
             assert not re.search(r"(?<!\\)[`*$\[]", line)
     assert not [line for line in text.splitlines() if line.startswith("next")]  # a line break ends no row
 
@@ -231,7 +248,7 @@ def test_every_shipped_result_has_a_table(path: Path, tmp_path: Path) -> None:
     assert (text.name, page.name) == (f"{path.stem}.md", f"{path.stem}.html")
     rows = cells(page.read_text("utf-8")).rows
     assert len(rows) > len(result["figures"])
-    assert {row[0] for row in rows} >= set(result["figures"])
+    assert {row[0] for row in rows} >= {one.name for one in read(result) if not math.isnan(one.value)}
     assert text.read_text("utf-8").startswith("# ")
 
 
@@ -241,12 +258,16 @@ def test_only_a_result_has_a_table(tmp_path: Path) -> None:
 
 
 def test_figures_of_shared_training_are_shares_and_some_cannot_be_told() -> None:
-    figures = {name: {"measured": 0.5} for name in ("accuracy, none", "rouge-1, dager, none", "drift, texts, theory")}
     why = "epsilon is the same for all pairs"
-    untold = {"slope of the loss deviation, theory": {"measured": None, "why": why}}
-    found = table.read({**RESULT, "task": "classification", "figures": figures, "untold": untold})
+    figures = [
+        {"measure": "accuracy", "variant": "none", "value": 0.5},
+        {"measure": "rouge-1", "attack": "dager", "variant": "none", "value": 0.5},
+        {"measure": "drift, texts", "variant": "theory", "value": 0.5},
+        {"measure": "slope of the loss deviation", "variant": "theory", "value": None, "undefined": why},
+    ]
+    found = table.read({**RESULT, "task": "classification", "figures": figures})
     meanings = dict(found.meanings)
     assert "share" in meanings["accuracy"] and meanings["dager"].startswith("attack: ")
-    assert {"rouge-1", "drift"} < meanings.keys() and "theory" not in meanings
+    assert {"rouge-1", "drift, texts"} < meanings.keys() and "theory" not in meanings
     assert why in table.html(found)
     assert f"- slope of the loss deviation, theory: {why}" in table.markdown(found)

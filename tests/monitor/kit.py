@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx2
 
-from milkglass.client.data.data_file import Source
 from milkglass.client.key.file import write_key
 from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Timeouts, Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.monitor.app import MonitorPage
 from milkglass.monitor.attacker import LiveAttacker, attacking
+from milkglass.rows.data_file import Source
 from milkglass.schemes.orthogonal import Orthogonal
 from tests.e2e.proxy import Tap
 from tests.proxy.kit import Scrambled, proxying

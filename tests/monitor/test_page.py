@@ -15,7 +15,6 @@ import openai
 import pytest
 
 from milkglass.audit.report.verdict import LABELS
-from milkglass.client.data.data_file import DataFile
 from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Upstream
 from milkglass.models.checkpoint import Checkpoint
@@ -23,6 +22,7 @@ from milkglass.monitor.attacker import LiveAttacker
 from milkglass.monitor.exchanges import ExchangeLog
 from milkglass.monitor.view import NOTHING_READ, MonitorView, level_shown
 from milkglass.proxy.backend import Backend
+from milkglass.rows.data_file import DataFile
 from milkglass.schemes.orthogonal import Orthogonal
 from tests import tiny
 from tests.monitor.kit import KEY, Shown, showing

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.codec.messages import templated, tools_of
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.client.layout import tokenizer_digest
@@ -20,6 +19,7 @@ from milkglass.models.resolve import resolve
 from milkglass.proxy.text.calls import demanded_tool
 from milkglass.proxy.text.stops import StopStrings
 from milkglass.proxy.text.tokens import TokenNames
+from milkglass.rows.messages import templated, tools_of
 
 letters = st.text("ab<>/", max_size=30)
 

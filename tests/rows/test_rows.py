@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from milkglass.errors import CodecError, UsageError
-from milkglass.rows.delimiter import delimiter_named, delimiter_of
 from milkglass.rows.encoding import lines
 from milkglass.rows.place import Place, columns_there, listed
+from milkglass.rows.tables import delimiter_named, delimiter_of
 
 KNOWN = ("text", "label")
 

@@ -16,13 +16,13 @@ from safetensors.numpy import load_file, save
 
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, IdOutOfRange, TooLong, UsageError
 from milkglass.models.array_cache import DIGEST, content_digest
+from milkglass.rows.blocks import shape_of
 from milkglass.sanitizers.files import report_path
 from milkglass.sanitizers.ghost import files, search
 from milkglass.sanitizers.ghost.files import GhostJob, sanitize_dataset
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection
-from milkglass.sanitizers.rows import shape_of
 from milkglass.sanitizers.table import WordVectors
 from milkglass.sequences import Sequences
 from tests import tiny
@@ -341,8 +341,8 @@ def test_an_unfinished_run_of_another_job_is_not_thrown_away(
 @pytest.mark.parametrize(
     ("rows", "error"),
     [
-        (['{"text": "a"}', '{"text": "' + "zanzibar " * 200 + '"}'], "line 2 is .* tokens long"),
-        (['{"text": "a", "ids": "zanzibar"}'], "line 1 has a field for ids already"),
+        (['{"text": "a"}', '{"text": "' + "zanzibar " * 200 + '"}'], "line 2 of in.jsonl is .* tokens long"),
+        (['{"text": "a", "ids": "zanzibar"}'], "line 1 of in.jsonl has a field for ids already"),
         (['{"text": "a"}', '{"label": "zanzibar"}'], "line 2 of in.jsonl has no text"),
     ],
 )

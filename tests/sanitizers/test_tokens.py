@@ -11,10 +11,10 @@ import pytest
 
 from milkglass.errors import CodecError, UsageError
 from milkglass.noise.stream import Stream
+from milkglass.rows.blocks import FileShape, require_rows, shape_of
 from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.files import count_file, sanitize_file
 from milkglass.sanitizers.rnm import RnmMethod
-from milkglass.sanitizers.rows import FileShape, require_rows, shape_of
 from milkglass.sanitizers.text import TokenReader, TokenTextSanitizer, WordTally
 from tests import tiny
 from tests.warm import warm_pools

@@ -26,8 +26,8 @@ from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.generate import tokenizer_digest
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
-from milkglass.client.label_scale import Scale
 from milkglass.errors import BadUpload
+from milkglass.rows.labels import Scale
 from milkglass.server import spec
 from milkglass.server.jobs.data import TrainingDataset
 from milkglass.server.storage import training_rows

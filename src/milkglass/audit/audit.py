@@ -14,8 +14,7 @@ from milkglass import files
 from milkglass.audit import key_budget as curve
 from milkglass.audit.metadata_leakage import metadata_leakage
 from milkglass.audit.outcome import AttackResult, AuditRun, strongest
-from milkglass.audit.report.findings import distortion, warnings
-from milkglass.audit.report.id_rate import id_rate
+from milkglass.audit.report.findings import distortion, id_rate, warnings, words_of
 from milkglass.audit.report.page import drawn, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
 from milkglass.audit.report.verdict import crossing, level, unfinished, verdict
@@ -80,7 +79,7 @@ def audit(
             None if corpus is None else np.where(ordinary, corpus.counts(len(ordinary)), 0),
             len(ordinary),
         ),
-        warnings=warnings(scene, done.cells, spent),
+        warnings=warnings(scene, done.cells, spent, attacks),
         examples=examples(scene, done, best, seed),
         curve=points,
         spent=spent,
@@ -88,6 +87,7 @@ def audit(
         metadata=None if scene.of_states else metadata_leakage(sent),
         seed=seed,
         rate=id_rate(scene),
+        notice=words_of(scene).notice,
     )
 
 

@@ -18,7 +18,6 @@ from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.key_scene import AttackerText, assemble, truth_of
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import PrivateTexts, encoded, marked
 from milkglass.defences.obfuscated_tables import TableClient, key_from, public_codec
 from milkglass.defences.sanitized_text import ReplacedTextClient, SanitizingClient
@@ -26,6 +25,7 @@ from milkglass.errors import UsageError
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
+from milkglass.rows.examples import Example
 from milkglass.schemes.catalogue import scheme_named
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client, Server

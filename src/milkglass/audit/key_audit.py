@@ -27,12 +27,12 @@ from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import MIN_PRIVATE_TEXTS, Scene
 from milkglass.catalogue import signature
 from milkglass.client.codec.codec import codec_of
-from milkglass.client.data.data_file import DataFile, Source
 from milkglass.client.key import usage
 from milkglass.client.key.file import UnlockedKey
 from milkglass.errors import UsageError
 from milkglass.models.resolve import resolve
 from milkglass.progress import Stage, no_stage
+from milkglass.rows.data_file import DataFile, Source
 from milkglass.threat import transcript_file
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import DEFAULT_BUDGET, Budget

@@ -26,7 +26,6 @@ from milkglass.audit.scene import (
 )
 from milkglass.client.codec.aliases import responses_of
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.data_file import Source
 from milkglass.client.data.texts import PrivateTexts, pieces, read, unmarked
 from milkglass.client.key.generate import new_key, scheme_of
 from milkglass.client.key.key import Key
@@ -37,6 +36,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.models.view import Model, Stored, overlaid
 from milkglass.progress import Stage, no_stage
+from milkglass.rows.data_file import Source
 from milkglass.schemes.mixture import Promise
 from milkglass.schemes.scheme import Scheme
 from milkglass.sequences import Ids, Sequences

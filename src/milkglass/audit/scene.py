@@ -62,6 +62,25 @@ class Adversary:
 
 
 @dataclass(frozen=True)
+class DefenceWords:
+    """What a report says about a defence, as Jinja templates that are filled with `scene` (report/texts.toml).
+
+    Attributes:
+        crosses: what an attacker sees of a text, such as "the hidden states that are sent"; "" for ids under a key.
+        why: why it reveals text.
+        change: what lowers the figures.
+        notice: what a reader must know first.
+        findings: the names of findings that always hold.
+    """
+
+    crosses: str
+    why: str
+    change: str
+    notice: str = ""
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Scene:
     """All that a run of attacks needs, and what its report says about the defence.
 
@@ -74,6 +93,7 @@ class Scene:
         scheme: the defence and its parameters.
         model: the public model's name.
         broken: why nobody should rely on this defence, whatever the attacks here read.
+        words: what the report says about the defence. None: what it says of any that sends the same.
     """
 
     transcript: Transcript
@@ -84,6 +104,7 @@ class Scene:
     scheme: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     broken: str | None = None
+    words: DefenceWords | None = None
 
     @classmethod
     def of(

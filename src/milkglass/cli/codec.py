@@ -1,6 +1,6 @@
 """`milkglass encode` and `decode`: text to scrambled ids and back, on this machine alone.
 
-Without arguments both read lines: `encode` reads text, or JSON Lines (cli/ui/text_input.py); `decode` reads the ids.
+Without arguments both read lines: `encode` reads text, or JSON Lines (rows/lines.py); `decode` reads the ids.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from milkglass import files
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyOptions, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, json_text, note, shown
-from milkglass.cli.ui.text_input import InputRow, arguments, line_name, named, pairs_of, require_no_messages, row_of
 from milkglass.errors import CodecError, EmptyText, UsageError
-from milkglass.rows.encoding import lines
+from milkglass.rows.lines import InputRow, arguments, input_lines, input_row, named, pairs_of, require_no_messages
+from milkglass.rows.place import Place
 
 if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec
     from milkglass.client.codec.encoded import Encoded
-    from milkglass.client.data.data_file import DataFile
-    from milkglass.client.data.dataset import Summary
     from milkglass.client.data.layouts import Layout
     from milkglass.client.key.file import UnlockedKey
+    from milkglass.rows.data_file import DataFile
+    from milkglass.rows.examples import Summary
 
 BATCH = 1000
 In = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")]
@@ -101,9 +101,9 @@ def encode(
     unlocked = key.open()
     codec = codec_of(unlocked, key.model)
     texts, tokens = 0, 0
-    read = _named_lines(source)
+    read = _lines(source)
     with _writing(out) as sink:
-        rows = arguments(text, pair) if text else (row_of(name, line) for name, line in read)
+        rows = arguments(text, pair) if text else (input_row(place, line) for place, line in read)
         documents: list[dict[str, Any]] = []
         for batch in batched(rows, BATCH):
             encoded = _conversations if chat else _plainly
@@ -138,9 +138,9 @@ def decode(
     from milkglass.client.codec.codec import codec_of
 
     codec = codec_of(key.open(), key.model)
-    read = _named_lines(source)
+    read = _lines(source)
     with _writing(out) as sink:
-        lists = _lists(ids) if ids else (_ids(name, line) for name, line in read if line.strip())
+        lists = _lists(ids) if ids else (_ids(str(place), line) for place, line in read if line.strip())
         documents = []
         for one in lists:
             decoded = codec.decode(one, skip_special=not special)
@@ -230,12 +230,11 @@ def _ids(name: str, text: str) -> list[int]:
     return value
 
 
-def _named_lines(source: Path | None) -> Iterator[tuple[str, str]]:
-    """Lines of a file or of stdin, each after what messages call it."""
+def _lines(source: Path | None) -> Iterator[tuple[Place, str]]:
+    """Returns the lines of a file or of stdin with their places."""
     if source is not None:
         require_file(source, "give a text file, or JSON Lines")
-    numbered = enumerate(sys.stdin, 1) if source is None else lines(source)
-    return ((line_name(number, source), line) for number, line in numbered)
+    return input_lines(source, sys.stdin)
 
 
 @contextmanager

@@ -30,7 +30,8 @@ def compare(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Run every way, those of packages too.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help=f"Run the ways that decide, within {QUICK_BUDGET} for some 2,000 short rows.")
+        bool,
+        typer.Option("--quick", help=f"Run the ways that decide: {QUICK_BUDGET} for 2,000 short rows."),
     ] = False,
     budget: Annotated[
         str | None,
@@ -71,6 +72,7 @@ def compare(
     from milkglass.compare.rows import OwnRows
     from milkglass.compare.run import Limits, heartbeat
     from milkglass.compare.run import compare as compared
+    from milkglass.compare.training import cut_words
     from milkglass.compare.ways import Setting, chosen
     from milkglass.rows.examples import read_texts
     from milkglass.server.spec import Hyperparameters, hyperparameters_of
@@ -86,7 +88,7 @@ def compare(
         raise UsageError(f"--keep and --out are both {out}", "give the kept model a folder of its own")
     files = [columns.file(one) for one in (data, validation) if one is not None]
     judged = files[1] if len(files) > 1 else None
-    others = [] if public is None else read_texts(columns.second(public))
+    others = [] if public is None else [one.text for one in read_texts(columns.second(public))]
     rows = OwnRows.read(files[0], judged, seed, lambda file, found: say_skipped(file, found.blank, found.empty))
     for file in files:
         say_read(file)
@@ -96,9 +98,11 @@ def compare(
     base = original(model)
     with heartbeat(note) as log, resumable(out):
         setting = Setting(base, base.digest(), rows, training, seed, out / "cells", cores(), log)
-        log(f"{len(selected)} ways, {len(rows.train.texts):,} rows to train with, {len(rows.held_out.texts):,} to ask about")
+        asked, count = len(rows.held_out.texts), [0]
+        log(f"{len(selected)} ways, {len(rows.train.texts):,} rows to train with, {asked:,} to ask about")
+        if words := cut_words(base, rows.train, training.max_length):
+            log(words)
         measure = "pearson" if rows.task == "regression" else "accuracy"
-        count = [0]
 
         def report(way: WayResult, left: float) -> None:
             count[0] += 1
@@ -107,4 +111,8 @@ def compare(
 
         result = compared(setting, selected, out, limits, others, keep or out / "kept", report, log)
     written = page.write(result, out)
-    emit(as_json, result.to_json(), lambda: "\n".join([table(rows_of(result)), "", *result.verdict, "", f"page: {written}"]))
+    emit(
+        as_json,
+        result.to_json(),
+        lambda: "\n".join([table(rows_of(result)), "", *result.verdict, "", f"page: {written}"]),
+    )

@@ -22,8 +22,9 @@ from milkglass.cli.ui.options import (
     with_options,
 )
 from milkglass.cli.ui.terminal import bars, json_text, note, say, show_classified, show_pieces
-from milkglass.cli.ui.text_input import named, paired, to_classify
+from milkglass.cli.ui.text_input import to_classify
 from milkglass.errors import MilkglassError, TooLong, UsageError
+from milkglass.rows.lines import named, paired
 
 if TYPE_CHECKING:
     from milkglass.client.results import Conversation

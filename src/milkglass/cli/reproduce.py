@@ -55,7 +55,7 @@ def _require_readable(recipe: Path, data: Path, quick: bool) -> None:
     Raises:
         UsageError: the file is no recipe, or the folder is missing.
     """
-    from milkglass.experiments.recipe_file import settings
+    from milkglass.experiments.recipe import settings
 
     settings(recipe, quick)
     if not data.is_dir():
@@ -97,9 +97,10 @@ def data(
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent}", "make it first")
 
-    from milkglass.client.data.data_file import KINDS
-    from milkglass.client.data.dataset import read_examples
-    from milkglass.datasets import sets
+    from milkglass.rows.data_file import KINDS
+    from milkglass.rows.examples import read_examples
+    from milkglass.rows.sets import catalogue as sets
+    from milkglass.rows.write import write
 
     score, taken, columns_read = False, None, ""
     blank, empty = list[int](), list[int]()
@@ -119,14 +120,14 @@ def data(
             words = "both --from and --hub were given" if hub else f"where is the data set {name}?"
             raise UsageError(words, "give --from FOLDER, or --hub")
         result = sets.load(name, source, split or "train", note)
-    count = sets.write(result, out, score, rows)
+    count = write(result, out, score, rows)
     say_skipped(Path(name).name, len(blank), len(empty))
     document = {"out": str(out), "rows": count, **({} if taken is None else {"columns": taken})}
     emit(as_json, document, f"{count:,} rows in {out}{columns_read}")
 
 
 def _list(as_json: bool) -> None:
-    from milkglass.datasets.sets import SETS
+    from milkglass.rows.sets.catalogue import SETS
 
     found = {one.name: "" if one.hub is None else f"hf:{one.hub.path}" for one in SETS.values()}
     result = [

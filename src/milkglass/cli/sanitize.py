@@ -129,7 +129,7 @@ def sanitize(
         counted = None if corpus is None else (corpus, read_shape(corpus))
         answer_lines(over_table(selected, reader_of(embeddings, by), counted, 1), seed)
         return
-    from milkglass.sanitizers.rows import require_rows
+    from milkglass.rows.blocks import require_rows
 
     _require_files(Path(source), out)
     shape = read_shape(Path(source), also, keep, roles, instruction or "", delimiter)
@@ -159,8 +159,8 @@ def _require_unused(method: str, options: dict[str, Any]) -> None:
 
 
 def _require_files(source: Path, out: Path | None) -> None:
+    from milkglass.rows.blocks import KINDS
     from milkglass.sanitizers.files import require_free
-    from milkglass.sanitizers.rows import KINDS
 
     require_file(source, FILES)
     if out is None:

@@ -12,9 +12,9 @@ from milkglass.errors import UsageError
 from milkglass.system import cores
 
 if TYPE_CHECKING:
+    from milkglass.rows.blocks import FileShape
     from milkglass.sanitizers.files import FileSanitizer
     from milkglass.sanitizers.method import Reader, SanitizerMethod
-    from milkglass.sanitizers.rows import FileShape
     from milkglass.sanitizers.table import WordVectors
 
 MANY = 0.2  # share of unknown words that is reported
@@ -30,8 +30,8 @@ def read_shape(
     """What a file's rows are, and what of them is sanitized. Raises UsageError, CodecError."""
     from dataclasses import replace
 
-    from milkglass.rows.delimiter import delimiter_named
-    from milkglass.sanitizers.rows import shape_of
+    from milkglass.rows.blocks import shape_of
+    from milkglass.rows.tables import delimiter_named
 
     require_file(path, FILES)
     shape = shape_of(path, also, keep, None if delimiter is None else delimiter_named(delimiter))

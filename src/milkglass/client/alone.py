@@ -205,7 +205,7 @@ class Candidate:
 
 
 def candidates(features: Sequence[Features], regression: bool) -> Iterator[Candidate]:
-    """Yields every candidate. Naive Bayes takes no dense features; "content" letters are many, and get no regression."""
+    """Yields every candidate. Naive Bayes takes no dense features, and logistic regression on letters is slow."""
     for name in features:
         kinds: tuple[Kind, ...] = ("ridge",) if regression else ("bayes", "complement", "svm", "logistic")
         for kind in kinds:

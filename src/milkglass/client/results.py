@@ -6,11 +6,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from milkglass.client.codec.conversation import Message
 from milkglass.client.codec.kept_ids import ANSWER_IDS
-from milkglass.client.label_scale import Scale
 from milkglass.client.remote.remote import Remote
 from milkglass.client.remote.responses import Prediction
+from milkglass.rows.labels import Scale
+from milkglass.rows.messages import Message
 
 
 @dataclass(frozen=True)

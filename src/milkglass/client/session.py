@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.codec.codec import Codec, codec_of
-from milkglass.client.codec.conversation import Message
 from milkglass.client.key.file import UnlockedKey
-from milkglass.client.label_scale import Scale
 from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.client.remote.responses import require_key
 from milkglass.client.results import Answer, Classified, Conversation, Job
 from milkglass.errors import EmptyText, UnsupportedModel, UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage
+from milkglass.rows.labels import Scale
+from milkglass.rows.messages import Message
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from milkglass.client.data.data_file import Source
+    from milkglass.rows.data_file import Source
 
 BATCH = 64  # texts a request
 COUNTED = 64  # tokens of an answer that a killed program may leave uncounted

@@ -10,16 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milkglass.client.data.data_file import DataFile, Source
-from milkglass.client.data.dataset import Summary
-from milkglass.client.data.training_rows import (
-    Numbers,
-    WrittenParquet,
-    checked,
-    numbers_of,
-    require_generator,
-    write_parquet,
-)
+from milkglass.client.data.training_rows import Numbers, WrittenParquet, numbers_of, require_generator, write_parquet
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.training_defaults import (
     LEAST_HELD_OUT,
@@ -31,6 +22,8 @@ from milkglass.client.training_defaults import (
 )
 from milkglass.errors import UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage
+from milkglass.rows.data_file import DataFile, Source
+from milkglass.rows.examples import Summary, checked
 from milkglass.rows.place import listed
 from milkglass.server.spec import MAX_LENGTH, Hyperparameters, hyperparameters_of
 

@@ -22,6 +22,9 @@ from milkglass.compare.ways import Answered, Setting
 from milkglass.defences.token_halves import TokenServer
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.models.checkpoint import Checkpoint, read_json
+from milkglass.rows.labels import Scale
+from milkglass.sequences import Sequences
+from milkglass.threat.observations import Tokens
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "merges.txt")
 MARK = "milkglass.json"
@@ -45,22 +48,29 @@ def keep(setting: Setting, best: Answered, folder: Path) -> None:
         else:
             assert best.cell is not None and isinstance(best.cell.tuned, TokenServer)
             _encoder(best, setting, names, partial)
-        about = {"made by": "milkglass compare", "task": setting.rows.task, "max_length": setting.training.max_length}
+        scale = Scale.of(map(float, setting.rows.train.labels)) if setting.rows.task == "regression" else None
+        about = {
+            "made by": "milkglass compare", "task": setting.rows.task, "max_length": setting.training.max_length,
+            "scale": None if scale is None else scale.document(),
+        }  # fmt: skip
         (partial / MARK).write_text(json.dumps(about) + "\n", "utf-8")
 
 
 def _encoder(best: Answered, setting: Setting, names: Sequence[str], folder: Path) -> None:
-    assert best.cell is not None and isinstance(best.cell.tuned, TokenServer)
+    assert best.cell is not None and isinstance(best.cell.tuned, TokenServer) and best.folder is not None
     for path in best.cell.tuned.folder.iterdir():
         if path.name == "config.json" or path.suffix == ".safetensors" or path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
-    source = best.cell.client.codec.folder  # type: ignore[attr-defined]
     for name in TOKENIZER_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
+        if (best.folder / name).is_file():
+            shutil.copyfile(best.folder / name, folder / name)
+    settings = read_json(folder / "tokenizer_config.json")
+    settings["model_max_length"] = setting.training.max_length
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
     config = read_json(folder / "config.json")
     if names:
-        config |= {"id2label": {str(n): name for n, name in enumerate(names)}, "label2id": {name: n for n, name in enumerate(names)}}
+        config["id2label"] = {str(number): name for number, name in enumerate(names)}
+        config["label2id"] = {name: number for number, name in enumerate(names)}
     (folder / "config.json").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
@@ -91,15 +101,20 @@ def answers(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = No
 
     base = Checkpoint.open(folder)
     codec = public_codec(base)
-    encoded = codec.limited(int(about["max_length"])).encode(list(texts), None if pairs is None else list(pairs), truncate=True)
-    logits = TokenServer(folder).answers(encoded.ids, encoded.token_type_ids)
+    second, most = None if pairs is None else list(pairs), int(about["max_length"])
+    encoded = codec.encode(list(texts), second, truncate=True, max_length=most)
+    ids = Sequences.of(encoded.ids)
+    types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
+    logits = TokenServer(folder).answer((Tokens(ids, types=types),))
     if about["task"] == "regression":
-        return [LocalAnswer("", {}, float(one)) for one in logits[:, 0]]
+        scale = Scale.kept(about["scale"])
+        return [LocalAnswer("", {}, float(one) if scale is None else scale.read(float(one))) for one in logits[:, 0]]
     names = [base.config["id2label"][str(n)] for n in range(logits.shape[1])]
     return _named(softmax(logits.astype(np.float64), axis=1), names)
 
 
 def _named(chances: Any, names: Sequence[str]) -> list[LocalAnswer]:
     return [
-        LocalAnswer(names[int(row.argmax())], dict(zip(names, row.tolist(), strict=True))) for row in np.asarray(chances)
+        LocalAnswer(names[int(row.argmax())], dict(zip(names, row.tolist(), strict=True)))
+        for row in np.asarray(chances)
     ]

@@ -1,4 +1,4 @@
-"""The result of a comparison. `compare.json` holds it, and the table, the picture and the page are made from it alone."""
+"""The result of a comparison. `compare.json` holds it; the table, the picture and the page are made of it alone."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def compare(
     run = _Run(setting, out, limits, public, log)
     results, answers = list[WayResult](), dict[str, NDArray[Any]]()
     for number, way in enumerate(ways):
-        result, answered = run.one(way, [one for one in ways[number + 1 :]])
+        result, answered = run.one(way)
         if answered is not None:
             answers[way.name] = answered
         results.append(_above(setting, result, results, answers))
@@ -109,7 +109,7 @@ class _Run:
         training = float(np.mean(self._trained)) if self._trained else math.nan
         return training + self.limits.attacks
 
-    def one(self, way: Way, rest: Sequence[Way]) -> tuple[WayResult, NDArray[Any] | None]:
+    def one(self, way: Way) -> tuple[WayResult, NDArray[Any] | None]:
         """Returns a way's result and its answers."""
         if known := self._kept(way):
             return known
@@ -118,8 +118,9 @@ class _Run:
         )
         cost = self._cost(way)
         if self.elapsed() + (0.0 if math.isnan(cost) else cost) > self.limits.seconds:
-            spent = f"{duration(self.elapsed())} of {duration(self.limits.seconds)} are spent"
-            return replace(blank, reason=f"{spent}, and it takes about {duration(0 if math.isnan(cost) else cost)}"), None
+            needs = "" if math.isnan(cost) else f", and it takes about {duration(cost)}"
+            spent = f"{duration(self.elapsed())} of {duration(self.limits.seconds)} are spent{needs}"
+            return replace(blank, reason=spent), None
         try:
             if reason := way.refuses(self.setting):
                 return replace(blank, state="does not apply", reason=reason), None
@@ -206,6 +207,7 @@ def _above(
     truth = np.asarray(setting.rows.held_out.labels)
     ours, theirs, rng = answers[result.name], answers[home.name], np.random.default_rng(0)
     if setting.rows.task == "regression":
+
         def gap(counts: NDArray[Any]) -> Any:
             return weighted_correlation(ours, truth, counts) - weighted_correlation(theirs, truth, counts)
 
@@ -226,11 +228,12 @@ def weighted_correlation(one: NDArray[Any], other: NDArray[Any], counts: NDArray
 
 def read_way(raw: Any) -> WayResult:
     """Returns a way from its JSON."""
+
     def interval(one: Any) -> Interval | None:
         if one is None:
             return None
-        values = (math.nan if one[name] is None else one[name] for name in ("value", "low", "high"))
-        return Interval(*values, one["units"])
+        value, low, high = (math.nan if one[name] is None else one[name] for name in ("value", "low", "high"))
+        return Interval(value, low, high, one["units"])
 
     reading = raw["reading"]
     if reading is not None:

@@ -21,8 +21,8 @@ def verdict(result: Compared) -> tuple[str, ...]:
     open_ = [one for one in better if one not in hiding and one.group not in ("confidential hardware", "sent as it is")]
     if better and not hiding and open_:
         sentences.append(
-            f"Of the ways that change the text, {_listed(result, open_)} {'is' if len(open_) == 1 else 'are'} worth more "
-            "than what you have alone, and most of the text can be read there."
+            f"Of the ways that change the text, {_listed(result, open_)} "
+            f"{'is' if len(open_) == 1 else 'are'} worth more than what you have alone."
         )
     if not better and (width := _width(sent)) is not None:
         sentences.append(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from milkglass.catalogue import Catalogue
@@ -74,6 +75,7 @@ class Answered:
         bytes: of a text on the wire.
         cell: the trained halves, if there are any: what attacks read.
         model: the linear model, if it is one.
+        folder: of the public model that was trained here, with its tokenizer.
     """
 
     answers: NDArray[Any]
@@ -82,6 +84,7 @@ class Answered:
     bytes: float = 0.0
     cell: TrainedHalves | None = field(default=None, repr=False)
     model: LinearModel | None = field(default=None, repr=False)
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +121,7 @@ class Way(abc.ABC):
 
 
 def cell_of(setting: Setting, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
-    """Returns the trained halves of a defence. A comparison recipe of the same rows and settings makes the same cell."""
+    """Returns the trained halves of a defence. A recipe of the same rows and settings makes the same cell."""
     model = base or setting.base
     digest = setting.digest if base is None else base.digest()
     return trained(
@@ -140,8 +143,8 @@ def wire_bytes(sent: Sequence[Observation], texts: int) -> float:
         if isinstance(one, Tokens):
             total += sum(len(json.dumps(ids.tolist())) for ids in one.ids)
         else:
-            total += sum(array.nbytes for array in vars(one).values() if isinstance(array, np.ndarray))
-            total += sum(one.element_size() * one.nelement() for one in vars(one).values() if hasattr(one, "element_size"))
+            parts = [*vars(one).values()]
+            total += sum(part.nbytes for part in parts if isinstance(part, np.ndarray | torch.Tensor))
     return total / max(1, texts)
 
 
@@ -212,7 +215,8 @@ class EncoderWay(Way):
         setup, watch = watch.seconds(), Stopwatch()
         texts, pairs = timed(setting)
         cell.client.receive(cell.tuned.answer(cell.client.send(texts, pairs)))
-        return Answered(answers_of(setting, cell), setup, 1000 * watch.seconds() / len(texts), cell=cell)
+        seconds = 1000 * watch.seconds() / len(texts)
+        return Answered(answers_of(setting, cell), setup, seconds, cell=cell, folder=base.folder)
 
 
 # --- something is sent ------------------------------------------------------------------------------------------------

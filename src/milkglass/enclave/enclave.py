@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from milkglass import errors
-from milkglass.client.codec.conversation import Message
 from milkglass.enclave import gramine, prompt, release
 from milkglass.enclave.attestation import ATTESTED, ATTESTED_BY_QUOTE, KINDS, NOT_ATTESTED
 from milkglass.enclave.lists import RnmSettings
@@ -28,6 +27,7 @@ from milkglass.enclave.quote import INTEL, Trust, verify
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Progress, Stage, no_progress, no_stage
+from milkglass.rows.messages import Message
 
 PROGRAM = "milkglass.enclave.program"
 _REPAIR = "run sign.sh of the enclave's folder with the installed Gramine"

@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.codec.conversation import Message, require_messages, require_text
+from milkglass.client.codec.conversation import require_messages, require_text
 from milkglass.errors import CodecError, EmptyText, EnclaveError, TooLong
 from milkglass.models import chat_template
 from milkglass.models.pieces import TextPiece, reads_as, special_around, tokenize
+from milkglass.rows.messages import Message
 
 SPACES = "\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009"  # white space that no template strips alone
 

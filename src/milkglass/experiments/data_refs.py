@@ -1,6 +1,6 @@
 """Where a recipe's data comes from: a file in the data folder, or a split of a named data set, such as "cola:train".
 
-A named data set is read in its original layout (milkglass/datasets), from the data folder or a folder in it.
+A named data set is read in its original layout (milkglass/rows/sets), from the data folder or a folder in it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from milkglass.client.data.dataset import Example, in_order, number_labels, summarise
-from milkglass.client.data.texts import examples_of
-from milkglass.datasets import sets
-from milkglass.datasets.description import Description
 from milkglass.errors import UsageError
 from milkglass.progress import Log, no_log
+from milkglass.rows.examples import Example, examples_of, in_order, number_labels, summarise
+from milkglass.rows.sets import catalogue as sets
+from milkglass.rows.sets.description import Description
+from milkglass.rows.write import write
 from milkglass.threat.defence import LabelledTexts
 
 DATA = "give --data a folder that holds one for each data set, as it was published; `milkglass data` says where each is"
@@ -55,7 +55,7 @@ def examples(data: Path, ref: str, progress: Log = no_log) -> list[Example]:
 
 
 def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
-    """Returns a file that `client/data/dataset.py` reads. A named data set is written into `folder` once."""
+    """Returns a file that `rows/examples.py` reads. A named data set is written into `folder` once."""
     result = named(ref)
     if result is None:
         return files(data, ref)[0]
@@ -65,7 +65,7 @@ def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
     out = folder / f"{about.name}-{split}.jsonl"
     if not out.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        sets.write(sets.load(about.name, data, split, progress), out)
+        write(sets.load(about.name, data, split, progress), out)
     return out
 
 

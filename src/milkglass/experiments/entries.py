@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from milkglass.attacks.catalogue import ALL_ATTACKS
 from milkglass.defences.catalogue import hidden_state_defence_of, other_defence_of, sanitizer_of
 from milkglass.errors import UsageError
-from milkglass.experiments.recipe_file import from_entries, kind_of
+from milkglass.experiments.recipe import from_entries, kind_of
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.attack import Attack

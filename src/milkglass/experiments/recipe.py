@@ -1,6 +1,16 @@
 """The base of all recipes: a paper's figures, how ours are measured, and the result with both side by side.
 
-A kind of recipe is a frozen dataclass in kinds/ whose fields are the entries of the recipe's file.
+A kind of recipe is a frozen dataclass in kinds/ whose fields are the entries of the recipe's file, in full or with its
+table [quick].
+
+    [quick]
+    rows = 1000                          a value in place of the recipe's
+    training.max_steps = 150             one entry of a table, the others stay
+    variants = ["k=10, eps=1"]           of a table only the entries of these names
+    only.data = ["sst2"]                 the same, of a table of which entries are changed as well
+
+A quick run is never taken for a full one: its name, the names of its files and the record in its folder end in
+".quick". The demands of a full run do not apply to it; only [quick.asked] does.
 """
 
 from __future__ import annotations
@@ -8,18 +18,22 @@ from __future__ import annotations
 import abc
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_type_hints
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from milkglass import files
 from milkglass.errors import UsageError
-from milkglass.experiments.recipe_file import from_entries, settings
-from milkglass.experiments.runs import RunFolder
+from milkglass.experiments.record import ResultRecord
+
+if TYPE_CHECKING:
+    from milkglass.experiments.runs import RunFolder
 
 UNDEFINED_SHARE = "a share of nothing, such as the precision of a class that no answer names"
 CUT = "the time of the recipe ended the attack: how far a search got is not a sample, and it has no interval"
@@ -36,7 +50,7 @@ class Recipe(abc.ABC):
         published: the paper's figures by name.
         asked: by figure, the demand on the run in words.
         why: why ours differ, by figure or by a pattern with *; reasons for quick runs only are in [quick.why].
-        quick: the table [quick] of a quick run (recipe_file.py).
+        quick: the table [quick] of a quick run.
         digits: decimals of the figures in the result.
         cached: whether runs of this kind can share what takes longest.
         cuts: whether the recipe's own time may end an attack, whose figures then have no intervals.
@@ -80,8 +94,8 @@ class Recipe(abc.ABC):
         """Returns what decides the figures, as the beginning of the result."""
 
     @abc.abstractmethod
-    def measure(self, run: RunFolder) -> dict[str, float]:
-        """Returns the figures by name. What exists in the run folder is not measured again."""
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
+        """Returns the figures. What exists in the run folder is not measured again."""
 
     def result(self, run: RunFolder) -> dict[str, Any]:
         """Returns what the result says before its figures."""
@@ -89,12 +103,9 @@ class Recipe(abc.ABC):
 
     def reproduce(self, run: RunFolder) -> Path:
         """Writes RUN/NAME.json: what was run, by which code, and each figure beside the paper's and the demand."""
-        measured = self.measure(run)
+        figures = [one.to_json() for one in self.figures(self.measure(run))]
         kept = {"predictions": run.predictions} if run.predictions else {}
-        about = self.result(run)
-        if undefined := undefined_figures(measured, self.cuts):
-            about = {**about, "untold": {**about.get("untold", {}), **undefined}}
-        whole = {**about, "made": run.made(), "figures": self.figures(measured), **kept}
+        whole = {**self.result(run), "made": run.made(), "figures": figures, **kept}
         path = run.out / f"{self.name}.json"
         files.write(path, json.dumps(whole, indent=1) + "\n")
         return path
@@ -112,49 +123,26 @@ class Recipe(abc.ABC):
     def quick_entry(self) -> dict[str, Any]:
         return {} if self.quick is None else {"quick": self.quick}
 
-    def figures(self, measured: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-        """Returns each figure with "measured" and, if the recipe has them, "published", "asked" and "why".
+    def figures(self, measured: Sequence[ResultRecord]) -> list[ResultRecord]:
+        """Returns the rounded figures with what was published, what is asked and why they differ.
 
         Raises:
             UsageError: the recipe names a figure that was not measured. A quick run measures less, and only the figures
                 in its `asked` are required.
         """
         expected = self.asked.keys() | (self.published.keys() if self.quick is None else set())
-        if missing := sorted(expected - measured.keys()):
+        if missing := sorted(expected - {one.name for one in measured}):
             raise UsageError(f"{self.name} names a figure that was not measured: {missing[0]!r}", "see the recipe")
-        result: dict[str, dict[str, Any]] = {}
-        for name, value in measured.items():
-            if not math.isfinite(value):
-                continue
-            row: dict[str, Any] = {"measured": round(value, self.digits)}
-            if name in self.published:
-                row["published"] = self.published[name]
-            if name in self.asked:
-                row["asked"] = self.asked[name]
-            if (reason := reason_for(name, self.why)) and "published" in row:
-                row["why"] = reason
-            result[name] = row
-        return result
+        return [self._figure(one, one.name) for one in measured]
 
-
-def undefined_figures(measured: Mapping[str, float], cuts: bool) -> dict[str, dict[str, Any]]:
-    """Returns the figures without a value, as null with a reason.
-
-    Args:
-        cuts: of the recipe. An interval "NAME +-, ..." of a figure with a value is then missing because the attack was
-            cut (audit/outcome.py).
-    """
-    cut = {name for name in measured if cuts and math.isfinite(measured.get(value_of(name), math.nan))}
-    return {
-        name: {"measured": None, "why": CUT if name in cut else UNDEFINED_SHARE}
-        for name, one in measured.items()
-        if not math.isfinite(one)
-    }
-
-
-def value_of(interval: str) -> str:
-    """Returns "accuracy, plain" for "accuracy +-, plain", and "" for a figure that is no interval."""
-    return interval.replace(" +-", "", 1) if " +-" in interval else ""
+    def _figure(self, one: ResultRecord, name: str) -> ResultRecord:
+        if math.isnan(one.value):
+            return replace(one, half_width=None, undefined=one.undefined or UNDEFINED_SHARE)
+        if one.half_width is not None and math.isnan(one.half_width):
+            one = replace(one, half_width=None, undefined=CUT if self.cuts else UNDEFINED_SHARE)
+        published = self.published.get(name)
+        why = "" if published is None else reason_for(name, self.why) or ""
+        return replace(one.rounded(self.digits), published=published, asked=self.asked.get(name, ""), why=why)
 
 
 def _plain(value: Any) -> Any:
@@ -171,3 +159,144 @@ def reason_for(name: str, why: Mapping[str, str]) -> str | None:
     # only * stands for anything: names hold brackets and question marks
     patterns = {one.replace("[", "[[]").replace("?", "[?]"): reason for one, reason in why.items()}
     return next((reason for pattern, reason in patterns.items() if fnmatchcase(name, pattern)), None)
+
+
+# --- a recipe's file -------------------------------------------------------------------------------------------------
+QUICK = ".quick"
+# What a quick run may change. Never what was published, the seed, or what kind of recipe it is.
+CHANGEABLE = (
+    "model", "rows", "seconds", "curve", "instructions", "keys", "attacks", "public", "public_rows", "variants",
+    "defences", "seeds", "attacked", "data", "training", "texts", "evaluation", "asked", "why", "only",
+)  # fmt: skip
+
+T = TypeVar("T")
+
+
+def settings(path: Path, quick: bool = False) -> dict[str, Any]:
+    """Returns the entries of a recipe's file, and its name.
+
+    Raises:
+        UsageError: the file is no recipe, or `quick` is set and it has no such table.
+    """
+    if not path.is_file():
+        raise UsageError(f"there is no recipe {path}", "recipes are .toml files")
+    try:
+        raw = tomllib.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and bytes that are not UTF-8
+        raise UsageError(f"{path.name} is not TOML: {error}", "see recipes/ for examples") from None
+    _require_seeds(raw)
+    changes = raw.pop("quick", None)
+    if not quick:
+        return {**raw, "name": path.stem}
+    if not isinstance(changes, dict):
+        raise UsageError(f"{path.name} has no table [quick]", "run it without --quick, or write one")
+    if unknown := [key for key in changes if key not in CHANGEABLE]:
+        raise UsageError(f"[quick] must not change {unknown[0]}", f"it may change: {', '.join(CHANGEABLE)}")
+    base = {key: value for key, value in raw.items() if key != "asked"}
+    first = {key: value for key, value in changes.items() if key != "only"}
+    whole = _overlaid(_overlaid(base, first), table_of(changes, "only"))
+    said = {key: value for key, value in changes.items() if key != "why"}  # what was run, not why figures differ
+    return {**whole, "name": path.stem + QUICK, "quick": said}
+
+
+def _require_seeds(raw: Mapping[str, Any]) -> None:
+    """Checks that seeds are integers from 0."""
+    many = raw.get("seeds", [])
+    for seed in [*(many if isinstance(many, list) else []), *([raw["seed"]] if "seed" in raw else [])]:
+        if type(seed) is not int or seed < 0:
+            info = seed if type(seed) is int else kind_of(seed)
+            raise UsageError(f"a seed is {info}, a whole number from 0 is needed", "see the recipe")
+
+
+def _overlaid(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(raw)
+    for key, value in changes.items():
+        there = raw.get(key)
+        if isinstance(there, dict) and isinstance(value, dict):
+            result[key] = _overlaid(there, value)
+        elif isinstance(there, dict) and isinstance(value, list):
+            if missing := [name for name in value if not isinstance(name, str) or name not in there]:
+                raise UsageError(f"[quick] names {missing[0]!r}, which is not in {key}", f"it has: {', '.join(there)}")
+            result[key] = {name: there[name] for name in value}
+        else:
+            result[key] = value
+    return result
+
+
+def table_of(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns the entry as a table, empty if it is missing. Raises UsageError for anything else."""
+    result = raw.get(name, {})
+    if not isinstance(result, dict):
+        raise UsageError(f"{name} is {kind_of(result)}, a table is needed", f"write [{name}]")
+    return result
+
+
+def from_entries(kind: type[T], entries: Mapping[str, Any]) -> T:
+    """Returns an instance of a dataclass with these entries of a recipe.
+
+    Raises:
+        UsageError: an entry is missing, unknown or of another type.
+    """
+    parameters = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
+    needed = [n for n, one in parameters.items() if one.default is MISSING and one.default_factory is MISSING]
+    if unknown := [name for name in entries if name not in parameters]:
+        raise UsageError(f"a recipe of this kind has no {unknown[0]}", f"it has: {', '.join(parameters)}")
+    if missing := [name for name in needed if name not in entries]:
+        raise UsageError(f"the recipe has no {missing[0]}", f"it needs: {', '.join(needed)}")
+    require_types(kind, entries)
+    return kind(**entries)
+
+
+# --- types of values --------------------------------------------------------------------------------------------------
+# TOML's types are taken as they are: no string is read as a number, and true is not 1. A number must be finite.
+KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (bool, "true or false"),
+    (int, "a whole number"),
+    (float, "a number"),
+    (str, "a string"),
+    (dict, "a table"),
+    (list, "a list"),
+)
+
+
+def kind_of(value: Any) -> str:
+    """Returns TOML's name of the value's type for messages, such as "a string"."""
+    return next((words for kind, words in KINDS if isinstance(value, kind)), f"a {type(value).__name__}")
+
+
+def require_types(kind: type, raw: Mapping[str, Any]) -> None:
+    """Raises UsageError for the first value that is not of the type of its field in the dataclass `kind`."""
+    for name, adapter in _adapters(kind).items():
+        if name not in raw:
+            continue
+        try:
+            adapter.validate_python(raw[name])
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            place, value = _place(name, raw[name], first["loc"])
+            words = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+            raise UsageError(f"{place} is {kind_of(value)}: {words}", "see the recipe") from None
+
+
+@cache
+def _adapters(kind: type) -> dict[str, TypeAdapter[Any]]:
+    """Returns an adapter for each field. Our own types that are no dataclasses are checked by isinstance."""
+    hints = get_type_hints(kind)
+    return {one.name: _adapter(hints[one.name]) for one in fields(kind)}  # type: ignore[arg-type]
+
+
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    own = hasattr(hint, "__dataclass_fields__") or hasattr(hint, "model_fields")  # these bring settings of their own
+    if own:
+        return TypeAdapter(hint)
+    return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True))
+
+
+def _place(name: str, value: Any, path: Sequence[Any]) -> tuple[str, Any]:
+    """Returns where the fault is, and the value there. Skips the alternatives of unions, which paths name too."""
+    words = [name]
+    for step in path:
+        if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int)):
+            value = value[step]
+            words.append(str(step))
+    return ".".join(words), value

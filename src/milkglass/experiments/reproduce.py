@@ -16,8 +16,7 @@ from milkglass.experiments.kinds.overhead import OverheadRecipe
 from milkglass.experiments.kinds.sanitized_generation import SanitizedGeneration
 from milkglass.experiments.kinds.shared_training import SharedTraining
 from milkglass.experiments.kinds.symbol_generation import SymbolGeneration
-from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.recipe_file import settings
+from milkglass.experiments.recipe import Recipe, settings
 from milkglass.experiments.report import table
 from milkglass.experiments.runs import RunFolder
 from milkglass.progress import Log, no_log

@@ -11,8 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from milkglass import files
-from milkglass.client.data.data_file import Source
-from milkglass.client.data.dataset import (
+from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, naming
+from milkglass.federated.ghost_stage import passed, remove_finished, require_no_parts
+from milkglass.federated.rows import BYTES, ROWS_FILE, SiteRows, Stamp, load, of_texts, save, stamp_of
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.tokenizer import longest
+from milkglass.progress import Progress, no_progress
+from milkglass.rows.data_file import Source
+from milkglass.rows.examples import (
     Example,
     in_order,
     number_labels,
@@ -21,12 +27,6 @@ from milkglass.client.data.dataset import (
     summarise,
     unlabelled,
 )
-from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, naming
-from milkglass.federated.ghost_stage import passed, remove_finished, require_no_parts
-from milkglass.federated.rows import BYTES, ROWS_FILE, SiteRows, Stamp, load, of_texts, save, stamp_of
-from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.tokenizer import longest
-from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import SelectionMethod
 from milkglass.sanitizers.ghost.tally import document

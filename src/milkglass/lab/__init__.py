@@ -12,6 +12,7 @@ Milkglass itself is built of these classes. A package offers its methods to comm
 from milkglass.audit.key_audit import audit_key
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.report.result import Audit
+from milkglass.audit.scene import DefenceWords
 from milkglass.gradient_defences.defence import GradientDefence
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.lab.defence_audit import audit_defence
@@ -44,6 +45,7 @@ __all__ = [
     "Checkpoint",
     "Client",
     "Defence",
+    "DefenceWords",
     "Family",
     "GradientDefence",
     "Guess",

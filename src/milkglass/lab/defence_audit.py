@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from milkglass.attacks.catalogue import ATTACKS
@@ -13,7 +14,7 @@ from milkglass.audit.defence_scene import scene_of
 from milkglass.audit.key_audit import limited_threads
 from milkglass.audit.report.result import Audit
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.scene import ALIKE, require_enough, require_texts
+from milkglass.audit.scene import ALIKE, DefenceWords, require_enough, require_texts
 from milkglass.catalogue import signature
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -34,6 +35,7 @@ def audit_defence(
     budget: str = DEFAULT_BUDGET,
     seed: int = 1,
     out: Path | str | None = None,
+    words: DefenceWords | None = None,
     stage: Stage = no_stage,
 ) -> Audit:
     """Attacks a defence: what its client sends for the private texts, and what rests on its server.
@@ -49,6 +51,7 @@ def audit_defence(
         budget: processor time for the attacks, such as "90s" or "15m".
         seed: of every random draw.
         out: a new folder for the report, which contains private text. None: no report is written.
+        words: what the report says about the defence. None: what it says of any that sends the same.
         stage: receives the progress.
 
     Returns:
@@ -63,7 +66,7 @@ def audit_defence(
     model = base if isinstance(base, Checkpoint) else Checkpoint.open(resolve(str(base)))
     others = public if isinstance(public, Mapping) else {ALIKE: public}
     with limited_threads(), tempfile.TemporaryDirectory(prefix="milkglass-audit-") as work:
-        scene = scene_of(model, client, server, private, others)
+        scene = replace(scene_of(model, client, server, private, others), words=words)
         require_texts(scene, others)
         texts = hashlib.sha256("\0".join(private).encode()).hexdigest()
         about = {"texts": texts, "attacks": [signature(one) for one in chosen.values()]}

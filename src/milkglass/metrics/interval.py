@@ -49,10 +49,10 @@ class Interval:
         return Interval(self.value, math.nan, math.nan, self.units)
 
 
-def with_spread(measures: Mapping[str, Interval], of: str = "", scale: float = 100) -> dict[str, float]:
-    """Returns each value as "NAME" and half of its interval's width as "NAME +-", times `scale`; `of` follows names."""
-    values = {f"{name}{of}": scale * one.value for name, one in measures.items()}
-    return values | {f"{name} +-{of}": scale * one.half_width for name, one in measures.items()}
+def with_spread(measures: Mapping[str, Interval], scale: float = 100) -> dict[str, float]:
+    """Returns each value as "NAME" and half of its interval's width as "NAME +-", times `scale`."""
+    values = {name: scale * one.value for name, one in measures.items()}
+    return values | {f"{name} +-": scale * one.half_width for name, one in measures.items()}
 
 
 UNDEFINED = Interval(float("nan"), float("nan"), float("nan"), 0)

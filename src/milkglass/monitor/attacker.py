@@ -22,12 +22,12 @@ from milkglass.audit.key_scene import assemble
 from milkglass.audit.run import run
 from milkglass.audit.scene import Scene
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.data_file import Source
 from milkglass.client.data.texts import PrivateTexts, read
 from milkglass.client.key.key import Key
 from milkglass.errors import MilkglassError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.monitor.exchanges import ExchangeLog
+from milkglass.rows.data_file import Source
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import why_not
 from milkglass.threat.budget import Budget

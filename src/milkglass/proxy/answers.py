@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.codec.conversation import Message
 from milkglass.client.codec.kept_ids import ANSWER_IDS
 from milkglass.client.codec.spelling import LastAnswers
+from milkglass.rows.messages import Message
 
 MOST_TOKENS = 1_000_000  # of all answers: the longest unused ones are dropped first
 PREFIX_LETTERS = 32  # letters by which an answer is found whose end was changed

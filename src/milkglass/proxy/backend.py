@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.codec.conversation import Message
 from milkglass.client.model_sampling import ModelSampling
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import ALWAYS, IdsRequest, ServedModel
@@ -32,6 +31,7 @@ from milkglass.proxy.text.calls import requirements, tool_format, with_short_ids
 from milkglass.proxy.text.sections import begins_reasoning, reasons
 from milkglass.proxy.text.template_options import template_options
 from milkglass.proxy.text.tokens import TokenNames
+from milkglass.rows.messages import Message
 
 EMBEDDED = 64  # rows of one request to the engine
 LETTERS = 128  # the most letters of a token, on average over a text

@@ -1,1 +1,1 @@
-"""Reads files as rows: where a row is, its columns, the delimiter and the encoding of a file."""
+"""Reads and writes the user's tables: formats, encodings, columns, labels, conversations, and rows in blocks."""

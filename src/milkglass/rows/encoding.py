@@ -12,20 +12,35 @@ from pathlib import Path
 from milkglass.errors import CodecError
 
 UTF8 = "utf-8-sig"  # a byte order mark is no part of the text
+LONGEST = 1 << 24  # characters of a line or of a cell
 HEAD = 4096  # bytes in which a binary file has a zero
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _UNUSED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # bytes that Windows-1252 does not define
 _NAMES = {"UTF-16": "UTF-16", "WINDOWS-1252": "Windows-1252", "ISO-8859-1": "Latin-1 (ISO-8859-1)"}
 
 
-def lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
-    """Yields each line and its number. Only a line feed ends one; Python splits at other characters too."""
+def raw_lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
+    """Yields the number of each line, and the line with its end. Only a line feed ends one.
+
+    Raises:
+        CodecError: the file is not text in this encoding, or a line is too long.
+    """
+    number = 0
     try:
         with path.open(encoding=encoding, newline="\n") as file:
-            for number, line in enumerate(file, 1):
-                yield number, line.rstrip("\r\n")
+            while line := file.readline(LONGEST):
+                number += 1
+                if len(line) == LONGEST:
+                    raise CodecError(f"line {number} of {path.name} is longer than {LONGEST:,} characters", "split it")
+                yield number, line
     except UnicodeDecodeError:
         raise not_utf8(path) from None
+
+
+def lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
+    """Yields the number of each line, and the line without its end. Raises what `raw_lines` raises."""
+    for number, line in raw_lines(path, encoding):
+        yield number, line.rstrip("\r\n")
 
 
 def not_utf8(path: Path) -> CodecError:

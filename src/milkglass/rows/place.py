@@ -65,7 +65,9 @@ def listed(places: Sequence[Place]) -> str:
 
 
 def require_columns(file: str, names: Sequence[str], needed: Sequence[str], texts: Sequence[str] = ()) -> None:
-    """Raises CodecError for a header that lacks a column or has one twice.
+    """Raises CodecError for a header that lacks a column, or has one twice: readers differ in which they take.
+
+    Columns without a name are not read.
 
     Args:
         needed: columns that must all exist.
@@ -78,21 +80,18 @@ def require_columns(file: str, names: Sequence[str], needed: Sequence[str], text
         )
     if lost := [name for name in needed if name not in names]:
         raise CodecError(f"the header of {file} names no column {lost[0]}", columns_there(names, needed))
-    require_unique(file, names)
-
-
-def require_unique(file: str, names: Sequence[str]) -> None:
-    """Raises CodecError for a header that names a column twice: readers differ in which of the two they take.
-
-    Columns without a name are not read.
-    """
     for place, name in enumerate(names, 1):
         if name.strip() and (first := names.index(name) + 1) < place:
             twice = f"names the column {shown_name(name)} twice, as column {first} and as column {place}"
             raise CodecError(f"the header of {file} {twice}", "rename one of them")
 
 
-def repeated(place: Place | str, error: RepeatedKey) -> CodecError:
+def no_text(place: Place, names: Collection[str], known: Collection[str] = ()) -> CodecError:
+    """Returns the error for a row in which no column is known to have the text."""
+    return CodecError(f"{place} has no text", f"{columns_there(names, known)}; {NAMING}")
+
+
+def repeated(place: Place, error: RepeatedKey) -> CodecError:
     """Returns the error for a JSON object with a key twice: readers differ in which of the two they take."""
     return CodecError(f"{place} has the key {shown_name(error.key)} twice", "rename one of them")
 
@@ -139,7 +138,7 @@ def missing(cell: Any) -> bool:
 def text_of(place: Place, row: Row, column: str) -> str:
     """Returns a cell that must be text. Raises EmptyText if it is empty, and CodecError if it is no text."""
     if column not in row:
-        raise CodecError(f"{place} has no {column}", columns_there(list(row), (column,)))
+        raise CodecError(f"{place} has no {column}", columns_there(row, (column,)))
     value = row[column]
     if missing(value):
         raise EmptyText(f"{place} has an empty {column}", "fill it")

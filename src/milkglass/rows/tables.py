@@ -1,4 +1,4 @@
-"""Reads rows of files, one at a time: TSV, CSV, JSON Lines, one JSON list, plain lines, Parquet.
+"""Reads rows of files, one at a time: lines, CSV, TSV, JSON Lines, one JSON list, Parquet.
 
 Errors name the file, the line and the column, and never a cell's content. Common arguments: `blank` receives a 1 for
 each blank line that is skipped; a header must have all columns of `needed`, and one of `texts`.
@@ -7,19 +7,22 @@ each blank line that is skipped; a header must have all columns of `needed`, and
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from milkglass.errors import CodecError, EmptyText
+from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.encoding import UTF8, lines, not_utf8
+from milkglass.rows.encoding import LONGEST, UTF8, lines, not_utf8
 from milkglass.rows.place import Place, Rows, repeated, require_columns, text_of
 from milkglass.unique_keys import RepeatedKey, unique_keys
 
-MAX_FIELD = 1 << 24  # characters of one CSV cell
+DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+FIRST, ROWS = 1 << 16, 20  # characters and rows that show the delimiter
 BLOCK = 1 << 20  # characters of a JSON list read at a time
 BATCH = 1024  # rows of Parquet read at a time
 SENTENCE = 5  # the least words of a sentence
@@ -28,83 +31,53 @@ _ENDS = re.compile(r"(?<=[.;?!])\s+")
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-def stripped_lines(path: Path, encoding: str = UTF8) -> Rows:
-    """Yields every line that is not blank, stripped, as the column "text"."""
+def text_lines(path: Path, blank: Progress = no_progress, encoding: str = UTF8, strip: bool = False) -> Rows:
+    """Yields every line that is not blank as the column "text". `strip` removes the white space at its ends."""
     for number, line in lines(path, encoding):
         if line.strip():
-            yield Place(path.name, number), {"text": line.strip()}
-
-
-def text_lines(path: Path, blank: Progress = no_progress) -> Rows:
-    """Yields every line that is not blank as the column `text`, with the white space at its ends."""
-    for number, line in lines(path):
-        if line.strip():
-            yield Place(path.name, number), {"text": line}
+            yield Place(path.name, number), {"text": line.strip() if strip else line}
         else:
             blank(1)
 
 
-def tsv(
-    path: Path, needed: Sequence[str], header: Sequence[str] | None = None, flawed: bool = False,
-    blank: Progress = no_progress, texts: Sequence[str] = (),
+# --- tables -----------------------------------------------------------------------------------------------------------
+def table(
+    path: Path, needed: Sequence[str], delimiter: str = "\t", quoted: bool = False, header: Sequence[str] | None = None,
+    flawed: bool = False, blank: Progress = no_progress, texts: Sequence[str] = (),
 ) -> Rows:  # fmt: skip
-    """Yields rows of TSV without quoting, as GLUE writes it.
+    """Yields rows of CSV, or of TSV without quoting, as GLUE writes it.
 
     Args:
+        quoted: whether a cell may be quoted. Quotes are doubled inside quotes.
         header: the columns of a file without a header.
         flawed: whether the published file has rows with another number of cells. They become empty rows, for the caller
             to leave out and count.
     """
-    split = ((number, line.split("\t") if line else []) for number, line in lines(path))
-    yield from _named(path, split, needed, header, flawed, blank, texts)
-
-
-def comma(
-    path: Path, needed: Sequence[str], header: Sequence[str] | None = None, delimiter: str = ",",
-    blank: Progress = no_progress, texts: Sequence[str] = (),
-) -> Rows:  # fmt: skip
-    """Yields rows of CSV, in which quotes are doubled inside quotes. `header` has the columns of a file without one."""
-    limit, number = csv.field_size_limit(MAX_FIELD), 0
-
-    def split(reader: Any) -> Iterator[tuple[int, Sequence[str]]]:
-        nonlocal number
-        for cells in reader:
-            number = reader.line_num
-            yield number, cells
-
-    try:
-        with path.open(encoding=UTF8, newline="") as file:
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
-            yield from _named(path, split(reader), needed, header, False, blank, texts)
-    except UnicodeDecodeError:
-        raise not_utf8(path) from None
-    except csv.Error:
-        raise CodecError(f"{Place(path.name, number + 1)} is not a row", "check its quotes") from None
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _named(
-    path: Path, split: Iterable[tuple[int, Sequence[str]]], needed: Sequence[str], header: Sequence[str] | None,
-    flawed: bool, blank: Progress, texts: Sequence[str],
-) -> Rows:  # fmt: skip
-    """Yields the cells of each line by the names of the header.
-
-    Args:
-        split: the number of each line, and its cells.
-    """
     names = header
-    for number, cells in split:
-        place = Place(path.name, number)
+    for place, cells in table_cells(path, delimiter, quoted, header, flawed, blank):
+        if names is None:
+            names = cells
+            require_columns(path.name, names, needed, texts)
+        else:
+            yield place, dict(zip(names, cells, strict=False))
+
+
+def table_cells(
+    path: Path, delimiter: str, quoted: bool, header: Sequence[str] | None = None, flawed: bool = False,
+    blank: Progress = no_progress,
+) -> Iterator[tuple[Place, Sequence[str]]]:  # fmt: skip
+    """Yields the names of the header, unless `header` has them, and then the cells of each row. See `table`."""
+    names = header
+    for place, cells in _quoted(path, delimiter) if quoted else _unquoted(path, delimiter):
         if not cells:
             blank(1)
         elif names is None:
             names = [name.strip() for name in cells]
-            require_columns(path.name, names, needed, texts)
+            yield place, names
         elif len(cells) == len(names):
-            yield place, dict(zip(names, cells, strict=True))
+            yield place, cells
         elif flawed:
-            yield place, {}
+            yield place, ()
         else:
             raise CodecError(
                 f"{place} has {len(cells)} cells, and there are {len(names)} columns",
@@ -114,19 +87,101 @@ def _named(
         raise EmptyText(f"{path.name} is empty", "give at least one row")
 
 
+def _unquoted(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
+    for number, line in lines(path):
+        yield Place(path.name, number), line.split(delimiter) if line else ()
+
+
+def _quoted(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
+    limit, number = csv.field_size_limit(LONGEST), 0
+    try:
+        with path.open(encoding=UTF8, newline="") as file:
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            for cells in reader:
+                number = reader.line_num
+                yield Place(path.name, number), cells
+    except UnicodeDecodeError:
+        raise not_utf8(path) from None
+    except csv.Error:
+        raise CodecError(f"{Place(path.name, number + 1)} is not a row", "check its quotes") from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+# A delimiter gives every first row, the header too, the same number of cells, at least two. If several do, or none does
+# because a row is broken, the header decides, by the names of columns that the caller knows. csv.Sniffer is not used:
+# it counts characters of the text as well, and takes letters for delimiters.
+def delimiter_named(name: str) -> str:
+    """Returns a delimiter, given it or its name. Raises UsageError if it is not one sign."""
+    result = DELIMITERS.get(name, "\t" if name == "\\t" else name)
+    if len(result) != 1 or result in '"\r\n' or result.isalnum():
+        raise UsageError(
+            f"the delimiter {name!r} is not one sign", f"give a sign such as ';', or one of {', '.join(DELIMITERS)}"
+        )
+    return result
+
+
+def delimiter_of(path: Path, known: Collection[str]) -> str:
+    """Returns the delimiter of a .csv or .tsv file. If the rows do not tell, the file's name decides.
+
+    Text that is not UTF-8 is reported by whoever reads it.
+
+    Args:
+        known: names of columns that the caller looks for.
+    """
+    own = "\t" if path.suffix.lower() == ".tsv" else ","
+    signs = [own, *(sign for sign in DELIMITERS.values() if sign != own)]
+    rows = {sign: _first_rows(path, sign) for sign in signs}
+    even = [sign for sign in signs if len({len(cells) for cells in rows[sign]}) == 1 and len(rows[sign][0]) > 1]
+
+    def named(sign: str) -> int:
+        """Returns how many known columns the header has with this delimiter."""
+        return len({cell.strip() for cell in rows[sign][0]} & set(known)) if rows[sign] else 0
+
+    return max(even or signs, key=named)  # the first of equals: the file's own
+
+
+def _first_rows(path: Path, sign: str) -> list[list[str]]:
+    """Returns complete first rows, or none if the quotes do not fit this delimiter."""
+    with path.open(encoding=UTF8, errors="replace", newline="") as file:
+        head = file.read(FIRST)
+        cut = bool(file.read(1))
+    rows: list[list[str]] = []
+    text = io.StringIO(head, newline="")
+    plain = quotes_are_text(path, sign)
+    reader = csv.reader(text, delimiter=sign, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
+    try:
+        for cells in islice(reader, ROWS + 1):
+            rows += [cells] if cells else []
+    except csv.Error:
+        return rows[:ROWS]
+    return rows[:-1][:ROWS] if cut and len(rows) > 1 else rows[:ROWS]  # the last one may be half a row
+
+
+def quotes_are_text(path: Path, sign: str) -> bool:
+    """Returns whether a quotation mark is part of the text, as in the TSV that GLUE writes."""
+    return path.suffix.lower() == ".tsv" and sign == "\t"
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
 def json_lines(path: Path, blank: Progress = no_progress) -> Rows:
     for number, line in lines(path):
-        if not line.strip():
+        if line.strip():
+            place = Place(path.name, number)
+            yield place, json_object(place, line)
+        else:
             blank(1)
-            continue
-        place = Place(path.name, number)
-        try:
-            value = json.loads(line, object_pairs_hook=unique_keys)
-        except RepeatedKey as error:
-            raise repeated(place, error) from None
-        except (ValueError, RecursionError):  # the decoder's own error carries the text
-            raise CodecError(f"{place} is not JSON", "write one JSON object a line, or one list of them") from None
-        yield place, _object(place, value)
+
+
+def json_object(place: Place, text: str) -> dict[str, Any]:
+    """Returns the JSON object of a line. Raises CodecError if it is none, or has a key twice."""
+    try:
+        value = json.loads(text, object_pairs_hook=unique_keys)
+    except RepeatedKey as error:
+        raise repeated(place, error) from None
+    except (ValueError, RecursionError):  # the decoder's own error carries the text
+        raise CodecError(f"{place} is not JSON", "write one JSON object a line, or one list of them") from None
+    return _object(place, value)
 
 
 def json_sentences(path: Path) -> Rows:
@@ -161,7 +216,7 @@ def json_objects(path: Path) -> Rows:
         yield place, _object(place, value)
 
 
-def _object(place: Place, value: Any) -> Mapping[str, Any]:
+def _object(place: Place, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CodecError(f"{place} is not a JSON object", 'write one object a row, such as {"text": "..."}')
     return value
@@ -226,6 +281,7 @@ def _skip(buffer: str, at: int) -> int:
     return result.end()
 
 
+# --- Parquet ----------------------------------------------------------------------------------------------------------
 def parquet(path: Path, needed: Sequence[str], texts: Sequence[str] = ()) -> Rows:
     """Yields the rows of a Parquet file with all columns."""
     import pyarrow as pa

@@ -26,8 +26,8 @@ from milkglass.errors import MilkglassError, UsageError
 from milkglass.files import atomic_write
 from milkglass.noise.stream import Stream
 from milkglass.progress import Progress, no_progress
+from milkglass.rows.blocks import Block, FileShape, blocks_of
 from milkglass.sanitizers.method import Reader, SanitizerMethod
-from milkglass.sanitizers.rows import Block, FileShape, blocks_of
 from milkglass.sanitizers.text import TextSanitizer, TokenReader, TokenTextSanitizer, WordTally
 from milkglass.sanitizers.word_list import LIST_NAME
 from milkglass.system import keep_private

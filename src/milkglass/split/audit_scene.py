@@ -14,12 +14,12 @@ import numpy as np
 from milkglass.audit.defence_scene import scene_of
 from milkglass.audit.key_scene import AuditFiles
 from milkglass.audit.scene import ALIKE, OTHER, Scene, require_enough, require_texts
-from milkglass.client.data.data_file import Source
-from milkglass.client.data.texts import examples_of
 from milkglass.errors import CodecError
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.tokens import PublicTokenizer
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.rows.data_file import Source
+from milkglass.rows.examples import examples_of
 from milkglass.split import folders
 from milkglass.split.client import sendable
 from milkglass.threat.defence import Server

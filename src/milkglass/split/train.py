@@ -18,8 +18,6 @@ import numpy as np
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from milkglass import files
-from milkglass.client.data.data_file import Source
-from milkglass.client.data.dataset import Example, number_labels, read_examples, require_classes, summarise, unlabelled
 from milkglass.client.data.training_rows import in_fresh_order
 from milkglass.errors import CodecError, UsageError, naming
 from milkglass.hidden_states.catalogue import values_of
@@ -29,6 +27,8 @@ from milkglass.hidden_states.tokens import PublicTokenizer
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import SECRET_BYTES
 from milkglass.progress import Progress
+from milkglass.rows.data_file import Source
+from milkglass.rows.examples import Example, number_labels, read_examples, require_classes, summarise, unlabelled
 from milkglass.split import folders
 from milkglass.split.client import ClientHalf, sendable
 from milkglass.split.server import ServerHalf

@@ -62,6 +62,8 @@ class Attack(abc.ABC):
         baseline: whether another attack of the catalogue reads more wherever both apply. An audit runs these last.
         undoes: whether it undoes the scheme itself where it applies. An audit runs these first.
         of_outputs: whether the guess is about what was generated and not about what was sent.
+        finding: the title, raised_if, explanation and change of a finding that a report has if the attack reads 10 % of
+            the content tokens or more: Jinja templates that are filled with `scene` and `result`.
     """
 
     name: ClassVar[str]
@@ -75,6 +77,7 @@ class Attack(abc.ABC):
     undoes: ClassVar[bool] = False
     of_outputs: ClassVar[bool] = False
     uses: ClassVar[frozenset[str]] = frozenset()
+    finding: ClassVar[Mapping[str, str] | None] = None
 
     @abc.abstractmethod
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:

@@ -78,7 +78,7 @@ class BudgetPoint:
 
 @dataclass(frozen=True)
 class IdRate:
-    """How much an id can reveal if it stands for many tokens, see id_rate.py.
+    """How much an id can reveal if it stands for many tokens, see report/findings.py.
 
     Attributes:
         ids: m', the number of ids.
@@ -112,6 +112,7 @@ class Audit:
         distortion: see report/findings.py; nan if the server has no table.
         metadata: what needs no attack; "anyway" in audit.json.
         rate: None if an id stands for one token.
+        notice: what a reader must know first; "" for most defences.
     """
 
     model: str
@@ -137,6 +138,7 @@ class Audit:
     metadata: MetadataLeakage | None
     seed: int
     rate: IdRate | None
+    notice: str = ""
 
     def measured(self, adversary: str) -> int:
         """The largest number of tokens on the curve of an attacker."""

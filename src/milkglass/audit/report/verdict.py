@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.outcome import AttackResult
-from milkglass.audit.report import state_findings
+from milkglass.audit.report.findings import named_best, words_of
 from milkglass.audit.report.result import Level
+from milkglass.audit.report.texts import TEXTS, filled
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER, Scene
 
 MOST_SHARE, MUCH_SHARE = 0.5, 0.1  # shares of the content tokens that are read, from which on a level holds
@@ -20,12 +21,6 @@ PRINTED_AS_ALL = 0.9995  # from here on a share is printed as 100.0 %
 LABELS: Mapping[Level, str] = {
     "most": "Most is read", "much": "Much is read", "some": "Some is read", "unknown": "Not finished",
 }  # fmt: skip
-ADVICE: Mapping[Level, str] = {
-    "most": "Don't send them to this provider.",
-    "much": "Don't send what must not be read.",
-    "some": "Don't send what must not be read: other attacks may read more.",
-    "unknown": "It is too early to say how much more is read.",
-}
 PHRASES = {
     MODEL_ONLY: "an attacker with the public model and no text",
     OTHER: "an attacker with public text of another kind",
@@ -33,11 +28,7 @@ PHRASES = {
     KNOWN: "an attacker with text like yours, who knows some of it word for word",
 }
 RUNS = ", and can run "  # in an attacker's words, before what it runs
-NO_ATTACK_ENDED = "No attack was run to its end: this audit says nothing."
-NO_CONTENT = (
-    "No token of these texts counts as a name or another content word, since all are marks or among the commonest ones "
-    "here: all tokens are judged instead. More or longer texts have some."
-)
+SAID = TEXTS["verdict"]
 
 
 def verdict(
@@ -51,13 +42,17 @@ def verdict(
         cells: the result of each attack.
         crosses: what is attacked, if not ids under a key, see `crossing`.
     """
-    words = state_findings.words(who, cells)
-    if best is None:
-        return " ".join([words or NO_ATTACK_ENDED, *_more(best, cells)])
-    said = _sentence(best, who, cells, crosses)
-    return " ".join(
-        [said, *([words] if _alone(cells) and words else []), ADVICE[level(best, cells)], *_more(best, cells)]
-    )
+    bag, names = named_best(cells), unfinished(best, cells)
+    words = "" if bag is None else filled(SAID["words"], best=bag, who=who[bag.adversary])
+    parts = [words or SAID["nothing"]]
+    if best is not None:
+        parts = [
+            _sentence(best, who, cells, crosses),
+            words if _alone(cells) else "",
+            TEXTS["advice"][level(best, cells)],
+        ]
+    parts.append(filled(SAID["unfinished"], names=names) if names else "")
+    return " ".join(filter(None, parts))
 
 
 def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
@@ -100,11 +95,7 @@ def unfinished(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> li
 
 def crossing(scene: Scene) -> str:
     """Returns what an attacker sees of a text, or "" if it is ids under a key."""
-    if state_findings.from_enclave(scene):
-        return "the vectors that the enclave sends"
-    if scene.of_states:
-        return "the hidden states that are sent"
-    return "the symbols that are sent" if scene.symbols is not None else ""
+    return words_of(scene).crosses
 
 
 def of_100(share: float, least: bool = False) -> str:
@@ -123,20 +114,18 @@ def of_100(share: float, least: bool = False) -> str:
 
 
 def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str) -> str:
-    least = bool(unfinished(best, cells))
-    alone = ""
-    figures = [f"{of_100(most_read(best, cells, 'tokens top-1'), least)} of 100 words"]
-    if units := best.measures["content top-1"].units:
-        figures.append(f"{of_100(most_read(best, cells, 'content top-1'), least)} of 100 names and other content words")
-        if units < FEW_TEXTS:
-            figures[-1] += f", which occur in only {units} of them"
-    else:
-        alone = f" {NO_CONTENT}"
-    share = _share(best, cells)
-    much = "most" if share >= MOST_SHARE else "much" if share >= MUCH_SHARE else "some"
+    least, share = bool(unfinished(best, cells)), _share(best, cells)
     attacker = _attacker(best.adversary, who[best.adversary])
-    said = f"From {crosses}, {attacker}" if crosses else f"{attacker[0].upper()}{attacker[1:]}"
-    return f"{said} reads {much} of your texts: {', and '.join(figures)}.{alone}"
+    return filled(
+        SAID["said"],
+        crosses=crosses,
+        attacker=attacker if crosses else f"{attacker[0].upper()}{attacker[1:]}",
+        much="most" if share >= MOST_SHARE else "much" if share >= MUCH_SHARE else "some",
+        tokens=of_100(most_read(best, cells, "tokens top-1"), least),
+        content=of_100(most_read(best, cells, "content top-1"), least) if best.measures["content top-1"].units else "",
+        units=best.measures["content top-1"].units,
+        few=FEW_TEXTS,
+    )
 
 
 def most_read(best: AttackResult, cells: tuple[AttackResult, ...], measure: str) -> float:
@@ -161,18 +150,14 @@ def _attacker(name: str, words: str) -> str:
     return f"{phrase}, who can run {runs}," if runs else f"{phrase}," if "," in phrase else phrase
 
 
-def _more(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> list[str]:
-    names = unfinished(best, cells)
-    return [f"Not finished, and may read more: {', '.join(names).lower()}."] if names else []
-
-
 def _alone(cells: tuple[AttackResult, ...]) -> bool:
     """Returns whether no attack starts from clusters, so that words without order may be the best result."""
     return not any(cell.joint and cell.state != "does not apply" for cell in cells)
 
 
 def _named(cells: tuple[AttackResult, ...]) -> float:
-    return state_findings.named_share(cells) if _alone(cells) else math.nan
+    bag = named_best(cells)
+    return bag.value("bag recall") if bag is not None and _alone(cells) else math.nan
 
 
 def _share(best: AttackResult, cells: tuple[AttackResult, ...]) -> float:

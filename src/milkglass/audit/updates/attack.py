@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from milkglass.audit.gradient_scene import SERVER, measured
 from milkglass.audit.outcome import AttackResult, FinishedAttack, without_intervals
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
-from milkglass.audit.updates.report import AS_THEY_ARE, Leakage, UpdateReading
+from milkglass.audit.updates.report import AS_THEY_ARE, UpdateAudit, UpdateResult
 from milkglass.audit.updates.scenes import AuditedSite
 from milkglass.errors import UsageError
 from milkglass.gradient_defences.catalogue import name_and_parameters
@@ -46,8 +47,8 @@ def leakage(
     budget: Budget,
     seed: int = 0,
     begin: Callable[[int], Progress] = lambda steps: no_progress,
-) -> tuple[Leakage, list[UpdateReading]]:
-    """Returns what the updates of a site reveal, and the readings.
+) -> tuple[UpdateAudit, list[dict[str, Any]]]:
+    """Returns what the updates of a site reveal, and what each attack read of each update, which is private.
 
     Args:
         site: whose updates are attacked.
@@ -76,23 +77,24 @@ def leakage(
         attacked.append(round.number)
         for played in play(scene, attacks, ghost):
             pools[played.result.attack].rounds[round.number] = played
-    results = {name: pool.result() for name, pool in pools.items()}
-    if ghost and attacked:
-        results[AS_THEY_ARE] = _as_they_are(site, seed)
-    few = ghost and public.tokens < ENOUGH_PUBLIC_TOKENS
-    result = Leakage(
+    found = [pool.result() for pool in pools.values()]
+    if ghost and attacked:  # an attacker who takes the shadows for the texts
+        truth = site.truth([*site.batches.values()])
+        measures = measured(Guess(texts=truth.sent), truth, seed)
+        rounds = tuple(attacked)
+        found.append(UpdateResult(AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measures, rounds=rounds))
+    few = ghost and public["tokens"] < ENOUGH_PUBLIC_TOKENS
+    result = UpdateAudit(
         site=site.recorded.site,
         ghost=ghost,
         selection=site.texts.selection,
         rounds=tuple(attacked),
         refused=refused,
         texts=sum(len(one) for one in site.batches.values()),
-        results=tuple(results.values()),
-        by_round={name: pool.by_round for name, pool in pools.items()},
-        trained={name: one for name, pool in pools.items() if (one := pool.trained(results[name])) is not None},
+        found=tuple(found),
         floor=_floor(site),
         public=public,
-        advice="" if not few else MORE_TEXT if public.tokens else NO_TEXT,
+        advice="" if not few else MORE_TEXT if public["tokens"] else NO_TEXT,
         noise="" if site.defence.added_noise(1) is None else name_and_parameters(site.defence),
     )
     return result, [reading for pool in pools.values() for reading in pool.readings()]
@@ -140,32 +142,28 @@ class _Pool:
     rounds: dict[int, FinishedAttack]
 
     @property
-    def by_round(self) -> dict[int, AttackResult]:
-        return {number: one.result for number, one in self.rounds.items()}
-
-    @property
     def guesses(self) -> dict[int, Guess]:
         return {number: one.guess for number, one in self.rounds.items() if one.guess is not None}
 
-    def result(self) -> AttackResult:
-        """Returns the result against the site's texts. An attack that failed at one update has failed."""
-        results = [*self.by_round.values()]
-        blank = AttackResult(self.attack.name, self.attack.title, SERVER, "does not apply")
-        if failed := [one for one in results if one.state == "failed"]:
+    def result(self) -> UpdateResult:
+        """Returns the result over all updates. An attack that failed at one update has failed."""
+        results = {number: one.result for number, one in self.rounds.items()}
+        left_out = {number: one.reason for number, one in results.items() if one.state != "done"}
+        blank = UpdateResult(self.attack.name, self.attack.title, SERVER, "does not apply")
+        if failed := [one for one in results.values() if one.state == "failed"]:
             return replace(blank, state="failed", reason=failed[-1].reason)
         if not self.guesses:
-            return replace(blank, reason=results[0].reason if results else "there is no update that can be attacked")
-        seconds, cut = sum(one.seconds for one in results), any(one.cut for one in results)
-        return replace(blank, state="done", seconds=seconds, measures=self._measured(trained=False)).ended(cut)
-
-    def trained(self, result: AttackResult) -> Mapping[str, Interval] | None:
-        """Returns the figures against what was trained on.
-
-        None: the attack read nothing, or read shadows and no gradients.
-        """
-        if result.state != "done" or any(one.texts is None for one in self.guesses.values()):
-            return None
-        return without_intervals(self._measured(trained=True), result.cut) if self.site.texts.ghost else result.measures
+            return replace(blank, reason=next(iter(left_out.values()), "there is no update that can be attacked"))
+        seconds, cut = sum(one.seconds for one in results.values()), any(one.cut for one in results.values())
+        done = tuple(number for number in results if number not in left_out)
+        measures = without_intervals(self._measured(trained=False), cut)
+        trained = None  # of what read shadows and no gradients
+        if all(one.texts is not None for one in self.guesses.values()):
+            trained = without_intervals(self._measured(trained=True), cut) if self.site.texts.ghost else measures
+        return replace(
+            blank, state="done", seconds=seconds, cut=cut, measures=measures, rounds=done, left_out=left_out,
+            trained=trained,
+        )  # fmt: skip
 
     def _measured(self, trained: bool) -> dict[str, Interval]:
         """Returns the figures of all updates together."""
@@ -174,25 +172,18 @@ class _Pool:
             _joined([*self.guesses.values()]), replace(truth, original=truth.sent) if trained else truth, self.seed
         )
 
-    def readings(self) -> Iterator[UpdateReading]:
+    def readings(self) -> Iterator[dict[str, Any]]:
         for number, guess in self.guesses.items():
             truth = self.site.truth([self.site.batches[number]])
             read = [truth.read(text) for text in _texts(guess, truth.sent)]
-            yield UpdateReading(self.attack.name, number, [truth.read(text) for text in truth.tokens], read)
+            texts = [truth.read(text) for text in truth.tokens]
+            yield {"attack": self.attack.name, "round": number, "texts": texts, "readings": read}
 
 
 def _joined(guesses: Sequence[Guess]) -> Guess:
     if guesses[0].texts is not None:
         return Guess(texts=Sequences.of(text for one in guesses if one.texts is not None for text in one.texts))
     return Guess(running=np.concatenate([one.running for one in guesses if one.running is not None]))
-
-
-def _as_they_are(site: AuditedSite, seed: int) -> AttackResult:
-    """Returns the result of an attacker who takes the shadows for the texts."""
-    truth = site.truth([*site.batches.values()])
-    return AttackResult(
-        AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measured(Guess(texts=truth.sent), truth, seed)
-    )
 
 
 def _floor(site: AuditedSite) -> dict[str, float]:

@@ -19,8 +19,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from milkglass.client.data.data_file import Source
-from milkglass.client.data.dataset import Example, read_examples
 from milkglass.errors import UsageError
 from milkglass.federated.checks import searching
 from milkglass.federated.prepare import GHOST, originals
@@ -30,6 +28,8 @@ from milkglass.federated.seeds import order_of
 from milkglass.federated.site import weights_of
 from milkglass.federated.state import FederatedRun, read_update
 from milkglass.models.checkpoint import Checkpoint, read_json
+from milkglass.rows.data_file import Source
+from milkglass.rows.examples import Example, read_examples
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.observations import Gradients

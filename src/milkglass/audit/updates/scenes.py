@@ -21,7 +21,6 @@ from milkglass.audit.decontaminate import as_read, decontaminate, read_texts
 from milkglass.audit.gradient_scene import gradient_scene, truth_of
 from milkglass.audit.scene import Scene
 from milkglass.audit.updates.replay import RecordedRun, Round, SiteTexts
-from milkglass.audit.updates.report import PublicTexts
 from milkglass.federated.site import load_weights
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence
 from milkglass.models.tokenizer import longest
@@ -102,7 +101,7 @@ class AuditedSite:
         return truth_of(self.texts.originals, self.texts.rows.ids, self.tokenizer, size, once)
 
     # --- what attackers have ------------------------------------------------------------------------------------------
-    def public_text(self) -> tuple[Sequences, PublicTexts]:
+    def public_text(self) -> tuple[Sequences, dict[str, Any]]:
         """Returns the attackers' public text in ids, and what it is made of."""
         attacked = {number for one in self.batches.values() for number in one.tolist()}
         read = read_texts(self.texts.originals, self.tokenizer)
@@ -112,8 +111,8 @@ class AuditedSite:
         left = decontaminate(shown, private)
         given = int((left < len(self.public.texts)).sum())
         corpus = self._encoded([every[number] for number in left])
-        counts = (given, len(left) - given, len(every) - len(left))
-        return corpus, PublicTexts(self.public.name, *counts, len(corpus.ids))
+        counts = {"given": given, "own": len(left) - given, "left_out": len(every) - len(left)}
+        return corpus, {"name": self.public.name, **counts, "tokens": len(corpus.ids)}
 
     def _encoded(self, texts: list[str]) -> Sequences:
         """Returns the ids of texts, cut to the model's limit."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,10 +16,9 @@ from milkglass.cli.ui.terminal import bars, emit, table
 from milkglass.errors import CorruptCheckpoint, UsageError
 
 if TYPE_CHECKING:
-    from milkglass.audit.outcome import AttackResult
-    from milkglass.audit.updates.report import Leakage, UpdateReading
+    from milkglass.audit.updates.report import UpdateAudit, UpdateResult
     from milkglass.audit.updates.scenes import PublicSource
-    from milkglass.client.data.data_file import DataFile
+    from milkglass.rows.data_file import DataFile
 
 KNOWN = "attackers know the model in every round, the labels and the lengths, and have"
 
@@ -134,7 +133,7 @@ def _unfinished(sites: Path, site: str) -> bool:
 
 def _source(public: DataFile | None) -> PublicSource:
     from milkglass.audit.updates.scenes import PublicSource
-    from milkglass.client.data.texts import examples_of
+    from milkglass.rows.examples import examples_of
 
     if public is None:
         return PublicSource()
@@ -145,32 +144,27 @@ def _source(public: DataFile | None) -> PublicSource:
     return PublicSource(texts, public.name)
 
 
-def _write(out: Path | None, readings: Path | None, result: Leakage, read: Sequence[UpdateReading]) -> None:
+def _write(out: Path | None, readings: Path | None, result: UpdateAudit, read: Sequence[Mapping[str, Any]]) -> None:
     from milkglass import files
 
     if out is not None:
         files.write(out, json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
     if readings is not None:
-        lines = (
-            {"attack": one.attack, "round": one.round, "texts": one.texts, "readings": one.readings} for one in read
-        )
-        files.write(readings, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines))
+        files.write(readings, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in read))
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
-def _page(result: Leakage, out: Path | None, readings: Path | None) -> str:
+def _page(result: UpdateAudit, out: Path | None, readings: Path | None) -> str:
     lines = [result.to_json()["verdict"], "", *([_table(result), ""] if result.done else [])]
-    lines += [f"- {one.attack}: {state}" for one in result.results if (state := _state(result, one))]
+    lines += [f"- {one.attack}: {state}" for one in result.found if (state := _state(one))]
     lines += [f"- round {number + 1} is left out: {reason}" for number, reason in result.refused.items()]
     lines += _how_to_read(result)
     lines += [
         f"- attacked: {result.texts:,} texts in {len(result.rounds)} rounds (one that was in two counts twice)",
-        f"- {KNOWN} {result.public}",
+        f"- {KNOWN} {result.public_text}",
     ]
-    if result.public.left_out:
-        lines += [
-            f"- {result.public.left_out:,} public texts contain an attacked text or are part of one: they are left out"
-        ]
+    if left_out := result.public["left_out"]:
+        lines += [f"- {left_out:,} public texts contain an attacked text or are part of one: they are left out"]
     if result.ghost:
         other = "" if result.selection == "states" else ", which is not the paper's"
         lines += [f"- ghost's selection of shadows: {result.selection}{other}"]
@@ -182,35 +176,30 @@ def _page(result: Leakage, out: Path | None, readings: Path | None) -> str:
     return "\n".join(lines)
 
 
-def _table(result: Leakage) -> str:
+def _table(result: UpdateAudit) -> str:
     head = ("attack", "the texts: tokens", "ROUGE-1", "what was trained on: tokens", "ROUGE-1")
     columns = len(head) if result.ghost else 3
-    return table([head[:columns], *(_row(result, one)[:columns] for one in result.done)])
+    return table([head[:columns], *(_row(one)[:columns] for one in result.done)])
 
 
-def _row(result: Leakage, one: AttackResult) -> tuple[str, ...]:
-    from milkglass.audit.updates.report import rouge, tokens
+def _row(one: UpdateResult) -> tuple[str, ...]:
+    from milkglass.audit.updates.report import tokens
 
-    trained = result.trained.get(one.attack)
-    name = one.attack + (", not finished" if one.cut else "")
-    return (
-        name, str(tokens(one.measures)), str(rouge(one.measures)),
-        *(("", "") if trained is None else (str(tokens(trained)), str(rouge(trained)))),
-    )  # fmt: skip
+    trained = ("", "") if one.trained is None else (str(tokens(one.trained)), str(one.trained["rouge-1"]))
+    return (one.attack + (", not finished" if one.cut else ""), str(one.tokens), str(one.rouge), *trained)
 
 
-def _state(result: Leakage, one: AttackResult) -> str:
-    """Why there are no figures, or none of some rounds; "" where there are all."""
+def _state(one: UpdateResult) -> str:
+    """Returns why there are no figures, or none of some rounds; "" where there are all."""
     if one.state != "done":
         return f"{one.state}: {one.reason}"
-    left_out = result.left_out(one.attack)
-    if not left_out:
+    if not one.left_out:
         return ""
-    rounds = len(left_out) + len(result.attacked(one.attack))
-    return f"does not apply to {len(left_out)} of {rounds} rounds: {next(iter(left_out.values()))}"
+    rounds = len(one.left_out) + len(one.rounds)
+    return f"does not apply to {len(one.left_out)} of {rounds} rounds: {next(iter(one.left_out.values()))}"
 
 
-def _how_to_read(result: Leakage) -> list[str]:
+def _how_to_read(result: UpdateAudit) -> list[str]:
     lines = []
     if result.done:
         lines += ["- in brackets: 95 % intervals over texts; ROUGE-1: how much of a text's words a reading has (F1)"]

@@ -18,8 +18,8 @@ from milkglass.progress import Stage, duration
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from milkglass.client.data.data_file import Source
     from milkglass.federated.rows import SiteRows
+    from milkglass.rows.data_file import Source
     from milkglass.sanitizers.ghost.ghost import Ghost
     from milkglass.sanitizers.ghost.selection import SelectionMethod
 
@@ -105,9 +105,9 @@ def prepared(
     Raises:
         UsageError: those rows are of another kind, or the sites' files changed.
     """
-    from milkglass.client.data.dataset import summarise
     from milkglass.federated.ghost_stage import begin, remove_finished
     from milkglass.federated.prepare import matches, prepare
+    from milkglass.rows.examples import summarise
 
     begin(into, files, seed)
     left = {name: path for name, path in files.items() if not (into / name).exists()}
@@ -147,7 +147,7 @@ def _ghost(model: Path, way: SelectionMethod, stage: Stage) -> Ghost:
 
 def _tell_time(ghost: Ghost, sources: Sequence[Source], as_json: bool) -> None:
     """How long a selection by hidden states will take, by that of a few texts, which are done again later."""
-    from milkglass.client.data.dataset import read_examples
+    from milkglass.rows.examples import read_examples
 
     texts = sorted((one.text for source in sources for one in read_examples(source)), key=len)
     if as_json or ghost.selection.way != "states" or len(texts) < FEW:

@@ -87,7 +87,7 @@ class CoarseFiles:
         if self.data is not None:
             file, summary = self.columns.training(self.data, "regression" if self.regression else None)
             if summary.kind == "text" and not named:
-                from milkglass.client.data.dataset import unlabelled
+                from milkglass.rows.examples import unlabelled
 
                 raise UsageError(
                     f"{self.data.name} has no labels, by which symbols are found",

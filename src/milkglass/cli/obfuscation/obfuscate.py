@@ -32,9 +32,9 @@ from milkglass.client.key import usage
 from milkglass.errors import KeyExists, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
-    from milkglass.client.data.data_file import DataFile
     from milkglass.client.key.file import UnlockedKey
     from milkglass.models.checkpoint import Checkpoint
+    from milkglass.rows.data_file import DataFile
 
 
 @with_options

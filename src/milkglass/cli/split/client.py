@@ -24,8 +24,9 @@ from milkglass.cli.ui.options import (
     with_options,
 )
 from milkglass.cli.ui.terminal import bars, note, show_classified
-from milkglass.cli.ui.text_input import named, paired, to_classify
+from milkglass.cli.ui.text_input import to_classify
 from milkglass.errors import UsageError
+from milkglass.rows.lines import named, paired
 
 if TYPE_CHECKING:
     from milkglass.split.client import Answer

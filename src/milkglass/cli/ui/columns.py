@@ -17,8 +17,8 @@ from milkglass.cli.ui.terminal import note
 from milkglass.client.remote.strict_json import running_text
 
 if TYPE_CHECKING:
-    from milkglass.client.data.data_file import DataFile
-    from milkglass.client.data.dataset import Summary
+    from milkglass.rows.data_file import DataFile
+    from milkglass.rows.examples import Summary
 
 COMMONEST, RAREST = 6, 3  # classes that are shown if there are more
 WIDEST = 40  # characters of a class's name
@@ -57,8 +57,8 @@ class ColumnOptions:
             UsageError: the file does not exist, or has no columns.
             EmptyText: the file is empty.
         """
-        from milkglass.client.data.data_file import DataFile
-        from milkglass.rows.delimiter import delimiter_named
+        from milkglass.rows.data_file import DataFile
+        from milkglass.rows.tables import delimiter_named
 
         sign = None if self.delimiter is None else delimiter_named(self.delimiter)
         result = DataFile(path, self.text_column, self.label_column, self.pair_column, sign, self.skip_empty)
@@ -67,12 +67,11 @@ class ColumnOptions:
 
     def training(self, path: Path, task: str | None = None) -> tuple[DataFile, Summary]:
         """Reads training data once, and returns it with its summary. Raises what `checked` raises."""
-        from milkglass.client.data.training_rows import checked
+        from milkglass.rows.examples import checked
 
         file = self.file(path)
         result = checked(file, task)
-        say_read(file, labels=task != "causal-lm")
-        say_skipped(file.name, result.blank, result.empty)
+        _say(file, result, labels=task != "causal-lm")
         if result.labels:
             note(f"{file.name}: {classes_found(result)}")
         return file, result
@@ -91,7 +90,7 @@ class ColumnOptions:
 
     def second(self, path: Path) -> DataFile:
         """Returns a further file of the command with the options that apply to its kind. Raises what `file` raises."""
-        from milkglass.client.data.data_file import TABLES
+        from milkglass.rows.data_file import TABLES
 
         kind = path.suffix.lower()
         if kind == ".txt":
@@ -100,14 +99,9 @@ class ColumnOptions:
 
     def words(self) -> str:
         """Returns the options that were set, as on a command line, with a blank before."""
-        named = [
-            ("--text-column", self.text_column),
-            ("--label-column", self.label_column),
-            ("--pair-column", self.pair_column),
-            ("--delimiter", self.delimiter),
-        ]
-        words = [word for option, value in named if value is not None for word in (option, value)]
-        words += ["--skip-empty"] if self.skip_empty else []
+        words = list[str]()
+        for name, value in self.decides().items():
+            words += [f"--{name.replace('_', '-')}", *([value] if isinstance(value, str) else [])]
         return f" {shlex.join(words)}" if words else ""
 
     def decides(self) -> dict[str, str | bool]:
@@ -116,12 +110,15 @@ class ColumnOptions:
 
 
 def _read(file: DataFile, labels: bool = False) -> DataFile:
-    from milkglass.client.data.dataset import summarise
+    from milkglass.rows.examples import summarise
 
-    found = summarise(file)
+    _say(file, summarise(file), labels)
+    return file
+
+
+def _say(file: DataFile, found: Summary, labels: bool) -> None:
     say_read(file, labels)
     say_skipped(file.name, found.blank, found.empty)
-    return file
 
 
 def classes_found(found: Summary) -> str:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec.aliases import AliasChoices, Draw, Responses, secret_draws
 from milkglass.client.codec.conversation import (
-    Message,
     free_letters,
     kept_pieces,
     render,
@@ -39,6 +38,7 @@ from milkglass.models.checkpoint import read_generation
 from milkglass.models.pieces import TextPiece, special_around
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import Tokenizer, decodes_by_byte, load_tokenizer, longest
+from milkglass.rows.messages import Message
 
 
 @dataclass(frozen=True)

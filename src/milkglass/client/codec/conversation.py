@@ -17,8 +17,8 @@ from milkglass.client.codec.kept_ids import ANSWER_IDS, KeptIds, Rewritten
 from milkglass.errors import CodecError, EmptyText, NoChatTemplate, UsageError
 from milkglass.models import chat_template
 from milkglass.models.pieces import Offsets, TextPiece, tokenize_all
+from milkglass.rows.messages import Message
 
-Message = Mapping[str, Any]  # role and content; of tool calls, what OpenAI's messages have beside them
 # Fields of a message that a template may see
 FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 Span = tuple[int, int]

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.codec.conversation import Message, Rendered, Supervised, require_messages, supervised, takes_tools
+from milkglass.client.codec.conversation import Rendered, Supervised, require_messages, supervised, takes_tools
 from milkglass.errors import CodecError, TooLong
 from milkglass.models.pieces import Offsets
+from milkglass.rows.messages import Message
 
 IGNORED = -100  # a label on which there is no loss
 Ids = NDArray[np.int32]

@@ -1,1 +1,1 @@
-"""The user's rows: reads, numbers and marks them, and writes them as scrambled Parquet."""
+"""Training rows under a key: encodes and marks them, and writes them as scrambled Parquet."""

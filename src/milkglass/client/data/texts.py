@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.data_file import Source
-from milkglass.client.data.dataset import Example, read_examples
 from milkglass.errors import naming
+from milkglass.rows.data_file import Source
+from milkglass.rows.examples import Example, examples_of
 from milkglass.sequences import Sequences
 
 Class = Literal["number", "name", "rare word", "other word", "common word or mark"]
@@ -58,11 +57,6 @@ class PrivateTexts:
         known = {one.tobytes() for one in others}
         fresh = [i for i, one in enumerate(self.original) if one.tobytes() not in known]
         return self.chosen(np.array(fresh, np.int64))
-
-
-def examples_of(source: Source, most: int | None = None) -> list[Example]:
-    """Returns every row of a file, or every line of a .txt that is not blank. Raises CodecError, UsageError."""
-    return list(islice(read_examples(source), most))
 
 
 def read(codec: Codec, source: Source, most: int | None = None) -> PrivateTexts:

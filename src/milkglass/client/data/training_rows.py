@@ -22,44 +22,19 @@ from numpy.typing import NDArray
 
 from milkglass import files
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.data_file import Source
-from milkglass.client.data.dataset import (
-    Example,
-    Summary,
-    number_labels,
-    read_examples,
-    require_classes,
-    summarise,
-    unlabelled,
-)
-from milkglass.client.data.long_rows import EncodedBatch, require_answers
 from milkglass.client.data.marked_rows import List8, List32, mark
 from milkglass.client.key.key import Key, permutation
-from milkglass.client.label_scale import Scale
 from milkglass.errors import CodecError, TooLong, UsageError
 from milkglass.noise.stream import subkey
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.place import Place
+from milkglass.rows.data_file import Source
+from milkglass.rows.examples import Example, Summary, number_labels, read_examples, unlabelled
+from milkglass.rows.labels import Scale
+from milkglass.rows.place import Place, listed
 from milkglass.sequences import batched
 
+Encoding = tuple[dict[str, pa.Array], Sequence[int], Mapping[int, int]]
 Numbers = Mapping[str, int] | Scale | None  # numbers of labels, a scale of scores, or None: rows without labels
-
-
-def checked(source: Source, task: str | None) -> Summary:
-    """Reads the whole file, so that a broken line is reported before anything is written or sent.
-
-    Raises:
-        UsageError: there is no such file.
-        CodecError: a row cannot be read, or the data are for another task.
-    """
-    result = summarise(source, scores=task == "regression")
-    if task == "classification" and result.task != task:
-        raise unlabelled(source, result)
-    if task is not None and task != result.task:
-        raise CodecError(f"{source.name} is data for {result.task}, not for {task}", "see `milkglass finetune --help`")
-    if result.task == "classification" and task is None:
-        require_classes(source, result)
-    return result
 
 
 def require_generator(source: Source, train: Summary, kind: object) -> None:
@@ -157,17 +132,17 @@ def write_parquet(
         writer: pq.ParquetWriter | None = None
         examples = read_examples(source, scores=isinstance(labels, Scale))
         for batch in batched(examples if which is None else compress(examples, which), BATCH):
-            done = _encoded(codec, source, batch, labels, limit)
+            columns, long, left = _encoded(codec, source, batch, labels, limit)
             rows += len(batch)
-            unanswered |= {batch[place].place(source): before for place, before in done.unanswered.items()}
-            if done.table is not None:
-                writer = writer or writers.enter_context(pq.ParquetWriter(file, done.table.schema))
-                writer.write_table(done.table)
-                lengths.append(done.table["input_ids"].combine_chunks().value_lengths().to_numpy())
-                cut += done.cut
+            unanswered |= {batch[place].place(source): before for place, before in left.items()}
+            if len(table := pa.table(columns)):
+                writer = writer or writers.enter_context(pq.ParquetWriter(file, table.schema))
+                writer.write_table(table)
+                lengths.append(table["input_ids"].combine_chunks().value_lengths().to_numpy())
+                cut += len({*long} - {*left})
             progress(len(batch))
         if not skip_long:
-            require_answers(unanswered, rows, source, limit, codec.limit)
+            _require_answers(unanswered, rows, source, limit, codec.limit)
         if writer is None:
             fault = f"none of the {rows:,} rows of {source.name} has an answer within {limit} tokens"
             raise TooLong(fault, "give a larger --max-length")
@@ -177,9 +152,34 @@ def write_parquet(
     return WrittenParquet(len(every), int(every.sum()), int(every.max()), cut, tuple(unanswered))
 
 
+def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source, limit: int, most: int) -> None:
+    """Raises TooLong if conversations have no answer within the limit: cut, they would teach nothing.
+
+    Args:
+        unanswered: these rows, and the tokens before their first answer.
+        rows: the number of rows of the file.
+        limit: the limit in tokens.
+        most: tokens that the model can take.
+    """
+    if not unanswered:
+        return
+    verb = "has" if len(unanswered) == 1 else "have"
+    before = max(unanswered.values())
+    longer = f"set --max-length to more than {before} to use them all, or " if before < most else ""
+    raise TooLong(
+        f"{len(unanswered):,} of the {rows:,} rows of {source.name} {verb} no answer within {limit} tokens: "
+        f"{listed([*unanswered])}",
+        f"{longer}leave them out with --skip-long",
+    )
+
+
 def _encoded(
     codec: Codec, source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, limit: int
-) -> EncodedBatch:
+) -> Encoding:
+    """Returns the columns of the rows that are left, the places of rows that were cut, and the rows without an answer.
+
+    The last are given by their places, with the tokens before their first answer.
+    """
     numbers = _numbers(source, batch, labels) if batch[0].kind == "labelled" else None
     try:
         if numbers is not None:
@@ -194,7 +194,7 @@ def _encoded(
         between = f"between {batch[0].noun} {batch[0].line} and {batch[-1].place(source)}"
         raise type(error)(f"{between}: {error.message}", error.hint) from None
     columns = {**_id_columns(done.ids), "labels": _lists(done.labels, List32)}
-    return EncodedBatch.of(columns, done.long, done.unanswered)
+    return columns, done.long, done.unanswered
 
 
 def _numbers(source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None) -> pa.Array:
@@ -210,14 +210,14 @@ def _numbers(source: Source, batch: Sequence[Example], labels: Mapping[str, int]
     return pa.array([labels[str(one.label)] for one in batch], pa.int32())
 
 
-def _classified(codec: Codec, batch: Sequence[Example], numbers: pa.Array, limit: int) -> EncodedBatch:
+def _classified(codec: Codec, batch: Sequence[Example], numbers: pa.Array, limit: int) -> Encoding:
     pairs = None if batch[0].pair is None else [one.pair or "" for one in batch]
     encoded = codec.encode([one.text for one in batch], pairs, limit, truncate=True)
     columns = _id_columns(encoded.ids)
     if encoded.token_type_ids is not None:
         columns["token_type_ids"] = _lists(encoded.token_type_ids, List8)
     columns["labels"] = numbers
-    return EncodedBatch.of(columns, encoded.long, {})
+    return columns, encoded.long, {}
 
 
 def _id_columns(ids: Sequence[NDArray[np.int32]]) -> dict[str, pa.Array]:

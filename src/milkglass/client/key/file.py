@@ -42,9 +42,9 @@ from milkglass.client.key.file_format import (
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.client.key.passphrases import require_strong
-from milkglass.client.label_scale import Scale
 from milkglass.errors import DamagedKey, KeyExists, KeyFileError, TamperedKey, TruncatedKey, WrongPassphrase
 from milkglass.progress import Log
+from milkglass.rows.labels import Scale
 
 SCRYPT_N = 1 << 17  # about 0.4 s and 128 MB
 CHECKSUM = 32  # bytes

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from milkglass.client.label_scale import Scale
+from milkglass.rows.labels import Scale
 
 CODEC_NEEDS = {
     *("model", "kind", "tokenizer_sha256", "scheme", "slots", "labels", "fine_tunes", "scale", "scales", "responses"),

@@ -14,13 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.data_file import Source
-from milkglass.client.data.dataset import Example, read_examples
-from milkglass.client.data.texts import encoded, examples_of
-from milkglass.client.data.training_rows import checked
+from milkglass.client.data.texts import encoded
 from milkglass.client.key.generate import new_key, reserved_ids
 from milkglass.client.key.key import Key
-from milkglass.client.label_scale import Scale
 from milkglass.client.obfuscate.token_vectors import token_vectors
 from milkglass.client.training_defaults import held_out_rows
 from milkglass.errors import UsageError
@@ -28,6 +24,9 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.noise.stream import Stream, subkey
 from milkglass.progress import Stage, no_stage
+from milkglass.rows.data_file import Source
+from milkglass.rows.examples import Example, checked, examples_of, read_examples
+from milkglass.rows.labels import Scale
 from milkglass.schemes.coarse import mass_of
 from milkglass.schemes.mixture import Draws
 from milkglass.schemes.scheme import Scheme

@@ -153,7 +153,7 @@ class Prediction:
     Attributes:
         label: the number of the likeliest class.
         probabilities: the probability of each class, in order.
-        score: a regression's score, as it was trained (client/label_scale.py reads it), without probabilities.
+        score: a regression's score, as it was trained (rows/labels.py reads it), without probabilities.
     """
 
     label: int

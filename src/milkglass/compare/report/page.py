@@ -18,7 +18,9 @@ from milkglass.compare.result import Compared
 def render(result: Compared) -> str:
     """Returns the page. The template engine escapes every text."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    texts = frozenset("".join(one.reading.example.original for one in result.done if one.reading and one.reading.example))
+    texts = frozenset(
+        "".join(one.reading.example.original for one in result.done if one.reading and one.reading.example)
+    )
     environment.filters |= {
         "quality": lambda value: words.shown(value, result.measure),
         "share": words.share,
@@ -31,10 +33,12 @@ def render(result: Compared) -> str:
 
 
 def write(result: Compared, out: Path) -> Path:
-    """Writes compare.html, compare.json and compare.svg into `out`, and returns the page. They hold texts of the user's."""
+    """Writes compare.html, compare.json and compare.svg into `out`, and returns the page. They hold private text."""
     files.private_dir(out)
     files.write(out / "compare.svg", picture.drawn(result))
-    files.write(out / "compare.json", json.dumps(result.to_json(), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+    files.write(
+        out / "compare.json", json.dumps(result.to_json(), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    )
     page = out / "compare.html"
     files.write(page, render(result))
     return page

@@ -44,7 +44,9 @@ def line(way: WayResult, measure: str) -> str:
 def table(result: Compared) -> list[tuple[str, ...]]:
     """Returns the table, its head first."""
     head = {"accuracy": "right", "pearson": "correlation", "loss": "loss"}[result.measure]
-    rows: list[tuple[str, ...]] = [("", head, "read", "names", "numbers", "guessing", "your s/1,000", "bytes/text", "you trust")]
+    rows: list[tuple[str, ...]] = [
+        ("", head, "read", "names", "numbers", "guessing", "your s/1,000", "bytes/text", "you trust")
+    ]
     for way in result.ways:
         if way.state != "done":
             rows.append((way.title, f"({way.state}: {way.reason})", *[""] * 7))

@@ -24,7 +24,6 @@ from milkglass.audit.run import RECIPE
 from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Scene
 from milkglass.catalogue import signature
-from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import encoded
 from milkglass.client.key.key import Key
 from milkglass.defences.obfuscated_tables import TableDefence
@@ -33,11 +32,13 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_variants
 from milkglass.experiments.procedures.leakage import require_uncut
 from milkglass.experiments.recipe import Recipe
+from milkglass.experiments.record import ResultRecord, over, records
 from milkglass.experiments.runs import RunFolder, require_same_run, secret_of, seeded_codec, seeded_key
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.progress import Log, no_log
+from milkglass.rows.examples import Example
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
@@ -55,8 +56,8 @@ class AttackRecipe(Recipe):
 
     Attributes:
         seed: of the first key, of the split and of the attacks.
-        keys: the number of keys under which each variant is attacked. With several, a figure is their median, and
-            "FIGURE, least" and "FIGURE, most" are the range.
+        keys: the number of keys under which each variant is attacked. With several, a figure is their median, and has
+            the range, "least" and "most".
         private: a file, or a named data set (data_refs.py).
         rows: how many of its texts are private; the rest may be public.
         order: which texts are private.
@@ -107,13 +108,13 @@ class AttackRecipe(Recipe):
         names += ["seconds"] if self.seconds is not None else []
         return {**self.entries(*names), "variants": self.variants}
 
-    def measure(self, run: RunFolder) -> dict[str, float]:
-        """Returns "MEASURE, ATTACK, ATTACKER, VARIANT", and the seconds of each variant's attacks together."""
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
+        """Returns the figures of each attack and attacker, and the seconds of each variant's attacks together."""
         private, public = split(self, run.data)  # before a model is fetched
         require_same_run(run.out, {"recipe": self.name, **self.quick_entry})
         base = Checkpoint.open(resolve(self.model))
         digest = base.digest()
-        results: dict[str, float] = {}
+        results: list[ResultRecord] = []
         for name, parameters in self.variants.items():
             part = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
             seen = private[: part.rows]
@@ -128,7 +129,7 @@ class AttackRecipe(Recipe):
                 about = _work_of(part, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
                 work = ResumeStore.open(run.out / words, about)
                 each.append(part._under(key, base, seen, public, work, name, _once(words, run.progress)))
-            results |= over_keys(each)
+            results += over(each, np.median, {"least": np.min, "most": np.max}, "keys")
         return results
 
     def _rows_of_client(self, data: Path) -> LabelledTexts:
@@ -139,7 +140,7 @@ class AttackRecipe(Recipe):
     def _under(
         self, key: Key, base: Checkpoint, private: list[Example], public: Mapping[str, list[Example]],
         work: ResumeStore, name: str, progress: Log,
-    ) -> dict[str, float]:  # fmt: skip
+    ) -> list[ResultRecord]:  # fmt: skip
         """Returns the figures of one variant under one key."""
         shared, codec = leaked(self), seeded_codec(key, base.folder, "attacks")
         texts = encoded(codec, private)
@@ -147,35 +148,19 @@ class AttackRecipe(Recipe):
         attackers = {who: AttackerText(ids, shared.get(who)) for who, ids in corpora.items()}
         scene = assemble(key, codec, base, texts, attackers)
         done = attacked(self, scene, work, progress)
-        results = {
-            f"seconds, {name}": sum(cell.seconds for cell in done.cells),  # of earlier runs as well
-            f"private tokens, {name}": float(len(texts.original.ids)),
-        }
-        results |= _figures(done.cells, name)
-        results |= _unleaked(scene, done, shared, name)
+        seconds = sum(cell.seconds for cell in done.cells)  # of earlier runs as well
+        results = records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
+        results += _figures(done.cells, name)
+        results += _unleaked(scene, done, shared, name)
         if self.curve:
             progress("the key's budget")
-            results |= _curve(self, scene, done, name)
+            results += _curve(self, scene, done, name)
         return results
 
 
 def _scheme_entry(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the variant's parameters that are the scheme's."""
     return {name: value for name, value in parameters.items() if name != OBSERVED}
-
-
-def over_keys(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the median and the range of each figure over keys."""
-    if len(each) == 1:
-        return dict(each[0])
-    results = {}
-    for figure in dict.fromkeys(name for one in each for name in one):
-        values = np.array([one[figure] for one in each if figure in one])
-        if len(values) < len(each):  # an attack that applies under some keys only
-            results[f"{figure}, keys"] = float(len(values))
-        results[figure] = float(np.median(values))
-        results |= {f"{figure}, least": float(values.min()), f"{figure}, most": float(values.max())}
-    return results
 
 
 def _once(name: str, progress: Log) -> Log:
@@ -284,37 +269,40 @@ def _work_of(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dic
     }  # fmt: skip
 
 
-def _figures(cells: Sequence[AttackResult], variant: str) -> dict[str, float]:
+def _figures(cells: Sequence[AttackResult], variant: str) -> list[ResultRecord]:
     _require_ended(cells)
-    results: dict[str, float] = {}
+    results: list[ResultRecord] = []
     for cell in cells:
         if cell.state == "does not apply":
             continue
-        results |= with_spread(cell.among(MEASURES), f", {cell.attack}, {cell.adversary}, {variant}")
-        if cell.in_group is not None:
-            results[f"in group, {cell.attack}, {cell.adversary}, {variant}"] = 100 * cell.in_group
-        results[f"seconds, {cell.attack}, {cell.adversary}, {variant}"] = cell.seconds
+        values = with_spread(cell.among(MEASURES))
+        values |= {} if cell.in_group is None else {"in group": 100 * cell.in_group}
+        values |= {"seconds": cell.seconds}
+        results += records(values, attack=cell.attack, attacker=cell.adversary, variant=variant)
     return results
 
 
-def _unleaked(scene: Scene, done: AuditRun, shared: Mapping[str, Ids], variant: str) -> dict[str, float]:
+def _unleaked(scene: Scene, done: AuditRun, shared: Mapping[str, Ids], variant: str) -> list[ResultRecord]:
     """Returns top-1 over the tokens of the private texts that did not leak, for attackers who have leaked ones."""
     sent = scene.truth.tokens
-    results = {}
+    results = list[ResultRecord]()
     for (who, attack), reading in done.readings.items():
         if who in shared:
             counted = scene.truth.ordinary[sent.ids] & ~np.isin(sent.owner, shared[who])
             if counted.any():
                 right = float((reading == sent.ids)[counted].mean())
-                results[f"unleaked top-1, {attack}, {who}, {variant}"] = 100 * right
+                results += records({"unleaked top-1": 100 * right}, attack=attack, attacker=who, variant=variant)
     return results
 
 
-def _curve(recipe: AttackRecipe, scene: Scene, done: AuditRun, variant: str) -> dict[str, float]:
+def _curve(recipe: AttackRecipe, scene: Scene, done: AuditRun, variant: str) -> list[ResultRecord]:
     best = strongest(done.cells)
     points = key_budget(scene, attacks_of(recipe.attacks), done, best, Budget(), recipe.seed)
-    return {
-        f"{name}, {point.adversary}, {variant}, after {point.tokens}": 100 * value
+    return [
+        one
         for point in points
-        for name, value in (("running", point.running), ("content", point.content))
-    }
+        for one in records(
+            {"running": 100 * point.running, "content": 100 * point.content},
+            attacker=point.adversary, variant=variant, note=f"after {point.tokens}",
+        )
+    ]  # fmt: skip

@@ -32,8 +32,8 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_names, require_variants
 from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import SPECIAL, Labels, LSTMTraining, WordTable, ordinary
-from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.recipe_file import from_entries, table_of
+from milkglass.experiments.recipe import Recipe, from_entries, table_of
+from milkglass.experiments.record import ResultRecord, numbers, records
 from milkglass.experiments.runs import SPLITS, RunFolder, packed, require_same_run, unpacked
 from milkglass.metrics.interval import share, with_spread
 from milkglass.models.view import Model
@@ -95,17 +95,17 @@ class BiLSTMRecipe(Recipe):
     def about(self) -> dict[str, Any]:
         return self.entries("seed", "data", "training", "attacks", "evaluation", "variants")
 
-    def measure(self, run: RunFolder) -> dict[str, float]:
-        """Returns "accuracy, VARIANT" in percent, and for scrambled variants the losses and the attacks' figures.
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
+        """Returns accuracies in percent, and for scrambled variants the losses and the attacks' figures.
 
-        These are "accuracy loss" in points, and "MEASURE, ATTACK, model only, VARIANT" in percent over running words.
+        These are "accuracy loss" in points, and shares of the running words in percent.
         Variants that are done are not trained again.
         """
         table = WordTable.read(data_refs.files(run.data, self.model)[0])
         sums = data_refs.sums(run.data, [self.model, *self.data.values()])
         require_same_run(run.out, {**self.about(), "sums": sums})
         train, held_out, classes = _read(self, table, run.data)
-        result: dict[str, float] = {}
+        result: list[ResultRecord] = []
         for name, parameters in self.variants.items():
             scheme = scheme_of_recipe(parameters) if parameters else None
             key = seeded_key(table, f"milkglass recipe seed {self.seed}", scheme)
@@ -115,11 +115,11 @@ class BiLSTMRecipe(Recipe):
             named = _trained(self, name, rows, sigma, train, held_out, classes, run.out, run.progress)
             run.predictions[f"answer, {name}"] = packed(named)
             right = share(named == held_out.labels, np.random.default_rng(self.seed))
-            result |= with_spread({"accuracy": right}, f", {name}")
+            result += records(with_spread({"accuracy": right}), variant=name)
             if scheme is not None and mixture is not None:
                 scene = assembled(self, table, rows, key, scheme, mixture, train.texts)
-                result |= _attacked(self, name, scene, key, run.out, run.progress)
-        return result | _losses(self, result)
+                result += _attacked(self, name, scene, key, run.out, run.progress)
+        return result + _losses(self, numbers(result))
 
 
 @dataclass(frozen=True)
@@ -130,14 +130,14 @@ class LabelledRows:
     labels: Labels
 
 
-def _losses(recipe: BiLSTMRecipe, measured: Mapping[str, float]) -> dict[str, float]:
+def _losses(recipe: BiLSTMRecipe, measured: Mapping[str, float]) -> list[ResultRecord]:
     plain = next(name for name, parameters in recipe.variants.items() if not parameters)
     others = [name for name, parameters in recipe.variants.items() if parameters]
-    return {
-        "accuracy loss" + ("" if len(others) == 1 else f", {name}"): measured[f"accuracy, {plain}"]
-        - measured[f"accuracy, {name}"]
-        for name in others
-    }
+    losses = {name: measured[f"accuracy, {plain}"] - measured[f"accuracy, {name}"] for name in others}
+    return [
+        ResultRecord(measure="accuracy loss", value=loss, variant="" if len(others) == 1 else name)
+        for name, loss in losses.items()
+    ]
 
 
 def _read(recipe: BiLSTMRecipe, table: WordTable, data: Path) -> tuple[LabelledRows, LabelledRows, int]:
@@ -202,15 +202,15 @@ def _trained(
     return unpacked(json.loads(done.read_text("utf-8"))["answers"]).astype(np.int64)
 
 
-def _attacked(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> dict[str, float]:
+def _attacked(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> list[ResultRecord]:
     work = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
     done = run_attacks(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, rules=RECIPE)
-    result: dict[str, float] = {}
+    result: list[ResultRecord] = []
     for cell in done.cells:
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} is {cell.state}: {cell.reason}", "see the recipe")
         progress(f"{name}: {cell.title}: {cell.measures.get('tokens top-1', cell.reason)}")
-        result |= with_spread(cell.among(MEASURES), f", {cell.attack}, {ATTACKER}, {name}")
+        result += records(with_spread(cell.among(MEASURES)), attack=cell.attack, attacker=ATTACKER, variant=name)
     return result
 
 

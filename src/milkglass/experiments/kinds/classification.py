@@ -16,6 +16,7 @@ from milkglass.attacks.embeddings.knn import nearest
 from milkglass.client.key.generate import reserved_ids
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
+from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import RunFolder, Variant, packed
 from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
@@ -35,39 +36,39 @@ class ClassificationRecipe(FineTuning):
 
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
-    ) -> dict[str, float]:
+    ) -> list[ResultRecord]:
         """Returns figures in percent, with a named data set's own measures, such as Matthews' correlation of CoLA."""
         data_set = data_refs.named(self.data["validation"])
         metrics = [name for name in data_set[0].metrics if name != "accuracy"] if data_set else []
         more = graded_by_metrics(variants, metrics, self.training.max_length, self.seed, run.predictions)
-        return recovery(base, variants, statuses) | more
+        return recovery(base, variants, statuses) + more
 
 
-def recovery(base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]) -> dict[str, float]:
+def recovery(base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]) -> list[ResultRecord]:
     """Returns accuracies in percent, and top-1 and top-3 recovery as shares.
 
     Shares are of the whole vocabulary, and of the running tokens of the training data, as the paper's tables count.
     """
-    result = {f"accuracy, {v.name}": 100 * statuses[v.name].metrics["accuracy"] for v in variants}
+    accuracy = {v.name: 100 * statuses[v.name].metrics["accuracy"] for v in variants}
+    result = [ResultRecord(measure="accuracy", value=value, variant=name) for name, value in accuracy.items()]
     plain = next(v for v in variants if v.plain)
     table = base.read(of(base).table)
     for variant in variants:
         if variant.plain:
             continue
-        suffix = "" if len(variants) == 2 else f", {variant.name}"
-        loss = result[f"accuracy, {plain.name}"] - result[f"accuracy, {variant.name}"]
+        name = "" if len(variants) == 2 else variant.name
         scrambled = Checkpoint.open(variant.model)
         hits = nearest(scrambled.read(of(scrambled).table), table, 3) == torch.from_numpy(variant.key.inverse)[:, None]
-        result |= {
-            f"accuracy loss{suffix}": loss,
-            f"knn top-1{suffix}": float(hits[:, 0].float().mean()),
-            f"knn top-3{suffix}": float(hits.any(1).float().mean()),
+        values = {
+            "accuracy loss": accuracy[plain.name] - accuracy[variant.name],
+            "knn top-1": float(hits[:, 0].float().mean()),
+            "knn top-3": float(hits.any(1).float().mean()),
         }
-        if variant.key.shares:
-            continue  # an id stands for a cluster, so the training data doesn't say how often each token was sent
-        counts = running_counts(variant)
-        for name, hit in (("knn running top-1", hits[:, 0]), ("knn running top-3", hits.any(1))):
-            result[f"{name}{suffix}"] = float((hit * counts).sum() / counts.sum())
+        if not variant.key.shares:  # an id of a cluster does not say how often each token was sent
+            counts = running_counts(variant)
+            for measure, hit in (("knn running top-1", hits[:, 0]), ("knn running top-3", hits.any(1))):
+                values[measure] = float((hit * counts).sum() / counts.sum())
+        result += records(values, variant=name)
     return result
 
 
@@ -100,13 +101,13 @@ def predicted(model: Path, held_out: Path, max_length: int) -> tuple[NDArray[np.
 
 def graded_by_metrics(
     variants: Sequence[Variant], metrics: Sequence[str], max_length: int, seed: int, kept: dict[str, str]
-) -> dict[str, float]:
-    """Returns "METRIC, VARIANT" in percent for each metric. `kept` receives each variant's answers."""
-    result: dict[str, float] = {}
+) -> list[ResultRecord]:
+    """Returns each metric of each variant in percent. `kept` receives each variant's answers."""
+    result: list[ResultRecord] = []
     for variant in variants:
         guess, truth = predicted(variant.job / "result", variant.job / "validation.safetensors", max_length)
         kept[variant.name] = packed(guess)
         for name in metrics:
             value = MEASURES[name](guess, truth, np.random.default_rng(seed)).value
-            result[f"{name}, {variant.name}"] = 100 * value
+            result.append(ResultRecord(measure=name, value=100 * value, variant=variant.name))
     return result

@@ -11,13 +11,12 @@
 A defence's entry may override both tables by its own `training` and `attacked`. With a key for each job, `rows` are
 what one key hides.
 
-Figures are called "MEASURE, DATA, DEFENCE" and "MEASURE, ATTACK, ATTACKER, DATA, DEFENCE". With several seeds they are
-means, with "..., sd" for the standard deviation and "..., median", "..., least", "..., most" for median and range,
-since a seed is also a key, on which some figures depend. Further figures:
+With several seeds figures are means, with the standard deviation "sd" and with "median", "least" and "most", since a
+seed is also a key, on which some figures depend. Beside the defences there are these variants and measures:
 
-    MEASURE, DATA, commonest class                the class most frequent in the first seed's training rows, for all
-    MEASURE, DATA, client alone, linear model     what the client does by itself in seconds (client/alone.py)
-    MEASURE with own model, DATA, DEFENCE         the server's answers combined with the client's own model
+    variant "commonest class"                     the class most frequent in the first seed's training rows, for all
+    variant "client alone", note MODEL            what the client does by itself in seconds (client/alone.py)
+    MEASURE with own model                        the server's answers combined with the client's own model
 
 Recipes with the same --cache share their cells.
 """
@@ -28,6 +27,7 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, hyperparameters, require_data, require_defence
 from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
 from milkglass.experiments.procedures.trials import (
-    ALONE,
+    LINEAR,
     TrainedHalves,
     TrialData,
     beside_own,
@@ -49,9 +49,8 @@ from milkglass.experiments.procedures.trials import (
     own_model,
     trained,
 )
-from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.recipe_file import from_entries, table_of
-from milkglass.experiments.report.glossary import BESIDE
+from milkglass.experiments.recipe import Recipe, from_entries, table_of
+from milkglass.experiments.record import ALONE, BESIDE, COMMONEST, ResultRecord, Statistic, over, records
 from milkglass.experiments.runs import RunFolder, commits, packed, require_same_run
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
@@ -61,7 +60,6 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Defence
 
 Place = tuple[str, str, int]  # data, defence, seed
-COMMONEST = "commonest class"  # a row without a model: CMIF's Table 1 has one that it calls Random
 
 UNLIKE_ORDER = (
     "warning: {}: trained in batches of a random order, the others in batches of like lengths: say "
@@ -93,7 +91,7 @@ class Comparison(Recipe):
 
     def check(self) -> None:
         attacks_of(self.attacks)
-        for row in (COMMONEST, ALONE):
+        for row in (COMMONEST, ALONE, f"{ALONE}, {LINEAR}"):
             if row in self.defences:
                 raise UsageError(f"{row!r} is the name of a row of its own", "give the defence another name")
         for name, entry in self.data.items():
@@ -135,7 +133,7 @@ class Comparison(Recipe):
     def result(self, run: RunFolder) -> dict[str, Any]:
         return {**self.about(), "attacks": self.attacks}
 
-    def measure(self, run: RunFolder) -> dict[str, float]:
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
         base = Checkpoint.open(resolve(self.model))
         digest, places = base.digest(), list(product(self.data, self.defences, self.seeds))
         spare = max(self.attacked_of(one).spare for one in self.defences.values()) if self.attacks else 0
@@ -163,11 +161,11 @@ class Comparison(Recipe):
             cells = dict(zip(places, pool.map(train, places), strict=True))
         run.commits.extend(one for cell in cells.values() for one in commits(cell.made))
         run.predictions.update({", ".join(map(str, place)): cell.predictions for place, cell in cells.items()})
-        results: dict[Place, dict[str, float]] = {place: dict(cell.figures) for place, cell in cells.items()}
+        results: dict[Place, list[ResultRecord]] = {place: records(cell.figures) for place, cell in cells.items()}
         own = {place: own_model(one) for place, one in problems.items()}
         for (name, defence, seed), cell in cells.items():
             if found := beside_own(cell, problems[name, seed], own[name, seed], seed):
-                results[name, defence, seed] |= found[0]
+                results[name, defence, seed] += records(found[0])
                 run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = packed(found[1])
         for place, cell in cells.items() if self.attacks else ():
             run.progress(f"{', '.join(map(str, place))}: attacks")
@@ -175,14 +173,14 @@ class Comparison(Recipe):
             attacked = self.attacked_of(self.defences[place[1]])
             about = {"cell": cell.name, "attacked": asdict(attacked)}
             one = problems[place[0], place[2]]
-            results[place] |= leakage(self.attacks, attacked, base, one, cell, about, folder, run.progress)
-        undefended: dict[str, float] = {}
+            results[place] += leakage(self.attacks, attacked, base, one, cell, about, folder, run.progress)
+        undefended: list[ResultRecord] = []
         for name in self.data:
             first = name, self.seeds[0]
-            rows = {COMMONEST: commonest(problems[first], first[1])}
-            rows[ALONE] = client_alone(problems[first], own[first], first[1])
-            undefended |= {f"{m}, {name}, {row}": value for row, found in rows.items() for m, value in found.items()}
-        return _named(self, results) | undefended
+            undefended += records(commonest(problems[first], first[1]), data=name, variant=COMMONEST)
+            for model, values in client_alone(problems[first], own[first], first[1]).items():
+                undefended += records(values, data=name, variant=ALONE, note=model)
+        return _over_seeds(self, results) + undefended
 
 
 def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,23 +251,19 @@ def problem(name: str, entry: Mapping[str, Any], data: Path, seed: int, spare: i
     )
 
 
-def _named(recipe: Comparison, measured: Mapping[Place, Mapping[str, float]]) -> dict[str, float]:
+SEEDS: Mapping[str, Statistic] = {"sd": partial(np.std, ddof=1), "median": np.median, "least": np.min, "most": np.max}
+
+
+def _over_seeds(recipe: Comparison, measured: Mapping[Place, Sequence[ResultRecord]]) -> list[ResultRecord]:
     """Returns means over the seeds, and each defence's loss beside no defence."""
-    figures: dict[str, float] = {}
+    figures: dict[tuple[str, str], list[ResultRecord]] = {}
     for data, defence in product(recipe.data, recipe.defences):
-        each = [measured[data, defence, seed] for seed in recipe.seeds]
-        for name in each[0]:
-            values = np.array([one[name] for one in each])
-            figures[f"{name}, {data}, {defence}"] = float(values.mean())
-            if len(values) > 1:
-                spread = {"sd": values.std(ddof=1), "median": np.median(values)}
-                spread |= {"least": values.min(), "most": values.max()}
-                figures |= {f"{name}, {data}, {defence}, {word}": float(one) for word, one in spread.items()}
+        whole = over([measured[data, defence, seed] for seed in recipe.seeds], np.mean, SEEDS, "seeds")
+        figures[data, defence] = [replace(one, data=data, variant=defence) for one in whole]
+    result = [one for each in figures.values() for one in each]
     plain = next((name for name, entry in recipe.defences.items() if not entry), None)
-    for data, defence in product(recipe.data, recipe.defences):
-        main = next(iter(measured[data, defence, recipe.seeds[0]]))
+    for (data, defence), (main, *_) in figures.items():
         if plain is not None and defence != plain:
-            figures[f"{main} loss, {data}, {defence}"] = (
-                figures[f"{main}, {data}, {plain}"] - figures[f"{main}, {data}, {defence}"]
-            )
-    return figures
+            loss = figures[data, plain][0].value - main.value
+            result.append(ResultRecord(measure=f"{main.measure} loss", value=loss, data=data, variant=defence))
+    return result

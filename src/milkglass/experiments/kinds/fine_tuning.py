@@ -21,8 +21,8 @@ from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import hyperparameters, require_names, require_variants
-from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.recipe_file import table_of
+from milkglass.experiments.recipe import Recipe, table_of
+from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import (
     SPLITS,
     RunFolder,
@@ -61,6 +61,7 @@ class FineTuning(Recipe):
     digits = 4
     task: ClassVar[Task]
     needed: ClassVar[tuple[str, ...]] = ()
+    told: ClassVar[tuple[str, ...]] = ("seed", "training", "variants", "evaluation")  # fields that a result names
 
     @classmethod
     def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +74,7 @@ class FineTuning(Recipe):
         require_variants(self.variants)
 
     def about(self) -> dict[str, Any]:
-        return self.entries("seed", "training", "variants", "evaluation")
+        return self.entries(*self.told)
 
     def result(self, run: RunFolder) -> dict[str, Any]:
         return {**self.about(), "data": self.data}
@@ -93,7 +94,7 @@ class FineTuning(Recipe):
         }
         return dict.fromkeys(self.variants, paths)
 
-    def measure(self, run: RunFolder) -> dict[str, float]:
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
         data_refs.sums(run.data, self.data.values())  # are they there? Before a model is fetched
         base = Checkpoint.open(resolve(self.model))
         variants = self.prepared(base, run)
@@ -106,8 +107,8 @@ class FineTuning(Recipe):
     @abc.abstractmethod
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
-    ) -> dict[str, float]:
-        """Returns the figures of the trained variants, by name."""
+    ) -> list[ResultRecord]:
+        """Returns the figures of the trained variants."""
 
 
 def _classes(data: Mapping[str, str]) -> dict[str, int]:

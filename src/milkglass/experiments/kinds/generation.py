@@ -31,16 +31,17 @@ from milkglass.attacks.embeddings.matching import Matching
 from milkglass.attacks.hidden_states.era import ERA
 from milkglass.attacks.hidden_states.era_plus import ERAPlus
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.dataset import read_examples
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
-from milkglass.experiments.recipe_file import from_entries
+from milkglass.experiments.recipe import from_entries
+from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import RunFolder, Variant, packed, seeded_codec
 from milkglass.metrics import ifeval, text
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
+from milkglass.rows.examples import read_examples
 from milkglass.sequences import Ids, Sequences
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.spec import Status
@@ -53,6 +54,7 @@ from milkglass.threat.truth import Truth, score
 PROMPTS_A_BATCH = 8
 MEASURES = ("rouge-1", "rouge-l")
 Rows = NDArray[np.float64]
+Parts = Mapping[str, str]  # of a record: variant, when, note
 
 
 @dataclass(frozen=True)
@@ -107,16 +109,35 @@ class GeneratorTuning(FineTuning):
 
     task = "causal-lm"
     needed: ClassVar[tuple[str, ...]] = ("answers", "new_tokens")
+    rouge: ClassVar[tuple[str, ...]] = ("rouge-1", "rouge-2", "rouge-l")
 
     @property
     def by_rule(self) -> InstructionFile | None:
         return from_entries(InstructionFile, self.instructions) if self.instructions else None
 
-    @property
-    def instructions_entry(self) -> dict[str, Any]:
-        return {"instructions": self.instructions} if self.instructions else {}
+    def about(self) -> dict[str, Any]:
+        return {**super().about(), **({"instructions": self.instructions} if self.instructions else {})}
 
-    def measure(self, run: RunFolder) -> dict[str, float]:
+    def check(self) -> None:
+        super().check()
+        _ = self.by_rule
+
+    def answer_figures(
+        self, run: RunFolder, losses: tuple[Rows, Rows], texts: Sequence[str], references: Sequence[str], of: Parts
+    ) -> list[ResultRecord]:
+        """Returns the mean loss of a token, and in percent how alike answers and references are.
+
+        Args:
+            losses: (u,) the sum over each row's tokens, and (u,) their number.
+            texts: the answers.
+            references: the data set's answers to the same prompts.
+            of: parts of the records.
+        """
+        scores = text.rouge_rows(texts, references)
+        result = loss_figures(losses, self.seed, of, run.predictions)
+        return result + mean_figures({name: scores[name] for name in self.rouge}, self.seed, of, run.predictions)
+
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
         if self.by_rule:  # before hours of training
             self.by_rule.read(run.data)
         return super().measure(run)
@@ -126,22 +147,17 @@ class GeneratorTuning(FineTuning):
 class GenerationRecipe(GeneratorTuning):
     """Fine-tuned generators."""
 
-    def check(self) -> None:
-        super().check()
-        _ = self.by_rule
-
-    def about(self) -> dict[str, Any]:
-        return {**super().about(), **self.instructions_entry}
+    rouge = MEASURES
 
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
-    ) -> dict[str, float]:
+    ) -> list[ResultRecord]:
         """Returns for each variant the loss, ROUGE and what attackers read.
 
         Loss (nats a token of the answers) and ROUGE F (percent) are before and after training; attackers read the
         answers after.
         """
-        result: dict[str, float] = {}
+        result: list[ResultRecord] = []
         held_out = data_refs.as_file(run.data, self.data["validation"], run.out / "data")
         for variant in variants:
             run.progress(f"{variant.name}: answers before and after, and what attackers read of them")
@@ -150,42 +166,41 @@ class GenerationRecipe(GeneratorTuning):
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
                 rows = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
                 answered = answers(model, codec, held_out, self.evaluation)
-                scores = text.rouge_rows([codec.decode(one) for one in answered.ids], answered.references)
-                scores, of = {name: scores[name] for name in MEASURES}, f", {variant.name} {when}"
-                result |= loss_figures(row_losses(model, rows), self.seed, of, run.predictions)
-                result |= mean_figures(scores, self.seed, of, run.predictions)
-            result |= read(self.seed, base, variant, codec, answered)
+                texts, of = [codec.decode(one) for one in answered.ids], {"variant": variant.name, "when": when}
+                result += self.answer_figures(run, row_losses(model, rows), texts, answered.references, of)
+            result += read(self.seed, base, variant, codec, answered)
             if asked := self.by_rule:
                 run.progress(f"{variant.name}: instructions")
-                of = f", {variant.name} after"
-                result |= followed(model, codec, asked.read(run.data), asked.new_tokens, of, run.predictions)
+                result += followed(model, codec, asked.read(run.data), asked.new_tokens, of, run.predictions)
         return result
 
 
 def followed(
-    model: PreTrainedModel, codec: Codec, prompts: Sequence[ifeval.Prompt], new_tokens: int, of: str,
+    model: PreTrainedModel, codec: Codec, prompts: Sequence[ifeval.Prompt], new_tokens: int, of: Parts,
     kept: dict[str, str],
-) -> dict[str, float]:  # fmt: skip
+) -> list[ResultRecord]:  # fmt: skip
     """Returns IFEval's accuracies of the model's answers in percent, such as "ifeval prompt strict".
 
     Args:
-        of: ends the names.
+        of: parts of the records.
         kept: see `by_rules`.
     """
     asked = [codec.encode_chat([{"role": "user", "content": one.text}]) for one in prompts]
     return by_rules(prompts, [codec.decode(one) for one in greedy(model, asked, new_tokens)], of, kept)
 
 
-def by_rules(prompts: Sequence[ifeval.Prompt], texts: Sequence[str], of: str, kept: dict[str, str]) -> dict[str, float]:
+def by_rules(
+    prompts: Sequence[ifeval.Prompt], texts: Sequence[str], of: Parts, kept: dict[str, str]
+) -> list[ResultRecord]:
     """Returns IFEval's accuracies of given answers in percent.
 
     Args:
-        of: ends the names.
+        of: parts of the records.
         kept: receives how many instructions of each prompt are followed strictly.
     """
     graded = ifeval.score(prompts, texts)
-    kept[f"ifeval strict{of}"] = packed(graded.strict)
-    return with_spread({f"ifeval {name}": one for name, one in graded.measures.items()}, of)
+    keep(kept, {"ifeval strict": graded.strict}, of)
+    return records(with_spread({f"ifeval {name}": one for name, one in graded.measures.items()}), **of)
 
 
 @torch.inference_mode()
@@ -203,28 +218,33 @@ def row_losses(model: PreTrainedModel, rows: TrainingDataset) -> tuple[Rows, Row
     return torch.cat(losses).double().numpy(), torch.cat(tokens).double().numpy()
 
 
-def loss_figures(losses: tuple[Rows, Rows], seed: int, of: str, kept: dict[str, str]) -> dict[str, float]:
+def keep(kept: dict[str, str], rows: Mapping[str, NDArray[Any]], of: Parts) -> None:
+    """Adds the values of each row to what a result keeps, by the name that a record of these parts has."""
+    kept |= {ResultRecord(measure=name, value=0.0, **of).name: packed(one) for name, one in rows.items()}  # type: ignore[arg-type]
+
+
+def loss_figures(losses: tuple[Rows, Rows], seed: int, of: Parts, kept: dict[str, str]) -> list[ResultRecord]:
     """Returns the mean loss of a token.
 
     Args:
         losses: (u,) each row's sum, and (u,) its number of tokens.
-        of: ends the names.
+        of: parts of the records.
         kept: receives the losses.
     """
-    kept |= {f"loss{of}": packed(losses[0]), f"tokens{of}": packed(losses[1].astype(np.int64))}
-    return with_spread({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, of, scale=1)
+    keep(kept, {"loss": losses[0], "tokens": losses[1].astype(np.int64)}, of)
+    return records(with_spread({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, scale=1), **of)
 
 
-def mean_figures(scores: Mapping[str, Rows], seed: int, of: str, kept: dict[str, str]) -> dict[str, float]:
+def mean_figures(scores: Mapping[str, Rows], seed: int, of: Parts, kept: dict[str, str]) -> list[ResultRecord]:
     """Returns the mean of each measure in percent.
 
     Args:
         scores: (u,) of each row, from 0 to 1.
-        of: ends the names.
+        of: parts of the records.
         kept: receives the scores.
     """
-    kept |= {f"{name}{of}": packed(one) for name, one in scores.items()}
-    return with_spread(text.means(scores, np.random.default_rng(seed)), of)
+    keep(kept, scores, of)
+    return records(with_spread(text.means(scores, np.random.default_rng(seed))), **of)
 
 
 @torch.inference_mode()
@@ -269,7 +289,7 @@ def ended(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[Any, An
 
 
 # --- what attackers read ----------------------------------------------------------------------------------------------
-def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, answered: GeneratedAnswers) -> dict[str, float]:
+def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, answered: GeneratedAnswers) -> list[ResultRecord]:
     """Returns what ERA reads, and for scrambled variants matching's map and ERA+.
 
     ERA on the plain variant is the control.
@@ -292,9 +312,10 @@ def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, answered: 
         found = candidates(transcript, knowledge, rng())
         guesses["matching"] = ranked(found, transcript.size)
         guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=found), Budget(), rng())
-    result: dict[str, float] = {}
+    result: list[ResultRecord] = []
     for attack, guess in guesses.items():
-        result |= graded(guess, codec, answered, rng(), f", {attack}, {variant.name} after")
+        values = graded(guess, codec, answered, rng())
+        result += records(values, attack=attack, variant=variant.name, when="after")
     return result
 
 
@@ -304,9 +325,7 @@ def candidates(transcript: Transcript, knowledge: Knowledge, rng: np.random.Gene
     return Matching().learn(transcript, replace(knowledge, candidates=solved), Budget(), rng)
 
 
-def graded(
-    guess: Guess, codec: Codec, answered: GeneratedAnswers, rng: np.random.Generator, of: str = ""
-) -> dict[str, float]:
+def graded(guess: Guess, codec: Codec, answered: GeneratedAnswers, rng: np.random.Generator) -> dict[str, float]:
     """Returns the attacker's text against the data set's answers, as Table 6, and against the client's, in percent."""
 
     def readable(ids: np.ndarray[Any, Any]) -> str:
@@ -318,4 +337,4 @@ def graded(
     recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, readable, answered.ids), rng)
     of_client = ("tokens top-1", "rouge-1", "rouge-l")
     alike = {f"{name} of the client's": recovery[name] for name in of_client}
-    return with_spread({name: likeness[name] for name in MEASURES} | alike, of)
+    return with_spread({name: likeness[name] for name in MEASURES} | alike)

@@ -48,7 +48,8 @@ from milkglass.experiments.procedures.private_rows import (
     rows_of,
     shadowed,
 )
-from milkglass.experiments.recipe_file import from_entries
+from milkglass.experiments.recipe import from_entries
+from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import RunFolder, require_same_run
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -112,25 +113,25 @@ class GradientRecipe(SharedStepRecipe):
     def about(self) -> dict[str, Any]:
         return super().about() | {"texts": self.texts, "attacks": self.attacks}
 
-    def measure(self, run: RunFolder) -> dict[str, float]:
-        """Returns the figures by name. An attack that does not apply has none, which is reported."""
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
+        """Returns the figures. An attack that does not apply has none, which is reported."""
         base = Checkpoint.open(resolve(self.model))
         expected = from_entries(GradientTexts, self.texts)
         refs = [self.data, *([expected.reference] if expected.reference else [])]
         require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": data_refs.sums(run.data, refs)})
         cache = ArtifactCache(run.cache or run.out, run.out)
         attackers = Attackers(self, base, expected, run.data, cache, run.progress)
-        result = dict[str, float]()
+        result = list[ResultRecord]()
         for name, entry in self.defences.items():
             scene = attackers.scene(DefenceSpec.of(name, entry))
-            result |= attacked(self, name, scene, run.out / "figures.json", run.progress)
+            result += attacked(self, name, scene, run.out / "figures.json", run.progress)
         return result
 
 
-def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progress: Log) -> dict[str, float]:
+def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progress: Log) -> list[ResultRecord]:
     """Returns the figures of one defence. Each attack has its own budget, and earlier measurements are kept."""
     parts, seconds = PartialResults(kept), from_entries(GradientTexts, recipe.texts).seconds
-    attacks, before, done = attacks_of(recipe.attacks), parts.done, dict[str, dict[str, float]]()
+    attacks, before, done = attacks_of(recipe.attacks), parts.done, dict[str, list[ResultRecord]]()
 
     def ended(one: AttackResult) -> None:
         if one.state == "failed":
@@ -142,7 +143,7 @@ def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progre
 
     def there(called: str, part: dict[str, float]) -> None:
         progress(f"{name}: {called}: ROUGE-1 {part['rouge-1']:.2f} in {part['seconds']:.0f} s")
-        done[called] = {f"{measure}, {called}, {name}": value for measure, value in part.items()}
+        done[called] = records(part, attack=called, variant=name)
 
     def budget() -> Budget:
         return Budget(float("inf") if seconds is None else seconds, clock=time.process_time)
@@ -153,7 +154,7 @@ def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progre
             there(called, before[f"{called}, {name}"])
     left = {called: attack for called, attack in attacks.items() if called not in done}
     run_attacks(scene, left, None, Budget(), recipe.seed, ended, rules)
-    return {figure: value for called in attacks for figure, value in done.get(called, {}).items()}
+    return [one for called in attacks for one in done.get(called, ())]
 
 
 def figures(one: AttackResult) -> dict[str, float]:

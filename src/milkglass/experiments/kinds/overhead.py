@@ -27,7 +27,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from milkglass import files
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.dataset import read_examples
 from milkglass.client.data.marked_rows import parquet_tensors, write_tensors
 from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.key import Key
@@ -36,12 +35,13 @@ from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import PartialResults
 from milkglass.experiments.entries import hyperparameters, require_names, require_variants
-from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.recipe_file import table_of
+from milkglass.experiments.recipe import Recipe, table_of
+from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import RunFolder, Variant, require_same_run, run_job, seeded_key, write_spec
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.progress import Log
+from milkglass.rows.examples import read_examples
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.server.spec import Event, Hyperparameters
 
@@ -87,7 +87,7 @@ class OverheadRecipe(Recipe):
     def about(self) -> dict[str, Any]:
         return self.entries("seed", "data", "training", "evaluation", "variants")
 
-    def measure(self, run: RunFolder) -> dict[str, float]:
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
         """Returns seconds, and hours of the extrapolated training, as "PART, client" and "PART, server"."""
         base = Checkpoint.open(resolve(self.model))
         digest, out = base.digest(), run.out
@@ -105,7 +105,7 @@ class OverheadRecipe(Recipe):
         run.progress(f"server: {self.training.max_steps} steps of fine-tuning")
         result |= parts.get("training", lambda: _trained(self, variant, int(result["training rows"]), run.progress))
         run.progress(f"{self.evaluation['prompts']} answers")
-        return result | parts.get("answers", lambda: _answered(self, codec, variant.model, source))
+        return records(result | parts.get("answers", lambda: _answered(self, codec, variant.model, source)))
 
 
 def timed(work: Callable[[], Any]) -> float:

@@ -9,10 +9,10 @@ figure's last word names: "before" any training; "clear", by the model that the 
 trained on text that the same mechanism sanitized. The plain variant has "before" and "after".
 procedures/sanitized_chats.py says what is sanitized, and how.
 
-Figures are called "MEASURE, VARIANT WHEN". Classified texts have accuracy, precision and recall, others ROUGE, each
+Classified texts have accuracy, precision and recall, others ROUGE, each
 with the half-width of its interval. The loss is in nats a token of the answers. With `instructions` there are IFEval's
-accuracies on unsanitized prompts, since the paper measures what training did to the model. "tokens unchanged, VARIANT"
-is about the user's tokens in the prompts. Existing answers are not generated again.
+accuracies on unsanitized prompts, since the paper measures what training did to the model. "tokens unchanged" is
+about the user's tokens in the prompts. Existing answers are not generated again.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from milkglass import files
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.dataset import read_examples
 from milkglass.defences.catalogue import sanitizer_of
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import naming_refusals, require_names
 from milkglass.experiments.kinds.generation import (
     GeneratorTuning,
+    Parts,
     by_rules,
     greedy,
+    keep,
     loss_figures,
-    mean_figures,
     row_losses,
 )
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
 from milkglass.experiments.procedures.trials import graded as graded_classes
-from milkglass.experiments.runs import SPLITS, RunFolder, Variant, packed, seeded_codec
-from milkglass.metrics import text
+from milkglass.experiments.record import ResultRecord, records
+from milkglass.experiments.runs import SPLITS, RunFolder, Variant, seeded_codec
 from milkglass.metrics.interval import ratio, share, with_spread
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.rows.examples import read_examples
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.text import TokenReader
 from milkglass.schemes.scheme import Scheme
@@ -57,7 +58,6 @@ from milkglass.sequences import Ids
 from milkglass.server.jobs.data import TrainingDataset
 from milkglass.server.spec import Status
 
-ROUGE = ("rouge-1", "rouge-2", "rouge-l")
 NO_CLASS = -1  # of an answer that names no class, or more than one
 BEFORE, CLEAR, AFTER = "before", "clear", "after"
 
@@ -95,6 +95,8 @@ class SanitizedGeneration(GeneratorTuning):
     keep_instruction: bool = True
     words: int | None = None
 
+    told = ("seed", "rows", "words", "instruction", "keep_instruction", "training", "variants", "evaluation")
+
     def check(self) -> None:
         require_names(self.data, "data", SPLITS)
         require_names(self.evaluation, "evaluation", self.needed)
@@ -104,10 +106,6 @@ class SanitizedGeneration(GeneratorTuning):
             if entry:
                 method_of(name, entry)
         _ = self.by_rule
-
-    def about(self) -> dict[str, Any]:
-        names = ("seed", "rows", "words", "instruction", "keep_instruction", "training", "variants", "evaluation")
-        return {**self.entries(*names), **self.instructions_entry}
 
     def scheme(self, parameters: Mapping[str, Any]) -> Scheme | None:
         return None
@@ -154,15 +152,16 @@ class SanitizedGeneration(GeneratorTuning):
 
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
-    ) -> dict[str, float]:
+    ) -> list[ResultRecord]:
         """Returns the figures. One model is loaded at a time and answers all its prompts."""
         codec = seeded_codec(variants[0].key, base.folder, "evaluation")
         sanitizers = self._sanitizers(base, run)
         asked = {name: self._asked(run, codec, one) for name, one in sanitizers.items()}
-        result: dict[str, float] = {}
+        result: list[ResultRecord] = []
         for name in (one for one, sanitizer in sanitizers.items() if sanitizer):
             counts = asked[name].unchanged.astype(np.float64), asked[name].private.astype(np.float64)
-            result |= with_spread({"tokens unchanged": ratio(*counts, np.random.default_rng(self.seed))}, f", {name}")
+            unchanged = ratio(*counts, np.random.default_rng(self.seed))
+            result += records(with_spread({"tokens unchanged": unchanged}), variant=name)
         for folder, questions in self._questions(base, variants):
             model: Any = None
             for variant, when in questions:
@@ -172,7 +171,7 @@ class SanitizedGeneration(GeneratorTuning):
                     model = model or AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
                     files.private_dir(done.parent)
                     files.write_json(done, self._answered(run, model, codec, variant, asked[variant.name], when))
-                result |= self._figures(run, json.loads(done.read_text("utf-8")), asked[variant.name], variant, when)
+                result += self._figures(run, json.loads(done.read_text("utf-8")), asked[variant.name], variant, when)
         return result
 
     def _questions(self, base: Checkpoint, variants: list[Variant]) -> Iterator[tuple[Path, list[tuple[Variant, str]]]]:
@@ -211,30 +210,28 @@ class SanitizedGeneration(GeneratorTuning):
 
     def _figures(
         self, run: RunFolder, answered: Mapping[str, Any], asked: PromptSet, variant: Variant, when: str
-    ) -> dict[str, float]:
-        of = f", {variant.name} {when}"
+    ) -> list[ResultRecord]:
+        of = {"variant": variant.name, "when": when}
         losses = np.array(answered["losses"], np.float64), np.array(answered["tokens"], np.float64)
-        result = loss_figures(losses, self.seed, of, run.predictions)
-        result |= self._graded_answers(answered["texts"], asked.references, of, run.predictions)
+        about = data_refs.named(self.data["validation"])
+        if labels := about[0].labels if about else ():
+            result = loss_figures(losses, self.seed, of, run.predictions)
+            result += self._graded_classes(answered["texts"], asked.references, labels, of, run.predictions)
+        else:
+            result = self.answer_figures(run, losses, answered["texts"], asked.references, of)
         if "followed" in answered and (file := self.by_rule):
-            result |= by_rules(file.read(run.data), answered["followed"], of, run.predictions)
+            result += by_rules(file.read(run.data), answered["followed"], of, run.predictions)
         return result
 
-    def _graded_answers(
-        self, texts: Sequence[str], references: Sequence[str], of: str, kept: dict[str, str]
-    ) -> dict[str, float]:
-        about = data_refs.named(self.data["validation"])
-        labels = about[0].labels if about else ()
-        if labels:
-            guess = np.array([class_of(one, labels) for one in texts], np.int64)
-            truth = [labels.index(one) for one in references]
-            kept[f"answer{of}"] = packed(guess)
-            named = share(guess != NO_CLASS, np.random.default_rng(self.seed))
-            graded = graded_classes(guess, truth, ("accuracy",), len(labels), self.seed)
-            result = {f"{name}{of}": value for name, value in graded.items()}
-            return result | with_spread({"answers that name a class": named}, of)
-        scores = text.rouge_rows(texts, references)
-        return mean_figures({name: scores[name] for name in ROUGE}, self.seed, of, kept)
+    def _graded_classes(
+        self, texts: Sequence[str], references: Sequence[str], labels: Sequence[str], of: Parts, kept: dict[str, str]
+    ) -> list[ResultRecord]:
+        guess = np.array([class_of(one, labels) for one in texts], np.int64)
+        truth = [labels.index(one) for one in references]
+        keep(kept, {"answer": guess}, of)
+        named = share(guess != NO_CLASS, np.random.default_rng(self.seed))
+        graded = graded_classes(guess, truth, ("accuracy",), len(labels), self.seed)
+        return records(graded | with_spread({"answers that name a class": named}), **of)
 
 
 def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -43,7 +44,8 @@ from milkglass.experiments.procedures.private_rows import (
     rows_of,
     shadowed,
 )
-from milkglass.experiments.recipe_file import from_entries
+from milkglass.experiments.recipe import from_entries
+from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.report import theory_plots
 from milkglass.experiments.runs import RunFolder, require_same_run
 from milkglass.gradient_defences.defence import GradientDefence
@@ -84,16 +86,8 @@ class SharedTraining(SharedStepRecipe):
     def about(self) -> dict[str, Any]:
         return super().about() | {"training": self.training, "evaluation": self.evaluation}
 
-    def result(self, run: RunFolder) -> dict[str, Any]:
-        """Returns what describes the recipe, and under "untold" the figures that are undefined, each with a reason."""
-        if not self.evaluation.get("theory"):
-            return self.about()
-        reasons = json.loads((run.out / THEORY).read_text("utf-8"))["untold"]
-        undefined = {f"{name}, theory": {"measured": None, "why": why} for name, why in reasons.items()}
-        return {**self.about(), "untold": undefined}
-
-    def measure(self, run: RunFolder) -> dict[str, float]:
-        """Returns "MEASURE, DEFENCE"; "untrained" is the model before training."""
+    def measure(self, run: RunFolder) -> list[ResultRecord]:
+        """Returns the figures of each defence; "untrained" is the model before training."""
         base = Checkpoint.open(resolve(self.model))
         sums = data_refs.sums(run.data, [self.data])
         require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": sums})
@@ -106,13 +100,19 @@ class SharedTraining(SharedStepRecipe):
             work[name] = partial(site.figures, name, DefenceSpec.of(name, entry))
         if self.evaluation.get("theory"):
             work["theory"] = partial(_theory, site)
-        parts, result = PartialResults(run.out / "figures.json"), dict[str, float]()
+        parts, result = PartialResults(run.out / "figures.json"), list[ResultRecord]()
         for name, one in work.items():
             part = parts.get(name, one)
             rows = part.pop(ROWS, {})  # parts that older code measured have none
             run.predictions.update({f"{answer}, {name}": row for answer, row in rows.items()})
             run.progress(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in part.items()))
-            result |= {f"{measure}, {name}": value for measure, value in part.items()}
+            result += records(part, variant=name)
+        if self.evaluation.get("theory"):
+            undefined = json.loads((run.out / THEORY).read_text("utf-8"))["untold"]
+            result += [
+                ResultRecord(measure=one, value=math.nan, variant="theory", undefined=why)
+                for one, why in undefined.items()
+            ]
         return result
 
 

@@ -10,14 +10,14 @@ The server's own worker trains every model, with the same steps. Three answer al
 "public", the whole public model, which a client may run as well. Each of the two clients then answers with each server
 of symbols (procedures/symbol_writer.py).
 
-Figures are called "MEASURE, WHO": the loss in nats a token of the data set's answers, and ROUGE of greedy answers.
+Figures are the loss in nats a token of the data set's answers, and ROUGE of greedy answers.
 "symbols known" is a client that gets the true symbols, an upper bound for any server of symbols. "bits a token,
 VARIANT" is the entropy of an id of the training rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ import numpy as np
 import torch
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.dataset import Example, read_examples
 from milkglass.client.data.texts import encoded
 from milkglass.client.key.generate import new_key, reserved_ids
 from milkglass.client.key.key import Key
@@ -37,21 +36,21 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import require_names
 from milkglass.experiments.kinds import generation
 from milkglass.experiments.kinds.fine_tuning import write_job
-from milkglass.experiments.kinds.generation import GeneratorTuning, loss_figures, mean_figures
+from milkglass.experiments.kinds.generation import GeneratorTuning, Parts, loss_figures
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.fewer_layers import require_layers, with_layers
 from milkglass.experiments.procedures.symbol_writer import Pair, SymbolWriter, row_losses
+from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import SPLITS, RunFolder, Variant, secret_of
-from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.torch_model import language_model
 from milkglass.noise.stream import Stream, subkey
+from milkglass.rows.examples import Example, read_examples
 from milkglass.schemes.coarse import Coarse
 from milkglass.server.jobs.data import TrainingDataset
 from milkglass.server.spec import Status
 
 PLAIN, CLIENT, PUBLIC = "plain", "client", "public"
-ROUGE = ("rouge-1", "rouge-2", "rouge-l")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +70,7 @@ class SymbolGeneration(GeneratorTuning):
     words: int | None = None
 
     needed = ("rows", "answers", "new_tokens")
+    told = ("seed", "words", "client_layers", "weights", "training", "variants", "evaluation")
 
     def check(self) -> None:
         require_names(self.data, "data", (*SPLITS, PUBLIC))
@@ -86,10 +86,6 @@ class SymbolGeneration(GeneratorTuning):
             raise UsageError(f"weights is {self.weights}", "give numbers from 0 to 1")
         if self.instructions:
             raise UsageError("instructions are not asked in symbols", "leave the table out")
-
-    def about(self) -> dict[str, Any]:
-        names = ("seed", "words", "client_layers", "weights", "training", "variants", "evaluation")
-        return self.entries(*names)
 
     def key(self, base: Checkpoint, digest: str, parameters: Mapping[str, Any], run: RunFolder) -> Key:
         scheme = self.scheme(parameters)
@@ -130,30 +126,31 @@ class SymbolGeneration(GeneratorTuning):
 
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
-    ) -> dict[str, float]:
+    ) -> list[ResultRecord]:
         """Returns the figures. One server's model is loaded at a time, beside the two clients'."""
         folders = {one.name: one.job / "result" for one in variants} | {PUBLIC: base.folder}
         stops = end_ids(base.folder)
         clients = {name: loaded(folders[name], stops) for name in (CLIENT, PUBLIC)}
         plain = next(one for one in variants if one.name == PLAIN)
         asked = self._held_out(run)[: self.evaluation["answers"]]
-        result: dict[str, float] = {}
+        result: list[ResultRecord] = []
         for name, model in [*clients.items(), (PLAIN, loaded(folders[PLAIN], stops))]:
             run.progress(f"{name}: answers alone")
-            result |= self._alone(run, base, plain, model, asked, name)
+            result += self._alone(run, base, plain, model, asked, name)
         for variant in variants:
             if variant.name in (PLAIN, CLIENT):
                 continue
             codec = Codec.open(variant.key, base.folder)
             server = loaded(folders[variant.name], frozenset(codec.sigma[sorted(stops)].tolist()))
-            result[f"bits a token, {variant.name}"] = self._bits(run, codec)
+            result.append(ResultRecord(measure="bits a token", value=self._bits(run, codec), variant=variant.name))
             for name, client in clients.items():
                 for weight in self.weights:
                     writer = SymbolWriter(torch.from_numpy(codec.sigma).long(), weight)
                     pair = Pair(client, server, writer, stops)
                     run.progress(f"{variant.name}: {name} answers, the server's word weighs {weight}")
-                    of = f", {variant.name}, {name}, weight {weight:g}"
-                    result |= self._together(run, codec.plain, pair, asked, of, weight == self.weights[0])
+                    of = {"variant": variant.name, "note": f"{name}, weight {weight:g}"}
+                    known = {**of, "note": f"{name}, symbols known"} if weight == self.weights[0] else None
+                    result += self._together(run, codec.plain, pair, asked, of, known)
         return result
 
     def _held_out(self, run: RunFolder) -> list[Example]:
@@ -161,37 +158,31 @@ class SymbolGeneration(GeneratorTuning):
 
     def _alone(
         self, run: RunFolder, base: Checkpoint, plain: Variant, model: Any, asked: list[Example], name: str
-    ) -> dict[str, float]:
+    ) -> list[ResultRecord]:
         codec = public_codec(base)
         rows = TrainingDataset(plain.job / "validation.safetensors", "causal-lm", self.training.max_length)
         prompts = [codec.encode_chat(one.messages[:-1]) for one in asked]
         texts = [codec.decode(one) for one in generation.greedy(model, prompts, self.evaluation["new_tokens"])]
-        result = loss_figures(generation.row_losses(model, rows), self.seed, f", {name}", run.predictions)
-        return result | self._likeness(run, texts, asked, f", {name}")
+        return self.answer_figures(run, generation.row_losses(model, rows), texts, references(asked), {"variant": name})
 
     def _together(
-        self, run: RunFolder, codec: Codec, pair: Pair, asked: list[Example], of: str, written: bool
-    ) -> dict[str, float]:
+        self, run: RunFolder, codec: Codec, pair: Pair, asked: list[Example], of: Parts, known: Parts | None
+    ) -> list[ResultRecord]:
         """Returns the figures of a client and a server together.
 
         Args:
             codec: of original ids.
-            of: ends the names.
-            written: whether answers are written too.
+            of: parts of the records.
+            known: of those of a client that gets the true symbols. None: no answers are written.
         """
         chats = [one.messages for one in self._held_out(run)]
-        losses, known, tokens = row_losses(pair, codec, chats, self.training.max_length)
-        result = loss_figures((losses, tokens), self.seed, of, run.predictions)
-        if not written:
-            return result
-        result |= loss_figures((known, tokens), self.seed, f"{of.rpartition(',')[0]}, symbols known", run.predictions)
+        losses, of_known, tokens = row_losses(pair, codec, chats, self.training.max_length)
+        if known is None:
+            return loss_figures((losses, tokens), self.seed, of, run.predictions)
         prompts = [torch.from_numpy(codec.encode_chat(one.messages[:-1])).long() for one in asked]
         texts = [codec.decode(pair.greedy(one, self.evaluation["new_tokens"])) for one in prompts]
-        return result | self._likeness(run, texts, asked, of)
-
-    def _likeness(self, run: RunFolder, texts: list[str], asked: list[Example], of: str) -> dict[str, float]:
-        scores = text.rouge_rows(texts, [str(one.messages[-1]["content"]) for one in asked])
-        return mean_figures({name: scores[name] for name in ROUGE}, self.seed, of, run.predictions)
+        result = self.answer_figures(run, (losses, tokens), texts, references(asked), of)
+        return result + loss_figures((of_known, tokens), self.seed, known, run.predictions)
 
     def _bits(self, run: RunFolder, codec: Codec) -> float:
         """Returns the entropy of the ids of the training rows, in bits."""
@@ -207,3 +198,8 @@ def loaded(folder: Path, stops: frozenset[int]) -> Any:
     model = language_model(Checkpoint.open(folder)).eval()
     model.generation_config.eos_token_id = sorted(stops)
     return model
+
+
+def references(asked: Sequence[Example]) -> list[str]:
+    """Returns the data set's own answers."""
+    return [str(one.messages[-1]["content"]) for one in asked]

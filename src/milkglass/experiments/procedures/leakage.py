@@ -33,6 +33,7 @@ from milkglass.catalogue import signature
 from milkglass.errors import UsageError
 from milkglass.experiments.entries import Entries, attacks_of
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
+from milkglass.experiments.record import STRONGEST, ResultRecord, records
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
@@ -82,8 +83,11 @@ class LeakageTexts:
 def leakage(
     attacks: Entries, attacked: LeakageTexts, base: Checkpoint, problem: TrialData, cell: TrainedHalves,
     about: Mapping[str, Any], folder: Path, progress: Log = no_log,
-) -> dict[str, float]:  # fmt: skip
-    """Returns "MEASURE, ATTACK, ATTACKER" in percent. "strongest" is the best of all, for each measure separately."""
+) -> list[ResultRecord]:  # fmt: skip
+    """Returns what each attack and attacker reads, in percent.
+
+    The attack "strongest" is the best of all, for each measure separately.
+    """
     whole, others = problem.train.texts, problem.others.texts
     if attacked.private == "held out":
         whole, others = problem.held_out.texts, [*problem.others.texts, *problem.train.texts]
@@ -113,10 +117,8 @@ def leakage(
         cells += run(_after_training(scene, cell), again, work, budget, 1, ended, RECIPE).cells
     corpora = [one.knowledge.corpus for one in scene.adversaries if one.name == ALIKE]
     texts = sum(len(one) for one in corpora if one is not None)
-    return {
-        **_figures(cells), "texts, attacker": float(texts), **_ceiling(scene),
-        **(_distances(scene, cell) if tuned else {}),
-    }  # fmt: skip
+    values = {"texts, attacker": float(texts), **_ceiling(scene), **(_distances(scene, cell) if tuned else {})}
+    return _figures(cells) + records(values)
 
 
 def _work(folder: Path, about: Mapping[str, Any], instances: Mapping[str, Attack]) -> ResumeStore:
@@ -163,8 +165,8 @@ def _ceiling(scene: Scene) -> dict[str, float]:
     return {"tokens with a place": 100 * float(sent.mean()), "tokens unchanged": 100 * float(same.sum() / len(origin))}
 
 
-def _figures(cells: Sequence[AttackResult]) -> dict[str, float]:
-    result: dict[str, float] = {}
+def _figures(cells: Sequence[AttackResult]) -> list[ResultRecord]:
+    result: list[ResultRecord] = []
     for cell in cells:
         if cell.state == "failed":
             raise UsageError(f"{cell.attack} by {cell.adversary} failed: {cell.reason}", "see the recipe")
@@ -172,11 +174,13 @@ def _figures(cells: Sequence[AttackResult]) -> dict[str, float]:
             continue
         require_uncut(cell)
         for names, scale in ((MEASURES, 100), (BITS, 1)):
-            result |= with_spread(cell.among(names), f", {cell.attack}, {cell.adversary}", scale)
+            values = with_spread(cell.among(names), scale)
+            result += records(values, attack=cell.attack, attacker=cell.adversary)
     for kind in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it
         read = [one.measures[kind] for one in cells if one.state == "done" and kind in one.measures]
         if read := [one for one in read if not np.isnan(one.value)]:
-            result |= with_spread({kind: max(read, key=lambda one: one.value)}, ", strongest")
+            values = with_spread({kind: max(read, key=lambda one: one.value)})
+            result += records(values, attack=STRONGEST)
     return result
 
 

@@ -22,18 +22,17 @@ import numpy as np
 import torch
 
 from milkglass import files
-from milkglass.client.data.dataset import Example
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import ArtifactCache
-from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.recipe_file import from_entries, table_of
+from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.gradient_defences.catalogue import gradient_defence_of
 from milkglass.gradient_defences.defence import GradientDefence
 from milkglass.metrics.interval import with_spread
 from milkglass.metrics.text import rouge
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log
+from milkglass.rows.examples import Example
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection

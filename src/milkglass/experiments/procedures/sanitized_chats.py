@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import files
-from milkglass.client.codec.conversation import Message
-from milkglass.client.data.dataset import Example
-from milkglass.datasets.sets import as_row
 from milkglass.enclave import prompt
 from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
+from milkglass.rows.blocks import FileShape
+from milkglass.rows.examples import Example
+from milkglass.rows.messages import Message
+from milkglass.rows.write import as_row
 from milkglass.sanitizers.files import report_path, sanitize_file
 from milkglass.sanitizers.method import SanitizerMethod
-from milkglass.sanitizers.rows import FileShape
 from milkglass.sanitizers.text import TokenReader, TokenTextSanitizer
 from milkglass.sequences import Ids
 

@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.codec.conversation import Message
 from milkglass.client.codec.encoded import IGNORED
+from milkglass.rows.messages import Message
 
 Rows = NDArray[np.float64]
 MIN_LOG_PROBABILITY = -700.0  # of a log-probability: below it exp is 0 in fp64, and a symbol would have no mass

@@ -12,7 +12,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +23,23 @@ from scipy.special import log_softmax
 from milkglass import files
 from milkglass.client.alone import LinearModel, pooled
 from milkglass.client.data.marked_rows import write_tensors
-from milkglass.client.label_scale import Scale
 from milkglass.client.training_defaults import LEAST_HELD_OUT, SHARE, held_out
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
-from milkglass.experiments.report.glossary import BESIDE, SPREAD
+from milkglass.experiments.record import BESIDE, SPREAD
 from milkglass.experiments.runs import begun, made, packed, run_job, secret_of, unpacked, write_spec
 from milkglass.metrics.glue import MEASURES
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
+from milkglass.rows.labels import Scale
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
 
-ALONE = "client alone, linear model"
+LINEAR = "linear model"  # the client's own
 Answered = tuple[dict[str, float], dict[str, Any], str, NDArray[np.float32]]
-CELL_VERSION = 3  # raised when code changes what a cell's settings make: older cells are not taken for it
+CELL_VERSION = 4  # raised when code changes what a cell's settings make: older cells are not taken for it
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,9 @@ def trained(
         begun(folder)
         client, server = _halves(base, problem, defence, seed, folder)
         tuned = server
+        if isinstance(client, TokenClient):  # asked about no more of a text than it was trained with
+            limit = min(client.codec.limit, training.max_length)
+            client = replace(client, codec=replace(client.codec, limit=limit))
         if isinstance(client, TokenClient):
             tuned = _tuned(client, server, problem, training, folder / "job", threads, progress)
         answered = _figures(client, tuned, problem, seed, folder)
@@ -221,12 +224,12 @@ def own_model(problem: TrialData) -> LinearModel | None:
     return LinearModel.fit(train.texts, train.labels, train.pairs, problem.classes == 1)
 
 
-def client_alone(problem: TrialData, own: LinearModel | None, seed: int) -> dict[str, float]:
-    """Returns the quality of the client's own model."""
+def client_alone(problem: TrialData, own: LinearModel | None, seed: int) -> dict[str, dict[str, float]]:
+    """Returns the quality of the client's own model by its name."""
     if own is None:
         return {}
     guess = own.predict(problem.held_out.texts, problem.held_out.pairs)
-    return graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
+    return {LINEAR: graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)}
 
 
 def beside_own(

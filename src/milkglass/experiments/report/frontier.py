@@ -1,9 +1,10 @@
-"""The frontier: the utility of each defence against the share of the content that the strongest attack reads.
+"""The utility of each defence against what the strongest attack reads of what it sends: of one result, and of several.
 
-It takes several comparisons on one data set, all with the same model, rows and training, so that "plain" has the same
-utility in each. Attacks and attacked texts may differ; if a defence is in two of them, the result that reads more
-counts. A dashed line is the best that the client does alone in seconds: below it a defence is useless. A second dashed
-line is "plain", a client that trains the same model locally and sends nothing: defences are useful to those who cannot.
+Of one result every defence is drawn, against the share of its tokens. The frontier takes several comparisons on one
+data set, all with the same model, rows and training, so that "plain" has the same utility in each. Attacks and attacked
+texts may differ; if a defence is in two of them, the result that reads more counts. A dashed line is the best that the
+client does alone in seconds: below it a defence is useless. A second dashed line is "plain", a client that trains the
+same model locally and sends nothing: defences are useful to those who cannot.
 
 A defence is on the frontier if it is above the first line, not all content is read, and no other has both more utility
 and less content read. Controls ("no defence, ...") are drawn, but neither are on the frontier nor keep others from it.
@@ -11,35 +12,40 @@ and less content read. Controls ("no defence, ...") are drawn, but neither are o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from milkglass.errors import UsageError
-from milkglass.experiments.report.glossary import SPREAD
-from milkglass.experiments.report.panels import GREY, Axis, svg_page, svg_text
-from milkglass.experiments.report.summary import CONTENT, rows
+from milkglass.experiments.record import ALONE, COMMONEST, STRONGEST, ResultRecord, read
+from milkglass.plots import COLOURS, GREY, numbered, panels, styled, svg
 
-PLAIN, ALONE, CONSTANT, CONTROL = "plain", "client alone", "commonest class", "no defence"
+UTILITY = ("accuracy", "matthews", "f1", "pearson")
+PLAIN, CONTROL = "plain", "no defence"
 ALL_READ = 99.95  # percent of the content: nothing is hidden
-ON, OFF = "#b4530a", "#0b4f6c"
-LEFT, TOP, ACROSS, UP, NAMES = 52, 34, 560, 360, 340  # of the drawing: margins, axes, room for names, in pixels
+OFF, ON = COLOURS[:2]
 
 
 @dataclass(frozen=True)
-class FrontierPoint:
-    """One defence.
+class DefencePoint:
+    """One defence on one data set.
 
     Attributes:
+        data: the data set.
         defence: its name.
-        utility, content: in percent.
+        measure: the name of the utility.
+        utility: of the measure, in points.
+        tokens, content: what the strongest attack reads, in percent. None: it reads words without their order only.
         utility_spread, content_spread: half of their 95 % intervals; 0: the result has none.
     """
 
+    data: str
     defence: str
+    measure: str
     utility: float
-    content: float
+    tokens: float
+    content: float | None = None
     utility_spread: float = 0.0
     content_spread: float = 0.0
 
@@ -47,55 +53,98 @@ class FrontierPoint:
     def control(self) -> bool:
         return self.defence.startswith(CONTROL)
 
-    def beaten(self, others: Sequence[FrontierPoint]) -> bool:
+    @property
+    def read(self) -> float:
+        """Returns the share of the content, or of all tokens if there is no such figure."""
+        return self.tokens if self.content is None else self.content
+
+    def beaten(self, others: Sequence[DefencePoint]) -> bool:
         """Returns whether another defence costs no more and leaks no more, by the figures alone."""
         return any(
             one.utility >= self.utility
-            and one.content <= self.content
-            and (one.utility, one.content) != (self.utility, self.content)
+            and one.read <= self.read
+            and (one.utility, one.read) != (self.utility, self.read)
             for one in others
             if not one.control
         )
 
 
-def points(results: Sequence[Mapping[str, float]], data: str) -> list[FrontierPoint]:
+def defences(records: Iterable[ResultRecord]) -> dict[str, list[DefencePoint]]:
+    """Returns the defences of a comparison by data set, in the order of its figures; none of any other result."""
+    records = [*records]
+    utilities = {(one.data, one.variant, one.measure): one for one in records if not one.attack and not one.note}
+    content = {
+        (one.data, one.variant): one for one in records if (one.measure, one.attack) == ("content top-1", STRONGEST)
+    }
+    result: dict[str, list[DefencePoint]] = {}
+    for one in records:
+        known = (utilities.get((one.data, one.variant, measure)) for measure in UTILITY)
+        utility = next((it for it in known if it is not None), None)
+        if (one.measure, one.attack) == ("tokens top-1", STRONGEST) and utility is not None:
+            read = content.get((one.data, one.variant))
+            point = DefencePoint(
+                one.data, one.variant, utility.measure, utility.value, one.value, None if read is None else read.value,
+                utility.half_width or 0.0, 0.0 if read is None else read.half_width or 0.0,
+            )  # fmt: skip
+            result.setdefault(one.data, []).append(point)
+    return result
+
+
+def glance(points: Sequence[DefencePoint]) -> str:
+    """Returns one result's defences on one data set as SVG. Each point has the number of its row in the table."""
+    with styled():
+        figure, (axes,) = panels(1, 500, 320)
+        places = [(one.tokens, one.utility) for one in points]
+        axes.scatter(*zip(*places, strict=True), color=OFF)
+        axes.set(xlim=(-2, 102), xlabel="tokens that the strongest attack reads, %", ylabel=points[0].measure)
+        axes.margins(y=0.12)
+        numbered(axes, places, [OFF] * len(places))
+        return svg(figure, f"{points[0].data}: {points[0].measure} against what the strongest attack reads")
+
+
+# --- several results --------------------------------------------------------------------------------------------------
+def points(results: Sequence[Sequence[ResultRecord]], data: str) -> list[DefencePoint]:
     """Returns the defences of several results that send something for each token.
 
     Raises:
         UsageError: "plain" differs, so that the results cannot be compared.
     """
-    found: dict[str, FrontierPoint] = {}
-    plain: set[float] = set()
-    for figures in results:
-        for row in rows(figures).get(data, []):
-            where = f"{data}, {row.defence}"
-            if row.defence == PLAIN:
-                plain.add(round(row.utility, 1))
-            if row.content is not None:
-                widths = (f"{row.measure}{SPREAD}, {where}", f"{CONTENT.replace(', ', f'{SPREAD}, ', 1)}{where}")
-                spreads = [figures.get(name, 0.0) for name in widths]
-                one = FrontierPoint(row.defence, row.utility, row.content, *spreads)
-                found[row.defence] = max(found.get(row.defence, one), one, key=lambda point: point.content)
+    every = [one for records in results for one in defences(records).get(data, ())]
+    plain = {round(one.utility, 1) for one in every if one.defence == PLAIN}
     if len(plain) > 1:
         raise UsageError(f"plain has {sorted(plain)} in these results", "give results of one model and one training")
+    found: dict[str, DefencePoint] = {}
+    for one in every:
+        if one.content is not None:
+            found[one.defence] = max(found.get(one.defence, one), one, key=lambda point: point.read)
     return list(found.values())
 
 
-def alone(results: Sequence[Mapping[str, float]], data: str) -> float | None:
+def _accuracies(results: Sequence[Sequence[ResultRecord]], data: str) -> list[ResultRecord]:
+    every = (one for records in results for one in records)
+    return [one for one in every if (one.measure, one.data, one.attack) == ("accuracy", data, "")]
+
+
+def alone(results: Sequence[Sequence[ResultRecord]], data: str) -> float | None:
     """Returns the best utility of a client that sends nothing. None: no result has it."""
-    start = f"accuracy, {data}, {ALONE}"
-    values = [value for figures in results for name, value in figures.items() if name.startswith(start)]
-    return max(values, default=None)
+    return max((one.value for one in _accuracies(results, data) if one.variant == ALONE), default=None)
 
 
-def unplaced(results: Sequence[Mapping[str, float]], data: str) -> list[str]:
+def unplaced(results: Sequence[Sequence[ResultRecord]], data: str) -> list[str]:
     """Returns the defences that have a utility but no point, since they send one vector for a text."""
-    start, seen = f"accuracy, {data}, ", {one.defence for one in points(results, data)}
-    names = dict.fromkeys(name.removeprefix(start) for figures in results for name in figures if name.startswith(start))
-    return [one for one in names if one not in seen and one != CONSTANT and not one.startswith(ALONE)]
+    seen = {COMMONEST, ALONE, *(one.defence for one in points(results, data))}
+    return [name for name in dict.fromkeys(one.variant for one in _accuracies(results, data)) if name not in seen]
 
 
-def drawn(every: Sequence[FrontierPoint], level: float | None, about: str, notes: Sequence[str] = ()) -> str:
+def useful(every: Sequence[DefencePoint], level: float | None) -> list[bool]:
+    """Returns whether each defence is on the frontier. `level` is the utility of the client alone."""
+    return [
+        not one.control and one.read < ALL_READ and (level is None or one.utility > level) and not one.beaten(every)
+        for one in every
+    ]
+
+
+def drawn(every: Sequence[DefencePoint], level: float | None, about: str, notes: Sequence[str] = ()) -> str:
     """Returns the frontier as SVG.
 
     Args:
@@ -104,57 +153,38 @@ def drawn(every: Sequence[FrontierPoint], level: float | None, about: str, notes
         about: one line on what was measured.
         notes: further lines below it.
     """
-    utilities = [one.utility + sign * one.utility_spread for one in every for sign in (-1, 1)]
-    x, y = Axis(0.0, 100.0, ACROSS), Axis.over([*utilities, *([] if level is None else [level])], UP)
-    bottom, listed = TOP + UP, sorted(every, key=lambda one: one.content)
-    notes = [*notes, *([] if level is not None else ["No result here has a row of the client alone."])]
-    below = max(bottom + 54, TOP + 18 * len(listed) + 24)  # the notes, under the list of names
-    parts = [f'<path d="M{LEFT} {TOP}V{bottom}H{LEFT + ACROSS}" fill="none" stroke="{GREY}"/>']
-    parts += [svg_text(LEFT + x.at(share), bottom + 16, str(share), "middle") for share in range(0, 101, 20)]
-    parts += [svg_text(LEFT - 6, bottom - y.at(one) + 4, f"{one:.0f}", "end") for one in (y.low, y.high)]
-    parts.append(svg_text(LEFT, TOP - 12, "accuracy, %", "start"))
-    parts.append(
-        svg_text(LEFT + ACROSS / 2, bottom + 34, "content tokens that the strongest attack reads, %", "middle")
-    )
-    parts += [svg_text(LEFT, below + 16 * number, one, "start", GREY) for number, one in enumerate([about, *notes])]
-    if level is not None:
-        at = bottom - y.at(level)
-        parts += _line(at, f"the client alone, {level:.1f}")
-    for one in every:
-        if one.defence == PLAIN:
-            parts += _line(bottom - y.at(one.utility), f"the client alone with the same model, {one.utility:.1f}")
-    for number, one in enumerate(listed, 1):
-        useful = not one.control and one.content < ALL_READ and (level is None or one.utility > level)
-        parts += _point(number, one, ON if useful and not one.beaten(every) else OFF, x, y)
-    return svg_page(LEFT + ACROSS + NAMES, below + 16 * len(notes) + 10, about, parts)
-
-
-def _line(at: float, words: str) -> list[str]:
-    """Returns a dashed line across, at this height in pixels."""
-    return [
-        f'<path d="M{LEFT} {at:.1f}h{ACROSS}" stroke="{GREY}" stroke-dasharray="5 4"/>',
-        svg_text(LEFT + 6, at - 5, words, "start", GREY),
-    ]
-
-
-def _point(number: int, one: FrontierPoint, colour: str, x: Axis, y: Axis) -> list[str]:
-    """Returns the point, its intervals, its number, and its line in the list of names."""
-    across, up = LEFT + x.at(one.content), TOP + UP - y.at(one.utility)
-    low, high = (TOP + UP - y.at(one.utility + sign * one.utility_spread) for sign in (-1, 1))
-    start, stop = (LEFT + x.at(one.content + sign * one.content_spread) for sign in (-1, 1))
-    bars = f"M{across:.1f} {low:.1f}V{high:.1f}M{start:.1f} {up:.1f}H{stop:.1f}"
-    words = f"{number}  {one.defence}: {one.utility:.1f}, {one.content:.1f} read"
-    return [
-        f'<path d="{bars}" stroke="{colour}" stroke-opacity="0.5" fill="none"/>',
-        f'<circle cx="{across:.1f}" cy="{up:.1f}" r="4" fill="{colour}"><title>{escape(one.defence)}</title></circle>',
-        svg_text(across + 6, up - 5, str(number), "start", colour),
-        svg_text(LEFT + ACROSS + 16, TOP + 18 * number, words, "start", colour),
-    ]
+    every = sorted(every, key=lambda one: one.read)
+    colours = [ON if on else OFF for on in useful(every, level)]
+    notes = [about, *notes, *([] if level is not None else ["No result here has a row of the client alone."])]
+    below = [line for note in notes for line in textwrap.wrap(note, 120)]
+    with styled():
+        figure, (axes, names) = panels(2, 440, max(420, 18 * len(every) + 60) + 16 * len(below))
+        names.axis("off")
+        axes.set(xlim=(-2, 102), xlabel="content tokens that the strongest attack reads, %", ylabel="accuracy, %")
+        for one, colour in zip(every, colours, strict=True):
+            axes.errorbar(
+                one.read, one.utility, one.utility_spread, one.content_spread, fmt="o", color=colour, alpha=0.9,
+                elinewidth=0.8,
+            )  # fmt: skip
+        lines = [] if level is None else [(level, "the client alone")]
+        lines += [(one.utility, "the client alone with the same model") for one in every if one.defence == PLAIN]
+        for at, words in lines:
+            axes.axhline(at, color=GREY, linestyle="--", linewidth=1)
+            axes.text(0, at, f"{words}, {at:.1f}", va="bottom", color=GREY, fontsize=11)
+        figure.supxlabel("\n".join(below), x=0.01, ha="left", fontsize=11, color=GREY)
+        numbered(axes, [(one.read, one.utility) for one in every], colours)
+        for number, (one, colour) in enumerate(zip(every, colours, strict=True)):
+            words = f"{number + 1}  {one.defence}: {one.utility:.1f}, {one.read:.1f} read"
+            names.annotate(
+                words, (0, 1), xytext=(0, -18 * number), xycoords="axes fraction", textcoords="offset points",
+                va="top", color=colour, fontsize=11,
+            )  # fmt: skip
+        return svg(figure, about)
 
 
 def of(results: Sequence[Mapping[str, Any]], data: str, about: str) -> str:
     """Returns the frontier of results as their files have them."""
-    figures = [{name: one["measured"] for name, one in result["figures"].items()} for result in results]
+    figures = [read(result) for result in results]
     left = unplaced(figures, data)
     notes = [f"Not drawn, since one vector crosses for a text: {', '.join(left)}."] if left else []
     return drawn(points(figures, data), alone(figures, data), about, notes)

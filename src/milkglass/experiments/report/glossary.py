@@ -1,57 +1,56 @@
-"""The meanings of figures' names, for readers of a result.
-
-A figure's name is its measure, then its subject: "tokens top-1, knn, model only, sst2, obfuslm".
-"""
+"""The meanings of the parts of figures' names, for readers of a result."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-SPREAD, COST, BESIDE = " +-", " loss", " with own model"
+from milkglass.attacks.catalogue import ALL_ATTACKS
+from milkglass.experiments.record import BESIDE, SPREAD, ResultRecord
+
+COST = " loss"
 WORDS = tomllib.loads(Path(__file__).with_name("glossary.toml").read_text("utf-8"))
 MEASURES, SHARES, ATTACKERS = WORDS["measures"], WORDS["shares"], WORDS["attackers"]
 LEFT_OUT = "an attack that is missing for a defence does not apply to what that defence sends, or its time was over"
 
 
-def meanings(names: Iterable[str], shares: bool = False) -> tuple[tuple[str, str], ...]:
+def meanings(
+    records: Sequence[ResultRecord], attacks: Mapping[str, str], shares: bool = False
+) -> tuple[tuple[str, str], ...]:
     """Returns the parts of these figures' names that have a known meaning, with the meaning, in the figures' order.
 
     Args:
+        records: of the figures.
+        attacks: the catalogue's name of each of the recipe's attacks.
         shares: whether the figures are shares of 1.
     """
-    parts = dict.fromkeys(part for name in names for part in name.split(", "))
-    if shares:
-        one_sided = "; all of it on one side of a figure of 0 or 1"
-        widths = {part: width + one_sided for part in parts if (width := _width(part))}
-        result = {part: SHARES.get(part) or widths.get(part) or _attack(part) for part in parts}
-        return tuple((part, info) for part, info in result.items() if info)
-    result = {part: info for part in parts if (info := _meaning(part))}
-    if parts.keys() & ATTACKERS.keys():
-        result |= {part: title for part in parts if (title := _attack(part))} | {"no figure": LEFT_OUT}
-    return tuple(result.items())
+    words = SHARES if shares else MEASURES | ATTACKERS
+    parts = dict.fromkeys(part for one in records for part in (one.measure, one.attack, one.attacker, one.variant))
+    result = {
+        part: words.get(part) or _attack(attacks.get(part, part)) or ("" if shares else _derived(part))
+        for part in parts
+        if part
+    }
+    if any(one.half_width is not None for one in records):
+        sided = "; all of it on one side of a figure of 0 or 1" if shares else ", in the figure's own unit"
+        result[SPREAD.strip()] = f"half the width of the figure's 95 % interval{sided}"
+    if not shares and any(one.attacker for one in records):
+        result["no figure"] = LEFT_OUT
+    return tuple((part, info) for part, info in result.items() if info)
 
 
-def _meaning(part: str) -> str:
-    if part in MEASURES or part in ATTACKERS:
-        return MEASURES.get(part) or ATTACKERS[part]
-    if width := _width(part):
-        return f"{width}, in points"
-    if part.endswith(BESIDE):
-        return f"{part.removesuffix(BESIDE)} of the server's answers pooled with those of the client's own four models"
-    if part.endswith(COST):
-        whole = part.removesuffix(COST)
+def _derived(measure: str) -> str:
+    """Returns the meaning of a measure that is made of another."""
+    if measure.endswith(BESIDE):
+        return (
+            f"{measure.removesuffix(BESIDE)} of the server's answers pooled with those of the client's own four models"
+        )
+    if measure.endswith(COST):
+        whole = measure.removesuffix(COST)
         return f"{whole} without a defence, less {whole} with it: what it costs, in points"
     return ""
 
 
-def _width(part: str) -> str:
-    whole = part.removesuffix(SPREAD)
-    return "" if whole == part else f"half the width of the 95 % interval of {whole}"
-
-
 def _attack(part: str) -> str:
-    from milkglass.attacks.catalogue import ALL_ATTACKS
-
     return f"attack: {ALL_ATTACKS[part].title}" if part in ALL_ATTACKS else ""

@@ -1,6 +1,6 @@
 """A result as a table for people: Markdown, and an HTML page that needs nothing else.
 
-First come a comparison's defences at a glance (summary.py), figures over epsilon (curves.py), and the figures with a
+First come a comparison's defences at a glance (frontier.py), figures over epsilon (curves.py), and the figures with a
 paper's figure or a demand, with the reason if ours differs. Then follow all other figures by measure, the meanings of
 the names (glossary.py), and the settings. Everything from a recipe or a result is escaped.
 """
@@ -8,15 +8,20 @@ the names (glossary.py), and the settings. Everything from a recipe or a result 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
 from milkglass.errors import UsageError
-from milkglass.experiments.report import curves
-from milkglass.experiments.report import summary as glance
+from milkglass.experiments import record
+from milkglass.experiments.record import SPREAD, ResultRecord
+from milkglass.experiments.report import curves, frontier
 from milkglass.experiments.report.glossary import meanings
 
 ALIKE = 0.005  # figures that differ by less, relative to the paper's, are the same number
@@ -33,15 +38,21 @@ class TableLine:
         note: the number of a footnote, from 1; 0: there is none.
     """
 
-    name: str
-    ours: float
-    paper: float | None
-    asked: str
+    record: ResultRecord
     note: int
 
     @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
     def difference(self) -> float | None:
-        return None if self.paper is None else self.ours - self.paper
+        return None if self.record.published is None else self.record.value - self.record.published
+
+    @property
+    def more(self) -> str:
+        """Returns the further numbers in words."""
+        return ", ".join(f"{word} {number(one)}" for word, one in self.record.more.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +62,7 @@ class ResultTable:
     Attributes:
         quick: the changes of a quick run; "" for a full run.
         about: the settings.
-        glance: by data set.
+        glance: the defences by data set.
         curves: figures over epsilon.
         beside: the lines with a published or asked figure.
         groups: the other lines, by measure.
@@ -64,7 +75,7 @@ class ResultTable:
     quick: str
     paper: str
     about: tuple[tuple[str, str], ...]
-    glance: tuple[tuple[str, tuple[glance.SummaryRow, ...]], ...]
+    glance: Mapping[str, list[frontier.DefencePoint]]
     curves: tuple[curves.Curves, ...]
     beside: tuple[TableLine, ...]
     groups: tuple[tuple[str, tuple[TableLine, ...]], ...]
@@ -80,37 +91,42 @@ def read(result: Mapping[str, Any]) -> ResultTable:
         result: what a run wrote as JSON.
     """
     notes: list[str] = []
-    lines = [_line(name, row, notes) for name, row in result["figures"].items()]
-    beside = tuple(one for one in lines if one.paper is not None or one.asked)
+    every = record.read(result)
+    records = [one for one in every if not math.isnan(one.value)]
+    lines = [TableLine(one, _note(one, notes)) for one in records]
     rest: dict[str, list[TableLine]] = {}
     for one in lines:
-        if one not in beside:
-            rest.setdefault(one.name.split(", ")[0], []).append(one)
-    milder, measured = result.get("quick"), {one.name: one.ours for one in lines}
+        if one.record.published is None and not one.record.asked:
+            rest.setdefault(one.record.measure, []).append(one)
+    milder, attacks = result.get("quick"), result.get("attacks", {})
+    bases = {name: entry.get("attack", name) for name, entry in attacks.items()} if isinstance(attacks, dict) else {}
     return ResultTable(
         title=str(result["recipe"]).removesuffix(".quick") + (" (quick)" if milder is not None else ""),
         quick="" if milder is None else json.dumps(milder, ensure_ascii=False),
         paper=str(result["paper"]),
         about=tuple(_about(result)),
-        glance=tuple((data, tuple(part)) for data, part in glance.rows(measured).items()),
-        curves=curves.of(measured),
-        beside=beside,
+        glance=frontier.defences(records),
+        curves=curves.of(records, result.get("variants", {})),
+        beside=tuple(one for one in lines if one.record.published is not None or one.record.asked),
         groups=tuple((what, tuple(rest[what])) for what in sorted(rest, key=lambda what: what in NOT_RESULTS)),
-        undefined=tuple((name, str(one["why"])) for name, one in result.get("untold", {}).items()),
+        undefined=tuple(
+            (one.name if math.isnan(one.value) else f"{one.name}{SPREAD}", one.undefined)
+            for one in every
+            if one.undefined
+        ),
         notes=tuple(notes),
-        meanings=meanings(result["figures"], shares="task" in result),
+        meanings=meanings(records, bases, shares="task" in result),
     )
 
 
-def _line(name: str, row: Mapping[str, Any], notes: list[str]) -> TableLine:
-    paper = row.get("published")
-    note = 0
-    if paper is not None and abs(row["measured"] - paper) > ALIKE * abs(paper):
-        reason = row.get("why", UNEXPLAINED)
-        if reason not in notes:
-            notes.append(reason)
-        note = notes.index(reason) + 1
-    return TableLine(name, float(row["measured"]), paper, str(row.get("asked", "")), note)
+def _note(one: ResultRecord, notes: list[str]) -> int:
+    """Returns the number of the footnote that says why a figure differs from the paper's. Adds it to `notes`."""
+    if one.published is None or abs(one.value - one.published) <= ALIKE * abs(one.published):
+        return 0
+    reason = one.why or UNEXPLAINED
+    if reason not in notes:
+        notes.append(reason)
+    return notes.index(reason) + 1
 
 
 def _about(result: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -172,52 +188,23 @@ def escaped(text: str) -> str:
 
 
 def markdown(table: ResultTable) -> str:
-    parts = [f"# {escaped(table.title)}", "", escaped(table.paper), ""]
-    if table.quick:
-        parts += [f"**A quick run: not the recipe's own figures.** Changed: {escaped(table.quick)}", ""]
-    for data, rows in table.glance:
-        parts += [f"## {escaped(data)}: at a glance", "", f"| | {rows[0].measure} | tokens read | content read |"]
-        parts += ["|---|---:|---:|---:|"]
-        parts += [
-            f"| {escaped(one.defence)} | {number(one.utility)} | {number(one.tokens)} | {number(one.content)} |"
-            for one in rows
-        ]
-        parts += ["", "Read: by the strongest attack, in percent of the tokens.", ""]
-    if table.beside:
-        parts += ["| figure | ours | paper | difference | asked | note |", "|---|---:|---:|---:|---|---|"]
-        parts += [_markdown_row(one) for one in table.beside]
-        parts += ["", *(f"{place}. {escaped(note)}" for place, note in enumerate(table.notes, 1)), ""]
-    for what, lines in table.groups:
-        parts += [f"## {escaped(what)}", "", "| figure | ours |", "|---|---:|"]
-        parts += [f"| {escaped(one.name)} | {number(one.ours)} |" for one in lines] + [""]
-    for title, info in (("Undefined figures", table.undefined), ("What the names mean", table.meanings)):
-        if info:
-            parts += [f"## {title}", "", *(f"- {escaped(name)}: {escaped(words)}" for name, words in info), ""]
-    parts += ["## Settings", "", *(f"- {escaped(name)}: {escaped(value)}" for name, value in table.about)]
-    return "\n".join(parts) + "\n"
-
-
-def _markdown_row(one: TableLine) -> str:
-    note = str(one.note) if one.note else ""
-    cells = (escaped(one.name), number(one.ours), number(one.paper), number(one.difference, True), escaped(one.asked))
-    return f"| {' | '.join(cells)} | {note} |"
-
-
-# --- HTML -------------------------------------------------------------------------------------------------------------
-PAGE = Path(__file__).with_name("result.html")
+    return _filled("result.md", t=table)
 
 
 def html(table: ResultTable) -> str:
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
+    glances = {data: Markup(frontier.glance(points)) for data, points in table.glance.items()}  # noqa: S704 - escaped
+    plotted = Markup(curves.drawn(table.curves)) if table.curves else ""  # noqa: S704 - it escapes its texts
+    return _filled("result.html", t=table, glances=glances, over_epsilon=plotted)
 
-    drawn = lambda rows: Markup(glance.drawn(rows))  # noqa: E731, S704 - it escapes what it is given
-    plotted = lambda every: Markup(curves.svg(every))  # noqa: E731, S704 - likewise
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return (
-        environment.from_string(PAGE.read_text("utf-8")).render(t=table, number=number, drawn=drawn, plotted=plotted)
-        + "\n"
+
+def _filled(name: str, **values: Any) -> str:
+    """Returns a template beside this file. In HTML everything is escaped, in Markdown what passes the filter "md"."""
+    environment = Environment(
+        autoescape=name.endswith(".html"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters |= {"number": number, "md": escaped}
+    template = environment.from_string(Path(__file__).with_name(name).read_text("utf-8"))
+    return template.render(values).rstrip("\n") + "\n"
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -237,8 +224,10 @@ def words(table: ResultTable) -> str:
     lines = table.beside or tuple(one for _, part in table.groups for one in part)
     width = max((len(one.name) for one in lines), default=0)
     result = [table.title]
-    for one in lines:
-        paper = f"   paper {number(one.paper)}" if one.paper is not None else ""
+    for line in lines:
+        one = line.record
+        spread = f"{SPREAD} {number(one.half_width)}" if one.half_width is not None else ""
+        paper = f"   paper {number(one.published)}" if one.published is not None else ""
         requested = f"   asked: {one.asked}" if one.asked else ""
-        result.append(f"{one.name:{width}} {number(one.ours):>10}{paper}{requested}")
+        result.append(f"{one.name:{width}} {number(one.value):>10}{spread}{paper}{requested}")
     return "\n".join(result)

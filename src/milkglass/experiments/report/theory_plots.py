@@ -11,58 +11,42 @@ middle panel shows. So the local epsilon is used here. procedures/theory.py comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from milkglass.experiments.report.panels import EDGE, GAP, GREY, HIGH, WIDE, Axis, Panel, svg_page, svg_text
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from milkglass.plots import COLOURS, GREY, MARKERS, panels, styled, svg
 
 BARS = 16
-LOSS, GRADIENT = "#0b4f6c", "#b4530a"
+LEAST = 1e-6  # what is below this is drawn as this: zero has no logarithm
 
 
 def drawn(theory: Mapping[str, Any]) -> str:
     """Returns theory.json as SVG."""
+    with styled():
+        return svg(figure(theory), "Epsilon of each pair, and the deviations after training against it")
+
+
+def figure(theory: Mapping[str, Any]) -> Figure:
     pairs, lines = theory["pairs"], theory["lines"]
-    parts = [*_histogram(pairs["local"]), *_bounds(pairs["local"], pairs["epsilon"]), *_growth(pairs, lines)]
-    title = "Epsilon of each pair, and the deviations after training against it"
-    return svg_page(3 * WIDE + 2 * GAP, HIGH, title, parts)
-
-
-def _axis(values: Iterable[float], up: bool = False, log: bool = False) -> Axis:
-    return Axis.over(values, HIGH - EDGE - 32 if up else WIDE - EDGE - 8, log)
-
-
-def _histogram(local: Sequence[float]) -> list[str]:
-    x = _axis(local)
-    counts = [0] * BARS
-    for one in local:
-        counts[min(BARS - 1, int(BARS * (one - x.low) / (x.high - x.low)))] += 1
-    panel = Panel(0, x, _axis([0, *counts], up=True))
-    parts, width = panel.frame("local epsilon", "pairs"), x.pixels / BARS
-    for i, count in enumerate(counts):
-        high = panel.y.at(count)
-        parts.append(
-            f'<rect x="{EDGE + i * width:.1f}" y="{HIGH - EDGE - high:.1f}" width="{width - 1:.1f}" '
-            f'height="{high:.1f}" fill="{LOSS}"/>'
-        )
-    return parts
-
-
-def _bounds(local: Sequence[float], epsilon: Sequence[float]) -> list[str]:
-    both = [*local, *epsilon]
-    panel = Panel(WIDE + GAP, _axis(both), _axis(both, up=True))
-    diagonal = panel.line(1.0, 0.0, GREY)
-    return [*panel.frame("local epsilon", "epsilon"), diagonal, *panel.points(local, epsilon, LOSS)]
-
-
-def _growth(pairs: Mapping[str, Sequence[float]], lines: Mapping[str, Mapping[str, float]]) -> list[str]:
-    kinds = (("loss", LOSS), ("gradient", GRADIENT))
-    every = [one for kind, _ in kinds for one in pairs[f"{kind} after"]]
-    panel = Panel(2 * (WIDE + GAP), _axis(pairs["local"]), _axis(every, up=True, log=True))
-    parts = panel.frame("local epsilon", "deviation after training")
-    for number, (kind, colour) in enumerate(kinds):
-        parts += panel.points(pairs["local"], pairs[f"{kind} after"], colour)
+    local, epsilon = np.array(pairs["local"]), np.array(pairs["epsilon"])
+    result, (histogram, bounds, growth) = panels(3)
+    histogram.hist(local, bins=BARS, color=COLOURS[0], rwidth=0.95)
+    histogram.set(xlabel="local epsilon", ylabel="pairs")
+    ends = [min(local.min(), epsilon.min()), max(local.max(), epsilon.max())]
+    bounds.plot(ends, ends, color=GREY)
+    bounds.plot(local, epsilon, "o", color=COLOURS[0], markersize=4, alpha=0.6)
+    bounds.set(xlabel="local epsilon", ylabel="epsilon")
+    for kind, colour, marker in zip(("loss", "gradient"), COLOURS, MARKERS, strict=False):
+        after = np.maximum(pairs[f"{kind} after"], LEAST)
+        growth.plot(local, after, marker, color=colour, markersize=4, alpha=0.6, label=kind)
         if (one := lines.get(f"{kind}, local epsilon")) is not None:
-            parts.append(panel.line(one["slope"], one["intercept"], colour))
-        parts.append(svg_text(panel.left + WIDE - 68 + 60 * number, 18, kind, "end", colour))
-    return parts
+            xs = np.linspace(local.min(), local.max(), 41)
+            growth.plot(xs, np.maximum(one["slope"] * xs + one["intercept"], LEAST), color=colour)
+    growth.set(xlabel="local epsilon", ylabel="deviation after training", yscale="log")
+    growth.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
+    growth.legend()
+    return result

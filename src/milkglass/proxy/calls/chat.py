@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from milkglass.client.codec.messages import templated, tools_of
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.calls.bodies import ChatBody
 from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered, merged
 from milkglass.proxy.text.calls import demanded_tool
+from milkglass.rows.messages import templated, tools_of
 from milkglass.server.storage.store import new_id
 
 

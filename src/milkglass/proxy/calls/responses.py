@@ -8,13 +8,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from milkglass.client.codec.messages import templated, tools_of
 from milkglass.errors import UsageError
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.calls.bodies import ResponseBody
 from milkglass.proxy.calls.chat import listed
 from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered
 from milkglass.proxy.text.calls import ToolCall, demanded_tool
+from milkglass.rows.messages import templated, tools_of
 from milkglass.server.storage.store import new_id
 
 MADE_BY_MODELS = ("reasoning",)  # items of earlier answers that templates do not take

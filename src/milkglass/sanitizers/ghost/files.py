@@ -21,10 +21,10 @@ from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, UsageErro
 from milkglass.files import sha256
 from milkglass.models.checkpoint import read_json
 from milkglass.progress import Progress, no_progress
+from milkglass.rows.blocks import KINDS, Block, FileShape, blocks_of
 from milkglass.sanitizers.files import appearing, fresh_seed, report_path, require_free
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.tally import GhostTally, document
-from milkglass.sanitizers.rows import KINDS, Block, FileShape, blocks_of
 
 FORMAT = "milkglass-ghost-parts/2"
 STATE = "job.json"
@@ -247,7 +247,7 @@ def _slots(plan: GhostJob, part: Block) -> tuple[list[Any], list[_Slot], set[str
         for container, key in slots:
             name = _ids_name(str(key), several[id(container)])
             if isinstance(container, dict) and name in container:
-                raise CodecError(f"line {line} has a field for ids already", f"rename its field {name}")
+                raise CodecError(f"{plan.shape.place(line)} has a field for ids already", f"rename its field {name}")
             result.append(_Slot(line, container, key, name))
     return rows, result, left
 
@@ -266,7 +266,7 @@ def _check(ghost: Ghost, plan: GhostJob) -> None:
     """Reads everything once, so that a row that cannot be processed is reported before hours of work."""
     for part in _parts(plan):
         written = [one for one in _slots(plan, part)[1] if one.text.strip()]
-        with naming([f"line {one.line}" for one in written].__getitem__):
+        with naming([str(plan.shape.place(one.line)) for one in written].__getitem__):
             ghost.encode([one.text for one in written])
 
 

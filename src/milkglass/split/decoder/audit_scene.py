@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.defence_scene import public_scene
 from milkglass.audit.key_scene import AuditFiles, truth_of
+from milkglass.audit.report.findings import words_of_enclave
 from milkglass.audit.scene import ALIKE, OTHER, Adversary, require_texts
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.obfuscated_tables import key_from
@@ -111,7 +112,8 @@ def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, fil
     sanitized = settings.epsilon is not None
     scheme = {"name": "split decoder, rnm by tokens" if sanitized else "split decoder, not sanitized", **held}
     scheme |= asdict(settings) if sanitized else {}
-    scene = public_scene(base, codec, seen, truth, None, others, scheme=scheme)
+    words = words_of_enclave(enclave.proof, enclave.attested)
+    scene = public_scene(base, codec, seen, truth, None, others, scheme=scheme, words=words)
     require_texts(scene, texts)
     return SplitScene(scene, crossed.left_out)
 

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import torch
 
-from milkglass.client.codec.conversation import Message
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.results import Answer, Conversation
 from milkglass.enclave.enclave import Enclave, SanitizedPrompt
 from milkglass.enclave.lists import RnmSettings
 from milkglass.errors import KeyForOtherModel
+from milkglass.rows.messages import Message
 from milkglass.split.decoder.client import RowOf, SplitSampling
 from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.spec import DecoderInfo

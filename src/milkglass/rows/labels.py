@@ -1,10 +1,20 @@
-"""Reads a cell of labels as the label's name, by one rule for CSV, TSV, JSON Lines, JSON lists and Parquet.
+"""Reads labels: names of classes, and the scores of a regression.
 
-If each cell of a column is a whole number or the text of one, as pandas writes whole numbers with gaps, the names are
-whole numbers: 3, 3.0 and "3.0" are "3", and "nan" or "None" is a missing label. If some numbers of a column have a
-fraction, "nan" is missing too; these are numbers of a regression (`dataset.require_classes`). In every other column a
-text is a name unchanged, and a float stays one: "3.0". A truth value, or the text of one, is "true" or "false" in any
-column, since JSON, Parquet and CSV write it in three ways.
+A cell is read by one rule for CSV, TSV, JSON Lines, JSON lists and Parquet. If each cell of a column is a whole number
+or the text of one, as pandas writes whole numbers with gaps, the names are whole numbers: 3, 3.0 and "3.0" are "3", and
+"nan" or "None" is a missing label. If some numbers of a column have a fraction, "nan" is missing too; these are numbers
+of a regression (`examples.require_classes`). In every other column a text is a name unchanged, and a float stays one:
+"3.0". A truth value, or the text of one, is "true" or "false" in any column, since JSON, Parquet and CSV write it in
+three ways.
+
+Scores are standardised: the server sees mean 0 and spread 1.
+
+    sent = (score - mean) / spread,  read = mean + spread * answer
+
+The mean and spread of the training data stay sealed in the key, so the server learns neither the unit nor the range of
+the scores. It learns their order, the shape of their distribution, and which row has which: labels are not scrambled,
+and a score tells more of a row than a class does. Standardised scores also train in fewer steps, since a new head
+starts near 0.
 """
 
 from __future__ import annotations
@@ -16,7 +26,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from milkglass.client.label_scale import score_of
 from milkglass.errors import CodecError, EmptyText
 from milkglass.rows.place import Place, missing
 
@@ -106,3 +115,59 @@ def _is_digits(cell: Any) -> bool:
 
 def _is_gap(cell: Any) -> bool:
     return isinstance(cell, str) and cell.strip().casefold() in GAPS
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Scale:
+    """The mean and the spread (standard deviation, above 0) of scores, in the user's unit."""
+
+    mean: float
+    spread: float
+
+    @classmethod
+    def of(cls, scores: Iterable[float]) -> Scale:
+        """Returns the scale of scores in one pass (Welford's updates). Raises CodecError if they do not differ."""
+        count, mean, squares = 0, 0.0, 0.0
+        for score in scores:
+            count += 1
+            step = score - mean
+            mean += step / count
+            squares += step * (score - mean)
+        spread = math.sqrt(squares / count) if count else 0.0
+        if not math.isfinite(spread) or spread <= 1e-9 * max(1.0, abs(mean)):
+            raise CodecError(f"the {count} scores do not differ, or are too large", "a regression needs two at least")
+        return cls(mean, spread)
+
+    @classmethod
+    def kept(cls, raw: Any) -> Scale | None:
+        """Returns the scale that `document` wrote, or None for None."""
+        return None if raw is None else cls(float(raw[0]), float(raw[1]))
+
+    def document(self) -> list[float]:
+        return [self.mean, self.spread]
+
+    def sent(self, score: float) -> float:
+        return (score - self.mean) / self.spread
+
+    def read(self, answer: float) -> float:
+        return self.mean + self.spread * answer
+
+    def suits(self, other: Scale) -> bool:
+        """Returns whether data of the scale `other` may be sent by this one.
+
+        A second fine-tune then reads like the first. This holds if the sent mean is within 1 of 0, and the sent spread
+        between 1/2 and 2.
+        """
+        return abs(self.sent(other.mean)) <= 1 and 0.5 <= other.spread / self.spread <= 2
+
+
+def score_of(where: str, value: Any) -> float:
+    """Returns a label as a number. Raises CodecError, which names the row `where`, if it is not a finite number."""
+    try:
+        result = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        result = math.nan
+    if not math.isfinite(result):
+        raise CodecError(f"{where} has a label that is not a number", "a regression needs one in every row")
+    return result

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from milkglass.client.data.dataset import Example
 from milkglass.errors import CodecError, EmptyText
-from milkglass.rows.place import Place, Row, missing, text_of
+from milkglass.rows.examples import Example, question_answer
+from milkglass.rows.place import Place, Row, text_of
 
 Task = Literal["classification", "regression", "chat", "prompts", "text"]
 # Returns None for a known row of the published files that cannot be used.
@@ -86,12 +86,13 @@ class Description:
 # --- builders ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class LabelledColumn:
-    """Builds examples of a text, perhaps a second one, and a label.
+    """Builds examples of a text, perhaps a second one, and a label or a score.
 
     Attributes:
         values: the label's name for each value in the file. "": there is no agreed label, and the row is left out.
         flawed: whether the published file has empty texts and broken rows, which are left out.
         also: a column that is joined to the text.
+        scores: the least and the largest score of a regression. The label is the score as the file writes it.
     """
 
     text: str
@@ -100,6 +101,7 @@ class LabelledColumn:
     pair: str | None = None
     flawed: bool = False
     also: str | None = None
+    scores: tuple[float, float] | None = None
 
     def __call__(self, place: Place, row: Row) -> Example | None:
         if self.flawed and not all(str(row.get(name) or "").strip() for name in (self.text, self.pair or self.text)):
@@ -108,38 +110,20 @@ class LabelledColumn:
         if self.also is not None:
             text = f"{text} {text_of(place, row, self.also)}"
         pair = None if self.pair is None else text_of(place, row, self.pair)
-        name = self._name(place, row.get(self.label))
+        name = self._name(place, str(row.get(self.label)).strip())
         return Example(place.number, "labelled", text, pair, name) if name else None
 
-    def _name(self, place: Place, value: Any) -> str:
-        result = self.values.get(str(value).strip())
-        if result is None:
-            known = ", ".join(dict.fromkeys(self.values))
-            raise CodecError(f"{place} has a {self.label} that the data set does not have", f"it has: {known}")
-        return result
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredPair:
-    """Builds examples of a regression. The label is the score as the file writes it, which `float` reads."""
-
-    text: str
-    pair: str
-    label: str
-    low: float
-    high: float
-
-    def __call__(self, place: Place, row: Row) -> Example:
-        text, pair = text_of(place, row, self.text), text_of(place, row, self.pair)
-        try:
-            score = float(row[self.label])
-        except (KeyError, TypeError, ValueError):
-            score = math.nan
-        if not self.low <= score <= self.high:
-            raise CodecError(
-                f"{place} has a {self.label} that is not a number from {self.low:g} to {self.high:g}", "check the file"
-            )
-        return Example(place.number, "labelled", text, pair, str(row[self.label]).strip())
+    def _name(self, place: Place, value: str) -> str:
+        if self.scores is None:
+            if value not in self.values:
+                known = ", ".join(self.values)
+                raise CodecError(f"{place} has a {self.label} that the data set does not have", f"it has: {known}")
+            return self.values[value]
+        low, high = self.scores
+        with suppress(ValueError):
+            if low <= float(value) <= high:
+                return value
+        raise CodecError(f"{place} has a {self.label} that is not a number from {low:g} to {high:g}", "check the file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +145,8 @@ class QuestionAnswer:
     def __call__(self, place: Place, row: Row) -> Example | None:
         if self.flawed and isinstance(row.get(self.answer), str) and not row[self.answer].strip():
             return None
-        requested = self.before + text_of(place, row, self.question)
-        if self.extra and not missing(row.get(self.extra)):
-            requested = f"{requested}\n\n{text_of(place, row, self.extra)}"
-        answer = {"role": "assistant", "content": text_of(place, row, self.answer)}
-        return Example(place.number, "chat", messages=({"role": "user", "content": requested}, answer))
+        messages = question_answer(place, row, self.question, self.answer, self.extra, self.before)
+        return Example(place.number, "chat", messages=messages)
 
 
 @dataclass(frozen=True, slots=True)

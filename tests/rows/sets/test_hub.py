@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from milkglass.datasets.sets import SETS, load
 from milkglass.errors import CodecError, UsageError
+from milkglass.rows.sets.catalogue import SETS, load
 
 ROWS: dict[str, tuple[str, dict[str, Any], tuple[str, str | None, str | None]]] = {
     "sst2": ("nyu-mll/glue", {"sentence": "fine", "label": 1, "idx": 0}, ("fine", None, "positive")),

@@ -10,14 +10,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.errors import EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.delimiter import delimiter_of, quotes_are_text
-from milkglass.rows.place import NAMING, SHOWN, Place, Row, Rows, columns_there, shown_name
-from milkglass.rows.tables import comma, json_rows, parquet, text_lines, tsv
+from milkglass.rows.place import SHOWN, Place, Row, Rows, no_text, shown_name
+from milkglass.rows.tables import delimiter_of, json_rows, parquet, quotes_are_text, table, text_lines
 
 TEXTS, PAIRS, LABELS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
 CHATS = ("messages", "instruction")
+# Columns of text of any role: what is sanitized
+ALL_TEXTS = (
+    "text", "sentence", "text_pair", "sentence1", "sentence2", "instruction", "input", "output", "prompt", "response",
+    "question", "question1", "question2", "answer", "premise", "hypothesis", "dialogue", "summary",
+)  # fmt: skip
+KNOWN = (*ALL_TEXTS, *LABELS, *CHATS)  # names by which a header is recognised
 # All columns of a row of instructions. text: the published Alpaca file repeats the row there as a prompt
 INSTRUCTED = ("instruction", "input", "output", "id", "text")
 TABLES, JSON = (".csv", ".tsv"), (".jsonl", ".json", "")  # a file without a suffix is read as JSON
@@ -103,10 +108,9 @@ class DataFile:
         self.require()
         texts = () if self.text else (*TEXTS, *CHATS)
         if self.kind in TABLES:
-            sign = self.delimiter or delimiter_of(self.path, (*self.named, *TEXTS, *PAIRS, *LABELS, *CHATS))
-            if quotes_are_text(self.path, sign):
-                return tsv(self.path, self.named, blank=blank, texts=texts)
-            return comma(self.path, self.named, delimiter=sign, blank=blank, texts=texts)
+            sign = self.delimiter or delimiter_of(self.path, (*self.named, *KNOWN))
+            quoted = not quotes_are_text(self.path, sign)
+            return table(self.path, self.named, sign, quoted, blank=blank, texts=texts)
         if self.kind == ".parquet":
             return parquet(self.path, self.named, texts)
         return text_lines(self.path, blank) if self.kind == ".txt" else json_rows(self.path, blank)
@@ -120,10 +124,7 @@ class DataFile:
         """
         result = self.text or found(row, TEXTS) or found(header, TEXTS)
         if result is None:
-            raise CodecError(
-                f"{place} has no text",
-                f"{columns_there(list(row), self.named)}; {NAMING}",
-            )
+            raise no_text(place, row, self.named)
         return result
 
     def label_column(self, row: Collection[str]) -> str | None:
@@ -132,18 +133,19 @@ class DataFile:
     def pair_column(self, row: Row) -> str | None:
         return self.pair or found(row, PAIRS, self.named)
 
-    def taken(self) -> dict[str, str | None]:
-        """Returns the columns that are read, by their role. Raises EmptyText for a file without rows, CodecError."""
+    def _first(self) -> tuple[dict[str, str | None], list[str]]:
+        """Returns the columns that are read, by their role, and all columns of the first row."""
         place, row = next(self.rows(), (None, None))
         if place is None or row is None:
             raise EmptyText(f"{self.name} has no rows", "give at least one")
         if self.text is None and (chat := found(row, CHATS)):
-            return {"text": chat, "label": None, "text_pair": None}
-        return {
-            "text": self.text_column(place, row),
-            "label": self.label_column(row),
-            "text_pair": self.pair_column(row),
-        }
+            return {"text": chat, "label": None, "text_pair": None}, list(row)
+        text = self.text_column(place, row)
+        return {"text": text, "label": self.label_column(row), "text_pair": self.pair_column(row)}, list(row)
+
+    def taken(self) -> dict[str, str | None]:
+        """Returns the columns that are read, by their role. Raises EmptyText for a file without rows, CodecError."""
+        return self._first()[0]
 
     def columns_read(self, labels: bool = True, identifier: str | None = None) -> str:
         """Returns which columns are read: "text from Question, label from Topic; not read: Id"; "" for lines of text.
@@ -154,12 +156,11 @@ class DataFile:
         """
         if self.kind == ".txt":
             return ""
-        taken = self.taken()
-        columns = list(next(self.rows())[1])
-        if self.text is None and taken["text"] in CHATS:
-            chat = str(taken["text"])
-            read = list(INSTRUCTED[:3]) if chat == "instruction" else [chat, "tools"]
-            words = "messages from " + ("instruction, input (if any) and output" if chat == "instruction" else chat)
+        taken, columns = self._first()
+        if self.text is None and (chat := taken["text"]) in CHATS:
+            instructed = chat == "instruction"
+            read = [*INSTRUCTED[:3]] if instructed else [CHATS[0], "tools"]
+            words = "messages from " + ("instruction, input (if any) and output" if instructed else CHATS[0])
         else:
             roles = {**taken, "label": taken["label"] if labels else None, "id": identifier}
             read = [name for name in roles.values() if name is not None]

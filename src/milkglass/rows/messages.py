@@ -10,9 +10,10 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from milkglass.client.codec.conversation import Message
 from milkglass.errors import EmptyText, UsageError
 from milkglass.rows.place import missing
+
+Message = Mapping[str, Any]  # role and content; of tool calls, what OpenAI's messages have beside them
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 FIELDS = {"name": str, "description": str, "parameters": Mapping}  # fields of a function that a template may see
@@ -29,11 +30,8 @@ PART_FIELDS = {**dict.fromkeys(TEXT_PARTS, ("type", "text")), "refusal": ("type"
 CALL_FIELDS, CALLED_FIELDS = ("id", "type", "function"), ("name", "arguments")
 # Fields of a request's message, by the role as templates know it, and those that say nothing to the model
 MESSAGE_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "system": ("role", "content"),
-    "user": ("role", "content"),
-    "assistant": ("role", "content", "refusal", "reasoning_content", "reasoning", "tool_calls"),
-    "tool": ("role", "content", "tool_call_id", "name"),
-}
+    **TURN_FIELDS, "assistant": ("role", "content", "refusal", "reasoning_content", "reasoning", "tool_calls")
+}  # fmt: skip
 SAYS_NOTHING = frozenset({"cache_control", "annotations", "logprobs", "id", "index"})
 
 

@@ -15,18 +15,17 @@ labels of a regression are numbers, 2.5 or "2.5"; the server sees them standardi
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
-from milkglass.client.codec.conversation import Message
-from milkglass.client.codec.messages import conversation_of
-from milkglass.client.data.data_file import CHATS, INSTRUCTED, JSON, TEXTS, DataFile, Source
-from milkglass.client.data.label_cells import LabelCells, has_fraction, is_number
-from milkglass.client.label_scale import Scale
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
+from milkglass.rows.data_file import CHATS, INSTRUCTED, JSON, TEXTS, DataFile, Source
+from milkglass.rows.labels import LabelCells, Scale, has_fraction, is_number
+from milkglass.rows.messages import Message, conversation_of
 from milkglass.rows.place import Place, Row, columns_there, missing, text_of
 
 Kind = Literal["labelled", "chat", "text"]
@@ -114,24 +113,20 @@ def read_examples(
         UsageError: files of this kind are not read.
     """
     file = DataFile.of(source)
-    first: Example | None = None
-    skipped: EmptyText | None = None
     header, cells = _survey(file, scores)
-    for place, row in file.rows(blank):
-        try:
-            example = _example(file, place, row, header, cells)
-        except EmptyText as error:
-            skipped = _skipped(file, error)
-            empty(1)
-            continue
+    first: Example | None = None
+    for place, example in _filled(file, lambda place, row: _example(file, place, row, header, cells), blank, empty):
         first = first or example
         if (example.kind, example.pair is None) != (first.kind, first.pair is None):
             raise CodecError(
                 f"{place} holds another kind of row than {first.noun} {first.line}", "give one kind of row a file"
             )
         yield example
-    if first is None:
-        raise _no_rows(file, skipped)
+
+
+def examples_of(source: Source, most: int | None = None) -> list[Example]:
+    """Returns the rows of a file, or its first `most` rows. Raises what `read_examples` raises."""
+    return list(islice(read_examples(source), most))
 
 
 def read_texts(
@@ -145,34 +140,39 @@ def read_texts(
         empty: receives a 1 for each row that the file's `skip_empty` leaves out.
     """
     file = DataFile.of(source)
-    rows, skipped = 0, None
-    header = _survey(file, scores=False)[0]
-    for place, row in file.rows(blank):
+    header = _survey(file, scores=True)[0]
+
+    def example(place: Place, row: Row) -> Example:
         column = file.pair_column(row)
+        text = _text(file, place, row, header)
+        pair = None if column is None else text_of(place, row, column)
+        return Example(place.number, "text", text, pair, noun=place.noun, mark=_mark(place, row, identifier))
+
+    for _, one in _filled(file, example, blank, empty):
+        yield one
+
+
+def _filled(
+    file: DataFile, build: Callable[[Place, Row], Example], blank: Progress, empty: Progress
+) -> Iterator[tuple[Place, Example]]:
+    """Yields the examples of the rows. Rows with an empty field are refused, or left out if the file skips them."""
+    rows, skipped = 0, None
+    for place, row in file.rows(blank):
         try:
-            text = _text(file, place, row, header)
-            pair = None if column is None else text_of(place, row, column)
+            example = build(place, row)
         except EmptyText as error:
-            skipped = _skipped(file, error)
+            if not file.skip_empty:
+                raise EmptyText(error.message, f"{error.hint}, or leave out all such rows with --skip-empty") from None
+            skipped = error.message
             empty(1)
             continue
         rows += 1
-        yield Example(place.number, "text", text, pair, noun=place.noun, mark=_mark(place, row, identifier))
-    if not rows:
-        raise _no_rows(file, skipped)
-
-
-def _skipped(file: DataFile, error: EmptyText) -> EmptyText:
-    """Returns the error of a row that `skip_empty` leaves out. Raises it if the file does not skip empty rows."""
-    if not file.skip_empty:
-        raise EmptyText(error.message, f"{error.hint}, or leave out all such rows with --skip-empty") from None
-    return error
-
-
-def _no_rows(file: DataFile, skipped: EmptyText | None) -> EmptyText:
+        yield place, example
+    if rows:
+        return
     if skipped is None:
-        return EmptyText(f"{file.name} has no rows", "give at least one")
-    return EmptyText(f"{file.name} has no rows but those that --skip-empty leaves out: {skipped.message}", "fill some")
+        raise EmptyText(f"{file.name} has no rows", "give at least one")
+    raise EmptyText(f"{file.name} has no rows but those that --skip-empty leaves out: {skipped}", "fill some")
 
 
 def _survey(file: DataFile, scores: bool) -> tuple[tuple[str, ...], LabelCells]:
@@ -204,19 +204,23 @@ def summarise(source: Source, scores: bool = False) -> Summary:
     Args:
         scores: whether labels are the numbers of a regression.
     """
-    if scores:
-        return _scored(source)
-    labels = Counter[str]()
     blank, empty = list[int](), list[int]()
     rows, example = 0, None
-    for example in read_examples(source, blank=blank.append, empty=empty.append):
-        rows += 1
-        if example.label is not None:
-            labels[example.label] += 1
+
+    def examples() -> Iterator[Example]:
+        nonlocal rows, example
+        for example in read_examples(source, scores, blank.append, empty.append):
+            if scores and example.label is None:
+                raise CodecError(f"{example.place(source)} has no label", "a regression needs a number in every row")
+            rows += 1
+            yield example
+
+    scale = Scale.of(float(str(one.label)) for one in examples()) if scores else None
+    labels = Counter(one.label for one in examples() if one.label is not None) if scale is None else Counter[str]()
     assert example is not None  # read_examples refuses an empty file
     names = (*in_order(labels),)
     counts = tuple(labels[name] for name in names)
-    return Summary(example.kind, rows, example.pair is not None, names, None, len(blank), len(empty), counts)
+    return Summary(example.kind, rows, example.pair is not None, names, scale, len(blank), len(empty), counts)
 
 
 def in_order(labels: Collection[str]) -> list[str]:
@@ -261,25 +265,25 @@ def unlabelled(source: Source, found: Summary) -> CodecError:
     hint = 'give rows with a "text" and a "label"'
     if found.kind == "text" and DataFile.of(source).kind != ".txt":
         _, row = next(DataFile.of(source).rows())
-        hint = f"{columns_there(list(row), DataFile.of(source).named)}; --label-column names the column of labels"
+        hint = f"{columns_there(row, DataFile.of(source).named)}; --label-column names the column of labels"
     return CodecError(f"{source.name} has no labels: its rows are {WHAT[found.kind]}", hint)
 
 
-def _scored(source: Source) -> Summary:
-    rows, first = 0, None
-    blank, empty = list[int](), list[int]()
+def checked(source: Source, task: str | None) -> Summary:
+    """Reads the whole file, so that a broken line is reported before anything is written or sent.
 
-    def numbers() -> Iterator[float]:
-        nonlocal rows, first
-        for example in read_examples(source, scores=True, blank=blank.append, empty=empty.append):
-            if example.label is None:
-                raise CodecError(f"{example.place(source)} has no label", "a regression needs a number in every row")
-            rows, first = rows + 1, first or example
-            yield float(example.label)
-
-    scale = Scale.of(numbers())
-    assert first is not None  # read_examples refuses an empty file
-    return Summary("labelled", rows, first.pair is not None, (), scale, len(blank), len(empty))
+    Raises:
+        UsageError: there is no such file.
+        CodecError: a row cannot be read, or the data are for another task.
+    """
+    result = summarise(source, scores=task == "regression")
+    if task == "classification" and result.task != task:
+        raise unlabelled(source, result)
+    if task is not None and task != result.task:
+        raise CodecError(f"{source.name} is data for {result.task}, not for {task}", "see `milkglass finetune --help`")
+    if result.task == "classification" and task is None:
+        require_classes(source, result)
+    return result
 
 
 def number_labels(names: Sequence[str], known: Mapping[str, int] | None) -> dict[str, int]:
@@ -306,11 +310,11 @@ def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cell
         if pair is not None:
             raise CodecError(
                 f"{place} has a {pairs} and no label",
-                f"{columns_there(list(row), file.named)}; --label-column names the column of labels",
+                f"{columns_there(row, file.named)}; --label-column names the column of labels",
             )
         return Example(place.number, "text", text, noun=place.noun)
     if labels not in header:
-        raise CodecError(f"{place} has no {labels}", columns_there(list(row), (labels,)))
+        raise CodecError(f"{place} has no {labels}", columns_there(row, (labels,)))
     if labels not in row:
         raise _lacking(file, place, row, labels)
     return Example(place.number, "labelled", text, pair, cells.read(place, labels, row[labels]), noun=place.noun)
@@ -340,14 +344,14 @@ def _text(file: DataFile, place: Place, row: Row, header: Sequence[str]) -> str:
 
 
 def _lacking(file: DataFile, place: Place, row: Row, column: str) -> EmptyText:
-    hint = f"give it one ({columns_there(list(row), (column, *file.named))})"
+    hint = f"give it one ({columns_there(row, (column, *file.named))})"
     return EmptyText(f"{place} has no {column}", hint)
 
 
 def _mark(place: Place, row: Row, identifier: str | None) -> str:
     """Returns a row's id on one line, or "" if it has none."""
     if identifier is not None and identifier not in row:
-        raise CodecError(f"{place} has no {identifier}", f"{columns_there(list(row), (identifier,))}; see --id-column")
+        raise CodecError(f"{place} has no {identifier}", f"{columns_there(row, (identifier,))}; see --id-column")
     value = row.get(identifier or ID)
     value = int(value) if isinstance(value, float) and value.is_integer() else value
     if not isinstance(value, bool) and isinstance(value, str | int):
@@ -362,7 +366,7 @@ def _chat(file: DataFile, place: Place, row: Row) -> Example | None:
     named = file.text is not None and isinstance(row.get(file.text), list)
     if named or (file.text in (None, CHATS[0]) and CHATS[0] in row):
         column = file.text if named and file.text is not None else CHATS[0]
-        messages, tools = _in_openais_format(place, row, column, file.text is not None)
+        messages, tools = conversation_at(place, row, column, file.text is not None)
         return Example(place.number, "chat", messages=messages, tools=tools, noun=place.noun)
     if file.text is None and "instruction" in row:
         return Example(place.number, "chat", messages=_instructed(place, row), noun=place.noun)
@@ -373,11 +377,12 @@ def _chat(file: DataFile, place: Place, row: Row) -> Example | None:
     return None
 
 
-def _in_openais_format(
-    place: Place, row: Row, column: str, alone: bool
+def conversation_at(
+    place: Place, row: Row, column: str = CHATS[0], alone: bool = False, trained: bool = True
 ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
+    """Returns what `conversation_of` returns. Raises CodecError or EmptyText, which names the place."""
     try:
-        return conversation_of(_without_gaps(row) if place.noun == "row" else row, column, alone)
+        return conversation_of(_without_gaps(row) if place.noun == "row" else row, column, alone, trained)
     except EmptyText as error:
         raise EmptyText(f"{place} has {error.message}", error.hint) from None
     except UsageError as error:
@@ -392,12 +397,26 @@ def _without_gaps(value: Any) -> Any:
 
 
 def _instructed(place: Place, row: Row) -> tuple[Message, ...]:
-    requested, answer = text_of(place, row, "instruction"), text_of(place, row, "output")
+    result = question_answer(place, row, "instruction", "output", "input")
     if unknown := [name for name in row if name not in INSTRUCTED and not missing(row[name])]:
         raise CodecError(
             f"{place} has {len(unknown)} fields beside {', '.join(INSTRUCTED[:3])}, which are not honoured",
-            f"{columns_there(list(row), INSTRUCTED)}; leave the others out, or write messages",
+            f"{columns_there(row, INSTRUCTED)}; leave the others out, or write messages",
         )
-    extra = "" if missing(row.get("input")) else text_of(place, row, "input")
-    user = {"role": "user", "content": f"{requested}\n\n{extra}" if extra else requested}
-    return user, {"role": "assistant", "content": answer}
+    return result
+
+
+def question_answer(
+    place: Place, row: Row, question: str, answer: str, extra: str | None = None, before: str = ""
+) -> tuple[Message, Message]:
+    """Returns a user's question and its answer. Raises what `text_of` raises.
+
+    Args:
+        question, answer: columns.
+        extra: a column that is put under the question if it is not empty.
+        before: words before the question.
+    """
+    requested, answered = before + text_of(place, row, question), text_of(place, row, answer)
+    if extra is not None and not missing(row.get(extra)):
+        requested = f"{requested}\n\n{text_of(place, row, extra)}"
+    return {"role": "user", "content": requested}, {"role": "assistant", "content": answered}

@@ -11,8 +11,10 @@ dialogue; the first is used. IFEval has no answers: metrics/ifeval.py checks its
 
 from __future__ import annotations
 
-from milkglass.datasets.description import Description, Hub, PlainText, QuestionAnswer, alternatives
-from milkglass.rows.tables import json_lines, json_list, json_objects, json_sentences, stripped_lines
+from functools import partial
+
+from milkglass.rows.sets.description import Description, Hub, PlainText, QuestionAnswer, alternatives
+from milkglass.rows.tables import json_lines, json_list, json_objects, json_sentences, text_lines
 
 ROUGE = ("rouge-1", "rouge-2", "rouge-l")
 SUMMARISE = "Summarize the following dialogue.\n\n"
@@ -38,9 +40,10 @@ def _legal() -> Description:
 
 def _wikitext2() -> Description:
     build = PlainText()
+    stripped = partial(text_lines, strip=True)
     names = {"train": "train", "validation": "valid", "test": "test"}
     splits = {
-        split: alternatives(stripped_lines, build, f"wiki.{name}.tokens", f"{name}.txt", f"wiki.{name}.raw")
+        split: alternatives(stripped, build, f"wiki.{name}.tokens", f"{name}.txt", f"wiki.{name}.raw")
         for split, name in names.items()
     }
     hub = Hub("Salesforce/wikitext", "wikitext-2-v1", {one: one for one in names}, PlainText(blank=True))

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.client.data.dataset import Example, read_examples
-from milkglass.client.data.training_rows import checked
-from milkglass.datasets import sets
-from milkglass.datasets.sets import SETS, describe, files, load
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.metrics import glue, text
-from tests.datasets.layouts import CHATS, Expected, lines, put, write_all
+from milkglass.rows.examples import Example, checked, read_examples
+from milkglass.rows.sets.catalogue import SETS, describe, files, load
+from milkglass.rows.write import write
+from tests.rows.sets.layouts import CHATS, Expected, lines, put, write_all
 
 NAMES = [
     "sst2", "qnli", "cola", "mrpc", "rte", "stsb", "qqp", "mnli", "alpaca", "dolly", "dialogsum", "ifeval", "ag_news",
@@ -96,7 +95,7 @@ def test_what_is_exported_reads_back(
     before = list(load(name, root, split))
     score = SETS[name].task == "regression"
     out = tmp_path / "out.jsonl"
-    assert sets.write(load(name, root, split), out, score) == len(before)
+    assert write(load(name, root, split), out, score) == len(before)
     assert out.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
     if score:  # what would otherwise be trained as hundreds of classes
@@ -115,9 +114,9 @@ def test_what_is_exported_reads_back(
 
 def test_an_export_may_be_of_the_first_rows_and_leaves_nothing_half_done(tmp_path: Path) -> None:
     put(tmp_path, "train.tsv", "sentence\tlabel\na\t1\nb\t0\nc\t7\n")
-    assert sets.write(load("sst2", tmp_path, "train"), tmp_path / "two.jsonl", most=2) == 2
+    assert write(load("sst2", tmp_path, "train"), tmp_path / "two.jsonl", most=2) == 2
     with pytest.raises(CodecError, match=r"line 4 of train\.tsv"):
-        sets.write(load("sst2", tmp_path, "train"), tmp_path / "all.jsonl")
+        write(load("sst2", tmp_path, "train"), tmp_path / "all.jsonl")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["train.tsv", "two.jsonl"]
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from milkglass.datasets.description import Description, Hub, LabelledColumn, Layout, ScoredPair, alternatives
 from milkglass.errors import CodecError
 from milkglass.rows.encoding import lines
 from milkglass.rows.place import Place
-from milkglass.rows.tables import comma, stripped_lines, tsv
+from milkglass.rows.sets.description import Description, Hub, LabelledColumn, Layout, alternatives
+from milkglass.rows.tables import table, text_lines
 
 FILES = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
 HUB = {"train": "train", "validation": "validation"}
@@ -38,8 +38,9 @@ def _task(
     metrics: tuple[str, ...] = ("accuracy",), named: bool = False, others: Mapping[str, str] = MappingProxyType({}),
     files: Mapping[str, tuple[str, ...]] = FILES, header: tuple[str, ...] | None = None, flawed: bool = False,
     flaws: str = "", hub_columns: tuple[str, ...] = (), hub_splits: Mapping[str, str] = HUB,
+    scores: tuple[float, float] | None = None,
 ) -> Description:  # fmt: skip
-    """Returns the description of a classification.
+    """Returns the description of a task of GLUE.
 
     Args:
         columns: the files' columns: the text, the second text if there is one, the label.
@@ -49,30 +50,21 @@ def _task(
         header: the columns of files without a header.
         flawed: whether the files have rows that cannot be used.
         hub_columns: the hub's columns, if they differ.
+        scores: the least and the largest score of a regression. None: it is a classification.
     """
     values = {one: one for one in labels} if named else {}
     values |= _numbered(labels) | dict(others)
 
     def build(cells: tuple[str, ...]) -> LabelledColumn:
         text, *pair, label = cells
-        return LabelledColumn(text, label, values, pair[0] if pair else None, flawed)
+        return LabelledColumn(text, label, values, pair[0] if pair else None, flawed, scores=scores)
 
-    rows = partial(tsv, needed=columns, header=header, flawed=flawed)
+    rows = partial(table, needed=columns, header=header, flawed=flawed)
     splits = {split: alternatives(rows, build(columns), *paths) for split, paths in files.items()}
     hub = Hub("nyu-mll/glue", name, hub_splits, build(hub_columns or columns))
     return Description(
-        name, about, "classification", splits, columns, licence, labels, metrics, hub, flaws, (folder,)
-    )  # fmt: skip
-
-
-def _stsb() -> Description:
-    columns = ("sentence1", "sentence2", "score")
-    rows, build = partial(tsv, needed=columns), ScoredPair(*columns, 0, 5)
-    splits = {split: alternatives(rows, build, *paths) for split, paths in FILES.items()}
-    hub = Hub("nyu-mll/glue", "stsb", HUB, ScoredPair("sentence1", "sentence2", "label", 0, 5))
-    return Description(
-        "stsb", "how similar two sentences are, from 0 to 5", "regression", splits, columns,
-        "STS Benchmark, parts under several terms", (), ("pearson", "spearman"), hub, folders=("STS-B",),
+        name, about, "regression" if scores else "classification", splits, columns, licence, labels, metrics, hub,
+        flaws, (folder,),
     )  # fmt: skip
 
 
@@ -94,7 +86,9 @@ TASKS = (
                  "test": ("msr_paraphrase_test.txt",)}),
     _task("rte", "does a sentence follow from another?", ("sentence1", "sentence2", "label"), ENTAILED,
           "none stated, research", "RTE", named=True),
-    _stsb(),
+    _task("stsb", "how similar two sentences are, from 0 to 5", ("sentence1", "sentence2", "score"), (),
+          "STS Benchmark, parts under several terms", "STS-B", metrics=("pearson", "spearman"), scores=(0, 5),
+          hub_columns=("sentence1", "sentence2", "label")),
     _task("qqp", "do two questions ask the same?", ("question1", "question2", "is_duplicate"),
           ("not_duplicate", "duplicate"), "Quora's terms, non-commercial", "QQP", metrics=("accuracy", "f1"),
           flawed=True, flaws="rows that a line break tore apart, or with an empty question",
@@ -116,12 +110,12 @@ SIDES = ("negative", "positive")
 
 def _ag_news() -> Description:
     """Describes the published CSV (class from 1, title, description; no header), or text<TAB>class name."""
-    table = LabelledColumn("title", "class", _numbered(CLASSES, 1), also="description")
+    long = LabelledColumn("title", "class", _numbered(CLASSES, 1), also="description")
     short = LabelledColumn("text", "class", {name: name for name in CLASSES})
-    read_csv = partial(comma, needed=(), header=("class", "title", "description"))
-    read_tsv = partial(tsv, needed=(), header=("text", "class"))
+    read_csv = partial(table, needed=(), delimiter=",", quoted=True, header=("class", "title", "description"))
+    read_tsv = partial(table, needed=(), header=("text", "class"))
     splits = {
-        name: (Layout((f"{name}.csv",), read_csv, table), Layout((f"{name}.tsv",), read_tsv, short))
+        name: (Layout((f"{name}.csv",), read_csv, long), Layout((f"{name}.tsv",), read_tsv, short))
         for name in ("train", "test")
     }
     build = LabelledColumn("text", "label", _numbered(CLASSES))
@@ -157,7 +151,7 @@ def _tweets() -> Description:
 
 def two_sides(negative: Path, positive: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yields rows of Latin-1 files, as published, alternating between the sides, so that any part has both."""
-    sides = (stripped_lines(negative, "latin-1"), stripped_lines(positive, "latin-1"))
+    sides = [text_lines(path, encoding="latin-1", strip=True) for path in (negative, positive)]
     for pair in zip_longest(*sides):
         for name, result in zip(SIDES, pair, strict=True):
             if result is not None:

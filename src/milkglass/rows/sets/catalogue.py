@@ -6,20 +6,17 @@ is installed. Rows are streamed; code from the hub is never run.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from milkglass.client.data.dataset import Example
-from milkglass.datasets.classified import TASKS, TOPICS
-from milkglass.datasets.corpora import CORPORA, INSTRUCTIONS
-from milkglass.datasets.description import Build, Description, Hub, Layout
 from milkglass.errors import EmptyText, UsageError
-from milkglass.files import atomic_write
 from milkglass.progress import Log, no_log
+from milkglass.rows.examples import Example
 from milkglass.rows.place import Place
+from milkglass.rows.sets.classified import TASKS, TOPICS
+from milkglass.rows.sets.corpora import CORPORA, INSTRUCTIONS
+from milkglass.rows.sets.description import Build, Description, Hub, Layout
 
 SETS: dict[str, Description] = {one.name: one for one in (*TASKS, *INSTRUCTIONS, *TOPICS, *CORPORA)}
 
@@ -132,30 +129,3 @@ def _hub_rows(place: Hub, split: str) -> Iterator[tuple[Place, dict[str, Any]]]:
             f"{name} could not be read after {number} rows: {type(error).__name__}",
             "look at the network, or give a folder with the data set's files",
         ) from error
-
-
-# --- to a file --------------------------------------------------------------------------------------------------------
-def as_row(example: Example, score: bool = False) -> dict[str, Any]:
-    """Returns a row in the format that `finetune`, `audit` and recipes read.
-
-    Args:
-        score: whether the label is the number of a regression, and is written as one for `finetune --task regression`.
-    """
-    if example.kind == "chat":
-        tools = {"tools": [dict(one) for one in example.tools]} if example.tools else {}
-        return {"messages": [dict(one) for one in example.messages], **tools}
-    if example.kind == "text":
-        return {"text": example.text}
-    label = float(example.label or "nan") if score else example.label
-    pair = {} if example.pair is None else {"text_pair": example.pair}
-    return {"text": example.text, **pair, "label": label}
-
-
-def write(examples: Iterable[Example], out: Path, score: bool = False, most: int | None = None) -> int:
-    """Writes examples, and returns how many. `out` appears when it is complete; only its owner can read it."""
-    count = 0
-    with atomic_write(out, newline="\n") as file:
-        for example in islice(examples, most):
-            file.write(json.dumps(as_row(example, score), ensure_ascii=False, allow_nan=False) + "\n")
-            count += 1
-    return count

@@ -10,12 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from milkglass.client.data.data_file import DataFile
-from milkglass.client.data.dataset import Example, read_examples, read_texts, summarise, unlabelled
-from milkglass.client.data.training_rows import checked
 from milkglass.client.training_request import require_hyperparameters
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.federated.prepare import labels_of
+from milkglass.rows.data_file import DataFile
+from milkglass.rows.examples import Example, checked, read_examples, read_texts, summarise, unlabelled
 
 SECRET = "zanzibar"
 ROWS = [

@@ -1,1 +1,0 @@
-"""Public data sets by name, in the layouts in which they were published, and the user's own tables."""

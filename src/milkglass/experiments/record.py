@@ -1,0 +1,159 @@
+"""A figure of a result as a record: what was measured, of what, and the value.
+
+A result's JSON has a list of records, without the fields that are empty. A record's name joins its parts: pages, tables
+and the entries [published], [asked] and [why] of a recipe use it. Nothing takes a name apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from milkglass.errors import UsageError
+
+SPREAD = " +-"  # after a measure's name: half the width of its 95 % interval
+BESIDE = " with own model"  # after a measure's name: the server's answers pooled with those of the client's models
+STRONGEST = "strongest"  # the name of whatever attack reads most
+COMMONEST, ALONE = "commonest class", "client alone"  # variants without a defence: no model, and the client's own
+PARTS = ("measure", "attack", "attacker", "data", "variant", "when", "note")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultRecord:
+    """One figure.
+
+    Attributes:
+        measure: what was measured.
+        value: nan if it is undefined.
+        attack, attacker: who read it and how.
+        data: the data set.
+        variant: the defence, the scheme or the model.
+        when: the state of the variant's model, such as "before" or "after" training.
+        note: what else distinguishes it.
+        half_width: of the 95 % interval. None: there is no interval.
+        more: further numbers about the value, such as the "least" and the "most" over keys or seeds.
+        published: the paper's figure.
+        asked: the demand on it.
+        why: why it differs from the paper's.
+        undefined: why there is no value, or no interval.
+    """
+
+    measure: str
+    value: float
+    attack: str = ""
+    attacker: str = ""
+    data: str = ""
+    variant: str = ""
+    when: str = ""
+    note: str = ""
+    half_width: float | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+    published: float | None = None
+    asked: str = ""
+    why: str = ""
+    undefined: str = ""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Returns what identifies the record within its result."""
+        return tuple(getattr(self, part) for part in PARTS)
+
+    @property
+    def name(self) -> str:
+        stated = f"{self.variant} {self.when}".strip()
+        return ", ".join(filter(None, (self.measure, self.attack, self.attacker, self.data, stated, self.note)))
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Returns the value, half the width of its interval, and the further numbers, each by its name."""
+        result = {} if math.isnan(self.value) else {self.name: self.value}
+        if self.half_width is not None:
+            result[replace(self, measure=self.measure + SPREAD).name] = self.half_width
+        return result | {f"{self.name}, {word}": one for word, one in self.more.items()}
+
+    def rounded(self, digits: int) -> ResultRecord:
+        more = {word: round(one, digits) for word, one in self.more.items()}
+        half = None if self.half_width is None else round(self.half_width, digits)
+        return replace(self, value=round(self.value, digits), half_width=half, more=more)
+
+    def to_json(self) -> dict[str, Any]:
+        raw = {name: value for name, value in asdict(self).items() if value not in ("", None) and name != "more"}
+        return {**raw, "value": None if math.isnan(self.value) else self.value, **self.more}
+
+
+def read(result: Mapping[str, Any]) -> list[ResultRecord]:
+    """Returns the records of a result.
+
+    Raises:
+        UsageError: it was written before results had records, or is no result.
+    """
+    figures = result.get("figures")
+    if not isinstance(figures, list):
+        raise UsageError(
+            f"{result.get('recipe', 'this file')} has no list of records: an earlier version of Milkglass wrote it",
+            "run `milkglass reproduce` again with the same --out: what is measured is kept, and written anew",
+        )
+    known = {one.name for one in fields(ResultRecord)}
+    return [
+        ResultRecord(
+            **{name: one[name] for name in one if name in known} | {"value": _number(one["value"])},
+            more={name: value for name, value in one.items() if name not in known},
+        )
+        for one in figures
+    ]
+
+
+def numbers(records: Iterable[ResultRecord]) -> dict[str, float]:
+    """Returns every number of these records by its name."""
+    return {name: value for one in records for name, value in one.numbers.items()}
+
+
+def records(values: Mapping[str, float], **parts: str) -> list[ResultRecord]:
+    """Returns a record for each measure.
+
+    Args:
+        values: by measure; "MEASURE +-" is half the width of the interval of MEASURE (metrics/interval.with_spread).
+        parts: of every record.
+    """
+    measures = [name for name in values if name.removesuffix(SPREAD) == name]
+    return [
+        ResultRecord(measure=one, value=values[one], half_width=values.get(one + SPREAD), **parts)  # type: ignore[arg-type]
+        for one in measures
+    ]
+
+
+Statistic = Callable[[Any], Any]
+
+
+def over(
+    runs: Sequence[Sequence[ResultRecord]], middle: Statistic, spread: Mapping[str, Statistic], what: str
+) -> list[ResultRecord]:
+    """Returns the records of several runs as one record each; those of a single run as they are.
+
+    Args:
+        runs: the records of each.
+        middle: of the values, and of the half-widths.
+        spread: further numbers of the values, by name.
+        what: the name of the number of runs that have the record, if some have not.
+    """
+    if len(runs) == 1:
+        return list(runs[0])
+    found: dict[tuple[str, ...], list[ResultRecord]] = {}
+    for one in (record for run in runs for record in run):
+        found.setdefault(one.parts, []).append(one)
+    result = []
+    for each in found.values():
+        values, widths = np.array([one.value for one in each]), [w for one in each if (w := one.half_width) is not None]
+        more = {} if len(each) == len(runs) else {what: float(len(each))}
+        more |= {name: float(work(values)) for name, work in spread.items()}
+        half = float(middle(widths)) if widths else None
+        result.append(replace(each[0], value=float(middle(values)), half_width=half, more=more))
+    return result
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

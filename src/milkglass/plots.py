@@ -1,0 +1,75 @@
+"""Draws SVG with matplotlib: equal files for equal figures, and colours that colour-blind people can tell apart."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+INK, GREY, GRID = "#1c2126", "#4d5761", "#cfd6dc"
+COLOURS = ("#0b4f6c", "#b4530a", "#7b3294", "#1b7f5c")  # dark enough for text; lines have markers of their own too
+MARKERS = ("o", "s", "D", "^")
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "milkglass", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 12,
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": GREY, "xtick.color": GREY, "ytick.color": GREY,
+    "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False,
+    "axes.titlesize": 12, "axes.titlelocation": "left", "text.parse_math": False, "svg.id": None,
+}  # fmt: skip
+OFFSETS = tuple((x, y) for far in (1, 2, 3) for x in (6 * far, -6 * far) for y in (5 * far, -5 - 8 * far))  # of a label
+
+
+def styled() -> Any:
+    """Returns the context in which figures are drawn."""
+    return rc_context(STYLE)
+
+
+def panels(count: int, width: float = 320, height: float = 280) -> tuple[Figure, list[Any]]:
+    """Returns a figure and its axes side by side.
+
+    Args:
+        count: of axes.
+        width, height: of each, in pixels.
+    """
+    figure = Figure(figsize=(count * width / 72, height / 72), dpi=72, layout="constrained")
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def numbered(axes: Any, points: Sequence[tuple[float, float]], colours: Sequence[str]) -> None:
+    """Writes numbers from 1 beside points, each at the first place near its point that is free."""
+    axes.figure.draw_without_rendering()  # sets where the axes lie
+    taken = [axes.transData.transform(point) for point in points]
+    for number, (point, colour) in enumerate(zip(points, colours, strict=True), 1):
+        at = axes.transData.transform(point)
+        free = next((one for one in OFFSETS if all(_apart(at + one, other) for other in taken)), OFFSETS[0])
+        taken.append(at + free)
+        side = "left" if free[0] > 0 else "right" if free[0] < 0 else "center"
+        axes.annotate(
+            str(number), point, xytext=free, textcoords="offset points", ha=side, color=colour, fontsize=11,
+            annotation_clip=False,
+        )  # fmt: skip
+
+
+def _apart(first: Any, second: Any) -> bool:
+    across, up = abs(first - second)
+    return across > 12 or up > 10
+
+
+def svg(figure: Figure, title: str) -> str:
+    """Returns the figure as an SVG element without a size of its own, with a title for screen readers."""
+    buffer = io.StringIO()
+    with styled():
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    head = re.sub(r' (?:width|height|version|xmlns:xlink)="[^"]*"', "", text[: text.index(">")])
+    head = head.replace("<svg", '<svg role="img"', 1)
+    body = re.sub(r' id="[a-z][\w.]*_\d+"', "", text[text.index(">") :])  # several drawings share a page
+    body = body.replace("xlink:href", "href")
+    return f"{head}><title>{escape(title)}</title>{body[1:]}"

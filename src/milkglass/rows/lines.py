@@ -1,0 +1,122 @@
+"""Reads lines of stdin or of a file as texts, by one rule for all commands.
+
+A line is JSON only if it is an object with "text" or "messages" in it. Any other line is text, also one with braces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milkglass.errors import CodecError, EmptyText, UsageError, naming
+from milkglass.rows.encoding import lines
+from milkglass.rows.place import Place, missing, repeated, text_of
+from milkglass.unique_keys import RepeatedKey, unique_keys
+
+if TYPE_CHECKING:
+    from milkglass.rows.messages import Message
+
+MARK = "\ufeff"  # a byte order mark, which Windows puts before a text
+
+
+@dataclass(frozen=True)
+class InputRow:
+    """A text, perhaps with its pair, or a conversation.
+
+    Attributes:
+        name: the row's name in messages, such as "text 2" or "line 7 of in.txt".
+        mark: the row's name in the answer: the id or number of a table's row. "": it has none.
+    """
+
+    name: str
+    text: str = ""
+    pair: str | None = None
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    mark: str = ""
+
+
+def input_lines(source: Path | None, stdin: Iterable[str]) -> Iterator[tuple[Place, str]]:
+    """Yields the lines of a file, or of stdin if it is None, without a byte order mark. Raises CodecError."""
+    if source is not None:
+        yield from ((Place(source.name, number), line) for number, line in lines(source))
+        return
+    for number, line in enumerate(stdin, 1):
+        if own := line.removeprefix(MARK) if number == 1 else line:
+            yield Place("stdin", number), own.rstrip("\r\n")
+
+
+def input_row(place: Place, line: str) -> InputRow:
+    """Reads a line. Raises CodecError for an object whose texts are not strings, or that has a key twice."""
+    name, row = str(place), _object(place, line)
+    if row is None:
+        return InputRow(name, line)
+    if "messages" in row:
+        from milkglass.rows.examples import conversation_at
+
+        messages, tools = conversation_at(place, row, trained=False)
+        return InputRow(name, messages=messages, tools=tools)
+    return InputRow(name, _text(place, row, "text") or "", _text(place, row, "text_pair"))
+
+
+def _text(place: Place, row: Mapping[str, Any], column: str) -> str | None:
+    """Returns a text, which may be blank, or None if there is none."""
+    value = row.get(column)
+    return value if isinstance(value, str) else None if missing(value) else text_of(place, row, column)
+
+
+def _object(place: Place, line: str) -> dict[str, Any] | None:
+    if not line.lstrip().startswith("{"):
+        return None
+    try:
+        value = json.loads(line)
+        if not {"text", "messages"} & value.keys():
+            return None
+        return dict(json.loads(line, object_pairs_hook=unique_keys))
+    except RepeatedKey as error:
+        raise repeated(place, error) from None
+    except (ValueError, RecursionError):
+        return None
+
+
+def arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[InputRow]:
+    return [InputRow(f"text {n + 1}", text, pairs[n] if pairs else None) for n, text in enumerate(texts)]
+
+
+def named(rows: Sequence[InputRow]) -> AbstractContextManager[None]:
+    """Reports a text that is refused inside the block by its row's name."""
+    return naming(lambda place: rows[place].name)
+
+
+def pairs_of(rows: Sequence[InputRow]) -> list[str] | None:
+    """Returns the second texts, or None if no row has one. Raises CodecError if only some rows have one."""
+    pairs = [row.pair for row in rows if row.pair is not None]
+    if pairs and len(pairs) < len(rows):
+        raise CodecError("some rows have a text_pair and some have none", "give one kind of row")
+    return pairs or None
+
+
+def paired(rows: Sequence[InputRow], provided: Sequence[str] | None) -> list[str] | None:
+    """Returns the second texts: the rows' own, or else what the options give.
+
+    Raises:
+        UsageError: the numbers of texts and second texts differ.
+        CodecError: a second text is blank.
+    """
+    pairs = pairs_of(rows) or list(provided or ()) or None
+    if provided and (len(provided) != len(rows) or pairs != list(provided)):
+        raise UsageError(f"{len(rows)} texts and {len(provided)} pairs", "give --pair once for each text without one")
+    for row, pair in zip(rows, pairs or (), strict=False):
+        if not pair.strip():
+            raise EmptyText(f"the second text of {row.name} is blank", "give a text, or leave all second texts out")
+    return pairs
+
+
+def require_no_messages(rows: Sequence[InputRow], hint: str) -> None:
+    for row in rows:
+        if row.messages:
+            raise CodecError(f"{row.name} holds messages, not a text", hint)

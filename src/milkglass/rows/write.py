@@ -1,0 +1,48 @@
+"""Writes rows as the JSON Lines that all commands read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from milkglass.files import atomic_write
+from milkglass.rows.examples import Example
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """Returns a row as a line of JSON. Half of a surrogate pair, which UTF-8 cannot write, is escaped."""
+    result = json.dumps(row, ensure_ascii=False)
+    try:
+        result.encode()
+    except UnicodeEncodeError:
+        result = json.dumps(row)
+    return result + "\n"
+
+
+def as_row(example: Example, score: bool = False) -> dict[str, Any]:
+    """Returns a row in the format that `finetune`, `audit` and recipes read.
+
+    Args:
+        score: whether the label is the number of a regression, and is written as one for `finetune --task regression`.
+    """
+    if example.kind == "chat":
+        tools = {"tools": [dict(one) for one in example.tools]} if example.tools else {}
+        return {"messages": [dict(one) for one in example.messages], **tools}
+    if example.kind == "text":
+        return {"text": example.text}
+    label = float(example.label or "nan") if score else example.label
+    pair = {} if example.pair is None else {"text_pair": example.pair}
+    return {"text": example.text, **pair, "label": label}
+
+
+def write(examples: Iterable[Example], out: Path, score: bool = False, most: int | None = None) -> int:
+    """Writes examples, and returns how many. `out` appears when it is complete; only its owner can read it."""
+    count = 0
+    with atomic_write(out, newline="\n") as file:
+        for example in islice(examples, most):
+            file.write(json_line(as_row(example, score)))
+            count += 1
+    return count
