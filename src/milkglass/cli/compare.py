@@ -97,7 +97,7 @@ def compare(
     training = Hyperparameters(**{**settings, **task, "seed": seed})
     base = original(model)
     with heartbeat(note) as log, resumable(out):
-        setting = Setting(base, base.digest(), rows, training, seed, out / "cells", cores(), log)
+        setting = Setting(model, base, base.digest(), rows, training, seed, out / "cells", cores(), log)
         asked, count = len(rows.held_out.texts), [0]
         log(f"{len(selected)} ways, {len(rows.train.texts):,} rows to train with, {asked:,} to ask about")
         if words := cut_words(base, rows.train, training.max_length):

@@ -73,7 +73,7 @@ def compare(
         report(results[-1], run.left(ways[number + 1 :]))
     rows = setting.rows
     compared = Compared(
-        setting.base.folder.name, rows.task, "pearson" if rows.task == "regression" else "accuracy",
+        setting.name, rows.task, "pearson" if rows.task == "regression" else "accuracy",
         len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), tuple(results),
         seconds=run.elapsed(), settings=setting.training.model_dump(),
     )  # fmt: skip
@@ -256,22 +256,22 @@ def _example(raw: Any) -> Any:
 
 
 @contextmanager
-def heartbeat(log: Log, seconds: float = 8.0) -> Iterator[Log]:
+def heartbeat(log: Log, seconds: float = 9.5) -> Iterator[Log]:
     """Yields a log that says that work goes on, if nothing was said for so long."""
     import threading
 
-    last, ended, about = [time.monotonic()], threading.Event(), [""]
     started = time.monotonic()
+    last, ended = [started], threading.Event()
 
     def said(words: str) -> None:
-        last[0], about[0] = time.monotonic(), words.partition(":")[0].strip()
+        last[0] = time.monotonic()
         log(words)
 
     def beat() -> None:
         while not ended.wait(1.0):
             if time.monotonic() - last[0] >= seconds:
                 last[0] = time.monotonic()
-                log(f"{about[0] or 'compare'}: still at work, {duration(time.monotonic() - started)} in all")
+                log(f"... at work for {duration(time.monotonic() - started)}")
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()

@@ -40,6 +40,7 @@ class Setting:
     """What every way of one comparison shares.
 
     Attributes:
+        name: of the public model, as the user gave it.
         base: the public model.
         digest: of the public model.
         rows: the user's rows.
@@ -50,6 +51,7 @@ class Setting:
         log: receives the progress of what takes long.
     """
 
+    name: str
     base: Checkpoint
     digest: str
     rows: OwnRows

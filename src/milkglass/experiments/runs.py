@@ -176,7 +176,7 @@ def started(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
 
 
 SOURCES = (":(top)src", ":(top)bench", ":(top)recipes")  # for git: what can change a figure
-LOOK, APART = 1.0, 10.0  # seconds between looks at the file, and between lines
+LOOK, APART = 1.0, 8.0  # seconds between looks at the file, and between lines
 
 
 def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log) -> None:
