@@ -6,27 +6,11 @@ from milkglass.errors import MilkglassError, UsageError
 
 # Modules that only an extra of pyproject.toml installs
 OPTIONAL = frozenset(
-    [
-        "accelerate",
-        "dp_accounting",
-        "gguf",
-        "matplotlib",
-        "mpmath",
-        "nltk",
-        "peft",
-        "presidio_analyzer",
-        "python_multipart",
-        "rouge_score",
-        "scipy",
-        "simplemma",
-        "sklearn",
-        "tldextract",
-        "threadpoolctl",
-        "torch",
-        "transformers",
-        "websockets",
-        "wordfreq",
-    ]
+    {
+        *("accelerate", "dp_accounting", "gguf", "matplotlib", "mpmath", "nltk", "peft", "presidio_analyzer"),
+        *("python_multipart", "rouge_score", "scipy", "simplemma", "sklearn", "tldextract", "threadpoolctl", "torch"),
+        *("transformers", "websockets", "wordfreq"),
+    }
 )
 MASKING = frozenset({"presidio_analyzer", "tldextract"})  # modules of the extra `masking` alone
 # The extra that a command, or a name of the package, needs. All others need `train`

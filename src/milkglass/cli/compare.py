@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -86,6 +87,7 @@ def compare(
     limits = Limits(whole, Budget.parse(attacks).seconds if attacks else QUICK_ATTACKS if quick else ATTACKS)
     if keep is not None and keep.resolve() == out.resolve():
         raise UsageError(f"--keep and --out are both {out}", "give the kept model a folder of its own")
+    kept = keep or out / "kept"
     files = [columns.file(one) for one in (data, validation) if one is not None]
     judged = files[1] if len(files) > 1 else None
     others = [] if public is None else [one.text for one in read_texts(columns.second(public))]
@@ -97,7 +99,8 @@ def compare(
     training = Hyperparameters(**{**settings, **task, "seed": seed})
     base = original(model)
     with heartbeat(note) as log, resumable(out):
-        setting = Setting(model, base, base.digest(), rows, training, seed, out / "cells", cores(), log)
+        names = {"model": shlex.quote(model), "rows": shlex.quote(str(data)), "kept": shlex.quote(str(kept))}
+        setting = Setting(model, base, base.digest(), rows, training, seed, out / "cells", cores(), log, names)
         asked, count = len(rows.held_out.texts), [0]
         log(f"{len(selected)} ways, {len(rows.train.texts):,} rows to train with, {asked:,} to ask about")
         if words := cut_words(base, rows.train, training.max_length):
@@ -109,7 +112,7 @@ def compare(
             rest = f"  [about {duration(left)} left]" if left == left and left >= 1 and count[0] < len(selected) else ""
             log(f"[{count[0]} of {len(selected)}] {line(way, measure)}{rest}")
 
-        result = compared(setting, selected, out, limits, others, keep or out / "kept", report, log)
+        result = compared(setting, selected, out, limits, others, kept, report, log)
     written = page.write(result, out)
     emit(
         as_json,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from milkglass.cli.ui.options import (
 from milkglass.cli.ui.terminal import bars, json_text, note, say, show_classified, show_pieces
 from milkglass.cli.ui.text_input import to_classify
 from milkglass.errors import MilkglassError, TooLong, UsageError
-from milkglass.rows.lines import named, paired
+from milkglass.rows.lines import InputRow, named, paired
 
 if TYPE_CHECKING:
     from milkglass.client.results import Conversation
@@ -59,9 +60,11 @@ System = Annotated[str | None, typer.Option("--system", help="The system's messa
 
 
 # --- classify ---------------------------------------------------------------------------------------------------------
-@with_options
+@partial(with_options, required=False)
 def classify(
-    model_id: Annotated[str, typer.Argument(help="The model's id on the server.")],
+    model_id: Annotated[
+        str | None, typer.Argument(help="The model's id on the server; with --local a text.", show_default=False)
+    ] = None,
     text: Annotated[list[str] | None, typer.Argument(help="Texts; none: each line of stdin or of --in.")] = None,
     pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each pair, in order.")] = None,
     source: Annotated[
@@ -80,6 +83,9 @@ def classify(
         str | None,
         typer.Option("--id-column", help="Of a table: the column that names its rows.  [default: id, else numbers]"),
     ] = None,
+    local: Annotated[
+        Path | None, typer.Option("--local", help="Answer with a model that `compare` kept here; nothing is sent.")
+    ] = None,
     *,
     columns: ColumnOptions,
     key: KeyOptions,
@@ -94,11 +100,32 @@ def classify(
     if text and source:
         raise UsageError("texts and --in were both given", "give one of them")
     refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
+    if local is not None:
+        refuse_unused("with --local", {"--labels-of": labels_of, "--truncate": truncate, "--key": key.key,
+                                       "--server": server.server})  # fmt: skip
+        words = [*([] if model_id is None else [model_id]), *(text or [])]
+        if words and source:
+            raise UsageError("texts and --in were both given", "give one of them")
+        rows = to_classify(words, source, columns, id_column)
+        _classify_here(local, rows, paired(rows, pair), as_json)
+        return
+    if model_id is None:
+        raise UsageError("no model was named", "give its id on the server, or --local FOLDER")
     unlocked = key.open()
     rows = to_classify(text, source, columns, id_column)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
     with open_session(key, server, unlocked) as session, bars(as_json) as stage, named(rows):
         results = session.classify(model_id, texts, pairs, truncate=truncate, labels_of=labels_of, stage=stage)
+    show_classified(results, as_json, [row.mark for row in rows])
+
+
+def _classify_here(folder: Path, rows: Sequence[InputRow], pairs: Sequence[str] | None, as_json: bool) -> None:
+    """Prints the answers of a model that `compare` kept."""
+    from milkglass.client.results import Classified
+    from milkglass.compare.keep import answers
+
+    found = answers(folder, [row.text for row in rows], pairs)
+    results = [Classified(one.label, one.probabilities, one.score) for one in found]
     show_classified(results, as_json, [row.mark for row in rows])
 
 

