@@ -1,24 +1,26 @@
-"""`milkglass compare`: both models are trained here, rows are held out from both, and the words follow the figures."""
+"""`milkglass compare`: ways are trained, attacked and put into one page; the words follow the figures."""
 
 from __future__ import annotations
 
-import re
+import csv
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from milkglass.cli.compare import _document, _words
-from milkglass.experiments.procedures.own_rows import (
-    COMMONEST,
-    PLAIN,
-    Compared,
-    OwnRows,
-    cut_words,
-    fall,
-    own_answers,
-    reported,
-)
+from milkglass.compare import keep
+from milkglass.compare.report import page, picture, words
+from milkglass.compare.result import Compared, Group, Reading, WayResult
+from milkglass.compare.rows import OwnRows
+from milkglass.compare.run import read_way, weighted_correlation
+from milkglass.compare.training import cut_words, fall, reported
+from milkglass.compare.verdict import verdict
+from milkglass.compare.ways import WAYS, chosen
+from milkglass.errors import ModelNotFound, UsageError
+from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import DataFile
 from milkglass.server.spec import Event
@@ -30,7 +32,10 @@ from tests.warm import warm_workers
 
 __all__ = ["warm_workers"]
 
+SMALL = ("--epochs", 2, "--learning-rate", "1e-3", "--attacks", "5s", "--max-length", 64)
 
+
+# --- rows -------------------------------------------------------------------------------------------------------------
 def test_rows_are_held_out_once(tmp_path: Path) -> None:
     data = written(tmp_path / "rows.jsonl", rows(0, 400))
     found = OwnRows.read(DataFile(data), None, 3)
@@ -39,56 +44,21 @@ def test_rows_are_held_out_once(tmp_path: Path) -> None:
     assert OwnRows.read(DataFile(data), None, 3).held_out.texts == found.held_out.texts
     given = OwnRows.read(DataFile(data), DataFile(written(tmp_path / "more.jsonl", rows(1, 50))), 3)
     assert (len(given.train.texts), len(given.held_out.texts)) == (400, 50)
-    assert given.names == ("billing-desk", "clinic-desk")
+    assert given.names == ("billing-desk", "clinic-desk") and given.task == "classification"
+
+
+def test_attackers_have_the_other_half_of_the_rows(tmp_path: Path) -> None:
+    found = OwnRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 400))), None, 3)
+    assert len(found.private) == 160 and len(found.others) == 160
+    assert [*found.private, *found.others] == list(found.train.texts)
 
 
 def test_rows_that_are_cut_are_reported_with_what_they_cost(tmp_path: Path) -> None:
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
     texts = [*["the wound is open again"] * 5, "the wound is open again " * 40]
-    said = cut_words(base, LabelledTexts(texts, [0] * 6), 30)
-    assert said.startswith("1 of 6 rows are cut to 30 tokens") and "--max-length" in said
+    found = cut_words(base, LabelledTexts(texts, [0] * 6), 30)
+    assert found.startswith("1 of 6 rows are cut to 30 tokens") and "--max-length" in found
     assert cut_words(base, LabelledTexts(texts[:5], [0] * 5), 30) == ""
-
-
-def test_the_client_alone_learns_what_words_say(tmp_path: Path) -> None:
-    found = OwnRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 400))), None, 0)
-    answers, alone = own_answers(found)
-    truth = np.asarray(found.held_out.labels)
-    assert (answers[alone] == truth).mean() > 0.9 > (answers[COMMONEST] == truth).mean()
-
-
-def compared(plain: float, scrambled: float, alone: float) -> Compared:
-    """1,000 rows of two classes with these accuracies."""
-    truth = np.arange(1000) % 2
-    answers = {
-        name: np.where(np.arange(1000) < 1000 * share, truth, 1 - truth)
-        for name, share in ((COMMONEST, 0.5), ("client alone, words", alone), (PLAIN, plain), ("obfuslm", scrambled))
-    }
-    return Compared(("no", "yes"), truth, answers, "client alone, words")
-
-
-def test_the_words_follow_the_figures() -> None:
-    words = "\n".join(_words(compared(0.9, 0.8, 0.85), "obfuslm"))
-    assert "obfuslm costs 10.0 points of accuracy" in words and "5.0 points below what you do alone" in words
-    assert "don't send anything" in words
-    words = "\n".join(_words(compared(0.9, 0.85, 0.85), "obfuslm"))
-    assert "cannot be told apart with these 1,000 rows" in words and "don't send" not in words
-    words = "\n".join(_words(compared(0.9, 0.9, 0.7), "obfuslm"))
-    assert "cannot be told from chance with these 1,000 rows" in words
-    assert "20.0 points above what you do alone" in words and "still falling" not in words
-    words = "\n".join(_words(replace(compared(0.9, 0.8, 0.7), falling={PLAIN: (0.91, 0.82)}), "obfuslm"))
-    assert "no defence: the loss was still falling when the training ended (0.910, then 0.820" in words
-    words = "\n".join(_words(compared(0.8, 0.9, 0.7), "obfuslm"))
-    assert "obfuslm is 10.0 points above the plain model" in words and "costs" not in words
-    for untrained in (0.5, 0.3):
-        words = "\n".join(_words(compared(untrained, 0.9, 0.7), "obfuslm"))
-        assert f"not shown to be above naming the commonest class ({100 * untrained:.1f} % beside 50.0 %" in words
-        assert "what obfuslm costs is not known" in words and "what you do alone" not in words
-    assert [_document(compared(one, 0.9, 0.7), "obfuslm", {})["plain above commonest"] for one in (0.9, 0.5, 0.3)] == [
-        True, False, False,
-    ]  # fmt: skip
-    words = "\n".join(_words(compared(0.5, 0.5, 0.7), "obfuslm"))
-    assert "costs is not known" in words and "obfuslm is 20.0 points below what you do alone" in words
 
 
 def test_a_loss_is_called_falling_only_where_the_noise_of_batches_does_not_explain_it(tmp_path: Path) -> None:
@@ -107,39 +77,202 @@ def test_a_loss_is_called_falling_only_where_the_noise_of_batches_does_not_expla
     assert reported(tmp_path / "none") == []
 
 
-def test_both_are_trained_here_and_a_second_run_takes_them(tmp_path: Path) -> None:
-    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
-    data.write_text(data.read_text("utf-8") + "\n", "utf-8")
-    settings = ("--epochs", 2, "--learning-rate", "1e-3", "--scheme", "obfuslm")
-    run = ("compare", model, data, "--out", tmp_path / "out", *settings, "--json")
-    small = ("--set", "k=4", "--set", "beta=0.9")
-    first = call(*run, *small)
+# --- words ------------------------------------------------------------------------------------------------------------
+def way(name: str, group: Group, value: float, above: float | None = None, read: float | None = None) -> WayResult:
+    """A way with this accuracy, so many points above what the user has alone, of which this share is read."""
+    seen = None if read is None else Reading("an attack", "x", *[Interval(read, read - 0.01, read + 0.01, 9)] * 4, 0.05)
+    gap = None if above is None else Interval(above, above - 0.02, above + 0.02, 400)
+    return WayResult(
+        name, f"the way {name}", group, "done", quality=Interval(value, value - 0.03, value + 0.03, 400), above=gap,
+        reading=seen, seconds=0.1, setup=9.0, bytes=0 if read is None else 200, trust="somebody", command=f"run {name}",
+    )  # fmt: skip
+
+
+HOME = way("home", "nothing is sent", 0.72)
+
+
+def compared(*ways: WayResult) -> Compared:
+    result = Compared("a model", "classification", "accuracy", 1600, 400, 800, 3, (HOME, *ways), seconds=9.0)
+    return replace(result, verdict=verdict(result))
+
+
+def test_the_verdict_keeps_text_here_if_nothing_sent_is_worth_more() -> None:
+    first, *more = compared(
+        way("masked", "names are masked", 0.73, 0.01, 0.7), way("ids", "words are scrambled", 0.6, -0.12, 0.6)
+    ).verdict
+    assert first.startswith("Keep it here: the way home has 72 % right")
+    assert any("400" in one for one in more), "so many rows tell no small difference apart"
+
+
+def test_the_verdict_names_a_way_that_hides_text_and_gains() -> None:
+    first = compared(way("good", "words are scrambled", 0.8, 0.08, 0.05)).verdict[0]
+    assert "the way good is worth sending: 80 % right" in first and "5 %" in first and "72 % right" in first
+
+
+def test_the_verdict_says_that_what_gains_is_read() -> None:
+    masked, plain = way("masked", "names are masked", 0.8, 0.08, 0.7), way("plain", "sent as it is", 0.82, 0.1, 1.0)
+    first, second, *_ = compared(masked, plain).verdict
+    assert first.startswith("No way here hides your text") and "82 % right" in first
+    assert "the way masked (80 % right, 70 % read)" in second
+
+
+def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:
+    one = way("ids", "words are scrambled", 0.6, -0.12, 0.6)
+    assert one.reading is not None
+    found = compared(replace(one, reading=replace(one.reading, cut=True)))
+    assert "More time may read more of: the way ids." in found.verdict
+    assert words.read(found.ways[1]) == "at least 60 %"
+
+
+def test_nothing_is_said_without_a_way_to_compare_with() -> None:
+    only = Compared(
+        "a model", "classification", "accuracy", 9, 9, 9, 3, (way("ids", "words are scrambled", 0.6, None, 0.6),)
+    )
+    assert "nothing with nothing sent" in verdict(only)[0] or "No way with nothing sent" in verdict(only)[0]
+    assert "best" in verdict(replace(only, ways=(HOME,)))[0]
+
+
+def test_the_page_has_every_way_once_and_escapes_what_it_quotes() -> None:
+    odd = replace(way("odd", "words are scrambled", 0.6, -0.1, 0.3), title="<script>alert(1)</script>")
+    missing = WayResult("cut", "the way cut", "states are sent", "not run", "9 min of 10 min are spent")
+    html = page.render(compared(odd, missing))
+    assert "<script>alert" not in html and "&lt;script&gt;" in html
+    assert html.count("the way cut") == 1 and "9 min of 10 min are spent" in html
+    assert "run odd" in html and html.count("<svg") == 1
+
+
+def test_the_picture_draws_only_what_is_known() -> None:
+    unread = replace(way("cape", "states are sent", 0.7, -0.02, 0.1), reading=None)
+    svg = picture.drawn(compared(unread, way("ids", "words are scrambled", 0.6, -0.1, 0.3)))
+    assert ">ids<" in svg and ">home<" in svg and ">cape<" not in svg
+    assert picture.drawn(Compared("a model", "classification", "accuracy", 9, 9, 9, 3, ())) == ""
+
+
+def test_a_way_is_read_back_as_it_was_kept() -> None:
+    for one in (HOME, way("ids", "words are scrambled", 0.6, -0.1, 0.3)):
+        again = read_way(json.loads(json.dumps(compared(one).to_json()["ways"][1])))
+        assert repr(again) == repr(one) and math.isnan(again.read) == math.isnan(one.read)
+
+
+def test_weighted_correlation_is_pearsons_of_the_drawn_rows() -> None:
+    rng = np.random.default_rng(0)
+    one, other, counts = rng.normal(size=30), rng.normal(size=30), rng.multinomial(30, [1 / 30] * 30, 4)
+    for row, found in zip(counts, weighted_correlation(one, other, counts), strict=True):
+        assert found == pytest.approx(np.corrcoef(np.repeat(one, row), np.repeat(other, row))[0, 1])
+
+
+# --- ways -------------------------------------------------------------------------------------------------------------
+def test_ways_are_chosen_by_name_in_their_order() -> None:
+    assert [one.name for one in chosen(["plain", "linear"], False, False)] == ["linear", "plain"]
+    quick, usual, every = (chosen([], *one) for one in ((True, False), (False, False), (False, True)))
+    assert len(quick) < len(usual) <= len(every) == len(WAYS)
+    assert [one.group for one in every][:3] == ["nothing is sent"] * 3 and every[-1].group == "sent as it is"
+    with pytest.raises(UsageError, match="obfuslm"):
+        chosen(["nonsense"], False, False)
+    with pytest.raises(UsageError, match="--quick"):
+        chosen(["plain"], True, False)
+
+
+def test_every_way_says_whom_one_trusts_and_what_comes_next() -> None:
+    for one in WAYS.values():
+        assert one.trust and one.title and (one.command or one.name == "commonest")
+        one.command.format(model="m", rows="r", kept="k")
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+def test_ways_are_compared_and_a_second_run_takes_them_over(tmp_path: Path) -> None:
+    model, data, out = (
+        tiny.save("bert", tmp_path / "model"),
+        written(tmp_path / "rows.jsonl", rows(0, 300)),
+        tmp_path / "out",
+    )
+    run = ("compare", model, data, "--out", out, *SMALL, "--ways", "commonest,linear,rnm", "--json")
+    first = call(*run)
     found = document(first)
-    assert "no defence (1 of 2): step" in first.stderr and "obfuslm (2 of 2): step" in first.stderr
-    assert "train 240 rows twice, in 16 steps (2 epochs) each time" in first.stderr
-    assert "1 blank line of rows.jsonl skipped" in first.stderr
-    assert re.search(r"out holds \d+ MB of trained models, for a second run: remove it", first.stderr)
-    assert list(found["rows"]) == [COMMONEST, next(n for n in found["rows"] if "alone" in n), PLAIN, "obfuslm"]
-    assert all(one["rows"] == 60 for one in found["rows"].values())
-    assert found["training"] == {"learning_rate": 1e-3, "n_epochs": 2.0, "warmup_ratio": 0.06, "max_length": 512}
-    again = call(*run, *small)
-    assert document(again) == found and "(1 of 2): step" not in again.stderr
-    other = call(*run[:-1], "--set", "k=3", "--set", "beta=0.9")
-    assert other.exit_code == 2 and "holds a run of other settings" in other.stderr
-    assert "give a new folder with --out" in other.stderr
+    assert [one["name"] for one in found["ways"]] == ["commonest", "linear", "rnm"]
+    assert [one["state"] for one in found["ways"]] == ["done"] * 3, first.stderr
+    assert found["rows"] == 240 and found["held_out"] == 60 and found["attacked"] == 120
+    rnm = found["ways"][2]
+    assert rnm["reading"]["tokens"]["value"] > 0 and rnm["above"] is not None and rnm["bytes"] > 0
+    assert "[3 of 3]" in first.stderr and "step" in first.stderr
+    html = (out / "compare.html").read_text("utf-8")
+    assert found["verdict"][0] in html and "--method rnm" in html
+    assert (out / "compare.json").stat().st_mode & 0o077 == 0, "it quotes the user's texts"
+    again = call(*run)
+    assert "step" not in again.stderr
+    names = ("name", "quality", "above", "reading")
+    assert [[one[name] for name in names] for one in document(again)["ways"]] == [
+        [one[name] for name in names] for one in found["ways"]
+    ]
+    more = call(*run[:-2], "commonest,linear,rnm,plain", "--json")
+    plain = document(more)["ways"][3]
+    assert plain["reading"]["tokens"]["value"] == 1 and plain["name"] == "plain"
+    assert document(more)["ways"][2]["quality"] == rnm["quality"], "another way costs only itself"
+    other = call(*run[:-1], "--seed", 3)
+    assert other.exit_code == 2 and "--out" in other.stderr
+
+
+@pytest.mark.parametrize("ways", ["linear", "plain,encoder"])
+def test_the_best_model_with_nothing_sent_is_kept_and_answers(ways: str, tmp_path: Path) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 200))
+    kept = tmp_path / "kept"
+    result = call("compare", model, data, "--out", tmp_path / "out", "--keep", kept, *SMALL, "--ways", ways, "--json")
+    assert document(result)["kept"] == str(kept), result.stderr
+    texts = [one["text"] for one in rows(0, 20)]
+    answers = keep.answers(kept, texts)
+    assert {one.label for one in answers} <= {"billing-desk", "clinic-desk"}
+    (tmp_path / "ask.txt").write_text("\n".join(texts) + "\n", "utf-8")
+    shown = document(call("classify", "--local", kept, "--in", tmp_path / "ask.txt", "--json"))["results"]
+    assert [one["label"] for one in shown] == [one.label for one in answers]
+    if ways != "linear":
+        from transformers import pipeline
+
+        piped = pipeline("text-classification", str(kept))(texts, truncation=True)
+        assert [one["label"] for one in piped] == [one.label for one in answers]
+        best = [max(one.probabilities.values()) for one in answers]
+        assert [one["score"] for one in piped] == pytest.approx(best, abs=1e-5)
+    refused(call("classify", "--local", tmp_path, "x"), 3, tmp_path.name)
+    refused(call("classify", "x"), 2, "--local")
+    with pytest.raises(ModelNotFound):
+        keep.answers(tmp_path, ["x"])
+
+
+def test_scores_are_compared_by_their_correlation(tmp_path: Path) -> None:
+    data = tmp_path / "scores.csv"
+    with data.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        for place, one in enumerate(rows(0, 200)):
+            writer.writerow([one["text"], 1.5 + (one["label"] == "clinic-desk") + place % 7 / 100])
+    found = document(call(
+        "compare", tiny.save("bert", tmp_path / "m"), data, "--out", tmp_path / "o", *SMALL, "--ways",
+        "commonest,linear,plain", "--task", "regression", "--json",
+    ))  # fmt: skip
+    assert found["measure"] == "pearson" and found["task"] == "regression"
+    assert found["ways"][1]["quality"]["value"] > 0.5 and found["ways"][2]["state"] == "done"
+
+
+def test_a_budget_ends_a_comparison_before_a_way_that_would_not_end_in_it(tmp_path: Path) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 200))
+    run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "commonest,linear,rnm", "--json")
+    found = document(call(*run, "--budget", "1s"))
+    assert [one["state"] for one in found["ways"]] == ["done", "done", "not run"]
+    assert "1 s" in found["ways"][2]["reason"]
 
 
 def test_what_cannot_be_compared_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     model = tiny.save("bert", tmp_path / "model")
     few = written(tmp_path / "few.jsonl", rows(0, 40))
-    refused(call("compare", model, few), 5, "few.jsonl has 40 rows, 80 are needed")
-    refused(call("compare", model, tmp_path / "none.jsonl"), 2, "there is no file")
+    refused(call("compare", model, few), 5, "40 rows, 80")
+    refused(call("compare", model, tmp_path / "none.jsonl"), 2, "none.jsonl")
     data = written(tmp_path / "rows.jsonl", rows(0, 100))
-    refused(call("compare", model, data, "--scheme", "xyz"), 2, "xyz")
+    refused(call("compare", model, data, "--ways", "xyz"), 2, "xyz")
+    refused(call("compare", model, data, "--budget", "soon"), 2, "soon")
     refused(call("compare", model, data, "--learning-rate", "-1"), 2, "--learning-rate is -1")
-    refused(call("compare", model, tmp_path / "few.jsonl", "--epochs", "0"), 2, "--epochs is 0, more than 0 is needed")
+    refused(call("compare", model, few, "--epochs", "0"), 2, "--epochs is 0")
+    refused(call("compare", model, data, "--keep", tmp_path / "o", "--out", tmp_path / "o"), 2, "--keep")
     other = written(tmp_path / "other.jsonl", [{"text": "a", "label": "new"}, {"text": "b", "label": "newer"}])
-    refused(call("compare", model, data, "--validation", other), 2, "not among the training rows'")
+    refused(call("compare", model, data, "--validation", other), 2, "training rows'")
     assert not list(tmp_path.glob("milkglass-compare"))
 
 

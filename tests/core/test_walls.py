@@ -47,9 +47,10 @@ ALLOWED = {
         "attacks audit client defences enclave gradient_defences hidden_states metrics models noise rows sanitizers"
         " schemes server server.spec threat"
     ),
+    "compare": "attacks audit client defences experiments metrics models rows server server.spec threat",
     "demo": "audit client models",
     "cli": (
-        "attacks audit client demo enclave engines experiments federated gradient_defences hidden_states"
+        "attacks audit client compare demo enclave engines experiments federated gradient_defences hidden_states"
         " lab metrics models monitor proxy rows sanitizers schemes server server.spec split threat"
     ),
     "lab": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -48,6 +48,9 @@ def compare(
     out: Annotated[Path, typer.Option(help="The folder of the page and of what a second run takes over.")] = Path(
         "milkglass-compare"
     ),
+    task: Annotated[
+        Literal["classification", "regression"] | None, typer.Option(help="[default: decided by the labels]")
+    ] = None,
     epochs: Annotated[float | None, typer.Option(help="As for `milkglass finetune`.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="As for `milkglass finetune`.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="As for `milkglass finetune`.")] = None,
@@ -65,17 +68,17 @@ def compare(
     replaced or scrambled, hidden states, attested hardware, and text sent as it is. The strongest attacks try to read
     what each way sends; the attacker has the other half of your rows.
     """
-    from milkglass.client.training_defaults import training_defaults
+    from milkglass.client.training_defaults import steps_of, training_defaults
     from milkglass.compare.report import page
-    from milkglass.compare.report.words import line
+    from milkglass.compare.report.words import line, noted
     from milkglass.compare.report.words import table as rows_of
     from milkglass.compare.result import WayResult
     from milkglass.compare.rows import OwnRows
-    from milkglass.compare.run import Limits, heartbeat
+    from milkglass.compare.run import TimeLimits, heartbeat
     from milkglass.compare.run import compare as compared
-    from milkglass.compare.training import cut_words
+    from milkglass.compare.training import REPORTS, cut_words
     from milkglass.compare.ways import Setting, chosen
-    from milkglass.rows.examples import read_texts
+    from milkglass.rows.examples import Summary, read_texts
     from milkglass.server.spec import Hyperparameters, hyperparameters_of
     from milkglass.system import cores
     from milkglass.threat.budget import Budget
@@ -84,19 +87,25 @@ def compare(
     hyperparameters_of(given, option_of)  # before anything is read
     selected = chosen([one.strip() for one in ways.split(",")] if ways else [], quick, everything)
     whole = Budget.parse(budget or QUICK_BUDGET).seconds if budget or quick else float("inf")
-    limits = Limits(whole, Budget.parse(attacks).seconds if attacks else QUICK_ATTACKS if quick else ATTACKS)
+    limits = TimeLimits(whole, Budget.parse(attacks).seconds if attacks else QUICK_ATTACKS if quick else ATTACKS)
     if keep is not None and keep.resolve() == out.resolve():
         raise UsageError(f"--keep and --out are both {out}", "give the kept model a folder of its own")
     kept = keep or out / "kept"
     files = [columns.file(one) for one in (data, validation) if one is not None]
     judged = files[1] if len(files) > 1 else None
     others = [] if public is None else [one.text for one in read_texts(columns.second(public))]
-    rows = OwnRows.read(files[0], judged, seed, lambda file, found: say_skipped(file, found.blank, found.empty))
+
+    def skipped(name: str, found: Summary) -> None:
+        say_skipped(name, found.blank, found.empty)
+
+    rows = OwnRows.read(files[0], judged, seed, skipped, task)
     for file in files:
         say_read(file)
     settings = hyperparameters_of(training_defaults(rows.task, len(rows.train.texts), given, False))
-    task = {"task": "regression"} if rows.task == "regression" else {"num_labels": len(rows.names)}
-    training = Hyperparameters(**{**settings, **task, "seed": seed})
+    head = {"task": "regression"} if rows.task == "regression" else {"num_labels": len(rows.names)}
+    training = Hyperparameters(**{**settings, **head, "seed": seed})
+    often = max(1, min(training.logging_steps, steps_of(len(rows.train.texts), training) // REPORTS))
+    training = training.model_copy(update={"logging_steps": often})
     base = original(model)
     with heartbeat(note) as log, resumable(out):
         names = {"model": shlex.quote(model), "rows": shlex.quote(str(data)), "kept": shlex.quote(str(kept))}
@@ -117,5 +126,5 @@ def compare(
     emit(
         as_json,
         result.to_json(),
-        lambda: "\n".join([table(rows_of(result)), "", *result.verdict, "", f"page: {written}"]),
+        lambda: "\n".join([table(rows_of(result)), "", *result.verdict, *noted(result), f"page: {written}"]),
     )

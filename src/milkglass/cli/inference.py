@@ -111,6 +111,8 @@ def classify(
         return
     if model_id is None:
         raise UsageError("no model was named", "give its id on the server, or --local FOLDER")
+    if key.key is None:
+        raise UsageError("--key is missing", "give the key file, or --local FOLDER for a model that `compare` kept")
     unlocked = key.open()
     rows = to_classify(text, source, columns, id_column)
     texts, pairs = [row.text for row in rows], paired(rows, pair)

@@ -168,7 +168,7 @@ def _pair(one: list[str], other: list[str]) -> str:
 
 # --- candidates -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Candidate:
+class LinearCandidate:
     """A pair of features and model.
 
     Attributes:
@@ -204,14 +204,14 @@ class Candidate:
         }[self.kind]()
 
 
-def candidates(features: Sequence[Features], regression: bool) -> Iterator[Candidate]:
+def candidates(features: Sequence[Features], regression: bool) -> Iterator[LinearCandidate]:
     """Yields every candidate. Naive Bayes takes no dense features, and logistic regression on letters is slow."""
     for name in features:
         kinds: tuple[Kind, ...] = ("ridge",) if regression else ("bayes", "complement", "svm", "logistic")
         for kind in kinds:
             if (name == "agreement" and kind in ("bayes", "complement")) or (name == "letters" and kind == "logistic"):
                 continue
-            yield from (Candidate(name, kind, strength) for strength in STRENGTHS[kind])
+            yield from (LinearCandidate(name, kind, strength) for strength in STRENGTHS[kind])
 
 
 def _outputs(matrix: Any, weights: Floats, bias: Floats) -> Floats:
@@ -227,7 +227,7 @@ class Member:
         temperature: what its outputs are multiplied by before they become probabilities.
     """
 
-    candidate: Candidate
+    candidate: LinearCandidate
     weights: Floats
     bias: Floats
     temperature: float = 1.0
@@ -292,7 +292,7 @@ class LinearModel:
         classes, numbers = np.unique(truth, return_inverse=True)
         target = truth.astype(np.float64) if regression else numbers
         sample = np.random.default_rng(seed).permutation(len(rows))[:MAX_CHOOSING_ROWS]
-        tried, outputs = list[Candidate](), list[Floats]()
+        tried, outputs = list[LinearCandidate](), list[Floats]()
         for one in candidates(names, regression):
             part = matrices[one.features][sample]
             tried.append(one)
@@ -334,7 +334,7 @@ class LinearModel:
         return np.asarray(logsumexp(logs, axis=0) - np.log(len(logs)))
 
 
-def _crossed(one: Candidate, matrix: Any, target: NDArray[Any], classes: int, seed: int) -> Floats:
+def _crossed(one: LinearCandidate, matrix: Any, target: NDArray[Any], classes: int, seed: int) -> Floats:
     """Returns (b, outputs) of rows that the candidate was not fitted on. A class that a fold lacks is never named."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
@@ -436,7 +436,7 @@ def load(folder: Path) -> tuple[LinearModel, list[str]]:
             fitted[name] = one
         members = tuple(
             Member(
-                Candidate(_one_of(raw["features"], Features), _one_of(raw["kind"], Kind), float(raw["strength"])),
+                LinearCandidate(_one_of(raw["features"], Features), _one_of(raw["kind"], Kind), float(raw["strength"])),
                 tensors[f"weights.{number}"].astype(np.float64), tensors[f"bias.{number}"], float(raw["temperature"]),
             )
             for number, raw in enumerate(document["members"])

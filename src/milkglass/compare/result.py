@@ -66,6 +66,7 @@ class WayResult:
         provider: what the provider needs.
         trust: whom the user trusts.
         command: the next command.
+        notes: what to know of this row, such as that its training was too short.
     """
 
     name: str
@@ -83,6 +84,7 @@ class WayResult:
     provider: str = ""
     trust: str = ""
     command: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def local(self) -> bool:

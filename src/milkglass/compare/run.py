@@ -22,6 +22,7 @@ from milkglass import files
 from milkglass.audit.outcome import AttackResult, finite
 from milkglass.compare import attackers, keep
 from milkglass.compare.result import Compared, Reading, WayResult
+from milkglass.compare.training import fall, reported
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import Answered, DefenceWay, Setting, Way
 from milkglass.errors import MilkglassError
@@ -35,7 +36,7 @@ Report = Callable[[WayResult, float], None]  # receives a way as soon as it is k
 
 
 @dataclass(frozen=True)
-class Limits:
+class TimeLimits:
     """How long a comparison may take.
 
     Attributes:
@@ -48,7 +49,7 @@ class Limits:
 
 
 def compare(
-    setting: Setting, ways: Sequence[Way], out: Path, limits: Limits, public: Sequence[str] = (),
+    setting: Setting, ways: Sequence[Way], out: Path, limits: TimeLimits, public: Sequence[str] = (),
     kept: Path | None = None, report: Report = lambda result, left: None, log: Log = lambda words: None,
 ) -> Compared:  # fmt: skip
     """Runs the ways and returns the comparison.
@@ -90,8 +91,9 @@ class _Run:
         models: what the ways with nothing sent answered with.
     """
 
-    def __init__(self, setting: Setting, out: Path, limits: Limits, public: Sequence[str], log: Log) -> None:
-        self.setting, self.out, self.limits, self.public, self.log = setting, out, limits, public, log
+    def __init__(self, setting: Setting, out: Path, limits: TimeLimits, public: Sequence[str], log: Log) -> None:
+        self.setting = replace(setting, deadline=time.monotonic() + limits.seconds)
+        self.out, self.limits, self.public, self.log = out, limits, public, log
         self.models: dict[str, Answered] = {}
         self._started, self._trained = time.monotonic(), list[float]()
 
@@ -100,14 +102,15 @@ class _Run:
 
     def left(self, ways: Sequence[Way]) -> float:
         """Returns about how many seconds of the clock these ways take; nan before a training shows how fast it is."""
-        cost = [self._cost(way) for way in ways]
-        return min(sum(cost), max(0.0, self.limits.seconds - self.elapsed()))
+        if not self._trained:
+            return math.nan
+        return min(sum(map(self._cost, ways)), max(0.0, self.limits.seconds - self.elapsed()))
 
     def _cost(self, way: Way) -> float:
+        """Returns about how many seconds a way takes; of its training nothing before one was seen."""
         if not isinstance(way, DefenceWay) or not way.entry:
             return 0.0
-        training = float(np.mean(self._trained)) if self._trained else math.nan
-        return training + self.limits.attacks
+        return (float(np.mean(self._trained)) if self._trained else 0.0) + self.limits.attacks
 
     def one(self, way: Way) -> tuple[WayResult, NDArray[Any] | None]:
         """Returns a way's result and its answers."""
@@ -118,10 +121,9 @@ class _Run:
             way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust, command=command
         )
         cost = self._cost(way)
-        if self.elapsed() + (0.0 if math.isnan(cost) else cost) > self.limits.seconds:
-            needs = "" if math.isnan(cost) else f", and it takes about {duration(cost)}"
-            spent = f"{duration(self.elapsed())} of {duration(self.limits.seconds)} are spent{needs}"
-            return replace(blank, reason=spent), None
+        if self.elapsed() + cost > self.limits.seconds and not way.local:
+            spent = f"{duration(self.elapsed())} of {duration(self.limits.seconds)} are spent"
+            return replace(blank, reason=f"{spent}, and it takes about {duration(cost)}: give a longer --budget"), None
         try:
             if reason := way.refuses(self.setting):
                 return replace(blank, state="does not apply", reason=reason), None
@@ -129,24 +131,33 @@ class _Run:
             answered = way.answered(self.setting)
             if answered.cell is not None:
                 self._trained.append(time.monotonic() - begun)
-            if way.group == "nothing is sent":
+            if way.local:
                 self.models[way.name] = answered
             reading = self._reading(way, answered)
         except MilkglassError as error:
             return replace(blank, state="failed", reason=error.message), None
         done = replace(
             blank, state="done", reason="", quality=quality(self.setting, answered.answers), reading=reading,
-            seconds=answered.seconds, setup=answered.setup, bytes=answered.bytes,
+            seconds=answered.seconds, setup=answered.setup, bytes=answered.bytes, notes=self._notes(answered),
         )  # fmt: skip
         self._keep(way, done, answered.answers)
         return done, answered.answers
+
+    def _notes(self, answered: Answered) -> tuple[str, ...]:
+        """Returns that the training was too short to tell, if it was."""
+        if answered.cell is None or not (losses := reported(self.setting.cells / answered.cell.name / "job")):
+            return ()
+        if (means := fall(losses)) is None:
+            return ()
+        before, last = means
+        return (f"the loss was still falling ({before:.3f}, then {last:.3f}): more --epochs may change this row",)
 
     def again(self, ways: Sequence[Way], name: str) -> Answered:
         """Returns a way's answers of an earlier run, whose cell is there, so that its model can be kept."""
         return next(way for way in ways if way.name == name).answered(self.setting)
 
     def _reading(self, way: Way, answered: Answered) -> Reading | None:
-        if way.group == "nothing is sent" or answered.cell is None:
+        if way.local or answered.cell is None:
             return None
         if way.group == "sent as it is":
             return attackers.all_read(self.setting, answered.cell)
@@ -244,7 +255,14 @@ def read_way(raw: Any) -> WayResult:
                              "example": _example(reading["example"])})  # fmt: skip
     numbers = {name: math.nan if raw[name] is None else raw[name] for name in ("seconds", "setup")}
     return WayResult(
-        **{**raw, **numbers, "quality": interval(raw["quality"]), "above": interval(raw["above"]), "reading": reading}
+        **{
+            **raw,
+            **numbers,
+            "quality": interval(raw["quality"]),
+            "above": interval(raw["above"]),
+            "reading": reading,
+            "notes": tuple(raw["notes"]),
+        }
     )
 
 

@@ -13,6 +13,7 @@ from milkglass.models.tokenizer import load_tokenizer
 from milkglass.server.jobs import events
 from milkglass.threat.defence import LabelledTexts
 
+REPORTS = 32  # of a training's loss, at least: by these its end is judged
 IN_A_QUARTER, ERRORS = 4, 2.0  # reports in a quarter, at least; standard errors
 
 

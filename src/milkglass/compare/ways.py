@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-import importlib.util
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,12 +26,14 @@ from milkglass.experiments.kinds.comparison import with_training
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, trained
 from milkglass.experiments.runs import unpacked
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import EMBEDDED, resolve
+from milkglass.models.families import of
+from milkglass.models.resolve import resolve
 from milkglass.progress import Log
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Defence
 from milkglass.threat.observations import Observation, Tokens
 
+MAX_SMALL_BYTES = 200_000_000  # of a model that a laptop trains in minutes
 TIMED_TEXTS = 200  # texts that are sent once more, to measure what sending costs
 
 
@@ -50,6 +52,7 @@ class Setting:
         threads: of one training.
         log: receives the progress of what takes long.
         names: of the user's files, for the next commands.
+        deadline: of `time.monotonic`, at which a training ends.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Setting:
     threads: int
     log: Log
     names: Mapping[str, str] = field(default_factory=dict)
+    deadline: float = math.inf
 
     @property
     def problem(self) -> TrialData:
@@ -115,6 +119,10 @@ class Way(abc.ABC):
     quick: bool = True
     usual: bool = True
 
+    @property
+    def local(self) -> bool:
+        return self.group == "nothing is sent"
+
     @abc.abstractmethod
     def answered(self, setting: Setting) -> Answered:
         """Returns the way's answers. Raises MilkglassError."""
@@ -130,7 +138,7 @@ def cell_of(setting: Setting, defence: Defence, base: Checkpoint | None = None) 
     digest = setting.digest if base is None else base.digest()
     return trained(
         model, digest, setting.problem, with_training(defence, setting.training), setting.training, setting.seed,
-        setting.cells, setting.threads, setting.log,
+        setting.cells, setting.threads, setting.log, setting.deadline,
     )  # fmt: skip
 
 
@@ -194,24 +202,15 @@ class LinearWay(Way):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderWay(Way):
-    """A small encoder that is trained on this machine.
+    """A small encoder that is trained on this machine: the comparison's own model if it is small, else `model`."""
 
-    Attributes:
-        model: an embedded model. None: the comparison's own.
-    """
-
-    model: str | None
-
-    def refuses(self, setting: Setting) -> str | None:
-        if self.model is None:
-            return None
-        return None if there(self.model) else f"{self.model} is not installed"
+    model: str
 
     def base(self, setting: Setting) -> Checkpoint:
-        if self.model is None:
+        """Returns what is trained. Raises ModelNotFound if the embedded model is not installed."""
+        if of(setting.base).kind == "encoder" and weight_bytes(setting.base) <= MAX_SMALL_BYTES:
             return setting.base
-        base = Checkpoint.open(resolve(self.model))
-        return setting.base if base.digest() == setting.digest else base
+        return Checkpoint.open(resolve(self.model))
 
     def answered(self, setting: Setting) -> Answered:
         watch, base = Stopwatch(), self.base(setting)
@@ -256,9 +255,9 @@ def timed(setting: Setting) -> tuple[list[str], list[str] | None]:
     return list(rows.texts[:TIMED_TEXTS]), None if rows.pairs is None else list(rows.pairs[:TIMED_TEXTS])
 
 
-def there(name: str) -> bool:
-    """Returns whether an embedded model's package is installed."""
-    return importlib.util.find_spec(EMBEDDED[name].module) is not None
+def weight_bytes(base: Checkpoint) -> int:
+    """Returns the size of a checkpoint's weights."""
+    return sum(path.stat().st_size for path in base.folder.glob("*.safetensors"))
 
 
 PROVIDER = "the provider, who reads it"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import os
 import subprocess
 import time
@@ -146,14 +147,21 @@ def write_spec(
     files.write(job / "spec.json", spec.model_dump_json())
 
 
-def run_job(job: Path, progress: Log) -> Status:
-    """Runs the job of this folder with the server's own worker, unless it has ended."""
+def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
+    """Runs the job of this folder with the server's own worker, unless it has ended.
+
+    Args:
+        deadline: of `time.monotonic`; the worker then keeps its steps and ends.
+
+    Raises:
+        JobFailed: the training failed, or the deadline passed.
+    """
     status = job / "status.json"
     if status.is_file() and Status.model_validate_json(status.read_text("utf-8")).state != "succeeded":
         status.unlink()  # what failed is tried again
     if not status.is_file():
         with (job / "worker.log").open("ab") as log, started(job, log) as worker:
-            follow(worker, job / "events.jsonl", progress)
+            follow(worker, job / "events.jsonl", progress, deadline)
     if not status.is_file():
         raise JobFailed(f"the training in {job} was stopped", "run the recipe again: it goes on")
     result = Status.model_validate_json(status.read_text("utf-8"))
@@ -177,9 +185,10 @@ def started(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
 
 SOURCES = (":(top)src", ":(top)bench", ":(top)recipes")  # for git: what can change a figure
 LOOK, APART = 1.0, 8.0  # seconds between looks at the file, and between lines
+GRACE = 60.0  # seconds in which a worker writes its checkpoint
 
 
-def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log) -> None:
+def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log, deadline: float = math.inf) -> None:
     """Reports progress until the worker ends. Earlier events in the file are not reported again."""
     start = events.stat().st_size if events.is_file() else 0
     due, info = time.monotonic(), ""
@@ -187,6 +196,10 @@ def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log) -> None
         try:
             worker.wait(LOOK)
         except subprocess.TimeoutExpired:
+            if time.monotonic() > deadline:
+                worker.terminate()
+                worker.wait(GRACE)
+                raise JobFailed("the time is over", "the same command with more time goes on") from None
             if time.monotonic() < due:
                 continue
         words = newest(events, start)

@@ -60,3 +60,8 @@ def table(result: Compared) -> list[tuple[str, ...]]:
             f"{way.seconds:.1f}", f"{way.bytes:,.0f}" if way.bytes else "-", way.trust,
         ))  # fmt: skip
     return rows
+
+
+def noted(result: Compared) -> list[str]:
+    """Returns what to know of single rows."""
+    return [f"{way.title}: {note}" for way in result.ways for note in way.notes]

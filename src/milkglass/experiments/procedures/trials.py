@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -88,7 +89,7 @@ class TrainedHalves:
 
 def trained(
     base: Checkpoint, digest: str, problem: TrialData, defence: Defence, training: Hyperparameters, seed: int,
-    cells: Path, threads: int | None, progress: Log = no_log,
+    cells: Path, threads: int | None, progress: Log = no_log, deadline: float = math.inf,
 ) -> TrainedHalves:  # fmt: skip
     """Returns a cell, trained if it does not exist. Raises JobFailed if the training fails."""
     about = {
@@ -110,7 +111,7 @@ def trained(
             limit = min(client.codec.limit, training.max_length)
             client = replace(client, codec=replace(client.codec, limit=limit))
         if isinstance(client, TokenClient):
-            tuned = _tuned(client, server, problem, training, folder / "job", threads, progress)
+            tuned = _tuned(client, server, problem, training, folder / "job", threads, progress, deadline)
         answered = _figures(client, tuned, problem, seed, folder)
     return TrainedHalves(folder.name, client, server, tuned, *answered)
 
@@ -136,7 +137,7 @@ def _halves(base: Checkpoint, problem: TrialData, defence: Defence, seed: int, f
 
 def _tuned(
     client: TokenClient, server: Server, problem: TrialData, training: Hyperparameters, job: Path, threads: int | None,
-    progress: Log,
+    progress: Log, deadline: float,
 ) -> TokenServer:  # fmt: skip
     """Trains the server's half. Epochs are compared on rows of the training data, as in `milkglass finetune`."""
     job.mkdir(exist_ok=True)
@@ -155,7 +156,7 @@ def _tuned(
                 labels = [scale.sent(float(one)) for one in rows.labels]
             _write(client, rows, labels, training.task, job / f"{split}.safetensors")
     write_spec(job, server.folder, training, threads, tuple(splits))
-    run_job(job, progress)
+    run_job(job, progress, deadline)
     return TokenServer(job / "result")
 
 

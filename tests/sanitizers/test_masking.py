@@ -1,0 +1,102 @@
+"""Names, places and numbers are masked by Presidio, offline, and nothing else is changed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import socket
+from pathlib import Path
+
+import pytest
+
+from milkglass.errors import UsageError
+from milkglass.rows.blocks import shape_of
+from milkglass.sanitizers import masking
+from milkglass.sanitizers.masking import analyzer, mask_file, masked_parts, spans
+from tests.cli.kit import call, document, refused
+
+TEXT = "My patient Maria Keller in Basel is HIV positive, call 555-0142-555 or maria@clinic.org on 3 May 2024."
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError("no network in this test")
+
+    monkeypatch.setattr(socket.socket, "connect", refused)
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+
+
+def masked(text: str, least: float = 0.35) -> str:
+    return "".join(masked_parts(text, least)[1])
+
+
+def test_what_is_recognised_is_masked_and_the_rest_stays() -> None:
+    found = masked(TEXT)
+    assert not any(one in found for one in ("Maria", "Keller", "Basel", "555-0142", "clinic.org", "May"))
+    assert "<PERSON>" in found and "<LOCATION>" in found and "<EMAIL_ADDRESS>" in found
+    assert "HIV positive" in found, "Presidio has no recognizer of diseases: what it misses crosses"
+
+
+def test_parts_are_the_text_and_masks_stand_for_whole_entities() -> None:
+    for text in (TEXT, "", "no name here", "Maria Keller", TEXT * 3, "é ü 漢字 \x00 Anna\tBasel"):
+        before, after = masked_parts(text, 0.35)
+        assert "".join(before) == text and len(before) == len(after)
+        assert all(
+            new == old or (new.startswith("<") and new.endswith(">")) for old, new in zip(before, after, strict=True)
+        )
+    assert all(a[1] <= b[0] for a, b in zip(spans(TEXT, 0.0), spans(TEXT, 0.0)[1:], strict=False)), "none overlap"
+
+
+def test_a_higher_score_masks_less() -> None:
+    assert masked(TEXT, 0.9).count("<") < masked(TEXT, 0.35).count("<") <= masked(TEXT, 0.0).count("<")
+
+
+def test_a_text_that_is_too_long_is_refused_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masking, "MAX_CHARACTERS", 100)
+    with pytest.raises(UsageError, match="101.*100"):
+        spans("x" * 101, 0.35)
+
+
+def test_nothing_is_logged_of_a_text(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    analyzer()
+    masked("Secretname Kowalczyk lives in Gdansk")
+    assert "Kowalczyk" not in caplog.text
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
+def test_a_file_keeps_its_shape(suffix: str, tmp_path: Path) -> None:
+    source, out = tmp_path / f"in{suffix}", tmp_path / f"out{suffix}"
+    rows = [{"text": TEXT, "label": "a"}, {"text": 'She said "no", and left', "label": "b"}]
+    if suffix == ".csv":
+        with source.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, ["text", "label"])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        source.write_text(
+            "".join((json.dumps(row) if suffix == ".jsonl" else row["text"]) + "\n" for row in rows), "utf-8"
+        )
+    report = mask_file(source, shape_of(source), out, 0.35)
+    assert report["texts"] == 2 and report["texts with a mask"] == 1 and report["masks"]["<PERSON>"] == 1
+    text = out.read_text("utf-8")
+    assert "Keller" not in text and "and left" in text
+    if suffix == ".csv":
+        assert [row["label"] for row in csv.DictReader(text.splitlines())] == ["a", "b"]
+    assert json.loads((tmp_path / f"out{suffix}.report.json").read_text("utf-8"))["masks"] == report["masks"]
+
+
+def test_the_command_masks_and_refuses_what_it_has_no_use_for(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text(json.dumps({"text": TEXT}) + "\n", "utf-8")
+    start = ("sanitize", source, tmp_path / "out.jsonl", "--method", "mask")
+    for more, value in (("--epsilon", "3"), ("--seed", "1"), ("--by", "tokens")):
+        refused(call(*start, more, value), 2, more.removeprefix("--"))
+    refused(call(*start, "--set", "least=2"), 2, "'2'")
+    refused(call(*start, "--set", "most=1"), 2, "most")
+    refused(call("sanitize", "-", "--method", "mask"), 2, "file")
+    found = document(call(*start, "--json"))
+    assert found["masks"]["<PERSON>"] == 1 and "Keller" not in (tmp_path / "out.jsonl").read_text("utf-8")
+    refused(call(*start), 2, "out.jsonl")
