@@ -39,6 +39,7 @@ from milkglass.attacks.hidden_states.span_membership import SpanMembership
 from milkglass.attacks.shadows.decoding import ShadowDecoding
 from milkglass.attacks.shadows.generation import ShadowGeneration
 from milkglass.attacks.shadows.inverse import ShadowMaximum, ShadowMean, ShadowMedian, ShadowSampling
+from milkglass.attacks.token_ids.as_it_is import AsItIs
 from milkglass.attacks.token_ids.channel import ChannelAttack
 from milkglass.attacks.token_ids.chosen_answers import ChosenAnswers
 from milkglass.attacks.token_ids.cluster_conditional import ClusterConditional
@@ -65,6 +66,7 @@ ATTACKS: Catalogue[Attack] = Catalogue(
     Gram(),
     KnownWeight(),
     NeuronAlignment(),
+    AsItIs(),
     TFA(),
     ChosenAnswers(),
     ClusterConditional(),
@@ -90,7 +92,9 @@ ATTACKS: Catalogue[Attack] = Catalogue(
 )
 
 # Those that an audit may lack which an earlier version began: it goes on, and plays them as well.
-ADDED = frozenset({"neuron-alignment", "span-membership", "symbol-decoder", "chosen-answers", "mask-filling"})
+ADDED = frozenset(
+    {"neuron-alignment", "span-membership", "symbol-decoder", "chosen-answers", "mask-filling", "as-it-is"}
+)
 
 GRADIENT_ATTACKS: Catalogue[Attack] = Catalogue(
     "gradient attack",

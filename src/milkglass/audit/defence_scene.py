@@ -180,6 +180,7 @@ def public_scene(
     truth: Truth,
     private: Sequence[str] | None,
     others: Iterable[Adversary],
+    size: int | None = None,
     **about: Any,
 ) -> Scene:
     """Returns a scene in public ids, in which the public model itself is attacked.
@@ -191,9 +192,10 @@ def public_scene(
         truth: grades the guesses.
         private: the texts, in which names and numbers are marked. None: they are not marked.
         others: the attackers with text.
+        size: how many ids can be sent. None: the model's.
         about: further fields of `Scene`.
     """
-    size, public = len(codec.sigma), Model.open(base.folder)
+    size, public = size or len(codec.sigma), Model.open(base.folder)
 
     def simulate(seed: int) -> tuple[Model, Ids]:
         return public, np.arange(size, dtype=np.int64)

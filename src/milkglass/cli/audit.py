@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 
 from milkglass.audit.report import preflight
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, ModelRef, PassphraseFile, require_file, with_options
+from milkglass.cli.ui.options import AsJson, KeyOptions, original, refuse_unused, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, note, percent, resumable, table
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
@@ -31,11 +32,22 @@ SMALL_SAMPLE = 100  # attacked texts
 SMALL = "The sample is small: {} texts were attacked, and every figure may be some points off; give more rows"
 
 
-@with_options
+@partial(with_options, required=False)
 def audit(
     context: typer.Context,
-    key: KeyFile,
-    text: Annotated[Path, typer.Option("--text", help=f"Your texts: {ROWS}, or .txt with one a line.")],
+    text: Annotated[
+        Path | None, typer.Option("--text", help=f"Your texts: {ROWS}, or .txt with one a line.", show_default=False)
+    ] = None,
+    captured: Annotated[
+        Path | None,
+        typer.Option(
+            help="Judge somebody else's client, without its key: JSON Lines, each with a text and what was sent for it "
+            "(ids, vectors, or text). --model names the public model."
+        ),
+    ] = None,
+    layer: Annotated[
+        int, typer.Option(min=0, help="Of captured vectors: how many layers the client runs before it sends.")
+    ] = 0,
     out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit"),
     public: Annotated[
         Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")
@@ -56,16 +68,28 @@ def audit(
     ] = DEFAULT_BUDGET,
     rows: Annotated[int | None, typer.Option(help="Read only this many texts.")] = None,
     seed: Annotated[int, typer.Option(help="Decides which half of the texts is private, and every random draw.")] = 1,
-    model: ModelRef = None,
-    passphrase_file: PassphraseFile = None,
     *,
+    options: KeyOptions,
     columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Attack your own model, key and text, and write what is recovered into OUT. Nothing is sent anywhere."""
+    """Attack your own model, key and text, and write what is recovered into OUT. Nothing is sent anywhere.
+
+    With --captured, attack what somebody else's client sent for texts of yours: the same attacks and the same page.
+    """
+    if captured is not None:
+        unused = {
+            "--key": options.key, "--text": text, "--public": public, "--known": known,
+            "--server-transcript": server_transcript, "--rows": rows,
+        }  # fmt: skip
+        refuse_unused("with --captured", unused)
+        audit_captured(context, captured, options.model, layer, out, budget, seed, as_json)
+        return
+    if text is None:
+        raise UsageError("no text was given", "give --text FILE, or --captured FILE for somebody else's client")
+    refuse_unused("without --captured", {"--layer": layer or None})
+    model, key = options.model, options.require()
     texts = {"text": text, "public": public, "known": known}
-    options = KeyOptions(key, model, passphrase_file)
-    options.require()
     require_audit(out, budget, *texts.values())
     if rows is not None and rows < 20:
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
@@ -89,6 +113,23 @@ def audit(
 
     done = attacked(staged, about, out, budget, seed, as_json)
     remember(key, done[0])
+    print_audit(context, done, out, as_json)
+
+
+def audit_captured(
+    context: typer.Context, path: Path, model: str | None, layer: int, out: Path, budget: str, seed: int, as_json: bool
+) -> None:
+    """Audits what somebody else's client sent."""
+    if model is None:
+        raise UsageError("--captured needs --model", "name the public model whose tokenizer the client uses")
+    require_audit(out, budget, path)
+    from milkglass.audit.captured import digest, read, scene_of
+
+    rows, base = read(path), original(model)
+    kinds = {"ids": "ids", "text": "replaced text", "vectors": "vectors"}
+    note(f"{path.name}: {len(rows):,} texts and the {kinds[rows[0].kind]} that were sent for them")
+    about = {"captured": digest(rows), "model": base.digest(), "seed": seed, "layer": layer}
+    done = attacked(lambda stage: scene_of(base, rows, seed, layer), about, out, budget, seed, as_json)
     print_audit(context, done, out, as_json)
 
 

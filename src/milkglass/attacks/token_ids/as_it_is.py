@@ -1,0 +1,33 @@
+"""Reads what was sent as the public model's own ids: nothing is undone.
+
+Whatever a defence leaves unchanged is read so. Under a scheme that permutes ids it reads what chance gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milkglass import papers
+from milkglass.threat.attack import Attack, Cost
+from milkglass.threat.budget import Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Tokens, Transcript
+
+
+@dataclass(frozen=True)
+class AsItIs(Attack):
+    """The attack."""
+
+    name = "as-it-is"
+    title = "What was sent, read as it is"
+    cost = Cost(0.1, tokens=1)
+    paper = papers.ours("Each id is read as the public model's own")
+    sees = frozenset({Tokens})
+    assumes = frozenset({"public_model"})
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        ids = np.arange(transcript.size, dtype=np.int64)
+        return Guess(table=np.where(ids < knowledge.tokens(transcript.size), ids, NO_BELIEF)[:, None])

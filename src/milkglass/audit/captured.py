@@ -1,0 +1,256 @@
+"""The scene of somebody else's client: texts, and what that client sent for each, without its code or its key.
+
+A row of a captured file holds a text and what crossed for it:
+
+    {"text": "...", "sent": [2054, 2003]}            ids, one for each token of the public model
+    {"text": "...", "sent": "replaced words"}        text
+    {"text": "...", "sent": [[0.1, ...], ...]}       vectors, one for each token, or one for the whole text
+
+A random half of the rows is attacked. An attacker has the texts of the other half; a second one, who can run the
+client as its vendor can, has what was sent for them as well. The public model's own ids or states are a control: all of
+it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from milkglass.audit.defence_scene import public_scene
+from milkglass.audit.key_scene import truth_of
+from milkglass.audit.scene import ALIKE, KNOWN, Adversary, Scene, require_enough
+from milkglass.client.codec.codec import Codec
+from milkglass.defences.obfuscated_tables import public_codec
+from milkglass.errors import CodecError, EmptyText
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.rows.place import Place, text_of
+from milkglass.rows.tables import json_rows
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.guess import NO_BELIEF
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Activations, Observation, Tokens
+
+Kind = Literal["ids", "text", "vectors"]
+MAX_ID = 1 << 22
+WHAT = {"ids": "ids", "text": "text", "vectors": "vectors"}
+
+
+@dataclass(frozen=True)
+class CapturedRow:
+    """A text and what was sent for it."""
+
+    place: Place
+    text: str
+    kind: Kind
+    sent: Any
+
+
+def read(path: Path) -> list[CapturedRow]:
+    """Reads captured rows.
+
+    Raises:
+        CodecError: a row has no text, or what was sent is none of the three kinds or another one than before.
+        EmptyText: there are no rows.
+    """
+    rows = list(_rows(path))
+    if not rows:
+        raise EmptyText(f"{path.name} has no rows", 'give {"text": ..., "sent": ...} a line')
+    for one in rows:
+        if one.kind != rows[0].kind:
+            raise CodecError(
+                f"{one.place} has {WHAT[one.kind]}, and {rows[0].place} has {WHAT[rows[0].kind]}",
+                "give what one client sent, in one form",
+            )
+    return rows
+
+
+def _rows(path: Path) -> Iterator[CapturedRow]:
+    for place, row in json_rows(path):
+        text = text_of(place, row, "text")
+        if "sent" not in row:
+            raise CodecError(f"{place} has no field sent", "give what the client sent: ids, text, or vectors")
+        yield CapturedRow(place, text, *_sent(place, row["sent"]))
+
+
+def _sent(place: Place, value: Any) -> tuple[Kind, Any]:
+    if isinstance(value, str):
+        return "text", value
+    if isinstance(value, list) and value:
+        if all(type(one) is int and 0 <= one < MAX_ID for one in value):
+            return "ids", np.array(value, np.int64)
+        width = len(value[0]) if isinstance(value[0], list) else 0
+        numbers = all(isinstance(one, list) and len(one) == width for one in value) and width > 0
+        if numbers and all(type(number) in (int, float) for one in value for number in one):
+            found = np.array(value, np.float32)
+            if np.isfinite(found).all():
+                return "vectors", found
+    raise CodecError(
+        f"{place}: what was sent is no list of ids from 0 to {MAX_ID - 1:,}, no text, and no vectors of one length",
+        'give "sent": [1, 2], "sent": "words" or "sent": [[0.5, 1.0]]',
+    )
+
+
+def scene_of(base: Checkpoint, rows: Sequence[CapturedRow], seed: int, layer: int = 0) -> Scene:
+    """Returns the scene.
+
+    Args:
+        base: the public model whose tokenizer the client uses.
+        rows: what was captured.
+        seed: decides which half is attacked.
+        layer: of vectors, how many layers the client runs before it sends.
+
+    Raises:
+        CodecError: what was sent does not fit the public model's tokens.
+        UsageError: there are too few rows.
+    """
+    codec, order = public_codec(base), np.random.default_rng(seed).permutation(len(rows))
+    half = len(rows) // 2
+    private, others = ([rows[i] for i in part] for part in (order[:half], order[half:]))
+    require_enough(private, "the attacked half of the captured rows")
+    captured = _Captured(base, codec, layer)
+    mine, theirs = captured.of(private), captured.of(others)
+    truth = replace(truth_of(codec, mine.sent, mine.original, [theirs.original]), origin=mine.origin)
+    about = {"name": f"captured {WHAT[rows[0].kind]}"}
+    alike = Knowledge(corpus=theirs.original)
+    known = replace(alike, **captured.knows(theirs))
+    attackers = [Adversary.with_text(ALIKE, alike), Adversary.with_text(KNOWN, known, "the client")]
+    size = max(len(codec.sigma), *(int(one.sent.ids.max(initial=0)) + 1 for one in (mine, theirs)))
+    truth = replace(truth, inverse=_inverse(mine, size))
+    return public_scene(
+        base, codec, (mine.observation,), truth, [one.text for one in private], attackers, scheme=about, size=size
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Crossed:
+    """What crossed for some rows.
+
+    Attributes:
+        sent: the ids that crossed; of vectors the public ids themselves, which have their places.
+        original: the texts' public ids.
+        origin: (total of original,) the place in `sent` of each; None: its own place.
+    """
+
+    observation: Observation
+    sent: Sequences
+    original: Sequences
+    origin: Ids | None
+
+
+@dataclass(frozen=True)
+class _Captured:
+    base: Checkpoint
+    codec: Codec
+    layer: int
+
+    def of(self, rows: Sequence[CapturedRow]) -> _Crossed:
+        original = Sequences.of(self.codec.encode([row.text for row in rows], truncate=True).ids)
+        if rows[0].kind == "vectors":
+            return self._vectors(rows, original)
+        sent, origin, begin = [], [], 0
+        for row, own in zip(rows, original, strict=True):
+            ids = row.sent if row.kind == "ids" else self._tokens(row)
+            places = self._aligned(row, own, ids) if row.kind == "ids" else _matched(own, ids)
+            origin.append(np.where(places == NO_BELIEF, NO_BELIEF, places + begin))
+            sent.append(ids)
+            begin += len(ids)
+        whole = Sequences.of(sent)
+        return _Crossed(Tokens(whole), whole, original, np.concatenate(origin).astype(np.int64))
+
+    def _tokens(self, row: CapturedRow) -> Ids:
+        """Returns the public ids of replaced text."""
+        if not row.sent.strip():
+            return np.zeros(0, np.int64)
+        return np.asarray(self.codec.encode([row.sent], truncate=True).ids[0], np.int64)
+
+    def _aligned(self, row: CapturedRow, own: Ids, sent: Ids) -> Ids:
+        """Returns where each token of a text was sent. Special tokens may be left out."""
+        if len(sent) == len(own):
+            return np.arange(len(own))
+        ordinary = self.codec.visible[own]
+        if len(sent) == int(ordinary.sum()):
+            return np.where(ordinary, np.cumsum(ordinary) - 1, NO_BELIEF)
+        raise CodecError(
+            f"{row.place} has {len(sent)} ids for a text of {len(own)} tokens of {self.base.folder.name}",
+            "give the model whose tokenizer the client uses with --model, and one id for each token",
+        )
+
+    def _vectors(self, rows: Sequence[CapturedRow], original: Sequences) -> _Crossed:
+        widths = {row.sent.shape[1] for row in rows}
+        if len(widths) > 1:
+            raise CodecError(f"vectors have {len(widths)} widths: {sorted(widths)}", "give what one client sent")
+        lengths = np.array([len(row.sent) for row in rows], np.int64)
+        pooled = bool((lengths == 1).all())
+        for row, count, own in zip(rows, lengths.tolist(), original.lengths.tolist(), strict=True):
+            if not pooled and count != own:
+                raise CodecError(
+                    f"{row.place} has {count} vectors for a text of {own} tokens of {self.base.folder.name}",
+                    "give one vector for each token, special ones too, or one for each text",
+                )
+        hidden = torch.from_numpy(np.concatenate([row.sent for row in rows]))
+        return _Crossed(Activations(hidden, lengths, self.layer, pooled), original, original, None)
+
+    def knows(self, theirs: _Crossed) -> dict[str, Any]:
+        """Returns what somebody knows who ran the client on the other half of the rows."""
+        corpus, seen = theirs.original, theirs.observation
+        if isinstance(seen, Activations):
+
+            def observe(ids: Sequences, seed: int) -> Activations:
+                _require_same(ids, corpus)
+                return seen
+
+            return {"observe": observe}
+        assert theirs.origin is not None
+        there = theirs.origin != NO_BELIEF
+        pairs = np.unique(np.stack([theirs.sent.ids[theirs.origin[there]], corpus.ids[there]], 1), axis=0)
+
+        def rehearse(ids: Sequences, seed: int) -> tuple[Sequences, Ids]:
+            _require_same(ids, corpus)
+            assert theirs.origin is not None
+            return theirs.sent, theirs.origin
+
+        return {"pairs": pairs, "rehearse": rehearse}
+
+
+def _require_same(ids: Sequences, corpus: Sequences) -> None:
+    """Raises ValueError for other text than the captured rows: the client itself is not here."""
+    if not np.array_equal(ids.ids, corpus.ids):
+        raise ValueError("only the captured rows can be rehearsed")
+
+
+def _matched(own: Ids, sent: Ids) -> Ids:
+    """Returns where each token of a text is in the replaced text, by their longest common parts."""
+    places = np.full(len(own), NO_BELIEF, np.int64)
+    for kind, a, b, c, d in SequenceMatcher(None, own.tolist(), sent.tolist(), autojunk=False).get_opcodes():
+        if kind == "equal" or kind == "replace":
+            count = min(b - a, d - c)
+            places[a : a + count] = np.arange(c, c + count)
+    return places
+
+
+def _inverse(mine: _Crossed, size: int) -> Ids:
+    """Returns (n',) the public id that each sent id most often stands for; itself where it was not sent."""
+    result = np.arange(size, dtype=np.int64)
+    if mine.origin is None:
+        return result
+    there = mine.origin != NO_BELIEF
+    pairs, counts = np.unique(
+        np.stack([mine.sent.ids[mine.origin[there]], mine.original.ids[there]], 1), axis=0, return_counts=True
+    )
+    for place in np.argsort(counts, kind="stable").tolist():
+        result[pairs[place, 0]] = pairs[place, 1]
+    return result
+
+
+def digest(rows: Sequence[CapturedRow]) -> str:
+    """Returns the digest of captured rows, by which a stopped audit goes on."""
+    parts = (json.dumps([row.text, row.sent if isinstance(row.sent, str) else row.sent.tolist()]) for row in rows)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
