@@ -68,7 +68,7 @@ def compare(
     chosen by the held-out rows.
     """
     from milkglass.client.key.generate import scheme_for
-    from milkglass.client.training_defaults import training_defaults
+    from milkglass.client.training_request import training_defaults
     from milkglass.experiments.procedures.own_rows import OwnRows
     from milkglass.experiments.procedures.own_rows import compare as compared
     from milkglass.models.families import of

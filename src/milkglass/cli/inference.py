@@ -135,7 +135,7 @@ def generate(
 ) -> None:
     """Generate text, which is shown while it is generated."""
     if split.split is not None:
-        from milkglass.cli.split.decoder import generate_split, sampling_of, split_text
+        from milkglass.cli.enclave import generate_split, sampling_of, split_text
 
         if prompt is not None:
             raise UsageError("two arguments were given with --split", "give the prompt alone: the server has one model")
@@ -185,7 +185,7 @@ def chat(
     /new begins again, /exit or Ctrl-D ends; Ctrl-C ends an answer, and at the prompt the chat.
     """
     if split.split is not None:
-        from milkglass.cli.split.decoder import sampling_of, split_text
+        from milkglass.cli.enclave import sampling_of, split_text
 
         refuse_unused("with --split", {"a model's id": model_id})
         _require_split(key, split)

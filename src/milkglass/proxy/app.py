@@ -19,16 +19,13 @@ from pydantic import BaseModel, ValidationError
 
 from milkglass.errors import MilkglassError
 from milkglass.proxy import refusals
-from milkglass.proxy.backends import Backends
-from milkglass.proxy.calls.bodies import ChatBody, CompletionBody, EmbeddingBody, ResponseBody
-from milkglass.proxy.calls.chat import ChatAnswer
-from milkglass.proxy.calls.completions import CompletionAnswer
-from milkglass.proxy.calls.embeddings import embedded
-from milkglass.proxy.calls.responses import ResponseAnswer
+from milkglass.proxy.backend import Backends
+from milkglass.proxy.bodies import ChatBody, CompletionBody, EmbeddingBody, ResponseBody
+from milkglass.proxy.completions import ChatAnswer, CompletionAnswer, embedded
 from milkglass.proxy.guard import LocalGuard
-from milkglass.server.connections.logs import place_of
-from milkglass.server.http.streaming import GONE, EventStream, disconnect, event, first
-from milkglass.server.http.strict_json import StrictRoute
+from milkglass.proxy.responses import ResponseAnswer
+from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, event, first
+from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 
 log = logging.getLogger("milkglass.proxy")

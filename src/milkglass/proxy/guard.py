@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from milkglass.engines.concurrency import REQUEST
 from milkglass.errors import MilkglassError, Unauthorized
 from milkglass.proxy import refusals
-from milkglass.server.connections.logs import place_of
 from milkglass.server.http import errors
-from milkglass.server.http.bodies import BodyMemory, BodyRule, CountedBody, too_large
+from milkglass.server.http.guard import BodyMemory, BodyRule, CountedBody, too_large
+from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 from milkglass.system import is_loopback
 

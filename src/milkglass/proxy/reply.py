@@ -17,8 +17,7 @@ from milkglass.errors import CodecError, MisspeltAnswer, RemoteError, ToolUseFai
 from milkglass.proxy.answers import AnswerMemory
 from milkglass.proxy.observe import Received
 from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools
-from milkglass.proxy.text.sections import NO_TOOLS, Kind, Part, Sections
-from milkglass.proxy.text.stops import StopStrings
+from milkglass.proxy.text.sections import NO_TOOLS, Kind, Part, Sections, StopStrings
 from milkglass.proxy.text.tokens import NamedLogprob, TokenNames
 
 Logprobs = tuple[NamedLogprob, list[NamedLogprob]]  # the token that was drawn, and the likeliest ones

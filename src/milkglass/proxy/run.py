@@ -17,12 +17,10 @@ from milkglass.client.key.file import UnlockedKey
 from milkglass.engines.upstream import Upstream
 from milkglass.progress import Log, no_log
 from milkglass.proxy.app import PageRoutes, create_app
-from milkglass.proxy.backend import Backend
-from milkglass.proxy.backends import Backends, ServedKey, all_connected
-from milkglass.proxy.counting import UsageCount
-from milkglass.proxy.observe import Observer, Observers
-from milkglass.server.connections import logs
-from milkglass.server.connections.process import DRAIN, WebServer, allowed, listen, url_of
+from milkglass.proxy.backend import Backend, Backends, ServedKey, all_connected
+from milkglass.proxy.observe import Observer, Observers, UsageCount
+from milkglass.server import logs
+from milkglass.server.process import DRAIN, WebServer, allowed, listen, url_of
 from milkglass.server.settings import Limits
 
 LIMITS = Limits(total=2048, per_address=1024)  # one program may send a thousand requests at a time

@@ -10,11 +10,10 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.types import Scope
 
 import milkglass.server.context as contexts
-from milkglass.server.connections.process import prepare, run
 from milkglass.server.http import routes_files, routes_inference, routes_jobs, routes_models
-from milkglass.server.http.auth import Guard
-from milkglass.server.http.bodies import BodyRule
 from milkglass.server.http.errors import web_app
+from milkglass.server.http.guard import BodyRule, Guard
+from milkglass.server.process import prepare, run
 from milkglass.server.settings import DataDir, ServerSettings
 
 

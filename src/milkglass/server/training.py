@@ -35,18 +35,21 @@ from milkglass import files
 from milkglass.errors import BadUpload, DiskFull, MilkglassError, ModelError, SaveFailed, lacking
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs import lora
-from milkglass.server.jobs.checkpoints import (
+from milkglass.server.jobs.data import Collate, TrainingDataset
+from milkglass.server.jobs.folder import resumed_from, step_of
+from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory, shown
+from milkglass.server.jobs.trainer import (
+    BEST,
+    MEASURES,
     CheckpointTrainer,
+    Reporter,
     Reserve,
     drop_reserve,
     drop_unfinished,
     newest_checkpoint,
+    numbers_of,
     saving,
 )
-from milkglass.server.jobs.data import Collate, TrainingDataset
-from milkglass.server.jobs.kept import resumed_from, step_of
-from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory, shown
-from milkglass.server.jobs.reporter import BEST, MEASURES, Reporter, numbers_of
 from milkglass.server.settings import FULL_DISK, NO_ROOM, free_bytes, nearly_full, taken
 from milkglass.server.spec import ATTACHED, COMPLETE, INTERRUPTED, RESERVE, Hyperparameters, JobSpec, Status
 from milkglass.system import memory

@@ -32,7 +32,7 @@ from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.key.key import Key
 from milkglass.client.layout import tokenizer_digest
-from milkglass.client.model_sampling import ModelSampling
+from milkglass.client.model_config import ModelSampling
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
 from milkglass.models.checkpoint import read_generation
 from milkglass.models.pieces import TextPiece, special_around

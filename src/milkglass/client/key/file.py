@@ -39,8 +39,7 @@ from milkglass.client.key.file_format import (
     parse,
     unpack,
 )
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.key.passphrases import require_strong
 from milkglass.errors import DamagedKey, KeyExists, KeyFileError, TamperedKey, TruncatedKey, WrongPassphrase
 from milkglass.progress import Log

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.errors import CorruptCheckpoint, DamagedKey, KeyFileError, TruncatedKey, UnknownKeyVersion
 from milkglass.models.safetensors_header import METADATA, parse_table
 from milkglass.unique_keys import unique_keys

@@ -30,11 +30,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.client.config_ids import special_ids
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key, hashed_permutation, packed_groups, permutation
+from milkglass.client.key.key import Key, KeyInfo, hashed_permutation, packed_groups, permutation
 from milkglass.client.layout import tokenizer_digest
-from milkglass.client.model_sampling import ModelSampling
+from milkglass.client.model_config import ModelSampling, special_ids
 from milkglass.errors import CorruptCheckpoint, MissingExtra, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint, read_model_json
 from milkglass.models.families import Architecture, of

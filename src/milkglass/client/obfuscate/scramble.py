@@ -31,10 +31,10 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.client.codec.aliases import AliasChoices
-from milkglass.client.config_ids import config_entries, generation_entries, remap
 from milkglass.client.key.generate import require_delta, require_finite, reserved_ids, scheme_of, visited
 from milkglass.client.key.key import Key
 from milkglass.client.layout import KEY_ID, MARKED, MARKER
+from milkglass.client.model_config import config_entries, generation_entries, remap
 from milkglass.client.obfuscate.covariant import new_width, require_layers, transformed
 from milkglass.client.obfuscate.plus import turn_of, turned, with_head
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel

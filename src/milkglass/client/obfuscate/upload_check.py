@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, final
 
 from milkglass.client import layout
-from milkglass.client.config_ids import LABELS, NAMES, WORD, tells
 from milkglass.client.layout import MARKER, TOKENIZER
+from milkglass.client.model_config import LABELS, NAMES, WORD, tells
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.models.safetensors_header import has_notes, read_header
 

@@ -20,11 +20,9 @@ from numpy.typing import NDArray
 from milkglass.client.layout import KEY_ID
 from milkglass.client.obfuscate.upload_check import Outgoing, is_plain, plain_name
 from milkglass.client.remote import responses
-from milkglass.client.remote.connection import Connection, RetryPolicy
-from milkglass.client.remote.exchange import server_events
-from milkglass.client.remote.model_download import fetch
+from milkglass.client.remote.connection import Connection, RetryPolicy, server_events
 from milkglass.client.remote.responses import Prediction, classified, delta, in_order, response_id, token_ids
-from milkglass.client.remote.transfer import file_sha256, send
+from milkglass.client.remote.transfer import fetch, file_sha256, send
 from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
 from milkglass.progress import Stage, no_stage
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.obfuscate.preflight import require_scramblable
-from milkglass.client.training_defaults import steps_of
+from milkglass.client.training_request import steps_of
 from milkglass.defences.obfuscated_tables import Plain, TableDefence
 from milkglass.errors import CodecError
 from milkglass.experiments import data_refs
@@ -32,7 +32,7 @@ from milkglass.progress import Log, no_log
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Summary, checked, read_examples, require_classes
 from milkglass.schemes.scheme import Scheme
-from milkglass.server.jobs import events
+from milkglass.server.jobs.folder import read_events
 from milkglass.server.spec import Hyperparameters
 from milkglass.system import cores
 from milkglass.threat.defence import LabelledTexts
@@ -199,7 +199,7 @@ def own_answers(rows: OwnRows) -> tuple[dict[str, NDArray[np.int64]], str]:
 def reported(job: Path) -> list[float]:
     """Returns the losses in a job's events, in the order of their steps. A step repeated after a stop counts once."""
     losses = dict[int, float]()
-    for one in events.read(job):
+    for one in read_events(job):
         data = one.event.data or {}
         if "loss" in data and "step" in data:
             losses[int(data["step"])] = float(data["loss"])

@@ -1,7 +1,8 @@
-"""Splits an answer into reasoning, tool calls and content, as its text arrives in pieces.
+"""Splits an answer into reasoning, tool calls and content, and ends it at stop strings, as its text arrives in pieces.
 
 Models write `<think>...</think>` before an answer, and calls as calls.py describes. The parts of an answer do not
-depend on the pieces in which it arrived.
+depend on the pieces in which it arrived, and no text is read twice. The engine never sees stop strings; it is asked to
+end at token ids only.
 """
 
 from __future__ import annotations
@@ -15,8 +16,94 @@ from typing import Literal
 import regex
 
 from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools, calls_in, letter_escapes, short_id
-from milkglass.proxy.text.json_span import JsonSpan
-from milkglass.proxy.text.stops import unfinished
+
+OUTSIDE = re.compile(r'["{}\[\]]|[^\s\w:,+.\-]')  # opens or closes, or is invalid outside of a string
+INSIDE = re.compile(r'"|\\.', re.DOTALL)
+ONE_LINE = re.compile(r'"|\\.|\n', re.DOTALL)
+
+
+@dataclass
+class JsonSpan:
+    """The span of one value that begins with a bracket.
+
+    Attributes:
+        at: how much of the text was read; at first, where the value begins.
+        lines: whether a string may have a line feed, as models write them.
+        broken: whether it is no JSON.
+    """
+
+    at: int = 0
+    lines: bool = True
+    broken: bool = False
+    _depth: int = 0
+    _string: bool = False
+
+    def end(self, text: str) -> int | None:
+        """Returns where the value ends in the text, which only grows between calls. None: not yet, or it is broken."""
+        while not self.broken:
+            inside = INSIDE if self.lines else ONE_LINE
+            found = (inside if self._string else OUTSIDE).search(text, self.at)
+            if found is None:
+                half = self._string and text.endswith("\\")  # what it escapes is still to come
+                self.at = max(self.at, len(text) - half)
+                return None
+            self.at = found.end()
+            self._take(found[0])
+            if self._depth == 0 and not self.broken:
+                return self.at
+        return None
+
+    def _take(self, mark: str) -> None:
+        if self._string:
+            self._string, self.broken = mark != '"', mark == "\n"
+        elif mark == '"':
+            self._string = True
+        elif mark in "{[":
+            self._depth += 1
+        elif mark in "}]":
+            self._depth -= 1
+        else:
+            self.broken = True
+
+
+@dataclass
+class StopStrings:
+    """Text that arrives in pieces, up to the first stop string.
+
+    Attributes:
+        stops: none of them empty.
+        found: whether one was found. Nothing more comes out then.
+    """
+
+    stops: Sequence[str]
+    found: bool = False
+    _held: str = ""
+
+    def push(self, text: str) -> str:
+        """Adds text, and returns what became certain."""
+        if self.found or not self.stops:
+            return "" if self.found else text
+        self._held += text
+        places = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        if places:
+            self.found = True
+            fresh, self._held = self._held[: min(places)], ""
+            return fresh
+        keep = max(unfinished(self._held, stop) for stop in self.stops)
+        cut = len(self._held) - keep
+        fresh, self._held = self._held[:cut], self._held[cut:]
+        return fresh
+
+    def flush(self) -> str:
+        """Returns what was held back, at the end."""
+        fresh, self._held = self._held, ""
+        return fresh
+
+
+def unfinished(text: str, mark: str) -> int:
+    """Returns how many characters at the end of `text` may be the beginning of `mark`."""
+    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-size:])), 0)
+
 
 Kind = Literal["content", "reasoning", "call"]
 THINK, THOUGHT = "<think>", "</think>"

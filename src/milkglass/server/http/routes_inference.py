@@ -28,8 +28,7 @@ from milkglass.server.http.requests import (
     require_rows,
     token_types,
 )
-from milkglass.server.http.streaming import GONE, EventStream, disconnect, event, first
-from milkglass.server.http.strict_json import StrictRoute
+from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, event, first
 from milkglass.server.inference.classifier import Classifier, ClassifierRow
 from milkglass.server.inference.generator import Sequence
 from milkglass.server.inference.model_cache import Task

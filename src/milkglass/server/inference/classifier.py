@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import normalize
 
 from milkglass.errors import MilkglassError
-from milkglass.server.inference.engine import Engine, not_finite, that_fit
+from milkglass.server.inference.generator import Engine, not_finite, that_fit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
