@@ -156,8 +156,7 @@ def audit(
     model: Annotated[str, typer.Option(help="The provider's model, which attackers have.", show_default=False)],
     epsilon: Annotated[float | None, typer.Option(help="The sanitizer's budget of a token.  [default: 3]")] = None,
     p: Annotated[
-        float | None,
-        typer.Option("--p", help="How often a token that is not sensitive is replaced.  [default: 0.3]"),
+        float | None, typer.Option("--p", help="How often a token that is not sensitive is replaced.  [default: 0.3]")
     ] = None,
     no_sanitize: Annotated[bool, typer.Option("--no-sanitize", help="Audit what crosses without it.")] = False,
     *,

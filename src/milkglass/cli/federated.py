@@ -186,8 +186,7 @@ def run(
     batch_size: Annotated[int, typer.Option(help="Texts of a step.")] = 8,
     minimum: Annotated[int, typer.Option(help="The smallest number of sites with which a round is done.")] = 1,
     shield: Annotated[
-        str,
-        typer.Option(help="A defence of the gradients besides GHOST, such as gaussian or dp-sgd:noise=0.5."),
+        str, typer.Option(help="A defence of the gradients besides GHOST, such as gaussian or dp-sgd:noise=0.5.")
     ] = "none",
     plain: Plain = False,
     selection: SelectionWay = "states",

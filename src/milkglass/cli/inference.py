@@ -124,8 +124,7 @@ def generate(
     top_k: TopK = None,
     seed: Seed = None,
     instruction: Annotated[
-        str,
-        typer.Option(help="With --split: what the message begins with; it is not sanitized.", show_default=False),
+        str, typer.Option(help="With --split: what the message begins with; it is not sanitized.", show_default=False)
     ] = "",
     *,
     key: KeyOptions,

@@ -167,10 +167,7 @@ def upload(
         Path, typer.Argument(help="A folder that `obfuscate` wrote, or a Parquet file that `encode` wrote.")
     ],
     name: Annotated[str | None, typer.Option("--name", help="The model's name there  [default: a random one]")] = None,
-    key: Annotated[
-        Path | None,
-        typer.Option("--key", help="The model's key file, which notes the name."),
-    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="The model's key file, which notes the name.")] = None,
     passphrase_file: PassphraseFile = None,
     *,
     server: ServerOptions,

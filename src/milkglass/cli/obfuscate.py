@@ -115,13 +115,7 @@ def next_steps(
         lines.append(
             f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"
         )
-    return [
-        *lines,
-        audit,
-        f"then: milkglass verify {folder} {opens}",
-        f"then: {upload}",
-        *proxy,
-    ]
+    return [*lines, audit, f"then: milkglass verify {folder} {opens}", f"then: {upload}", *proxy]
 
 
 @with_options

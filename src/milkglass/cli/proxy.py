@@ -204,8 +204,7 @@ def ui(
         ),
     ] = None,
     budget: Annotated[
-        str,
-        typer.Option(help="How long the prepared model is attacked, in seconds of the processor: 90, 90s, 2m, 1h."),
+        str, typer.Option(help="How long the prepared model is attacked, in seconds of the processor: 90, 90s, 2m, 1h.")
     ] = BUDGET,
     attack: Annotated[bool, typer.Option("--attack/--no-attack", help="Whether anything is attacked here.")] = True,
     *,

@@ -271,8 +271,7 @@ def sanitize(
         str, typer.Option("--method", help="How words are replaced, or ghost; an unknown name lists the methods.")
     ] = "custext",
     epsilon: Annotated[
-        float | None,
-        typer.Option(help="The budget of one word; santext: per unit of distance.  [1; custext: 3]"),
+        float | None, typer.Option(help="The budget of one word; santext: per unit of distance.  [1; custext: 3]")
     ] = None,
     embeddings: Annotated[
         str,

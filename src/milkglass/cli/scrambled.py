@@ -103,8 +103,7 @@ def train_config(
     trainer: Annotated[Literal["trl", "axolotl", "llamafactory"], typer.Argument(help="Who trains.")],
     model: Annotated[Path, typer.Option("--model", help="A folder that `export --for transformers` wrote.")],
     rows: Annotated[
-        Path,
-        typer.Option("--rows", help="What `encode --out` wrote: .parquet, .jsonl, or for llamafactory a folder."),
+        Path, typer.Option("--rows", help="What `encode --out` wrote: .parquet, .jsonl, or for llamafactory a folder.")
     ],
     out: Annotated[Path, typer.Option("--out", help="The YAML file to write.")],
     result: Annotated[Path, typer.Option(help="The folder that the trainer will make.")] = Path("tuned"),

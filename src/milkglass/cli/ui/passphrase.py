@@ -110,8 +110,7 @@ def _given(file: Path | None) -> str | None:
         return _required(provided)
     if not _has_terminal():
         raise UsageError(
-            "no passphrase was given, and there is no terminal to ask at",
-            f"use --passphrase-file, or set {VARIABLE}",
+            "no passphrase was given, and there is no terminal to ask at", f"use --passphrase-file, or set {VARIABLE}"
         )
     return None
 

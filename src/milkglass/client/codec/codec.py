@@ -163,10 +163,7 @@ class Codec:
             self._refuse(lengths + reserved, limit)
         elif long:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
             batch = self.tokenizer(
-                *requested,
-                truncation=True,
-                max_length=limit - reserved,
-                split_special_tokens=literal,
+                *requested, truncation=True, max_length=limit - reserved, split_special_tokens=literal
             )
             self._refuse(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved, limit)
         types = batch.get("token_type_ids")

@@ -103,10 +103,7 @@ def _widened(base: Checkpoint, key: Key) -> dict[str, int]:
     scheme, architecture = scheme_of(key), of(base)
     if not scheme.needs_heads:
         return {}
-    return {
-        "hidden_size": new_width(base, architecture, scheme),
-        "head_dim": architecture.layout(base).head_size,
-    }
+    return {"hidden_size": new_width(base, architecture, scheme), "head_dim": architecture.layout(base).head_size}
 
 
 def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[np.int64] | None) -> Configs:

@@ -298,10 +298,7 @@ class Connection:
         for attempt in range(self.retry.attempts):
             last = attempt == self.retry.attempts - 1
             try:
-                with (
-                    self._within(total, RemoteError),
-                    self._ask(method, path, headers, timeout, arguments) as answer,
-                ):
+                with self._within(total, RemoteError), self._ask(method, path, headers, timeout, arguments) as answer:
                     status = answer.status_code
                     if last or not (status in BUSY or (again and status in LOST)):
                         return _object(answer)
