@@ -31,8 +31,7 @@ PLAIN_MEANS = "no --public-text: tokens are counted in {}, and all tokens of a s
 def by_default(scheme: str | None, data: Path | None, epsilon: float | None, words: Sequence[str]) -> str | None:
     """Returns the scheme's name: "coarse" if rows are given and no scheme is named.
 
-    Raises:
-        UsageError: an epsilon is given as well, which might be meant for ObfusLM.
+    Raises UsageError if an epsilon is given as well, which might be meant for ObfusLM.
     """
     if scheme is not None or data is None:
         return scheme
@@ -46,14 +45,7 @@ def by_default(scheme: str | None, data: Path | None, epsilon: float | None, wor
 
 @dataclass(frozen=True)
 class CoarseFiles:
-    """What a map is found from.
-
-    Attributes:
-        data: the user's rows.
-        public: public text in which tokens are counted.
-        regression: whether labels are numbers.
-        columns: of both.
-    """
+    """The files that a map is found from: the user's rows, and public text in which tokens are counted."""
 
     data: Path | None
     public: Path | None
@@ -76,14 +68,9 @@ class CoarseFiles:
             raise UsageError("--data is missing", "give your training rows: the symbols are found from them")
 
     def require(self, named: bool) -> None:
-        """Checks the rows before a model is read.
+        """Checks the rows before a model is read. Rows without labels need the scheme to be `named` by the user.
 
-        Args:
-            named: whether the user named the scheme, which may then do without labels.
-
-        Raises:
-            CodecError: rows that cannot be read.
-            UsageError: rows without labels.
+        Raises CodecError for rows that cannot be read, UsageError for rows without labels.
         """
         if self.data is not None:
             file, summary = self.columns.training(self.data, "regression" if self.regression else None)

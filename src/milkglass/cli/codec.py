@@ -190,7 +190,6 @@ def _training_rows(
 def _conversations(
     codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool
 ) -> Iterator[dict[str, Any]]:
-    """Raises CodecError that names a text by its own name."""
     for row in batch:
         if row.pair is not None:
             raise CodecError(f"{row.name} has a text_pair", "a chat template has no place for one")
@@ -202,7 +201,6 @@ def _conversations(
 
 
 def _plainly(codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool) -> Iterator[dict[str, Any]]:
-    """Raises CodecError that names a text by its own name."""
     require_no_messages(batch, "add --chat")
     with named(batch):
         encoded: Encoded = codec.encode([row.text for row in batch], pairs_of(batch), max_length, truncate)

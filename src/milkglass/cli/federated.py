@@ -107,8 +107,7 @@ def prepared(
 ) -> None:  # fmt: skip
     """Prepares each site's rows, except those that an interrupted run has already.
 
-    Raises:
-        UsageError: those rows are of another kind, or the sites' files changed.
+    Raises UsageError if those rows are of another kind, or the sites' files changed.
     """
     from milkglass.federated.ghost_stage import begin, remove_finished
     from milkglass.federated.prepare import matches, prepare

@@ -91,12 +91,7 @@ def next_steps(
     opened: UnlockedKey, out: Path, delta: bool, passphrase_file: Path | None, data: Path | None = None,
     columns: str = "",
 ) -> list[str]:  # fmt: skip
-    """Returns what the user must know to go on.
-
-    Args:
-        data: the rows that were given.
-        columns: the options by which they are read.
-    """
+    """Returns what the user must know to go on. `columns`: the options by which the rows that were given are read."""
     from milkglass.client.key.generate import scheme_of
 
     opens = KeyOptions(opened.path, None, passphrase_file)
@@ -268,11 +263,7 @@ def obfuscate(
 
 @contextmanager
 def _resumable(key: Path, insisted: bool) -> Iterator[None]:
-    """Says on an interrupt whether there is a key, and how the run goes on.
-
-    Args:
-        insisted: whether a new key was demanded.
-    """
+    """Says on an interrupt whether there is a key, and how the run goes on. `insisted`: a new key was demanded."""
     try:
         yield
     except KeyboardInterrupt:
@@ -323,8 +314,7 @@ def _band_file(factor: float | None, text: Path | None, columns: ColumnOptions) 
 def _selected(scheme: str, words: list[str], short: dict[str, float | None]) -> dict[str, Any]:
     """Returns the scheme's parameters that the command sets.
 
-    Raises:
-        UsageError: a value that the scheme refuses, whatever the model and the key are.
+    Raises UsageError for a value that the scheme refuses, whatever the model and the key are.
     """
     from milkglass.parameters import read_words
     from milkglass.schemes.catalogue import SCHEMES

@@ -77,13 +77,9 @@ class EndpointOptions:
     ] = False
 
     def address(self, any_key: bool = False) -> ProxyAddress:
-        """Returns where applications connect.
+        """Returns where applications connect. `any_key`: no API key is asked for.
 
-        Args:
-            any_key: whether no API key is asked for.
-
-        Raises:
-            UsageError: a network could read or use the proxy, or files are not a certificate and its key.
+        Raises UsageError if a network could read or use the proxy, or files are not a certificate and its key.
         """
         if any_key and self.api_key_file is not None:
             raise UsageError("--open and --api-key-file exclude each other", "leave one out")
@@ -174,9 +170,7 @@ def named_keys(serves: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
 def _opened(key: KeyOptions, files: Mapping[str, Path]) -> list[UnlockedKey]:
     """Returns the key, or every key of a folder and of --serves, which one passphrase opens.
 
-    Raises:
-        UsageError: there is no key file.
-        KeyFileError: a file cannot be opened.
+    Raises UsageError if there is no key file, KeyFileError if one cannot be opened.
     """
     folder = key.key is not None and key.key.is_dir()
     if not folder and {file.resolve() for file in files.values()} <= {key.require().resolve()}:

@@ -53,10 +53,7 @@ def _is_id_key(name: str) -> bool:
 
 
 def config_entries(model_type: str) -> frozenset[str]:
-    """Returns the entries that a config of this model type can have.
-
-    Those of generation are among them, since older configs contain them.
-    """
+    """Returns the entries that a config of this model type can have, those of generation in older configs too."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
@@ -165,10 +162,9 @@ NOTHING: Mapping[str, float] = {}
 
 @dataclass(frozen=True)
 class ModelSampling:
-    """The sampling settings in a model's folder.
+    """The sampling settings in a model's folder, by the names of RANGES. Temperature 0 takes the likeliest token.
 
     Attributes:
-        values: by the names of RANGES. Temperature 0 takes the likeliest token.
         left_out: fields that cannot be requested here, or whose value is out of range.
     """
 

@@ -67,8 +67,6 @@ class Session(AbstractContextManager["Session"]):
 
         Args:
             key: the key file that `milkglass obfuscate` wrote.
-            passphrase: the key's.
-            server: the server's address.
             token: the server's. It crosses a network only over HTTPS, unless `allow_http`.
             model: the original model, if it moved since the key was made.
             certificate: a PEM file with the server's certificate, if it is self-signed.
@@ -92,11 +90,7 @@ class Session(AbstractContextManager["Session"]):
 
     # --- models -------------------------------------------------------------------------------------------------------
     def describe(self, model: str) -> dict[str, Any]:
-        """Returns the server's description of a model.
-
-        Raises:
-            KeyForOtherModel: the model was not made with this key.
-        """
+        """Returns the server's description of a model. Raises KeyForOtherModel if it was not made with this key."""
         info = self.remote.model(model)
         if warning := require_key(info, self.unlocked.key, model):
             self._notice(warning)
@@ -116,7 +110,6 @@ class Session(AbstractContextManager["Session"]):
         """Classifies texts, or scores them with a regression.
 
         Args:
-            model: the model's id on the server.
             pairs: the second text of each, if the model reads pairs.
             truncate: whether texts that are too long are cut. Otherwise they are refused before any is sent.
             labels_of: the job whose label names or scale are used, or "newest" for the data that was sent last.
@@ -185,7 +178,6 @@ class Session(AbstractContextManager["Session"]):
         """Returns the scrambled ids of a prompt.
 
         Args:
-            text: a message, or plain text to continue.
             system: the system's message, in the chat template.
             chat: whether the text is put into the chat template. None: if the model has one.
 
@@ -205,8 +197,6 @@ class Session(AbstractContextManager["Session"]):
         """Starts an answer to a text, or to the ids that `prompt` returned.
 
         Args:
-            model: the model's id on the server.
-            prompt: the text, or its scrambled ids.
             sampling: how tokens are drawn. Fields that are not set are the model's (`codec.sampling`), and
                 `stop_token_ids` the codec's.
 
@@ -279,7 +269,6 @@ class Session(AbstractContextManager["Session"]):
         """Scrambles rows here, sends them and starts a job. Label names and the scale of scores stay in the key.
 
         Args:
-            model: the scrambled model's id on the server.
             data: a file, or a `DataFile` that names its columns. `milkglass finetune --help` shows the shapes of rows.
             validation: rows by which epochs are compared; the best epoch is kept.
             task: "classification", "regression" or "causal-lm". None: decided by the data.

@@ -47,10 +47,7 @@ BATCH_SIZE = 32
 def training_defaults(task: str, rows: int, given: Mapping[str, Any], evaluated: bool) -> dict[str, Any]:
     """Returns the hyperparameters that were given, with defaults for those that are None or missing.
 
-    Args:
-        task: a `task` of `server.spec.Hyperparameters`. "causal-lm" gets no defaults.
-        rows: the number of training rows.
-        evaluated: whether there are rows by which epochs are compared.
+    A task "causal-lm" gets no defaults. `evaluated`: there are rows by which epochs are compared.
     """
     requested = {name: value for name, value in given.items() if value is not None}
     if task == "causal-lm":
@@ -79,10 +76,6 @@ def held_out_rows(root: bytes, digest: str, rows: int) -> NDArray[np.bool_]:
 
     The choice depends only on the key and the number of rows. An interrupted upload can therefore go on, and a key
     whose symbols are found from labelled rows does not see the held-out ones (client/obfuscate/symbols.py).
-
-    Args:
-        root: the key's secret.
-        digest: the digest of the key's model.
     """
     order = permutation(subkey(root, digest, f"held out/{rows}"), rows)
     chosen = np.zeros(rows, np.bool_)
@@ -92,13 +85,7 @@ def held_out_rows(root: bytes, digest: str, rows: int) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, eq=False)
 class TrainingPart:
-    """Rows that become one file.
-
-    Attributes:
-        file: where the rows are.
-        rows: how many are taken.
-        which: (rows of the file,) whether each row is taken. None: all are.
-    """
+    """Rows that become one file; `which` (rows of the file,) are taken, or all."""
 
     file: DataFile
     rows: int
@@ -110,8 +97,6 @@ class TrainingRequest:
     """One fine-tune.
 
     Attributes:
-        source: the training file.
-        train: a summary of its content.
         parts: the rows to train on, then the rows to compare epochs by, if there are any.
         numbers: the numbers of the labels, or the scale of scores. None: rows without labels.
         settings: hyperparameters, as they are sent to the server.
@@ -128,11 +113,7 @@ class TrainingRequest:
         cls, key: Key, limit: int, data: Source | str, validation: Source | str | None, task: str | None,
         hold_out: bool, hyperparameters: Mapping[str, Any], notice: Log = no_log,
     ) -> TrainingRequest:  # fmt: skip
-        """Reads the files whole and checks the request. See `Session.finetune` for further arguments and errors.
-
-        Args:
-            limit: how many tokens the model takes.
-        """
+        """Reads the files whole and checks the request. See `Session.finetune`. `limit`: tokens of the model."""
         source = DataFile.of(data)
         train = checked(source, task)
         require_generator(source, train, key.info.kind)
@@ -166,11 +147,7 @@ class TrainingRequest:
         self, unlocked: UnlockedKey, codec: Codec, folder: Path, skip_long: bool, stage: Stage = no_stage,
         notice: Log = no_log,
     ) -> tuple[list[Path], WrittenParquet]:  # fmt: skip
-        """Writes the parts as scrambled Parquet files into a folder.
-
-        Returns:
-            Their paths, and what the first one contains.
-        """
+        """Writes the parts as scrambled files into a folder. Returns their paths, and what the first one contains."""
         done, paths = (
             list[WrittenParquet](),
             [folder / name for name in ("train.parquet", "val.parquet")[: len(self.parts)]],
@@ -184,11 +161,7 @@ class TrainingRequest:
         return paths, done[0]
 
     def announced(self, rows: int) -> str:
-        """Returns how long the training is, in steps: only the server's machine can tell minutes.
-
-        Args:
-            rows: the number of training rows as written.
-        """
+        """Returns how long the training is, in steps: only the server's machine can tell minutes."""
         chosen = Hyperparameters(**self.settings)
         epochs = "" if chosen.max_steps else f" for {chosen.n_epochs:g} epoch{'' if chosen.n_epochs == 1 else 's'}"
         steps, size = steps_of(rows, chosen), chosen.batch_size
@@ -202,11 +175,7 @@ class TrainingRequest:
 
 
 def _held_out(train: Summary, name: str) -> int:
-    """Returns how many rows are held out of the training data.
-
-    Raises:
-        UsageError: they are too few, or have no label to compare epochs by.
-    """
+    """Returns how many rows are held out. Raises UsageError if they are too few, or have no label to compare by."""
     if train.task == "causal-lm":
         raise UsageError(
             f"{name} has no labels to compare epochs by", "give --validation FILE, or leave --hold-out out"
@@ -220,14 +189,7 @@ def _held_out(train: Summary, name: str) -> int:
 
 
 def require_hyperparameters(requested: Mapping[str, Any], called: Callable[[str], str]) -> None:
-    """Refuses, before a key is opened, the hyperparameters that `Session.finetune` would refuse.
-
-    Args:
-        called: gives a hyperparameter's name in messages.
-
-    Raises:
-        UsageError: they are refused.
-    """
+    """Refuses, before a key is opened, the hyperparameters that `Session.finetune` would refuse."""
     if columns := [name for name in requested if name.endswith("_column")]:
         raise UsageError(f"there is no hyperparameter {columns[0]!r}", "columns are named by DataFile(path, text=NAME)")
     length = requested.get("max_length")  # a larger one becomes what the model takes
@@ -247,10 +209,7 @@ def write_rows(
     skip_long: bool = False,
     which: NDArray[Any] | None = None,
 ) -> WrittenParquet:
-    """Writes the rows of `data` as the scrambled Parquet file `out`, counts them under the key, and reports cut rows.
-
-    See `write_parquet` for `which`.
-    """
+    """Writes rows as the scrambled Parquet file `out`, counts them under the key, and reports cut rows."""
     advance = stage(f"scramble {data.name}", rows)
     written = write_parquet(codec, data, out, numbers, max_length, advance, skip_long, which)
     if written.left_out:

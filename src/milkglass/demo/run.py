@@ -35,7 +35,10 @@ GRACE = 30.0  # seconds to stop in good order
 
 
 class Service:
-    """A context that runs a server. `url` waits until the server listens; leaving the block stops it."""
+    """A context that runs `milkglass serve` as a process of its own, whose home folder is all that it gets.
+
+    `url` waits until the server listens; leaving the block stops it. Its output goes to `log`.
+    """
 
     def __init__(self, home: Path, base_models: Sequence[Path], log: Path) -> None:
         self.home, self.log = home, log
@@ -112,13 +115,7 @@ SMALL_LORA = (  # ObfusLM's recipe made small: rank 16 in place of 256
 
 @dataclass(frozen=True)
 class Demo:
-    """A run of the demo.
-
-    Attributes:
-        out: its folder: `client` is the owner's, `server` is all that the server has.
-        quick: fewer steps, which show the process and not the quality.
-        url: the server's address; empty: no server yet.
-    """
+    """A run of the demo in a folder: `client` is the owner's, `server` is all that the server has."""
 
     out: Path
     quick: bool

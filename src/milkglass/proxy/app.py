@@ -42,11 +42,9 @@ class Answering(Protocol):
 
 @dataclass(frozen=True)
 class PageRoutes:
-    """A page beside OpenAI's addresses.
+    """A page beside OpenAI's addresses, whose token is accepted in place of the API key.
 
-    Attributes:
-        router: its addresses. "/" and `OPENING` need no key, and must show nothing private to anyone without a code.
-        token: the page's own token, which is accepted in place of the API key.
+    Of its addresses, "/" and `OPENING` need no key, and must show nothing private to anyone without a code.
     """
 
     router: APIRouter
@@ -56,12 +54,7 @@ class PageRoutes:
 def create_app(
     backends: Backends, token: str | None = None, page: PageRoutes | None = None, limits: Limits | None = None
 ) -> FastAPI:
-    """Returns the application.
-
-    Args:
-        token: the API key of applications. None: any is accepted, from this machine only.
-        limits: how long a request's body may take.
-    """
+    """Returns the application. Without a token any API key is accepted, from this machine only."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:

@@ -45,14 +45,9 @@ MAX_NAMES = 10  # names of models in a message
 
 @dataclass(frozen=True)
 class Backend:
-    """A key's codec with an engine.
+    """A key's codec with an engine. The first of its models is the default.
 
-    Attributes:
-        codec: the key's.
-        upstream: the engine.
-        models: the models that an application may name; the first is the default.
-        observer: receives all ids that are sent and received.
-        memory: stores the ids of answers, so that a later turn repeats them.
+    `memory` stores the ids of answers, so that a later turn repeats them.
     """
 
     codec: Codec = field(repr=False)
@@ -98,9 +93,6 @@ class Backend:
         """Makes the question of a conversation, in the model's template. Nothing is sent yet.
 
         Args:
-            name: the model's.
-            messages: the conversation.
-            tools: tools that the model may call, in OpenAI's format.
             choice: the tool that must be called; "" for any one; None if the model may choose.
             single: whether at most one call is accepted.
             asked: further variables of the template (`template_options`).
@@ -191,8 +183,6 @@ class Backend:
         """Makes a question.
 
         Args:
-            name: the model's.
-            ids: the scrambled prompt.
             what: the field of the request with the prompt.
             most: the most tokens of the answer. None: as many as fit.
             stops: strings that end the answer.
@@ -248,11 +238,7 @@ class Backend:
 def exceeded(limit: int, what: str, tokens: int | None, asked: int | None = None) -> ContextLengthExceeded:
     """Returns the error in OpenAI's words, which agents look for before they shorten a conversation.
 
-    Args:
-        limit: the most tokens of the model.
-        what: the field that is too long.
-        tokens: the tokens of the field. None: more than the limit, by its letters.
-        asked: the tokens of the answer.
+    The field `what` has so many tokens (None: more than the limit, by its letters), and the answer `asked`.
     """
     count = f"more than {limit}" if tokens is None else str(tokens)
     if asked is None or tokens is None:
@@ -287,17 +273,12 @@ async def connected(
 ) -> tuple[Backend, list[str]]:
     """Asks an engine what it serves, and returns its backend, and warnings. On an error the caller closes the upstream.
 
-    Args:
-        codec: the key's.
-        upstream: the engine.
-        requested: names of models; empty: all that the engine serves for this key.
-        observer: receives all ids that are sent and received.
+    Without requested names all are used that the engine serves for this key.
 
     Raises:
         KeyForOtherModel: no model there was scrambled with the key.
         UsageError: it is another engine.
-        ModelNotFound: a requested model is not there.
-        RemoteError: the engine does not answer.
+        ModelNotFound: a requested model is not there; also RemoteError if the engine does not answer.
     """
     own = await _served(codec, upstream, requested)
     warnings = [
@@ -338,14 +319,7 @@ async def _served(codec: Codec, upstream: Upstream, requested: Sequence[str]) ->
 
 @dataclass(frozen=True)
 class ServedKey:
-    """A key whose models are served.
-
-    Attributes:
-        file: the key file's name, for messages.
-        codec: the key's.
-        info: the key's information on its models.
-        observer: receives all ids that are sent and received under the key.
-    """
+    """A key whose models are served, with its file's name for messages, and an observer of all its ids."""
 
     file: str
     codec: Codec = field(repr=False)
@@ -355,12 +329,7 @@ class ServedKey:
 
 @dataclass(frozen=True)
 class Backends:
-    """The backends of several keys behind one engine.
-
-    Attributes:
-        each: a backend for each key. No model is in two of them.
-        keys: the number of all keys, also of those without a model on the engine.
-    """
+    """A backend for each key behind one engine. No model is in two. `keys` counts those without a model as well."""
 
     each: Sequence[Backend]
     keys: int = 1
@@ -393,13 +362,11 @@ async def all_connected(
     """Returns a backend for each key that made one of the engine's models, and warnings.
 
     Args:
-        requested: names of models; empty: all that belong to one of the keys.
         paired: the key of each model for which it was stated. The keys are among `keys`.
 
     Raises:
         KeyForOtherModel: no model belongs to any of the keys; or with several keys, a requested model is known to none
-            of them or to more than one; or the engine says that a model belongs to another. See `connected` for the
-            rest.
+            of them or to more than one; or the engine says that a model belongs to another. See `connected`.
     """
     paired = paired or {}
     if len(keys) == 1:

@@ -24,8 +24,7 @@ from milkglass.server.storage.store import new_id
 class ChatAnswer:
     """The answers of one request. It is made before anything is sent, and raises CodecError or UsageError.
 
-    Attributes:
-        replies: see reply.py; empty before it begins, in the event loop.
+    `replies` is empty before it begins, in the event loop.
     """
 
     def __init__(self, backend: Backend, body: ChatBody) -> None:
@@ -125,11 +124,7 @@ def prompts_of(given: Any, most: int = MOST_PROMPTS) -> list[str | list[int]]:
 
 
 class CompletionAnswer:
-    """The answers of one request. It is made before anything is sent, and raises CodecError or UsageError.
-
-    Attributes:
-        replies: for all prompts; replies to one prompt are side by side.
-    """
+    """The answers of one request, those to one prompt side by side. See `ChatAnswer`."""
 
     def __init__(self, backend: Backend, body: CompletionBody) -> None:
         questions = [

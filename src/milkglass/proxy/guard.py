@@ -35,13 +35,7 @@ class LocalGuard:
     """Admits this machine's own programs, or anyone with the token, and never a page of another site."""
 
     def __init__(self, app: ASGIApp, token: str | None, further: str | None, limits: Limits) -> None:
-        """Wraps an application.
-
-        Args:
-            token: the API key. None: none is needed.
-            further: another token that is accepted too.
-            limits: how long a body may take.
-        """
+        """Wraps an application. A token of None: none is needed; `further` is another that is accepted too."""
         known = [] if token is None else [token, *([] if further is None else [further])]
         self._app, self._expected = app, [f"Bearer {one}".encode() for one in known]
         self._limits, self._memory = limits, BodyMemory(MAX_HELD)

@@ -61,12 +61,7 @@ EVERY = 1.0  # seconds
 
 @dataclass
 class UsageCount:
-    """An observer that counts.
-
-    Attributes:
-        texts: not yet written.
-        tokens: not yet written.
-    """
+    """An observer that counts. `texts` and `tokens` are not yet written."""
 
     unlocked: UnlockedKey
     notice: Log = no_log

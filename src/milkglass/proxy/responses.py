@@ -114,12 +114,7 @@ class ResponseAnswer:
 
 @dataclass
 class _Items:
-    """The output's items as they grow.
-
-    Attributes:
-        done: complete items.
-        open: the item that is being written.
-    """
+    """The output's items as they grow: complete ones, and the one that is being written."""
 
     done: list[dict[str, Any]] = field(default_factory=list)
     open: dict[str, Any] | None = None

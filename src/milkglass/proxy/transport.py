@@ -38,7 +38,7 @@ OWN = frozenset({b"host", b"origin", b"authorization"})  # headers that the appl
 
 
 class InPlaceExchange:
-    """One request to an ASGI application."""
+    """One request to an ASGI application without a connection, whose answer is read as it arrives."""
 
     def __init__(self, app: ASGIApp, request: httpx2.Request, body: bytes) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
@@ -104,9 +104,7 @@ def transport(key: Path | str, passphrase: str, server: str, token: str | None =
     """Returns a client for `OpenAI(http_client=..., base_url=NOWHERE)`.
 
     Args:
-        key: the key file that `milkglass obfuscate` wrote.
         server: the engine's address.
-        token: the engine's.
         options: engine ("milkglass", "vllm", "sglang" or "llamacpp"), models (names at the engine), model (where the
             original is now), certificate, allow_http, notice; see `Session.open`.
 

@@ -56,10 +56,7 @@ def body_rule(settings: ServerSettings, scope: Scope) -> BodyRule:
 
 
 def serve(settings: ServerSettings, on_ready: Callable[[], None] = lambda: None) -> None:
-    """Serves until SIGINT or SIGTERM.
-
-    Args:
-        on_ready: called once connections are accepted, and never if nothing is served.
+    """Serves until SIGINT or SIGTERM. `on_ready` is called once connections are accepted.
 
     Raises:
         UsageError: the address cannot be used.

@@ -41,11 +41,7 @@ class Phase(enum.Enum):
 
 @final
 class ServerConnection(H11Protocol):
-    """One HTTP connection. `check` is called about once a second, and calls `on_lost` once when the connection is gone.
-
-    Attributes:
-        answered: whether a request was answered on it.
-    """
+    """One HTTP connection. `check` is called about once a second; `on_lost` once, when the connection is gone."""
 
     def __init__(
         self,
@@ -192,7 +188,7 @@ class ServerConnection(H11Protocol):
         return late
 
     def _in_kernel(self) -> int:
-        """Returns the number of bytes that the peer has not acknowledged."""
+        """Returns how many bytes the peer has not acknowledged."""
         file = self.transport.get_extra_info("socket")
         if file is None or file.fileno() < 0:
             return 0
@@ -209,13 +205,7 @@ NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 @final
 class ClientConnection:
-    """One accepted socket.
-
-    Attributes:
-        address: the peer's.
-        protocol: None during the TLS handshake.
-        task: makes the protocol.
-    """
+    """One accepted socket. `protocol` is None during the TLS handshake."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -239,10 +229,7 @@ class ClientConnection:
 
 @final
 class Acceptor:
-    """Accepts connections from `start` to `close`.
-
-    `make` returns the protocol of a new connection. The protocol calls `make`'s argument when the connection is gone.
-    """
+    """Accepts connections from `start` to `close`. `make` gets what a protocol calls when its connection is gone."""
 
     def __init__(
         self,
@@ -339,7 +326,7 @@ class Acceptor:
             del self._of[client.address]
 
     async def _connect(self, connection: socket.socket, client: ClientConnection) -> None:
-        """Does the TLS handshake, if there is one, then starts the client's protocol."""
+        """Does the TLS handshake, if there is one, then starts the protocol."""
         protocol = self._make(lambda: self._forget(client))
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -34,14 +34,7 @@ FAILED = 3  # exit code where the application does not start
 
 
 class Listening(Protocol):
-    """Where and how a server listens.
-
-    Attributes:
-        port: 0 for any free one.
-        tls_certificate: a PEM file. None: plain HTTP.
-        tls_key: the certificate's key.
-        connections: the limits, which are lowered if this process may open fewer files.
-    """
+    """Where and how a server listens. Port 0 is any free one; without a TLS certificate it speaks plain HTTP."""
 
     @property
     def host(self) -> str: ...
@@ -56,14 +49,7 @@ class Listening(Protocol):
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn's server with our own connections.
-
-    `on_ready` is called once connections are accepted, `on_stop` as soon as the server is asked to stop.
-
-    Attributes:
-        limits: the limits of connections.
-        largest_message: the most bytes of a WebSocket message. 0: no WebSockets.
-    """
+    """uvicorn's server with our own connections. With a `largest_message` of 0 bytes it has no WebSockets."""
 
     def __init__(
         self,
@@ -92,7 +78,7 @@ class WebServer(uvicorn.Server):
         self.limits, self._on_stop, self._on_ready = limits, on_stop, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts the application and accepts connections of the one listening socket in `sockets`."""
+        """Starts the application and accepts connections of the one socket in `sockets`."""
         assert sockets is not None and len(sockets) == 1
         await self.lifespan.startup()
         if self.lifespan.should_exit:
@@ -132,11 +118,7 @@ def raise_open_files() -> int:
 
 
 def prepare() -> None:
-    """Prepares this process for a server of any kind: no passphrase, no downloads, a log on stderr.
-
-    Raises:
-        UsageError: the environment has a passphrase.
-    """
+    """Prepares this process for a server: no passphrase (else UsageError), no downloads, a log on stderr."""
     if os.environ.get(PASSPHRASE):  # taking it out would not help: the kernel shows what a process was started with
         raise UsageError(
             f"{PASSPHRASE} is set, and the server must not hold a passphrase",
@@ -155,11 +137,7 @@ def run(
     largest_message: int = 0,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serves until SIGINT or SIGTERM. Raises UsageError if the address cannot be used.
-
-    Args:
-        command: the name that is printed with the address once the server listens.
-    """
+    """Serves until SIGINT or SIGTERM. Raises UsageError if the address cannot be used."""
     limits = allowed(settings)
     listener = listen(settings, limits)
     if not is_loopback(settings.host) and settings.tls_certificate is None:
@@ -200,6 +178,5 @@ def listen(settings: Listening, limits: Limits) -> socket.socket:
 
 
 def url_of(listener: socket.socket, settings: Listening) -> str:
-    """Returns the address at which the server listens."""
     host, port = listener.getsockname()[:2]
     return f"{'https' if settings.tls_certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

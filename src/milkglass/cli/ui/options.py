@@ -105,7 +105,7 @@ def training_settings(words: Sequence[str]) -> dict[str, Any]:
 
 
 def refuse_unused(where: str, options: Mapping[str, Any]) -> None:
-    """Raises UsageError for the first option that was set. Options that were not set are None, False or empty.
+    """Raises UsageError for the first option that was set: not None, False or empty.
 
     Args:
         where: says where the options are not used, for the message.
@@ -116,11 +116,7 @@ def refuse_unused(where: str, options: Mapping[str, Any]) -> None:
 
 
 def changed(options: Any, called: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """Returns the fields of an options dataclass that differ from their defaults, by the options' names.
-
-    Args:
-        called: the options' names that differ from their fields' names, by field.
-    """
+    """Returns the fields of an options dataclass that differ from their defaults, by the options' names."""
     result = {}
     for one in fields_of(options):
         value = getattr(options, one.name)
@@ -284,11 +280,7 @@ def _optional(one: inspect.Parameter) -> inspect.Parameter:
 
 
 def open_session(key: KeyOptions, server: ServerOptions, unlocked: UnlockedKey | None = None) -> Session:
-    """Opens the session of a command, with warnings on stderr.
-
-    Args:
-        unlocked: the key, if it is open already.
-    """
+    """Opens the session of a command, with warnings on stderr. `unlocked`: the key, if it is open already."""
     from milkglass.client.codec.codec import codec_of
     from milkglass.client.session import Session
 
@@ -313,10 +305,9 @@ def original(ref: str) -> Checkpoint:
 
 
 def kept_name(model: str, folder: Path) -> str:
-    """Returns the name that a command stores for a model.
+    """Returns the name that a command stores for a model, and reports a commit that was not given.
 
-    It is the model's absolute folder, the embedded model, or the hub id and commit. A commit that was not given is
-    reported.
+    It is the model's absolute folder, the embedded model, or the hub id and commit.
     """
     from milkglass.models.resolve import recorded
 

@@ -60,12 +60,7 @@ def require_messages(tokenizer: Any, messages: Sequence[Message]) -> None:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation in its template.
-
-    Attributes:
-        pieces: the text, in order. Literal pieces are parts of messages.
-        kept: scrambled ids that stand for pieces.
-    """
+    """A conversation in its template: pieces of text (literal ones are of messages), and ids that stand for some."""
 
     pieces: tuple[TextPiece, ...] = field(repr=False)
     kept: tuple[int, ...] = field(default=(), repr=False)
@@ -145,11 +140,7 @@ def _with_kept(
 
 
 def kept_pieces(kept: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> Rendered:
-    """Splits a marked text into pieces. Raises Rewritten.
-
-    Args:
-        pieces: splits a part without marks.
-    """
+    """Splits a marked text into pieces. `pieces` splits a part without marks. Raises Rewritten."""
     result, ids = list[TextPiece](), list[int]()
     for part in kept.parts(text):
         if isinstance(part, str):

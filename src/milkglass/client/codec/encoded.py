@@ -24,7 +24,6 @@ class Encoded:
     """The scrambled ids of texts.
 
     Attributes:
-        ids: one int32 array for each text.
         token_type_ids: int8 arrays of the same shapes, if the model uses them.
         long: the numbers of the texts that were cut to the limit.
     """
@@ -42,7 +41,6 @@ class LabelledIds:
     cuts off all of its answers.
 
     Attributes:
-        ids: one int32 array for each example.
         labels: int32 arrays of the same shapes.
         sources: the number of each example's text or conversation.
         long: the numbers of those that were cut to the limit.
@@ -66,7 +64,6 @@ def labelled(
     """Encodes the examples of each conversation, cut to `limit` tokens.
 
     Args:
-        scrambled: scrambles lists of original ids.
         tools: the tools of each conversation; empty if there are none.
 
     Returns:
@@ -123,11 +120,7 @@ def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int
 def answerless(
     tokenizer: Any, messages: Sequence[Message], place: int, length: int, done: LabelledIds, limit: int
 ) -> TooLong:
-    """Returns the error for a conversation of `length` tokens without an answer within `limit`.
-
-    Args:
-        place: the conversation's number.
-    """
+    """Returns the error for conversation `place` of `length` tokens without an answer within `limit`."""
     contents = tokenizer([one["content"] for one in messages], add_special_tokens=False)
     template, before = length - sum(map(len, contents["input_ids"])), done.unanswered[place]
     return TooLong.of(

@@ -20,12 +20,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class KeptText:
-    """A text that stands for ids.
-
-    Attributes:
-        text: the text of the ids.
-        ids: scrambled ids.
-    """
+    """A text that stands for scrambled ids."""
 
     text: str = field(repr=False)
     ids: Sequence[int] = field(repr=False)

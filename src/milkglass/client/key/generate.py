@@ -64,9 +64,7 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
     """Makes a key for a model.
 
     Args:
-        ref: where the original model is found.
         scheme: None: the one that `scheme_for` returns.
-        digest: the model's digest.
         root: the root of a key that is no secret, for attackers and recipes. None: a fresh secret.
     """
     architecture = of(base)
@@ -162,11 +160,7 @@ LONGEST = 200  # characters of a job's name
 
 
 def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept", stage: Stage = no_stage) -> Key:
-    """Returns the child of `parent` with this name. The same name gives the same child.
-
-    Args:
-        base: the parent's own model.
-    """
+    """Returns the child of `parent`, whose model `base` is, with this name. The same name gives the same child."""
     parent.require_whole()
     name = unicodedata.normalize("NFC", name).strip()
     if not 0 < len(name) <= LONGEST:

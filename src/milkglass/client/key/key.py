@@ -34,24 +34,17 @@ OWN_ORDER = "own"  # clusters are begun in the key's own order
 
 @dataclass(frozen=True)
 class KeyInfo:
-    """Information on a key's model. It is private, since it has label names.
+    """Information on a key's model: a typed view of the JSON that is sealed with the key (docs/formats.md).
 
-    Attributes:
-        document: the key file's JSON (docs/formats.md).
+    It is private, since it has label names. Fields that this version does not know stay, in their order. Each method
+    `with_...` returns a changed copy.
     """
 
     document: Mapping[str, Any] = field(repr=False)
 
     @classmethod
     def new(cls, model: str, kind: str, tokenizer_digest: str, scheme: Mapping[str, Any]) -> KeyInfo:
-        """Returns a new key's information.
-
-        Args:
-            model: where the original model is found.
-            kind: "encoder" or "decoder".
-            tokenizer_digest: the digest of the tokenizer's vocabulary and rules.
-            scheme: the scheme's name and parameters.
-        """
+        """Returns a new key's information. `model` says where the original is; `kind` is encoder or decoder."""
         return cls(
             {
                 "model": model,
@@ -66,25 +59,20 @@ class KeyInfo:
     # --- the model ----------------------------------------------------------------------------------------------------
     @property
     def model(self) -> str:
-        """Returns where the original model is: a folder, a hub id or an embedded default."""
+        """Returns where the original is: a folder, a hub id or an embedded default."""
         return str(self.document["model"])
 
     @property
     def kind(self) -> str | None:
-        """Returns the model's kind, "encoder" or "decoder"."""
         return self.document.get("kind")
 
     @property
     def tokenizer_digest(self) -> str | None:
-        """Returns the digest of the tokenizer's vocabulary and rules."""
         return self.document.get("tokenizer_sha256")
 
     @property
     def sampling(self) -> Mapping[str, float] | None:
-        """Returns the sampling fields of the model's generation_config.json (`ModelSampling.values`).
-
-        None if the key is older than this field, or the model has none.
-        """
+        """Returns the model's `ModelSampling.values`. None: the key is older than this field, or the model has none."""
         return self.document.get("sampling")
 
     # --- the scheme ---------------------------------------------------------------------------------------------------
@@ -114,7 +102,6 @@ class KeyInfo:
 
     @property
     def packed_groups(self) -> str | None:
-        """Returns the clusters, if the key keeps them (`key.packed_groups`)."""
         return self.document.get("groups")
 
     @property
@@ -139,7 +126,6 @@ class KeyInfo:
 
     @property
     def labels_by_job(self) -> Mapping[str, Mapping[str, int]]:
-        """Returns the label names, with numbers, of each job's data."""
         return self.document.get("fine_tunes") or {}
 
     @property
@@ -149,7 +135,6 @@ class KeyInfo:
 
     @property
     def scales_by_job(self) -> dict[str, Scale | None]:
-        """Returns the scale of each job's scores."""
         return {job: Scale.kept(raw) for job, raw in (self.document.get("scales") or {}).items()}
 
     # --- its models at servers ----------------------------------------------------------------------------------------
@@ -159,10 +144,7 @@ class KeyInfo:
         return list(self.document.get("uploads") or [])
 
     def knows(self, model: str) -> bool:
-        """Returns whether a server's name is of a model of this key.
-
-        This machine uploaded it, or began to fine-tune it.
-        """
+        """Returns whether a server's name is of a model that this machine uploaded, or began to fine-tune."""
         jobs = {*(self.document.get("jobs") or []), *self.labels_by_job, *(self.document.get("scales") or {})}
         numbers = [found[1] for job in jobs if (found := JOB.fullmatch(job))]
         return model in self.uploads or any(number in model for number in numbers)
@@ -195,7 +177,6 @@ class KeyInfo:
         return self._with(scale=scale.document(), **({"scales": jobs} if jobs else {}))
 
     def with_slots(self, copies: int, single: list[int]) -> KeyInfo:
-        """Sets how many scrambled ids a token has, and which tokens have one."""
         return self._with(slots={"copies": copies, "single": single})
 
     def with_responses(self, stream: bytes, ids: list[int]) -> KeyInfo:
@@ -203,26 +184,19 @@ class KeyInfo:
         return self._with(responses={"stream": stream.hex(), "ids": ids})
 
     def with_sampling(self, values: Mapping[str, float]) -> KeyInfo:
-        """Sets the sampling fields of the model, if there are any."""
         return self._with(sampling=dict(values)) if values else self
 
     def with_groups(self, packed: str) -> KeyInfo:
-        """Sets the clusters."""
         return self._with(groups=packed)
 
     def for_codec(self, shares: bool) -> KeyInfo:
-        """Returns only what encoding and decoding need.
-
-        Args:
-            shares: whether an id names a cluster, so that the clusters are needed.
-        """
+        """Returns only what encoding and decoding need, with the clusters if an id names one (`shares`)."""
         needed = CODEC_NEEDS | ({"groups"} if shares else set())
         kept = {name: value for name, value in self.document.items() if name in needed}
         scheme = {name: value for name, value in self.scheme.items() if name != "bands"}  # counted in private text
         return KeyInfo({**kept, "scheme": scheme})
 
     def with_job(self, name: str, parent: str, clusters: str) -> KeyInfo:
-        """Sets the job that the key is for."""
         return self._with(job={"name": name, "parent": parent, "clusters": clusters})
 
     def _with(self, **changes: Any) -> KeyInfo:
@@ -235,17 +209,9 @@ def _made(job: str, model: str) -> bool:
 
 
 def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:
-    """Draws a uniform permutation of n ids, sigma[original] = scrambled, by Fisher-Yates from the end.
+    """Draws a uniform permutation of n ids, (n,) sigma[original] = scrambled, by Fisher-Yates from the end.
 
-    Each index is drawn by rejection from 32-bit words, so that none is likelier.
-
-    Args:
-        key: 32 bytes, from which the draws follow.
-        n: how many ids.
-        pinned: ids that keep their place.
-
-    Returns:
-        (n,) sigma.
+    Each index is drawn by rejection from 32-bit words, so that none is likelier. Pinned ids keep their place.
     """
     movable = np.setdiff1d(np.arange(n, dtype=np.int32), np.asarray(pinned, np.int32))
     shuffled = movable.tolist()
@@ -309,16 +275,7 @@ class Key:
         order: Callable[[bytes, int, tuple[int, ...]], NDArray[np.int32]] = permutation,
         root: bytes | None = None,
     ) -> Key:
-        """Makes a key.
-
-        Args:
-            model_digest: the digest of the base model.
-            vocab_size: the number of slots of the permutation.
-            pinned: ids that keep their place.
-            info: what the codec needs.
-            order: permutes the ids.
-            root: the root of a key that is no secret, such as a recipe's. None: a secret one is drawn.
-        """
+        """Makes a key of `vocab_size` slots. A given root is no secret, such as a recipe's; else one is drawn."""
         root = secrets.token_bytes(32) if root is None else root
         sigma = order(subkey(root, model_digest, "permutation"), vocab_size, pinned)
         return cls(root, model_digest, sigma, info)
@@ -423,7 +380,6 @@ class Key:
 
     @property
     def groups(self) -> list[NDArray[np.int64]] | None:
-        """Returns the clusters, each ascending, if the key keeps them."""
         packed = self.info.packed_groups
         return None if packed is None else unpacked_groups(packed)
 

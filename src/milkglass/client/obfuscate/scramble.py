@@ -50,14 +50,7 @@ from milkglass.schemes.obfuslm_plus import Turn
 
 @dataclass(frozen=True)
 class _Scrambled:
-    """A tensor after mixing and permuting: row p is row sigma^-1(p), a slot, of W X.
-
-    Attributes:
-        base: the checkpoint with X.
-        name: the name of X.
-        mixture: W.
-        inverse: (n',) sigma^-1.
-    """
+    """A tensor after mixing and permuting: row p is row sigma^-1(p), a slot, of W X."""
 
     base: Checkpoint
     name: str
@@ -107,11 +100,7 @@ def _widened(base: Checkpoint, key: Key) -> dict[str, int]:
 
 
 def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[np.int64] | None) -> Configs:
-    """Returns the configs with mapped ids.
-
-    Args:
-        first: (n,) the new id of each token.
-        counts: (n,) how many new ids each token has. None: one.
+    """Returns the configs with mapped ids: `first` (n,) the new id of each token, `counts` (n,) how many it has.
 
     Raises:
         UnsupportedModel: an entry cannot be mapped; also CorruptCheckpoint and IdOutOfRange.
@@ -140,12 +129,9 @@ def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[n
 
 @dataclass(frozen=True)
 class Replacement:
-    """The tensors of the scrambled checkpoint.
+    """The tensors of the scrambled checkpoint, whose `base` has a place of the right size for each.
 
-    Attributes:
-        base: has a place of the right size for each tensor.
-        rows: the tensors that differ from the base.
-        condition: the condition number of W*, if the dimensions are mixed.
+    `rows` are those that differ from it; `condition` is the condition number of W*, if the dimensions are mixed.
     """
 
     base: Checkpoint
@@ -195,10 +181,6 @@ def scramble(
 
     Args:
         key: must be of this model: call `key.require_model(base.digest())` first.
-        out: must not exist.
-        delta: whether only the changed tensors are written.
-        mixture: replaces the key's own in tests.
-        turn: replaces the key's own in tests.
     """
     architecture = of(base)
     if len(key.first) != architecture.vocab_size:

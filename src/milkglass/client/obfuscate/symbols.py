@@ -105,13 +105,9 @@ THOUSANDTHS = 1000
 
 @dataclass(frozen=True, eq=False)
 class CountedTexts:
-    """Counts of the client's rows and of public text.
+    """Counts of the client's rows and of public text, (n,) occurrences, and the ids of special tokens.
 
-    Attributes:
-        task: the client's rows with their labels. None: rows without labels.
-        own: (n,) occurrences in the client's rows.
-        public: (n,) occurrences in public text, or None.
-        special: ids of special tokens.
+    `task` is the client's rows with their labels, or None for rows without.
     """
 
     task: TaskTexts | None
@@ -162,11 +158,7 @@ def _ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Sourc
 def counted_corpus(
     base: Checkpoint, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None
 ) -> CountedTexts:
-    """Counts texts in memory, cut to the model's length.
-
-    Args:
-        labels: numbers of classes, or scores (floats).
-    """
+    """Counts texts in memory, cut to the model's length. Labels are numbers of classes, or scores (floats)."""
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
     ids = Sequences.of(codec.plain.encode(texts, pairs, truncate=True).ids)
     numbers, scores = np.array(labels, np.float64), any(isinstance(one, float) for one in labels)
@@ -194,9 +186,6 @@ def coarse_key(
 
     The labels of rows that `finetune` would hold out of the same file are not used: otherwise the accuracy on them
     would be far above the accuracy on new texts.
-
-    Args:
-        root: see `new_key`.
     """
     root = secrets.token_bytes(32) if root is None else root
     texts = replace(texts, task=_trained_with(texts.task, root, digest))
@@ -218,11 +207,7 @@ def _trained_with(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts
 def mapped(
     base: Checkpoint, scheme: Scheme, texts: CountedTexts, draws: Callable[[str], Draws], stage: Stage = no_stage
 ) -> Scheme:
-    """Returns the scheme with a map.
-
-    Args:
-        draws: returns a stream of the key for each label.
-    """
+    """Returns the scheme with a map. `draws` returns a stream of the key for each label."""
     weights = np.ones(len(texts.own)) if texts.public is None else mass_of(texts.public)
     evidence = Evidence(
         counts=texts.counts,

@@ -63,12 +63,7 @@ class Sockets:
 
 @final
 class Watch:
-    """A deadline that can be moved while a thread waits for it.
-
-    Attributes:
-        seconds: how long the current part of the exchange may take.
-        expired: whether the connection was cut.
-    """
+    """A deadline that can be moved while a thread waits for it. `expired`: the connection was cut."""
 
     def __init__(self, sockets: Sockets, seconds: float) -> None:
         self._sockets, self._changed = sockets, threading.Condition()
@@ -122,13 +117,7 @@ EVENT_ID = re.compile(r"[A-Za-z0-9_.-]{0,128}")
 @final
 @dataclass(frozen=True)
 class ServerEvents:
-    """An answer that is being read.
-
-    Attributes:
-        answer: the response, whose status and headers have arrived.
-        watch: cuts the connection when its time is up.
-        silence: seconds that an event may take, by default.
-    """
+    """An answer whose body is being read. `silence` is how many seconds an event may take by default."""
 
     answer: httpx2.Response
     watch: Watch
@@ -207,14 +196,9 @@ TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often, and after which time, a call is tried again.
+    """How often, and after how many seconds, a call is tried again. Each wait is twice the one before.
 
-    Attributes:
-        attempts: tries of one call.
-        first: seconds before the second try. Each wait is twice the one before.
-        longest: the most seconds between two tries.
-        pause: sleeps for a number of seconds (for tests).
-        progress: receives the reason of a long wait.
+    `pause` sleeps (for tests), and `progress` receives the reason of a long wait.
     """
 
     attempts: int = 7
@@ -281,13 +265,8 @@ class Connection:
         """Sends a request, and returns the JSON object that the server answers.
 
         Args:
-            method: GET, POST, PUT or DELETE.
-            path: below the server's address.
-            body: sent as JSON.
             again: whether the call may be repeated though the server may have carried it out. None: a GET may. A call
                 that never reached the server is always tried again.
-            content: bytes to send in place of a body.
-            headers: further headers.
             timeout: seconds of silence before the answer begins.
         """
         again = method == "GET" if again is None else again

@@ -47,11 +47,7 @@ def file_sha256(path: Path, progress: Progress = no_progress) -> str:
 def send(
     connection: Connection, path: Path, digest: str, purpose: str, name: str, progress: Progress = no_progress
 ) -> str:
-    """Uploads a file or its missing rest, unless the server has it already. Returns its id.
-
-    Args:
-        digest: the file's SHA-256.
-    """
+    """Uploads a file of this SHA-256 or its missing rest, unless the server has it already. Returns its id."""
     size = path.stat().st_size
     note = _note(connection.url, digest, purpose)
     if (known := _file_there(connection, digest, purpose)) is not None:
@@ -227,13 +223,7 @@ DISTRUST = "don't trust this model"
 @final
 @dataclass(frozen=True)
 class OfferedFile:
-    """A file that the server offers.
-
-    Attributes:
-        name: a plain name of a file of a checkpoint.
-        bytes: the size, as the server says.
-        sha256: in hex. None: the server does not say it.
-    """
+    """A file that the server offers, with a plain name of a file of a checkpoint. Older servers say no SHA-256."""
 
     name: str
     bytes: int
@@ -269,11 +259,7 @@ def promised_model(answer: Mapping[str, Any]) -> list[OfferedFile]:
 
 
 def require_plausible(files: list[OfferedFile], largest: int | None) -> None:
-    """Raises RemoteError for files that are larger than the model can be.
-
-    Args:
-        largest: the most bytes of the model. None: it is not known.
-    """
+    """Raises RemoteError for files that are larger than the model can be. None: its size is not known."""
     total = sum(file.bytes for file in files)
     if largest is not None and total > largest:
         raise RemoteError(

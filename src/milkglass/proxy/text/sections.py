@@ -24,12 +24,9 @@ ONE_LINE = re.compile(r'"|\\.|\n', re.DOTALL)
 
 @dataclass
 class JsonSpan:
-    """The span of one value that begins with a bracket.
+    """The span of one value that begins with a bracket, of which `at` was read (at first, where it begins).
 
-    Attributes:
-        at: how much of the text was read; at first, where the value begins.
-        lines: whether a string may have a line feed, as models write them.
-        broken: whether it is no JSON.
+    `lines`: a string may have a line feed, as models write them. `broken`: it is no JSON.
     """
 
     at: int = 0
@@ -68,12 +65,7 @@ class JsonSpan:
 
 @dataclass
 class StopStrings:
-    """Text that arrives in pieces, up to the first stop string.
-
-    Attributes:
-        stops: none of them empty.
-        found: whether one was found. Nothing more comes out then.
-    """
+    """Text that arrives in pieces, up to the first of several stop strings, none of them empty."""
 
     stops: Sequence[str]
     found: bool = False
@@ -115,11 +107,7 @@ NO_TOOLS: Tools = {}
 
 @dataclass(frozen=True)
 class Part:
-    """A part of an answer that became certain: text of one kind, or calls.
-
-    Attributes:
-        escapes: how many plain letters were escaped in the JSON of calls.
-    """
+    """A part of an answer that became certain: text of one kind, or calls with the letters escaped in their JSON."""
 
     kind: Kind
     text: str = ""
@@ -132,14 +120,7 @@ NOTHING = Part("content")
 
 @dataclass
 class _Json:
-    """A JSON value that may be a call.
-
-    Attributes:
-        begin: where it begins in the text.
-        marked: whether a mark was before it.
-        name: the tool's, if it was before the value.
-        fences: the number of open code fences.
-    """
+    """A JSON value that may be a call, after a mark or a tool's name or in code fences."""
 
     span: JsonSpan
     begin: int = 0
@@ -150,17 +131,10 @@ class _Json:
 
 @dataclass
 class Sections:
-    """Splits text into parts of one kind each.
+    """Splits text into parts of one kind each; `kind` is that of the text that comes next.
 
     What may be the beginning of a mark or of a call is held back. White space and code fences around calls are the
     model's layout, and are left out.
-
-    Attributes:
-        format: of calls. None: no tools were given.
-        tools: the tools that may be called.
-        reasons: whether reasoning is marked.
-        kind: the kind of the text that comes next.
-        called: whether a call was found.
     """
 
     format: ToolFormat | None = None

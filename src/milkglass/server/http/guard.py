@@ -30,12 +30,7 @@ YOUNGEST = 0.1  # seconds; the minimum age assumed of a body, as one piece that 
 @final
 @dataclass(frozen=True)
 class BodyRule:
-    """The rule for a request's body.
-
-    Attributes:
-        limit: the most bytes.
-        held: whether the application keeps the body in memory.
-    """
+    """The most bytes of a request's body, and whether the application keeps it in memory (`held`)."""
 
     limit: int
     held: bool = True
@@ -47,23 +42,14 @@ def too_large(limit: int) -> TooLarge:
 
 @final
 class BodyMemory:
-    """The bytes of request bodies in memory, counted by one event loop.
-
-    Attributes:
-        limit: the most bytes of all requests together.
-        used: the bytes of requests that are not answered yet.
-    """
+    """The bytes of request bodies in memory, counted by one event loop. `used` are those not answered yet."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
         self._arriving: set[CountedBody] = set()
 
     def take(self, body: CountedBody, size: int, whole: bool) -> None:
-        """Charges bytes to a body. Raises Busy if there is no room and none can be made.
-
-        Args:
-            whole: whether these are the body's last bytes.
-        """
+        """Charges bytes to a body, its last ones if `whole`. Raises Busy if no room is left or can be made."""
         if whole:
             self._arriving.discard(body)
         elif body not in self._arriving:
@@ -73,7 +59,6 @@ class BodyMemory:
         body.held += size
 
     def release(self, body: CountedBody) -> None:
-        """Frees all that was charged to a body."""
         self.used -= body.held
         body.held = 0
         self._arriving.discard(body)
@@ -102,14 +87,10 @@ class BodyMemory:
 
 @final
 class CountedBody:
-    """A `receive` that counts what really arrives: a stated length may be missing or wrong.
-
-    Attributes:
-        held: the bytes that are charged to it.
-    """
+    """A `receive` that counts what really arrives: a stated length may be missing or wrong."""
 
     def __init__(self, receive: Receive, rule: BodyRule, memory: BodyMemory, limits: Limits, claimed: int) -> None:
-        """Wraps `receive`. `claimed` is the length in the request's headers, or 0."""
+        """Wraps `receive`. `claimed` is the length in the headers, or 0; `held` are the bytes charged to it."""
         self._receive, self._rule, self._memory, self._limits = receive, rule, memory, limits
         self._claimed, self._began = claimed, time.monotonic()
         self._seen = self.held = 0

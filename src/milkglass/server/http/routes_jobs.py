@@ -35,10 +35,7 @@ class NewJob(RequestBody):
 
 
 def job_json(job: JobRecord, shared: Context) -> dict[str, Any]:
-    """Returns OpenAI's fields, and ours: `resumable`, `cancelling`, `metrics` and `progress`.
-
-    `progress` has `step`, `total_steps` and `loss`, as far as they are known.
-    """
+    """Returns OpenAI's fields, and ours: `resumable`, `cancelling`, `metrics` and, as far as known, `progress`."""
     error = {"code": "job_failed", "message": job.error, "param": None} if job.error else None
     return {
         "id": job.id,

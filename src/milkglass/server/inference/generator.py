@@ -39,10 +39,7 @@ class ModelFailed(ServerError):
 
 
 class Engine(abc.ABC, Generic[W]):
-    """The base of all engines. Subclasses write `step`, `active` and `drop`.
-
-    All methods but `submit` and `close` run in the thread.
-    """
+    """The base of all engines. All methods but `submit` and `close` run in the thread."""
 
     def __init__(self, name: str, max_waiting: int) -> None:
         self._max_waiting = max_waiting
@@ -53,7 +50,7 @@ class Engine(abc.ABC, Generic[W]):
 
     @abc.abstractmethod
     def step(self) -> None:
-        """Takes waiting work and does the next piece of work."""
+        """Takes waiting work and does the next piece of it."""
 
     @abc.abstractmethod
     def active(self) -> bool:
@@ -152,13 +149,9 @@ class Sequence:
 
     Attributes:
         prompt: scrambled ids, or vectors in place of them.
-        sampling: how ids are drawn.
         on_token: receives an id and why the sequence ends with it: "stop" (it is a stop id) or "length"; None: it goes
             on.
-        on_error: receives an error that ends the sequence.
         cancelled: frees its row before the next token.
-        made: how many ids were drawn.
-        answer: the ids that were drawn.
         chances: log-probabilities of the newest id and of the likeliest, if requested; set before `on_token`.
         rng: the sequence's own generator, so that the batch changes no draw.
     """
@@ -210,22 +203,13 @@ OnLeave: TypeAlias = Callable[[Sequence, RunningRows, int], None]
 
 
 class Scheduler:
-    """The running sequences, with the id of each that the model has not read yet.
+    """The running sequences, in the order of the runner's rows, with the id of each that the model has not read yet.
 
-    It knows no runner's memory and draws no id itself.
-
-    Attributes:
-        running: the sequences, in the order of the runner's rows.
-        newest: the last id of each.
-        rows: the runner's rows. None while nothing runs.
+    It knows no runner's memory and draws no id itself. `rows` is None while nothing runs.
     """
 
     def __init__(self, max_batch: int, on_leave: OnLeave | None = None) -> None:
-        """Makes an empty scheduler.
-
-        Args:
-            on_leave: is called with each sequence that leaves and its row, before the row is gone.
-        """
+        """Makes an empty scheduler. `on_leave` gets each sequence that leaves and its row, before the row is gone."""
         self._max_batch, self._on_leave = max_batch, on_leave
         self.running: list[Sequence] = []
         self.newest: list[int] = []
@@ -233,7 +217,6 @@ class Scheduler:
 
     @property
     def free(self) -> int:
-        """Returns how many more sequences may run."""
         return self._max_batch - len(self.running)
 
     @staticmethod
@@ -260,10 +243,7 @@ class Scheduler:
         self.newest += other.newest
 
     def begun(self, sequences: Collection[Sequence], rows: RunningRows, logits: torch.Tensor) -> Scheduler:
-        """Returns a scheduler of newly read sequences with their first ids.
-
-        Until they `join`, a failure among them does not affect those that run.
-        """
+        """Returns a scheduler of newly read sequences. Until they `join`, their failure does not affect others."""
         fresh = Scheduler(self._max_batch, self._on_leave)
         fresh.running, fresh.rows = [*sequences], rows
         fresh.accept(logits)
@@ -279,7 +259,6 @@ class Scheduler:
         return other
 
     def clear(self) -> list[Sequence]:
-        """Removes and returns all sequences."""
         running, self.running, self.newest, self.rows = self.running, [], [], None
         return running
 

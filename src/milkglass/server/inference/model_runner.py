@@ -134,26 +134,17 @@ MIN_PREFIX_IDS = 32  # ids: shorter prefixes are read again, together with other
 @final
 @dataclass(frozen=True, eq=False)
 class CachedPrefix:
-    """The keys and values of one row.
-
-    Attributes:
-        layers: keys and values (1, heads, t, d) of each layer.
-    """
+    """The keys and values (1, heads, t, d) of each layer, of one row."""
 
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
     @property
     def size(self) -> int:
-        """Returns the bytes of the row."""
         return sum(tensor.numel() * tensor.element_size() for pair in self.layers for tensor in pair)
 
 
 class PrefixCache:
-    """The keys and values of finished rows by their ids, the longest unused first.
-
-    Attributes:
-        size: bytes of all rows, within the limit.
-    """
+    """The keys and values of finished rows by their ids, the longest unused first, `size` bytes in all."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self.size = limit, 0
@@ -163,7 +154,7 @@ class PrefixCache:
         return len(self._rows)
 
     def takes(self, row: CachedPrefix) -> bool:
-        """Returns whether a row fits into the whole cache. A larger one is not copied."""
+        """Returns whether a row fits into the whole cache."""
         return row.size <= self._limit
 
     def add(self, ids: tuple[int, ...], row: CachedPrefix) -> None:

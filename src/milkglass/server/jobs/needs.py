@@ -88,14 +88,7 @@ SMALLER: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Needs:
-    """The needs of a fine-tune in bytes.
-
-    Attributes:
-        checkpoint: of one checkpoint.
-        result: of the fine-tuned model.
-        kept: how many checkpoints are kept while another one is written.
-        memory: a lower bound.
-    """
+    """The needs of a fine-tune in bytes. `kept` checkpoints stay while another is written; `memory` is a bound."""
 
     checkpoint: int
     result: int
@@ -104,7 +97,6 @@ class Needs:
 
     @property
     def reserve(self) -> int:
-        """Returns the bytes that are reserved for the next file."""
         return max(self.checkpoint, self.result)
 
     @property
@@ -118,13 +110,8 @@ class Shape:
 
     Attributes:
         layers: for each layer its number of weights, and the sizes (in, out) of its matrices.
-        table: the weights of the input table.
         heads: the weights of a language model's own head and biases.
-        total: the weights of all tensors.
         stored: bytes of all tensors as they are stored.
-        width: the dimensions of the residual stream.
-        vocabulary: the rows of a table.
-        generates: whether there is a head over the vocabulary.
     """
 
     layers: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
@@ -170,12 +157,7 @@ def _numbers(ref: TensorRef) -> int:
 
 
 def needs_of(shape: Shape, chosen: Hyperparameters, mean_length: float = 0.0) -> Needs:
-    """Returns the needs of a fine-tune.
-
-    Args:
-        chosen: as `fitted` returned it.
-        mean_length: tokens of a row; 0: not known.
-    """
+    """Returns the needs of a fine-tune. `chosen` was `fitted`; a mean length of 0 is not known."""
     writes = chosen.task == "causal-lm"
     pooler = 0 if shape.generates else shape.width
     head = shape.heads if writes else shape.width * (chosen.num_labels + pooler)

@@ -100,13 +100,10 @@ class Jobs:
             require_fit(base, file.rows, chosen)
 
     def _require_room(self, model: str, training: str, chosen: Hyperparameters, own: Path | None = None) -> None:
-        """Raises DiskFull or MemoryShort for a job that this machine cannot run.
+        """Raises DiskFull or MemoryShort for a job that this machine cannot run. The worker checks again at its start.
 
-        Jobs run one at a time: temporary files of unfinished ones are free again before this one starts. The worker
-        checks again when the job starts.
-
-        Args:
-            own: the folder of a job that resumes.
+        Jobs run one at a time: temporary files of unfinished ones are free again before this one starts. `own` is the
+        folder of a job that resumes.
         """
         shape, rows = Shape.of(Checkpoint.open(self._registry.folder(model))), self._store.files.get(training).rows
         mean = rows.tokens / max(1, rows.rows) if rows else 0.0
@@ -121,12 +118,10 @@ class Jobs:
         require_memory(estimate, chosen, gpu or memory(available=False))
 
     def resume(self, key: str) -> JobRecord:
-        """Queues a job again that a full disk ended. It resumes from the checkpoint that folder.py names.
+        """Queues a job again that a full disk ended.
 
         Raises:
-            NotFound: there is no such job.
-            Conflict: it has nothing to resume from.
-            DiskFull: there is too little room.
+            Conflict: it has nothing to resume from; also NotFound and DiskFull.
         """
         job = self._store.jobs.get(key)
         if not job.resumable:
@@ -319,11 +314,7 @@ class Jobs:
             self._finish(key, Status(state="failed", error=error))
 
     def _finish(self, key: str, status: Status, reported: bool = False) -> None:
-        """Ends a job.
-
-        Args:
-            reported: whether the worker reported its end, so that only an error is reported again.
-        """
+        """Ends a job. `reported`: the worker reported its end, so that only an error is reported again."""
         job = self._store.jobs.get(key)
         if job.over:
             return

@@ -108,7 +108,6 @@ class CheckpointTrainer(Trainer):
             save_file(trained(self.model), folder / TRAINED, metadata={"format": "pt"})
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Saves in the reserved room. Raises SaveFailed for any error."""
         self._reserve.release()
         with saving("a checkpoint"):
             super()._save_checkpoint(model, trial)
@@ -208,23 +207,21 @@ MEASURES: Mapping[str, Callable[[EvalPrediction], dict[str, Any]]] = {
 
 
 def numbers_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    """Returns the figures of the trainer's metrics that a status keeps, without those that are not finite."""
+    """Returns the finite figures of the trainer's metrics that a status keeps."""
     return {NAMES[n]: float(value) for n, value in (metrics or {}).items() if n in NAMES and math.isfinite(value)}
 
 
 def event_data(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the figures of an event: a status's numbers, and the confusion counts."""
     counts = (metrics or {}).get("eval_confusion")
     return {**numbers_of(metrics), **({} if counts is None else {"confusion": counts})}
 
 
 class Reporter(TrainerCallback):
-    """Writes events (events.jsonl), and stops the trainer on SIGTERM or when the job is cancelled.
+    """Writes events, and stops the trainer on SIGTERM or when the job is cancelled.
 
     Attributes:
         reserve: the room for the next save, once it was reserved.
-        interrupted: whether SIGTERM had come when `look` was last called.
-        cancelled: whether the job was cancelled when `look` was last called.
+        interrupted: whether SIGTERM had come when `look` was last called; `cancelled` is alike.
     """
 
     def __init__(self, job: Path) -> None:
