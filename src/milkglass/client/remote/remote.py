@@ -253,7 +253,7 @@ class Remote(AbstractContextManager["Remote"]):
         return responses.job(self.connection.json("POST", route, again=True))
 
     def resume(self, job: str) -> dict[str, Any]:
-        """Queues a job again that a full disk ended. Raises RemoteError: 409 if it cannot go on, 507 for too little room."""
+        """Queues a job again that a full disk ended. Raises RemoteError: 409 if it cannot go on, 507 without room."""
         return responses.job(self.connection.json("POST", f"/v1/fine_tuning/jobs/{plain_name(job)}/resume"))
 
     def follow(self, job: str, silence: float = 600.0) -> Iterator[dict[str, Any]]:
