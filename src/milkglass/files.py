@@ -52,7 +52,6 @@ def atomic_path(target: Path, replace: bool = True, private: bool = True) -> Ite
 
     Args:
         target: the file's name. Its folder must exist. A link to a file stays a link.
-        replace: whether a file of that name is replaced.
         private: False for a file that is given to others, which gets the mode of any new file.
 
     Raises:

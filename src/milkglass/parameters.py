@@ -67,12 +67,7 @@ def limited(
     below: float = math.inf,
     hint: str = "",
 ) -> Any:
-    """Returns a dataclass field of a number in a range.
-
-    Args:
-        least: the least value, unless `above` is set.
-        hint: what to do about a value outside. "": the message names the default.
-    """
+    """Returns a dataclass field of a number in a range: `least` or more, unless `above` is set."""
     limit = Limit(least if above is None else above, above is not None, most, below)
     return dataclasses.field(default=default, metadata={LIMIT: limit, HINT: hint})
 
@@ -182,8 +177,6 @@ def with_values(method: Any, values: Mapping[str, Any], name: str) -> Any:
 
     Args:
         method: an instance, whose other fields stay, or a dataclass.
-        values: by parameter; see `Parameter.converted`.
-        name: the method's name, for messages.
 
     Raises:
         UsageError: a parameter is unknown or missing, or its value is refused.

@@ -13,13 +13,11 @@ import typer
 
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import (
-    AllowHttp,
     AsJson,
     AuditOptions,
-    Certificate,
     ServerOptions,
     SplitOptions,
-    TokenFile,
+    WayOptions,
     original,
     read_token,
     refuse_unused,
@@ -66,6 +64,7 @@ def prepare(
 
 
 @enclaves.command(short_help="Build an enclave with the table of a provider.")
+@with_options
 def build(
     url: Annotated[str, typer.Argument(metavar="URL", help="The split server, such as https://gpu.example:8421.")],
     out: Annotated[Path, typer.Option("--out", help="The folder: new, or prepared and signed.", show_default=False)],
@@ -78,9 +77,8 @@ def build(
             "20 % by a list of English words]"
         ),
     ] = None,
-    token_file: TokenFile = None,
-    certificate: Certificate = None,
-    allow_http: AllowHttp = False,
+    *,
+    way: WayOptions,
     as_json: AsJson = False,
 ) -> None:
     """Start an enclave, let the provider at URL release its table to it, and seal the table into the folder OUT."""
@@ -92,7 +90,7 @@ def build(
         enclave_folder.texts_of(corpus)  # refused before there is a folder
     from milkglass.enclave.attestation import ATTESTED, NOT_ATTESTED
 
-    server = _server(url, ServerOptions(url, token_file, certificate, allow_http))
+    server = _server(url, way.to(url))
     info = server.info()
     if kind != ATTESTED:
         note(f"enclave: {kind}. {NOT_ATTESTED}")
@@ -105,7 +103,7 @@ def build(
         "measurement": about.measurement, "model": about.model, "rows": info.vocabulary, "width": info.width, "k": k,
         "sensitive_by": about.counted,
     }  # fmt: skip
-    token = f" --token-file {shlex.quote(str(token_file))}" if token_file else ""
+    token = f" --token-file {shlex.quote(str(way.token_file))}" if way.token_file else ""
     words = (
         f"enclave of {about.model}: {info.vocabulary:,} rows of width {info.width}, sealed for "
         f"{about.measurement[:16]}\n{built.proof}\n"

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.cli.ui.options import (
-    AllowHttp,
     AsJson,
-    Certificate,
     KeyOptions,
     PassphraseFile,
     ServerOptions,
-    TokenFile,
+    WayOptions,
     Yes,
+    changed,
     original,
     refuse_unused,
     with_options,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 KEYS = {True: "this key", False: "another key", None: "not said"}
 
 
+@with_options
 def models(
     ref: Annotated[
         str | None,
@@ -48,9 +48,8 @@ def models(
     passphrase_file: PassphraseFile = None,
     delete: Annotated[str | None, typer.Option("--delete", help="Delete this model from the server.")] = None,
     yes: Yes = False,
-    token_file: TokenFile = None,
-    certificate: Certificate = None,
-    allow_http: AllowHttp = False,
+    *,
+    way: WayOptions,
     as_json: AsJson = False,
 ) -> None:
     """List a server's models (--server or $MILKGLASS_SERVER); without one, what can be scrambled; or look at REF."""
@@ -58,24 +57,22 @@ def models(
         raise UsageError("--key and --delete are about a server's models", "name the server with --server")
     listed = server is not None and ref is None and not supported
     if not listed:
-        ways = {"--token-file": token_file, "--certificate": certificate, "--allow-http": allow_http}
         about = "with --supported" if supported else f"to look at {ref}" if ref is not None else "without a server"
-        refuse_unused(about, {"--key": key, "--delete": delete, **ways})
+        refuse_unused(about, {"--key": key, "--delete": delete, **changed(way)})
     if ref is not None and supported:
         raise UsageError("--supported and a model were both given", "leave one out")
     refuse_unused("to delete a model", {"--key": key} if delete else {})
     refuse_unused("without --delete", {"--yes": yes} if not delete else {})
     refuse_unused("without --key", {"--passphrase-file": passphrase_file} if key is None else {})
     if listed and server is not None:
-        way = ServerOptions(server, token_file, certificate, allow_http)
         if delete:
             from milkglass.client.remote.remote import MODELS
 
             question = f"Delete the model {delete} from the server? It cannot be brought back."
-            with way.open() as remote:
+            with way.to(server).open() as remote:
                 erase(remote, MODELS, delete, question, yes, as_json)
         else:
-            _on_server(way, KeyOptions(key, None, passphrase_file).open().key if key else None, as_json)
+            _on_server(way.to(server), KeyOptions(key, None, passphrase_file).open().key if key else None, as_json)
         return
     emit(as_json, *(_catalogue() if ref is None else _one(ref)))
 

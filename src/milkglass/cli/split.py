@@ -15,13 +15,11 @@ import typer
 from milkglass.cli.enclave import enclaves
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import (
-    AllowHttp,
     AsJson,
     AuditOptions,
-    Certificate,
     ModelRef,
-    ServerOptions,
-    TokenFile,
+    WayOptions,
+    changed,
     kept_name,
     original,
     parameters,
@@ -60,10 +58,8 @@ def classify(
         Path | None, typer.Option("--file", help="A text a line, a JSON object with a text, or a table.")
     ] = None,
     model: ModelRef = None,
-    token_file: TokenFile = None,
-    certificate: Certificate = None,
-    allow_http: AllowHttp = False,
     *,
+    way: WayOptions,
     columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -73,8 +69,7 @@ def classify(
     if (text is None) == (file is None):
         raise UsageError("give --text or --file, one of them", "without either there is nothing to classify")
     if folder is not None:
-        ways = {"--token-file": token_file, "--certificate": certificate, "--allow-http": allow_http}
-        refuse_unused("with --folder, which asks no server", ways)
+        refuse_unused("with --folder, which asks no server", changed(way))
     refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
     rows = to_classify(text, file, columns)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
@@ -87,7 +82,7 @@ def classify(
     base = original(model or about.model)  # its tokenizer, and the layers that were not trained
     with named(rows):
         require_sendable(client, about, base, texts, pairs)
-    with _answering(url, folder, token_file, certificate, allow_http) as (info, answer), bars(as_json) as stage:
+    with _answering(url, folder, way) as (info, answer), bars(as_json) as stage:
         half = ClientHalf.open(client, base, about, sending=len(rows))
         progress = stage("classify", len(rows))
         shares = half.classify(texts, pairs, info, answer, progress)
@@ -98,9 +93,7 @@ def classify(
 
 
 @contextmanager
-def _answering(
-    url: str | None, folder: Path | None, token_file: Path | None, certificate: Path | None, allow_http: bool
-) -> Iterator[tuple[EncoderInfo, Answer]]:
+def _answering(url: str | None, folder: Path | None, way: WayOptions) -> Iterator[tuple[EncoderInfo, Answer]]:
     """The server half's information, and what answers frames: over HTTP, or in this process."""
     if folder is not None:
         require_folder(folder, "give the server's half that `milkglass split train` wrote")
@@ -111,7 +104,7 @@ def _answering(
         return
     from milkglass.split.client import Wire
 
-    with ServerOptions(str(url), token_file, certificate, allow_http).open() as remote:
+    with way.to(str(url)).open() as remote:
         wire = Wire(remote.connection)
         yield wire.info(), wire.answer
 

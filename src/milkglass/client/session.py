@@ -41,7 +41,8 @@ NEWEST = "newest"  # for `labels_of`: the data that was sent last
 class Session(AbstractContextManager["Session"]):
     """A client of one server with one key. Use it as a context, or close it.
 
-    Each method raises RemoteError if the server fails, and CodecError for texts that do not fit the model.
+    Each method raises RemoteError if the server fails, and CodecError for texts that do not fit the model. A `model` is
+    a model's id on the server.
 
     Attributes:
         unlocked: the key file, which is written when label names or scales are recorded in it.
@@ -107,7 +108,7 @@ class Session(AbstractContextManager["Session"]):
         labels_of: str | None = None,
         stage: Stage = no_stage,
     ) -> list[Classified]:
-        """Classifies texts, or scores them with a regression.
+        """Classifies texts, or scores them with a regression. Returns one result for each, in order.
 
         Args:
             pairs: the second text of each, if the model reads pairs.
@@ -115,9 +116,6 @@ class Session(AbstractContextManager["Session"]):
             labels_of: the job whose label names or scale are used, or "newest" for the data that was sent last.
                 None: the job that made the model.
             stage: receives how many texts are done.
-
-        Returns:
-            One result for each text, in order.
 
         Raises:
             CodecError: a text cannot be sent; the message has its number.
@@ -210,9 +208,7 @@ class Session(AbstractContextManager["Session"]):
     def chat(self, model: str, system: str | None = None, sampling: Sampling | None = None) -> Conversation:
         """Starts a conversation in the model's chat template.
 
-        Raises:
-            UnsupportedModel: the model is an encoder, or the key's ids name no token.
-            NoChatTemplate: the model has no template.
+        Raises NoChatTemplate if it has none, UnsupportedModel for an encoder or a key whose ids name no token.
         """
         start = _system(system)
         self.require_generator(model)  # first: an encoder has no template either

@@ -167,11 +167,8 @@ class Demo:
 def run_demo(out: Path, quick: bool = False) -> DemoResult:
     """Runs the whole demo. Leaves `out`/index.html, `out`/result.json and the audits in `out`/client.
 
-    The server is stopped whatever happens, on Ctrl-C and SIGTERM too.
-
-    Raises:
-        UsageError: `out` holds other things than an earlier demo.
-        MilkglassError: a command failed.
+    The server is stopped whatever happens, on Ctrl-C and SIGTERM too. Raises UsageError if `out` holds other things
+    than an earlier demo.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait by spinning slow down a busy machine
     started = time.monotonic()

@@ -128,11 +128,8 @@ class Backend:
     def completion(self, name: str, prompt: str | Sequence[int], **options: Any) -> Question:
         """Makes the question of a text to continue, or of its ids by the tokenizer. Nothing is sent yet.
 
-        The application wrote all of it, so the text of a special token is that token, as at other servers.
-
-        Raises:
-            CodecError: the text cannot be encoded.
-            UsageError: the engine does not offer an option.
+        The application wrote all of it, so the text of a special token is that token, as at other servers. Raises
+        CodecError if it cannot be encoded, UsageError if the engine does not offer an option.
         """
         self._require_decoder(name)
         if isinstance(prompt, str):
@@ -185,7 +182,6 @@ class Backend:
         Args:
             what: the field of the request with the prompt.
             most: the most tokens of the answer. None: as many as fit.
-            stops: strings that end the answer.
             logprobs: how many of the likeliest tokens are reported at each place. None: no token is.
             logit_bias: is added to logits, by the tokenizer's own ids.
             **drawing: fields of IdsRequest.

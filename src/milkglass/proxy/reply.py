@@ -86,10 +86,7 @@ class Reply:
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields the answer.
 
-        Raises:
-            RemoteError: the engine fails.
-            ToolUseFailed: a call was demanded, and the answer is none.
-            MisspeltAnswer: the answer is spelled otherwise than the tokenizer writes.
+        Raises RemoteError if the engine fails, ToolUseFailed if a demanded call is missing, and MisspeltAnswer.
         """
         texts, calls = {"content": "", "reasoning": ""}, list[str]()
         try:

@@ -58,9 +58,7 @@ def body_rule(settings: ServerSettings, scope: Scope) -> BodyRule:
 def serve(settings: ServerSettings, on_ready: Callable[[], None] = lambda: None) -> None:
     """Serves until SIGINT or SIGTERM. `on_ready` is called once connections are accepted.
 
-    Raises:
-        UsageError: the address cannot be used.
-        Conflict: another server uses the home.
+    Raises UsageError if the address cannot be used, Conflict if another server uses the home.
     """
     prepare()
     DataDir(settings.home, settings.spare_disk).lock().close()  # say so before anything else, not in a traceback

@@ -55,6 +55,8 @@ TokenFile = Annotated[
 Certificate = Annotated[
     Path | None, typer.Option("--certificate", help="The server's certificate (PEM), if it signed its own.")
 ]
+Texts = Annotated[list[str] | None, typer.Argument(help="Texts; none: each line of stdin or of --in.")]
+Pairs = Annotated[list[str] | None, typer.Option("--pair", help="The second text of each pair, in order.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask before deleting.")]
 AllowHttp = Annotated[bool, typer.Option("--allow-http", help="Send the token over a network without encryption.")]
 
@@ -195,6 +197,18 @@ class ServerOptions:
         words += ["--token-file", str(self.token_file)] if self.token_file else []
         words += ["--certificate", str(self.certificate)] if self.certificate else []
         return shlex.join(words + (["--allow-http"] if self.allow_http else []))
+
+
+@dataclass(frozen=True)
+class WayOptions:
+    """The credentials of a server whose address a command takes in another way than by --server."""
+
+    token_file: TokenFile = None
+    certificate: Certificate = None
+    allow_http: AllowHttp = False
+
+    def to(self, url: str) -> ServerOptions:
+        return ServerOptions(url, self.token_file, self.certificate, self.allow_http)
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,10 @@ class Responses:
     """Exchanges ids of one key at random (randomised response).
 
     Attributes:
-        mechanism: draws by the order of the key's own ids, or of the ids of the key with the same map that it was made
-            from.
+        mechanism: draws by the order of the key's own ids, or of the key with the same map that it was made from.
         stream: gives the draws of a text from the text itself, so that a text that is sent again is sent equally and
             reveals nothing more. None: each text draws anew, which spends epsilon each time.
-        own: (m,) the key's ids that are exchanged.
-        named: (m,) the mechanism's ids of the same symbols.
+        own: (m,) the key's ids that are exchanged; `named` are the mechanism's ids of the same symbols.
     """
 
     mechanism: RandomisedResponse

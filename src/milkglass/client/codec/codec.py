@@ -203,12 +203,7 @@ class Codec:
     def encode_prompt(self, text: str, answers: Sequence[Sequence[int]] = ()) -> Ids:
         """Encodes a prompt that a program put together: the text of a special token in it is that token.
 
-        Args:
-            text: the prompt.
-            answers: scrambled ids of answers that it may repeat. They are sent as they were received.
-
-        Raises:
-            CodecError: the prompt cannot be encoded; see `encode`.
+        Scrambled ids of answers that it may repeat are sent as they were received. Raises CodecError as `encode` does.
         """
         require_text([text])
         kept, marked = KeptIds(self.decode, free_letters([text])), text
@@ -299,12 +294,9 @@ class Codec:
 
     # --- ids to text --------------------------------------------------------------------------------------------------
     def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:
-        """Returns the text of scrambled ids (t,).
+        """Returns the text of scrambled ids (t,). Raises IdOutOfRange.
 
         Ids of padding rows, which a model can emit, have no text (`count_unknown`).
-
-        Raises:
-            IdOutOfRange: no row of the model has such an id.
         """
         return self._text(self._among(self.visible if skip_special else self.known, ids))
 

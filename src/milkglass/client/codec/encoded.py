@@ -63,14 +63,8 @@ def labelled(
 ) -> tuple[LabelledIds, NDArray[np.int64]]:
     """Encodes the examples of each conversation, cut to `limit` tokens.
 
-    Args:
-        tools: the tools of each conversation; empty if there are none.
-
-    Returns:
-        The examples, and (n,) the uncut tokens of the longest example of each conversation.
-
-    Raises:
-        CodecError: a conversation cannot be rendered, or has no answer. The error has its number.
+    Returns them, and (n,) the uncut tokens of the longest example of each conversation. Raises CodecError with the
+    number of a conversation that cannot be rendered, or has no answer.
     """
     examples, sources = list[Supervised](), list[int]()
     for place, messages in enumerate(conversations):

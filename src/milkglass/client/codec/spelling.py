@@ -144,10 +144,7 @@ class SpellingCheck:
 def other_places(codec: Codec, ids: Sequence[int], final: bool = True) -> set[tuple[int, ...]]:
     """Returns the tokenizer's own ids, each run once, of what the scrambled ids write in other tokens.
 
-    A run ends where a token of both ends.
-
-    Args:
-        final: whether the text is complete. Otherwise its last token may still grow.
+    A run ends where a token of both ends. If the text is not `final`, its last token may still grow.
     """
     original = codec.inverse[np.asarray(ids, np.int64)]
     original = original[codec.visible[original]]

@@ -61,11 +61,9 @@ def scheme_for(base: Checkpoint, name: str = "obfuslm", **selected: Any) -> Sche
 
 
 def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes | None = None) -> Key:
-    """Makes a key for a model.
+    """Makes a key for a model, by default with the scheme of `scheme_for`.
 
-    Args:
-        scheme: None: the one that `scheme_for` returns.
-        root: the root of a key that is no secret, for attackers and recipes. None: a fresh secret.
+    A root that is given is no secret: it is for attackers and recipes.
     """
     architecture = of(base)
     scheme = scheme or scheme_for(base)

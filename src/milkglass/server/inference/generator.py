@@ -149,8 +149,7 @@ class Sequence:
 
     Attributes:
         prompt: scrambled ids, or vectors in place of them.
-        on_token: receives an id and why the sequence ends with it: "stop" (it is a stop id) or "length"; None: it goes
-            on.
+        on_token: receives an id, and "stop" (a stop id) or "length" if the sequence ends with it.
         cancelled: frees its row before the next token.
         chances: log-probabilities of the newest id and of the likeliest, if requested; set before `on_token`.
         rng: the sequence's own generator, so that the batch changes no draw.

@@ -169,9 +169,7 @@ class Uploads:
     def complete(self, key: str) -> File:
         """Checks the whole upload and makes it a file. Called again, it returns the same file.
 
-        Raises:
-            Conflict: bytes are missing.
-            BadUpload: the file is damaged, and was deleted.
+        Raises Conflict if bytes are missing, BadUpload for a damaged file, which was deleted.
         """
         with self._locks.hold(key):
             done = self._store.files.find(_file_id(key))
