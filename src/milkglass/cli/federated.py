@@ -55,6 +55,8 @@ Seed = Annotated[
         help="Seed of the head, shadows, batches and noise, for experiments; without it all but the head is secret."
     ),
 ]
+LARGE = 100_000_000  # bytes of updates, from which on their size is reported
+federated = typer.Typer(help="Train with sites that keep their texts and share gradients.", no_args_is_help=True)
 
 
 @with_options
@@ -162,10 +164,6 @@ def _tell_time(ghost: Ghost, sources: Sequence[Source], as_json: bool) -> None:
     ghost.sanitize(sample)
     seconds = (time.monotonic() - started) / len(sample) * len(texts)
     note(f"{len(texts):,} texts pass through ghost, in about {duration(seconds)} here; {FASTER}")
-
-
-LARGE = 100_000_000  # bytes of updates, from which on their size is reported
-federated = typer.Typer(help="Train with sites that keep their texts and share gradients.", no_args_is_help=True)
 
 
 # --- run --------------------------------------------------------------------------------------------------------------

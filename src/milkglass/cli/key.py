@@ -36,6 +36,8 @@ keys = typer.Typer(
     help="Show a key's model and how much of its budget is spent; make one for a job; back up; change passphrases.",
     no_args_is_help=True,
 )
+KeyPath = Annotated[Path, typer.Argument(help="The key file.")]
+READS = "it reads every text under this key, as the key does; it makes no key for a job and scrambles no model"
 
 
 @keys.command()
@@ -172,10 +174,6 @@ def warning(used: usage.Usage) -> list[str]:
         f"warning: at {tokens:,} tokens the attacker with {who} reads {share} of what carries content; {FRESH}"
         for who, share, tokens in used.passed()
     ]
-
-
-KeyPath = Annotated[Path, typer.Argument(help="The key file.")]
-READS = "it reads every text under this key, as the key does; it makes no key for a job and scrambles no model"
 
 
 @keys.command("for-codec")

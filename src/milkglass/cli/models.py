@@ -155,9 +155,6 @@ def _one(ref: str) -> tuple[dict[str, Any], str]:
     )
 
 
-KEY_ID = "milkglass_key_id"  # in a scrambled model's config.json
-
-
 @with_options
 def upload(
     path: Annotated[
@@ -213,6 +210,7 @@ def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> Unloc
     if not path.is_dir():
         raise UsageError("--key is of a model, and this is a file of rows", "leave --key out")
     unlocked = KeyOptions(key, None, passphrase_file).open()
+    from milkglass.client.layout import KEY_ID
     from milkglass.models.checkpoint import read_json
 
     if read_json(path / "config.json").get(KEY_ID) not in (None, unlocked.key.identifier):

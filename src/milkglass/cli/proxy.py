@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 
 DRAWN = 24  # bytes of an API key that is drawn
+BUDGET = "2m"
 
 
 @dataclass(frozen=True)
@@ -184,9 +185,6 @@ def _opened(key: KeyOptions, files: Mapping[str, Path]) -> list[UnlockedKey]:
 
     every = {file.resolve(): file for file in (*found, *files.values())}
     return opened(key.passphrase_file, lambda word: [UnlockedKey.open(file, word) for file in every.values()])[0]
-
-
-BUDGET = "2m"
 
 
 @with_options

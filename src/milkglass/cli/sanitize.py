@@ -26,6 +26,11 @@ MANY = 0.2  # share of unknown words that is reported
 NEARLY_ALL = 0.95  # share of replaced words that is reported
 SMALL = 1 << 22  # bytes of a file that one process is soon done with
 FILES = "give a .jsonl, .json, .csv or .tsv file, or text lines"
+SELECTION = ("selection", "beams", "threshold", "sweeps")  # the others are of the search
+EPSILON = {"custext": 3.0}  # of this command; at the method's own 1, all words of a list are about alike likely
+GHOST_TEXT = (
+    "the text is not meant to be read: training uses the `ids` beside it (NAME_ids where a row has several texts)"
+)
 
 
 def read_shape(
@@ -174,9 +179,6 @@ def _summary(report: dict[str, Any], out: Path, words_of: WordVectors) -> str:
     return "\n".join(lines)
 
 
-SELECTION = ("selection", "beams", "threshold", "sweeps")  # the others are of the search
-
-
 def sanitize_by_ghost(
     source: str, out: Path | None, model: str, words: Sequence[str], seed: int | None,
     also: Sequence[str] | None, keep: Sequence[str] | None, delimiter: str | None, as_json: bool,
@@ -254,12 +256,6 @@ def _ghost_summary(report: dict[str, Any], out: Path) -> str:
     lines = [f"wrote {out} and {out.name}.report.json", table(rows), "guarantee: none"]
     lines += [f"unchanged: {', '.join(left)} (--text-column NAME sanitizes a field)"] if left else []
     return "\n".join(lines)
-
-
-EPSILON = {"custext": 3.0}  # of this command; at the method's own 1, all words of a list are about alike likely
-GHOST_TEXT = (
-    "the text is not meant to be read: training uses the `ids` beside it (NAME_ids where a row has several texts)"
-)
 
 
 def sanitize(

@@ -16,6 +16,8 @@ from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UsageError
 if TYPE_CHECKING:
     from milkglass.client.key.key import Key
 
+AS_IT_IS = "docs/engines.md has the commands; to generate, vLLM, SGLang and `milkglass serve` take the first folder"
+
 
 @with_options
 def verify(
@@ -62,9 +64,6 @@ def _require_its_key(out: Path, key: Key) -> None:
     info = read_json(config).get(KEY_ID) if config.is_file() else None
     if fits({"key_id": info}, key) is False:
         raise KeyForOtherModel(f"{out} was scrambled with another key than this one", "give the key it was made with")
-
-
-AS_IT_IS = "docs/engines.md has the commands; to generate, vLLM, SGLang and `milkglass serve` take the first folder"
 
 
 @with_options

@@ -44,6 +44,15 @@ if TYPE_CHECKING:
 
 
 Client = Annotated[Path, typer.Argument(metavar="CLIENT", help="The client's half, written by `split train`.")]
+NOTHING = (
+    "none: nothing is proved about what is sent with these parameters. `milkglass split audit` measures what\n"
+    "  attackers read of your texts, and an attack that fails there has shown nothing"
+)
+KEEP = (
+    "{client} holds the secret that hides your texts, and the names of your classes, and is sealed by no passphrase:\n"
+    "  keep a copy of it somewhere safe, and never give it to the server."
+)
+splits = typer.Typer(help="Cut a model in two: the first layers here, the others on a server.", no_args_is_help=True)
 
 
 # --- classify ---------------------------------------------------------------------------------------------------------
@@ -153,18 +162,6 @@ def audit(
     }  # fmt: skip
     done = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
     print_audit(context, done, audited.out, as_json)
-
-
-NOTHING = (
-    "none: nothing is proved about what is sent with these parameters. `milkglass split audit` measures what\n"
-    "  attackers read of your texts, and an attack that fails there has shown nothing"
-)
-KEEP = (
-    "{client} holds the secret that hides your texts, and the names of your classes, and is sealed by no passphrase:\n"
-    "  keep a copy of it somewhere safe, and never give it to the server."
-)
-
-splits = typer.Typer(help="Cut a model in two: the first layers here, the others on a server.", no_args_is_help=True)
 
 
 # --- train ------------------------------------------------------------------------------------------------------------

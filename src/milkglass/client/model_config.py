@@ -46,6 +46,23 @@ UNLISTED = frozenset((
     "position_embedding_type", "summary_type", "summary_activation", "n_ctx", "gradient_checkpointing",
     "attention_chunk_size", "is_causal", "use_bidirectional_attention",
 ))  # fmt: skip
+# Each field and its range
+RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.0, 10.0),
+}
+ABOVE = frozenset({"top_p", "repetition_penalty"})  # the range excludes the lowest value
+# Fields that no request to an engine has, and their neutral values
+OTHERS: Mapping[str, Any] = {
+    "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": 1.0, "no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0, "penalty_alpha": 0.0, "num_beams": 1, "diversity_penalty": 0.0,
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "guidance_scale": 1.0, "min_length": 0, "min_new_tokens": 0,
+    "bad_words_ids": [], "suppress_tokens": [], "begin_suppress_tokens": [], "sequence_bias": {},
+}  # fmt: skip
+NOTHING: Mapping[str, float] = {}
 
 
 def _is_id_key(name: str) -> bool:
@@ -139,25 +156,6 @@ def special_ids(config: Mapping[str, Any]) -> Iterator[int]:
             yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int))
         elif isinstance(value, Mapping) and name.endswith("config"):
             yield from special_ids(value)
-
-
-# Each field and its range
-RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "top_k": (-1, 2**31 - 1),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.0, 10.0),
-}
-ABOVE = frozenset({"top_p", "repetition_penalty"})  # the range excludes the lowest value
-# Fields that no request to an engine has, and their neutral values
-OTHERS: Mapping[str, Any] = {
-    "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": 1.0, "no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0, "penalty_alpha": 0.0, "num_beams": 1, "diversity_penalty": 0.0,
-    "presence_penalty": 0.0, "frequency_penalty": 0.0, "guidance_scale": 1.0, "min_length": 0, "min_new_tokens": 0,
-    "bad_words_ids": [], "suppress_tokens": [], "begin_suppress_tokens": [], "sequence_bias": {},
-}  # fmt: skip
-NOTHING: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,15 @@ from milkglass.errors import MilkglassError, Unreachable, UsageError
 READY = "listening on "
 PATIENCE = 120.0  # seconds until it must listen
 GRACE = 30.0  # seconds to stop in good order
+MARK = ".milkglass-demo"  # in a folder that an earlier demo made, which may be replaced
+SERVED = ("config.json", "generation_config.json", "*.safetensors")  # of a base model: no tokenizer
+LARGE = 8 << 20  # bytes; larger files are models and are removed at the end
+TIMES = {"sorting": ("--epochs", "3"), "writing": ("--max-steps", "60")}
+QUICK = {"sorting": ("--max-steps", "6"), "writing": ("--max-steps", "2")}
+SMALL_LORA = (  # ObfusLM's recipe made small: rank 16 in place of 256
+    *("--batch-size", "4", "--learning-rate", "5e-4", "--max-length", "128"),
+    *("--set", "lora_rank=16", "--set", "lora_alpha=32", "--set", "full_last=2", "--set", "warmup_ratio=0.1"),
+)
 
 
 class Service:
@@ -100,17 +109,6 @@ class Service:
             os.killpg(self._process.pid, signal.SIGKILL)  # it leads its own session: this is the server and no other
             self._process.wait()
         self._reader.join(GRACE)
-
-
-MARK = ".milkglass-demo"  # in a folder that an earlier demo made, which may be replaced
-SERVED = ("config.json", "generation_config.json", "*.safetensors")  # of a base model: no tokenizer
-LARGE = 8 << 20  # bytes; larger files are models and are removed at the end
-TIMES = {"sorting": ("--epochs", "3"), "writing": ("--max-steps", "60")}
-QUICK = {"sorting": ("--max-steps", "6"), "writing": ("--max-steps", "2")}
-SMALL_LORA = (  # ObfusLM's recipe made small: rank 16 in place of 256
-    *("--batch-size", "4", "--learning-rate", "5e-4", "--max-length", "128"),
-    *("--set", "lora_rank=16", "--set", "lora_alpha=32", "--set", "full_last=2", "--set", "warmup_ratio=0.1"),
-)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ from milkglass.proxy.text.calls import demanded_tool
 from milkglass.rows.messages import templated, tools_of
 from milkglass.server.storage.store import new_id
 
+MOST_PROMPTS = 128  # answers of one request, all prompts together
+MOST_INPUTS = 2048  # of one request, as OpenAI's
+
 
 class ChatAnswer:
     """The answers of one request. It is made before anything is sent, and raises CodecError or UsageError.
@@ -112,9 +115,6 @@ def _delta(piece: Piece, called: int) -> dict[str, Any]:
     return {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text}
 
 
-MOST_PROMPTS = 128  # answers of one request, all prompts together
-
-
 def prompts_of(given: Any, most: int = MOST_PROMPTS) -> list[str | list[int]]:
     """Returns the prompts in a text, texts, ids, or lists of ids. Raises UsageError for more than `most`."""
     many = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
@@ -183,9 +183,6 @@ def _token_logprobs(found: Sequence[Logprobs], offset: int) -> dict[str, Any] | 
         "top_logprobs": [{one.token: one.logprob for one in (taken, *top)} for taken, top in found],
         "text_offset": [*accumulate((len(taken.token) for taken, _ in found[:-1]), initial=offset)],
     }
-
-
-MOST_INPUTS = 2048  # of one request, as OpenAI's
 
 
 async def embedded(backend: Backend, body: EmbeddingBody) -> dict[str, Any]:

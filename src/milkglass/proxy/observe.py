@@ -20,6 +20,7 @@ from milkglass.progress import Log, no_log
 
 Ids = Sequence[int] | NDArray[Any]
 Received = Callable[[Ids], None]  # called with scrambled ids of an answer, a few at a time
+EVERY = 1.0  # seconds
 
 
 def unheard(ids: Ids) -> None:
@@ -54,9 +55,6 @@ class Observers:
                 one(ids)
 
         return received
-
-
-EVERY = 1.0  # seconds
 
 
 @dataclass

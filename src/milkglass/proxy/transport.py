@@ -35,6 +35,8 @@ from milkglass.proxy.backend import ServedKey, all_connected
 from milkglass.proxy.observe import UsageCount
 
 OWN = frozenset({b"host", b"origin", b"authorization"})  # headers that the application does not decide
+T = TypeVar("T")
+NOWHERE = "http://127.0.0.1:9/v1"  # the port "discard", which only root can open
 
 
 class InPlaceExchange:
@@ -94,10 +96,6 @@ class InPlaceExchange:
         self._left.set()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-
-
-T = TypeVar("T")
-NOWHERE = "http://127.0.0.1:9/v1"  # the port "discard", which only root can open
 
 
 def transport(key: Path | str, passphrase: str, server: str, token: str | None = None, **options: Any) -> httpx2.Client:

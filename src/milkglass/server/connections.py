@@ -29,6 +29,9 @@ from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 from milkglass.system import is_loopback
 
+log = logging.getLogger("milkglass.server")
+NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
 
 class Phase(enum.Enum):
     HEAD = "waiting for a request's headers"
@@ -197,10 +200,6 @@ class ServerConnection(H11Protocol):
         except OSError:
             return 0  # a system that does not say so of sockets: what waits here counts alone
         return int(struct.unpack("i", raw)[0])
-
-
-log = logging.getLogger("milkglass.server")
-NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 @final

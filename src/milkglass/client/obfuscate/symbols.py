@@ -41,6 +41,7 @@ from milkglass.sequences import Sequences
 
 BATCH = 512  # tokens at a time
 FILE_TOKENS = 8 * BATCH  # tokens of a file in the cache; a smaller vocabulary is fast, and not kept
+THOUSANDTHS = 1000
 
 
 def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> Floats:
@@ -98,9 +99,6 @@ def _encoded(model: Any, ids: torch.Tensor, before: Sequence[int], after: Sequen
         parts.append(model(input_ids=rows).last_hidden_state.mean(1))
         progress(len(some))
     return torch.cat(parts).numpy().astype(np.float32)
-
-
-THOUSANDTHS = 1000
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,6 +34,25 @@ from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
 from milkglass.progress import Log, no_log
 from milkglass.system import is_loopback
 
+MAX_EVENT = 4 << 20  # bytes of an event
+MAX_COMMENTS = 256 << 10  # bytes that are no data, before an event or in an engine's whole answer
+EVENT_ID = re.compile(r"[A-Za-z0-9_.-]{0,128}")
+BUSY = frozenset({429, 503})  # the server asks to try later, and did nothing
+LOST = frozenset({502, 504})  # a proxy has no answer; the server may have carried out the call
+NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+MAX_ANSWER = 64 << 20  # bytes of one JSON answer
+MAX_ERROR = 64 << 10  # bytes read of an error's body
+ANSWER_TIME = 30.0  # seconds that an exchange may take beyond the silence that is allowed
+SLOWEST = 16 << 10  # bytes a second: the slowest that a request's body may be sent
+MAX_SHOWN = 200  # characters of an address in a message
+EXAMPLE = "https://gpu.example:8420"
+CONNECT = 10.0  # seconds for making a connection
+FIRST_CONNECT = 3.0  # seconds for making a connection to a server that never answered
+FIRST_SILENCE = 20.0  # seconds to wait for a server's first answer, which is quick
+FIRST_ATTEMPTS = 3  # tries of a server that never answered: it is more likely down than restarting
+TOLD = 1.0  # seconds from which a wait is reported
+TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
+
 
 @final
 class Sockets:
@@ -109,11 +128,6 @@ def watched(sockets: Sockets, seconds: float) -> Iterator[Watch]:
         watch.end()
 
 
-MAX_EVENT = 4 << 20  # bytes of an event
-MAX_COMMENTS = 256 << 10  # bytes that are no data, before an event or in an engine's whole answer
-EVENT_ID = re.compile(r"[A-Za-z0-9_.-]{0,128}")
-
-
 @final
 @dataclass(frozen=True)
 class ServerEvents:
@@ -175,23 +189,6 @@ def _lines_of(answer: httpx2.Response) -> Iterator[str]:
             raise RemoteError(f"a line of the answer has more than {MAX_EVENT} bytes", HINT)
     if rest:
         yield rest.decode("utf-8", "replace")
-
-
-BUSY = frozenset({429, 503})  # the server asks to try later, and did nothing
-LOST = frozenset({502, 504})  # a proxy has no answer; the server may have carried out the call
-NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
-MAX_ANSWER = 64 << 20  # bytes of one JSON answer
-MAX_ERROR = 64 << 10  # bytes read of an error's body
-ANSWER_TIME = 30.0  # seconds that an exchange may take beyond the silence that is allowed
-SLOWEST = 16 << 10  # bytes a second: the slowest that a request's body may be sent
-MAX_SHOWN = 200  # characters of an address in a message
-EXAMPLE = "https://gpu.example:8420"
-CONNECT = 10.0  # seconds for making a connection
-FIRST_CONNECT = 3.0  # seconds for making a connection to a server that never answered
-FIRST_SILENCE = 20.0  # seconds to wait for a server's first answer, which is quick
-FIRST_ATTEMPTS = 3  # tries of a server that never answered: it is more likely down than restarting
-TOLD = 1.0  # seconds from which a wait is reported
-TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
 
 
 @dataclass(frozen=True)

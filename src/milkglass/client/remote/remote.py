@@ -209,8 +209,8 @@ class Remote(AbstractContextManager["Remote"]):
     def fetch_model(self, model: str, out: Path, progress: Stage = no_stage, largest: int | None = None) -> Path:
         """Downloads a model's folder, and goes on where a killed run of the same model stopped.
 
-        The folder is marked as scrambled, since the server has nothing else, and can be uploaded again. `largest` is the
-        most bytes of the model. Raises UsageError, with nothing written, if `out` exists or the disk has too little room.
+        The folder is marked as scrambled, since the server has nothing else, and can be uploaded again. `largest` is
+        the most bytes of the model. Raises UsageError, before anything is written, if `out` exists or the disk is full.
         """
         return fetch(self.connection, f"/v1/models/{plain_name(model)}/files", model, out, progress, largest)
 

@@ -33,6 +33,11 @@ CHUNK = 8 << 20  # bytes, unless the server asks for less
 LEAST_CHUNK = 512  # bytes; less would take millions of requests
 GONE = (404, 409, 410)
 STEADY, STEADILY = 64 << 10, 120.0  # the bytes of a download that must arrive within so many seconds
+SHA256 = re.compile(r"[0-9a-f]{64}")
+MAX_CONFIG = 64 << 20  # bytes of a JSON file of a checkpoint
+MAX_FILES = 2000  # of one model
+SPARE = 256 << 20  # bytes that are left free on the disk
+DISTRUST = "don't trust this model"
 
 
 def file_sha256(path: Path, progress: Progress = no_progress) -> str:
@@ -211,13 +216,6 @@ def _unfinished(connection: Connection, note: Path) -> dict[str, Any] | None:
             return None
         raise
     return {**state, "id": known}
-
-
-SHA256 = re.compile(r"[0-9a-f]{64}")
-MAX_CONFIG = 64 << 20  # bytes of a JSON file of a checkpoint
-MAX_FILES = 2000  # of one model
-SPARE = 256 << 20  # bytes that are left free on the disk
-DISTRUST = "don't trust this model"
 
 
 @final

@@ -20,6 +20,12 @@ from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools, calls_in, le
 OUTSIDE = re.compile(r'["{}\[\]]|[^\s\w:,+.\-]')  # opens or closes, or is invalid outside of a string
 INSIDE = re.compile(r'"|\\.', re.DOTALL)
 ONE_LINE = re.compile(r'"|\\.|\n', re.DOTALL)
+Kind = Literal["content", "reasoning", "call"]
+THINK, THOUGHT = "<think>", "</think>"
+BETWEEN = " \t\r\n;,"  # what models write between two calls
+FENCE = "```"
+OBJECT = regex.compile(r'\{\s{0,64}+"')  # the beginning of JSON that may be no call
+NO_TOOLS: Tools = {}
 
 
 @dataclass
@@ -95,14 +101,6 @@ class StopStrings:
 def unfinished(text: str, mark: str) -> int:
     """Returns how many characters at the end of `text` may be the beginning of `mark`."""
     return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-size:])), 0)
-
-
-Kind = Literal["content", "reasoning", "call"]
-THINK, THOUGHT = "<think>", "</think>"
-BETWEEN = " \t\r\n;,"  # what models write between two calls
-FENCE = "```"
-OBJECT = regex.compile(r'\{\s{0,64}+"')  # the beginning of JSON that may be no call
-NO_TOOLS: Tools = {}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ from milkglass.server.settings import Limits
 
 RECENT = 2.0  # seconds that a body's pace looks back
 YOUNGEST = 0.1  # seconds; the minimum age assumed of a body, as one piece that came at once says little of its pace
+log = logging.getLogger("milkglass.server")
+OPEN = frozenset({"/health"})
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 @final
@@ -150,11 +153,6 @@ class CountedBody:
 
     def release(self) -> None:
         self._memory.release(self)
-
-
-log = logging.getLogger("milkglass.server")
-OPEN = frozenset({"/health"})
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 Rule = Callable[[Scope], BodyRule]

@@ -28,6 +28,8 @@ Name = Annotated[str, Field(pattern=PLAIN, min_length=1, max_length=128)]
 PathName = Annotated[str, Path(pattern=PLAIN, min_length=1, max_length=128)]
 
 MAX_FIELDS = 64
+T = TypeVar("T")
+GONE = Response(status_code=499)  # no one reads it
 
 
 def few_fields(value: Any) -> Any:
@@ -68,10 +70,6 @@ class StrictRoute(APIRoute):
                 return Response(status_code=499)  # no one is there to read it
 
         return handle
-
-
-T = TypeVar("T")
-GONE = Response(status_code=499)  # no one reads it
 
 
 def event(data: Any, kind: str | None = None, key: str | None = None) -> str:

@@ -23,6 +23,7 @@ from milkglass.server.inference.sampling import SamplingParams, adjusted, chance
 from milkglass.server.logs import place_of
 
 log = logging.getLogger("milkglass.server")
+MAX_PREFILL = 8192  # padded prompt tokens that are read in one pass, unless one prompt alone is longer
 
 
 class WorkItem(Protocol):
@@ -138,9 +139,6 @@ def explain(error: Exception) -> MilkglassError:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return ModelFailed("the model ran out of memory", "send fewer or shorter prompts")
     return ModelFailed("the model failed on this batch", "the server's log names the place")
-
-
-MAX_PREFILL = 8192  # padded prompt tokens that are read in one pass, unless one prompt alone is longer
 
 
 @dataclass(eq=False)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Prompt: TypeAlias = "Sequence[int] | torch.Tensor"  # ids, or vectors (t, d)
 Token: TypeAlias = "int | torch.Tensor"  # an id, or a vector (d,)
+MIN_PREFIX_IDS = 32  # ids: shorter prefixes are read again, together with other prompts
 
 
 class RunningRows(Protocol):
@@ -126,9 +127,6 @@ class CachedRows:
         for layer, new in zip(self.cache.layers, other.cache.layers, strict=True):
             layer.keys = torch.cat([pad(layer.keys, (0, 0, a, 0)), pad(new.keys, (0, 0, b, 0))])
             layer.values = torch.cat([pad(layer.values, (0, 0, a, 0)), pad(new.values, (0, 0, b, 0))])
-
-
-MIN_PREFIX_IDS = 32  # ids: shorter prefixes are read again, together with other prompts
 
 
 @final

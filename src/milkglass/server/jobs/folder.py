@@ -21,6 +21,7 @@ from milkglass.server.spec import COMPLETE, SHORT, Event
 FILE = "events.jsonl"
 PROGRESS = ("step", "total_steps", "loss")
 TAIL = 1 << 16  # bytes
+_NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,6 @@ def mend_events(job: Path) -> None:
         file.seek(-1, 2)
         if file.read(1) != b"\n":
             file.write(b"\n")
-
-
-_NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
 
 def checkpoints(job: Path) -> list[Path]:

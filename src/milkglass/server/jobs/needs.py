@@ -26,6 +26,15 @@ from milkglass.models.safetensors_header import TensorRef
 from milkglass.server.spec import Hyperparameters
 from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 
+NUMBER, MOMENTS = 4, 8  # bytes of a number in fp32, and of Adam's moments of one
+SMALL = 1 << 20  # bytes of a checkpoint's other files
+LAYER_TENSOR = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
+# Cumulative changes of settings that need less. The first ones cost the least accuracy.
+SMALLER: tuple[dict[str, Any], ...] = (
+    {"batch_size": 8}, {"batch_size": 1}, {"early_stopping": None}, {"method": "lora"}, {"train_tables": False},
+    {"lora_rank": 64}, {"full_first": 0, "full_last": 0}, {"lora_rank": 16}, {"max_length": 256},
+)  # fmt: skip
+
 
 def require_fit(model: ModelRecord, rows: TrainingFileInfo, chosen: Hyperparameters) -> None:
     """Raises UsageError, IdOutOfRange or TooLong for rows that cannot train this model. No message names an id."""
@@ -74,16 +83,6 @@ def _require_labels(model: ModelRecord, rows: TrainingFileInfo, chosen: Hyperpar
     classes = model.vocab_size if causal else chosen.num_labels
     if rows.min_label < 0 or rows.max_label >= classes:
         raise IdOutOfRange(f"the data holds labels outside 0 to {classes - 1}", "is num_labels right?")
-
-
-NUMBER, MOMENTS = 4, 8  # bytes of a number in fp32, and of Adam's moments of one
-SMALL = 1 << 20  # bytes of a checkpoint's other files
-LAYER_TENSOR = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
-# Cumulative changes of settings that need less. The first ones cost the least accuracy.
-SMALLER: tuple[dict[str, Any], ...] = (
-    {"batch_size": 8}, {"batch_size": 1}, {"early_stopping": None}, {"method": "lora"}, {"train_tables": False},
-    {"lora_rank": 64}, {"full_first": 0, "full_last": 0}, {"lora_rank": 16}, {"max_length": 256},
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

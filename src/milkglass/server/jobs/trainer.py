@@ -38,6 +38,9 @@ from milkglass.server.settings import FULL_DISK, disk_full
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT
 
 TRAINED = "trained.safetensors"
+MAX_COUNTED_CLASSES = 50  # classes of which the counts are reported
+NAMES = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
+BEST = {"classification": "accuracy", "regression": "pearson", "causal-lm": "loss"}  # what decides the best epoch
 
 
 class Reserve:
@@ -173,11 +176,6 @@ def complete(job: Path, step: int, best: str | None) -> None:
     for folder in checkpoints(job):
         if folder != newest and (best is None or folder.name != Path(best).name):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-MAX_COUNTED_CLASSES = 50  # classes of which the counts are reported
-NAMES = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
-BEST = {"classification": "accuracy", "regression": "pearson", "causal-lm": "loss"}  # what decides the best epoch
 
 
 def classified(prediction: EvalPrediction) -> dict[str, Any]:
