@@ -10,7 +10,7 @@ Memory beyond blocks of rows and of their cosines (docs/performance.md measures 
     obfuslm+            as obfuslm; the mixed table in its own dtype, since its columns are clustered (plus.py); then
                         (d, d) matrices and one matrix of a layer at a time
     sentinel            nothing
-    coarse              nothing; to find the map, one table of vectors in fp32 (token_vectors.py)
+    coarse              nothing; to find the map, one table of vectors in fp32 (symbols.py)
     permuted and alike  (d, d) matrices in fp64, one matrix of a layer at a time
 
 **After a kill** a run computes the same clusters again, which are secret and stored in no file, and continues each file
