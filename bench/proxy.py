@@ -65,8 +65,7 @@ def engine(listener: socket.socket, ids: list[int]) -> None:
 def proxy(listener: socket.socket, url: str, key: bytes) -> None:
     from milkglass.engines.upstream import Upstream
     from milkglass.engines.vllm import VLLM
-    from milkglass.proxy.backend import connected
-    from milkglass.proxy.backends import Backends
+    from milkglass.proxy.backend import Backends, connected
     from milkglass.proxy.run import LIMITS, ProxyAddress, serve
 
     async def main() -> None:
@@ -80,8 +79,7 @@ def _codec(root: bytes) -> Any:
     from dataclasses import replace
 
     from milkglass.client.codec.codec import Codec
-    from milkglass.client.key.info import KeyInfo
-    from milkglass.client.key.key import Key
+    from milkglass.client.key.key import Key, KeyInfo
     from milkglass.client.layout import tokenizer_digest
     from milkglass.models.resolve import resolve
 
@@ -139,7 +137,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     from milkglass.proxy.run import LIMITS, ProxyAddress
-    from milkglass.server.connections.process import listen
+    from milkglass.server.process import listen
 
     root = bytes(32)
     codec = _codec(root)

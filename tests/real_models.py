@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
 from milkglass.models.resolve import resolve
 

@@ -30,7 +30,7 @@ from transformers import (
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import write_tensors
 from milkglass.server import training
-from milkglass.server.jobs.reporter import Reporter
+from milkglass.server.jobs.trainer import Reporter
 from milkglass.server.spec import Event, Hyperparameters, JobSpec
 
 BATCH, LABELS, EVERY = 16, 3, 10  # rows of a step, classes, and steps from one report of a loss to the next

@@ -17,7 +17,7 @@ from frame.rounds import interleaved
 from milkglass.client.key.generate import new_key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.remote.remote import Remote, Sampling
-from milkglass.demo.service import Service
+from milkglass.demo.run import Service
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.schemes.permuted import Permuted

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from milkglass.client.remote.remote import Remote
 from milkglass.client.remote.transfer import file_sha256, send
-from milkglass.demo.service import Service
+from milkglass.demo.run import Service
 
 MIB = 1 << 20
 

@@ -18,11 +18,7 @@ HARDLY = 10.0  # an epsilon above this promises next to nothing
 
 
 def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
-    """Returns the least standard deviation that gives (epsilon, delta).
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
+    """Returns the least standard deviation that gives (epsilon, delta). Raises UsageError for a value out of range."""
     _require(epsilon, "epsilon")
     _require(sensitivity, "sensitivity")
     _require_delta(delta)
@@ -32,12 +28,9 @@ def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
 
 
 def epsilon_of(sigma: float, delta: float, sensitivity: float, times: int = 1) -> float:
-    """Returns the epsilon that `times` draws about the same text spend together.
+    """Returns the epsilon that `times` draws about the same text spend together. Raises UsageError.
 
     k Gaussian mechanisms with sigma are one with sigma / sqrt(k).
-
-    Raises:
-        UsageError: a value is out of its range.
     """
     _require(sigma, "sigma")
     _require(sensitivity, "sensitivity")

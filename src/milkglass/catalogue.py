@@ -155,11 +155,8 @@ def package_of(point: EntryPoint) -> str:
 
 
 def signature(method: object) -> str:
-    """Returns the `repr` of a method, which digests contain and by which a stopped run is recognised.
+    """Returns the `repr` of a frozen dataclass such as an attack, by which digests and stopped runs recognise it.
 
     A renamed class keeps its first name here, so that folders of earlier versions are recognised.
-
-    Args:
-        method: an instance of a frozen dataclass, such as an attack. Its fields may be such instances too.
     """
     return re.sub(r"\w+(?=\()", lambda name: FIRST_NAMES.get(name[0], name[0]), repr(method))

@@ -14,11 +14,7 @@ from typing import Self
 
 
 class MilkglassError(Exception):
-    """The base of all errors that Milkglass raises on purpose.
-
-    Attributes:
-        extra: further fields of the answer over HTTP.
-    """
+    """The base of all errors that Milkglass raises on purpose. `extra` are fields of the answer over HTTP."""
 
     exit_code = 1
     status = 400
@@ -134,11 +130,8 @@ class KeyExists(KeyFileError):
 class CodecError(MilkglassError):
     """A text or its ids cannot be encoded or decoded.
 
-    Messages count texts from 1. A caller that read the texts from a file names the line instead (`naming`).
-
-    Attributes:
-        place: the number of the text, from 0.
-        fault: what is wrong with it.
+    Messages count texts from 1. A caller that read the texts from a file names the line instead (`naming`). `place` is
+    the number of the text, from 0, and `fault` what is wrong with it.
     """
 
     exit_code = 5
@@ -178,11 +171,7 @@ class IdOutOfRange(CodecError):
 
 
 class TooLong(CodecError):
-    """A text has more tokens than fit.
-
-    Attributes:
-        tokens: how many the text has, if they were counted.
-    """
+    """A text has more tokens than fit: `tokens`, if they were counted."""
 
     tokens: int | None = None
 

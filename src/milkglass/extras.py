@@ -21,12 +21,7 @@ EXTRA_OF = {
 
 
 def missing(error: ModuleNotFoundError, need: str) -> MilkglassError | None:
-    """Returns the error for a library that is not installed, or None if no extra installs the module.
-
-    Args:
-        error: the error of the import.
-        need: the command, or the name of the package, that was used.
-    """
+    """Returns the error for a library that `need` (a command, a name) lacks, or None if no extra installs it."""
     module = (error.name or "").partition(".")[0]
     if module not in OPTIONAL:
         return None

@@ -37,11 +37,7 @@ def nearest_parent(path: Path) -> Path:
 
 
 def private_dir(folder: Path, close: bool = False) -> Path:
-    """Creates a folder and its missing parents with mode 0700, and returns it.
-
-    Args:
-        close: whether a folder that exists gets mode 0700 too.
-    """
+    """Creates a folder and its missing parents with mode 0700, and returns it. `close`: also one that exists."""
     if not folder.is_dir():
         private_dir(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -56,7 +52,6 @@ def atomic_path(target: Path, replace: bool = True, private: bool = True) -> Ite
 
     Args:
         target: the file's name. Its folder must exist. A link to a file stays a link.
-        replace: whether a file of that name is replaced.
         private: False for a file that is given to others, which gets the mode of any new file.
 
     Raises:
@@ -113,7 +108,6 @@ def new_dir(target: Path, private: bool = True) -> Iterator[Path]:
     """Yields a folder that takes the target's name when the block ends, and is removed if the block fails.
 
     Args:
-        target: the folder's name. Missing parents are created.
         private: whether the folder is 0700 and all in it 0600. False for a folder that is given to others.
 
     Raises:
@@ -153,14 +147,9 @@ def finish(partial: Path, target: Path) -> None:
 
 
 def remove_dir(folder: Path, aside: Path) -> None:
-    """Removes a folder whose name must be free at once.
+    """Removes a folder whose name must be free at once. Raises FileNotFoundError.
 
-    Args:
-        aside: the name under which the content is deleted. The next start of the program deletes what a kill left
-            there.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
+    Its content is deleted under the name `aside`, where the next start of the program deletes what a kill left.
     """
     folder.rename(aside)
     shutil.rmtree(aside)

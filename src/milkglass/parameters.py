@@ -31,14 +31,7 @@ NOUNS: Mapping[Any, str] = {
 @final
 @dataclass(frozen=True)
 class Limit:
-    """The range of a number.
-
-    Attributes:
-        low: the least value.
-        open: whether the value must be greater than `low`.
-        high: the greatest value.
-        below: a bound that the value must not reach.
-    """
+    """The range of a number: from `low`, or above it if `open`, to `high`, and less than `below`."""
 
     low: float
     open: bool = False
@@ -74,15 +67,7 @@ def limited(
     below: float = math.inf,
     hint: str = "",
 ) -> Any:
-    """Returns a dataclass field of a number in a range.
-
-    Args:
-        least: the least value, unless `above` is set.
-        above: a bound that the value must exceed.
-        most: the greatest value.
-        below: a bound that the value must not reach.
-        hint: what to do about a value outside. "": the message names the default.
-    """
+    """Returns a dataclass field of a number in a range: `least` or more, unless `above` is set."""
     limit = Limit(least if above is None else above, above is not None, most, below)
     return dataclasses.field(default=default, metadata={LIMIT: limit, HINT: hint})
 
@@ -90,14 +75,7 @@ def limited(
 @final
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a method.
-
-    Attributes:
-        kind: the type that the field declares.
-        default: `dataclasses.MISSING` if there is none.
-        limit: the range of a number. None: any finite one.
-        hint: what to do about a value that is refused.
-    """
+    """One parameter of a method. A default of `dataclasses.MISSING` is none; a limit of None is any finite number."""
 
     name: str
     kind: Any
@@ -131,7 +109,6 @@ class Parameter:
         Args:
             value: from Python, TOML or JSON. No string is read as a number, and true is not 1.
             current: the instance whose values a table replaces.
-            method: the method's name, for messages.
 
         Raises:
             UsageError: the value is not of the field's type, or out of its range.
@@ -200,8 +177,6 @@ def with_values(method: Any, values: Mapping[str, Any], name: str) -> Any:
 
     Args:
         method: an instance, whose other fields stay, or a dataclass.
-        values: by parameter; see `Parameter.converted`.
-        name: the method's name, for messages.
 
     Raises:
         UsageError: a parameter is unknown or missing, or its value is refused.

@@ -41,9 +41,6 @@ class TimeLeft:
     """Estimates the remaining time from the speed of the last WINDOW seconds, so that a busy machine shows.
 
     The first step does not count, because the preparation before it can take longer than all the rest.
-
-    Attributes:
-        total: the amount of work.
     """
 
     def __init__(self, total: float, clock: Callable[[], float] = time.monotonic) -> None:

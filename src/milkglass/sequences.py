@@ -17,12 +17,7 @@ Number = TypeVar("Number", bound=np.generic)
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Sequences of ids.
-
-    Attributes:
-        ids: (total,) the ids of all sequences, one sequence after the other.
-        lengths: (b,) the length of each sequence.
-    """
+    """Sequences of ids: `ids` (total,) one sequence after the other, `lengths` (b,)."""
 
     ids: Ids
     lengths: Ids

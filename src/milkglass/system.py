@@ -19,13 +19,9 @@ def cores() -> int:
 
 
 def memory(available: bool) -> int | None:
-    """Returns how many bytes of main memory this process may use, within a container's limit.
+    """Returns how many bytes of main memory this process may use, within a container's limit. None: not known.
 
-    Args:
-        available: whether to count only memory that is free or can be freed at once.
-
-    Returns:
-        None if the system does not say.
+    `available` counts only memory that is free or can be freed at once.
     """
     try:
         fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE))
@@ -69,10 +65,7 @@ def close_memory() -> bool:
     """Turns off core dumps, and on Linux keeps other processes of this user from reading or tracing this one.
 
     A program that replaces this process, or that it starts, is open again. This does not protect swap, nor against the
-    owner of the machine.
-
-    Returns:
-        Whether both hold.
+    owner of the machine. Returns whether both hold.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform != "linux":

@@ -17,7 +17,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import parquet_tensors, write_tensors
 from milkglass.client.key.file import read_key
 from milkglass.client.obfuscate.symbols import coarse_key, counted
-from milkglass.client.training_defaults import held_out_rows
+from milkglass.client.training_request import held_out_rows
 from milkglass.experiments.reproduce import reproduce
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.coarse import Coarse

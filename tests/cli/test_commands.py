@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 import milkglass.cli.ui.terminal as terminal
 from milkglass.cli import inference
 from milkglass.client.key.file import UnlockedKey, read_key, write_key
-from milkglass.client.key.info import KeyInfo
+from milkglass.client.key.key import KeyInfo
 from milkglass.client.results import Answer, Conversation
 from milkglass.errors import NoChatTemplate, UsageError
 from milkglass.models.checkpoint import Checkpoint
@@ -152,7 +152,7 @@ def test_the_passphrase_is_asked_before_bars_are_drawn(
         order.append("asked")
         return PASSPHRASE
 
-    monkeypatch.setattr("milkglass.cli.obfuscation.obfuscate.bars", bars)
+    monkeypatch.setattr("milkglass.cli.obfuscate.bars", bars)
     monkeypatch.setattr("milkglass.cli.ui.passphrase._has_terminal", lambda: True)
     monkeypatch.setattr("getpass.getpass", ask)
     monkeypatch.setattr("milkglass.models.resolve.resolve", lambda ref: encoder.model)
@@ -989,7 +989,7 @@ def test_an_interruption_before_the_key_says_that_there_is_none(
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("milkglass.cli.obfuscation.coarse.make_key", interrupt)
+    monkeypatch.setattr("milkglass.cli.coarse.make_key", interrupt)
     words = ("--key", tmp_path / "k", "--passphrase-file", tmp_path / "phrase", "--generate-passphrase")
     stopped = call("obfuscate", encoder.model, tmp_path / "out", *SMALL, *words, passphrase=None)
     assert stopped.exit_code == 130 and "no key was made" in stopped.stderr and not (tmp_path / "k").exists()

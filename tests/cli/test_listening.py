@@ -197,11 +197,11 @@ def test_one_file_listens_and_every_command_uses_it() -> None:
         tree, name = ast.parse(path.read_text("utf-8")), path.relative_to(SOURCE).as_posix()
         called = {_last(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         binds |= {name} if called & {"create_server", "start_server", "bind", "HTTPServer", "TCPServer"} else set()
-        users |= {name} if "milkglass.server.connections.process" in _modules(tree) else set()
-    assert binds == {"server/connections/process.py"}
+        users |= {name} if "milkglass.server.process" in _modules(tree) else set()
+    assert binds == {"server/process.py"}
     assert users == {
         *("server/app.py", "split/server.py", "split/decoder/app.py", "proxy/run.py"),
-        "cli/split/commands.py",  # what must hold before a server starts
+        "cli/split.py",  # what must hold before a server starts
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from milkglass.client.key.file import write_key
-from milkglass.client.key.info import KeyInfo
+from milkglass.client.key.key import KeyInfo
 from milkglass.rows.labels import Scale
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SECRET, Owner, call, document, has_model_of, refused

@@ -15,7 +15,7 @@ import pytest
 import milkglass.cli.ui.terminal as terminal
 from milkglass.cli.main import app
 from milkglass.client.key.file import read_key
-from milkglass.client.training_defaults import MOST_EPOCHS, STEPS, training_defaults
+from milkglass.client.training_request import MOST_EPOCHS, STEPS, training_defaults
 from milkglass.server.spec import Hyperparameters
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SMALL, Owner, call, has_model_of, refused

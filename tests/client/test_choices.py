@@ -11,8 +11,7 @@ from scipy.stats import chisquare
 from milkglass.client.codec.aliases import AliasChoices, drawn_from
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.generate import new_key, reserved_ids
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.errors import CodecError, ModelError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.stream import Stream

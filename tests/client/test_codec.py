@@ -18,8 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import IGNORED
 from milkglass.client.codec.streaming import StreamDecoder
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, NoChatTemplate, TooLong, UsageError
 from milkglass.models import chat_template

@@ -16,8 +16,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import IGNORED
 from milkglass.client.data.texts import read
 from milkglass.client.data.training_rows import write_parquet
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.rows.data_file import DataFile

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from milkglass.client.remote import connection, exchange, remote, transfer
+from milkglass.client.remote import connection, remote, transfer
 from milkglass.client.remote.connection import RetryPolicy
 from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.errors import RemoteError, Unreachable
@@ -114,7 +114,7 @@ def test_comments_are_no_events(stub: Stub, quick: Remote, piece: bytes) -> None
 
 
 def test_a_flood_of_comments_ends_at_once(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "MAX_COMMENTS", 20_000)
+    monkeypatch.setattr(connection, "MAX_COMMENTS", 20_000)
     stub.replies["POST /v1/completions"] = dripping(b": x\n\n" * 10_000)
     with Remote(stub.url, TOKEN, retry=ONCE) as patient, pytest.raises(RemoteError, match="20000 bytes of comments"):
         list(patient.generate("m", [1]))

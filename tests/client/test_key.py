@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from milkglass.client.key.file import MAX_FILE, KeySeal, read_key, require_key_file, seal, unseal, write_key
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key, permutation
+from milkglass.client.key.key import Key, KeyInfo, permutation
 from milkglass.errors import (
     DamagedKey,
     KeyExists,

@@ -14,8 +14,7 @@ import pytest
 
 from milkglass.client.key import file_format as keyheader
 from milkglass.client.key.file import seal, unseal
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.errors import KeyFileError
 from tests.mutations import mutated
 

@@ -7,8 +7,7 @@ from itertools import permutations
 from pathlib import Path
 
 from milkglass.client.data.training_rows import in_fresh_order, in_secret_order
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.rows.examples import number_labels, summarise
 
 NAMES = ("billing", "other", "urgent")

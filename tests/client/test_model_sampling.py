@@ -13,7 +13,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
-from milkglass.client.model_sampling import ModelSampling
+from milkglass.client.model_config import ModelSampling
 from milkglass.client.remote.remote import Sampling
 from milkglass.client.session import Session
 from milkglass.models.checkpoint import Checkpoint

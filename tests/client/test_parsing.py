@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milkglass.client.remote import model_download, responses, strict_json
+from milkglass.client.remote import responses, strict_json, transfer
 from milkglass.client.remote.strict_json import escaped, one_line, running_text
 from milkglass.errors import MilkglassError, RemoteError
 from tests.client.odd_json import objects, written
@@ -85,8 +85,8 @@ READERS = (
     responses.classified,
     lambda answer: responses.delta(json.dumps(answer)),
     lambda answer: [responses.token_ids(choice) for choice in responses.rows(answer, "choices")[:1]],
-    model_download.promised,
-    model_download.promised_model,
+    transfer.promised,
+    transfer.promised_model,
     responses.response_id,
     lambda answer: responses.response_number(answer, "received"),
 )

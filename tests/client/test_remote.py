@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from milkglass.client.obfuscate.upload_check import require_scrambled
-from milkglass.client.remote import connection, exchange
+from milkglass.client.remote import connection
 from milkglass.client.remote.connection import RetryPolicy
 from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.errors import (
@@ -245,7 +245,7 @@ def test_a_long_answer_is_not_read_to_its_end(
 def test_a_long_event_is_not_read_to_its_end(
     stub: Stub, remote: Remote, monkeypatch: pytest.MonkeyPatch, piece: bytes
 ) -> None:
-    monkeypatch.setattr(exchange, "MAX_EVENT", 200_000)
+    monkeypatch.setattr(connection, "MAX_EVENT", 200_000)
     stub.replies["POST /v1/completions"] = endless(200, piece)
     with pytest.raises(RemoteError, match="more than 200000 bytes"):
         list(remote.generate("m", [1]))

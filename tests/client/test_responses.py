@@ -14,8 +14,7 @@ from milkglass.client.codec.aliases import Responses
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import seal, unseal, write_key
 from milkglass.client.key.generate import for_job, new_key
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.errors import DamagedKey
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.responses import RandomisedResponse

@@ -15,8 +15,7 @@ from safetensors.numpy import load
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import RowsMark, beside, mark, require_marked, to_send
 from milkglass.client.data.training_rows import write_parquet
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
 from milkglass.client.remote.remote import Remote
 from milkglass.errors import UsageError

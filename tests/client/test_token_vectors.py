@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.client.obfuscate import token_vectors as module
-from milkglass.client.obfuscate.token_vectors import token_vectors
+from milkglass.client.obfuscate import symbols as module
+from milkglass.client.obfuscate.symbols import token_vectors
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.torch_model import body

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.client.training_defaults import training_defaults
+from milkglass.client.training_request import training_defaults
 
 RECIPE = tomllib.loads((Path(__file__).parents[2] / "recipes" / "training_defaults.toml").read_text("utf-8"))
 

@@ -13,8 +13,7 @@ import pytest
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import IGNORED
 from milkglass.client.data.training_rows import BATCH, write_parquet
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
 from milkglass.errors import CodecError, TooLong
 from tests import tiny

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.demo import service
-from milkglass.demo.service import Service
+from milkglass.demo import run
+from milkglass.demo.run import Service
 from milkglass.errors import Unreachable
 
 LISTEN = "print('milkglass serve: listening on http://127.0.0.1:1234', flush=True)"
@@ -49,7 +49,7 @@ def test_it_stops_the_server_when_the_demo_fails(tmp_path: Path) -> None:
 
 
 def test_a_server_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "GRACE", 0.3)
+    monkeypatch.setattr(run, "GRACE", 0.3)
     deaf = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {LISTEN}; time.sleep(60)"
     with stand_in(tmp_path, deaf) as made:
         assert made.url
@@ -64,7 +64,7 @@ def test_a_server_that_dies_at_its_start_is_told(tmp_path: Path) -> None:
 
 
 def test_a_silent_server_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "PATIENCE", 0.2)
+    monkeypatch.setattr(run, "PATIENCE", 0.2)
     with pytest.raises(Unreachable, match="did not start"), stand_in(tmp_path, "import time; time.sleep(60)") as made:
         assert made.url
     assert not alive(made)

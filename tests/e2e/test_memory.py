@@ -38,9 +38,13 @@ from milkglass.schemes.obfuslm import ObfusLM
 
 tiny, large, out = map(Path, sys.argv[1:4])
 bound, what = int(sys.argv[4]), sys.argv[5]
+limits = {"BLOCK_BYTES", "SMALL_BYTES", "WAVE_BYTES", "SYNC_BYTES"}
+found = set()
 for module in [one for name, one in sys.modules.items() if name.startswith("milkglass.")]:
-    for name in {"BLOCK_BYTES", "SMALL_BYTES", "WAVE_BYTES", "KEPT"} & set(vars(module)):
+    for name in limits & set(vars(module)):
         setattr(module, name, bound // 16)
+        found.add(name)
+assert found == limits, "no module has a limit of this name"
 
 def scrambled(folder, out, stage=no_stage):
     base = Checkpoint.open(folder)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from milkglass.client.remote.exchange import MAX_COMMENTS, MAX_EVENT
+from milkglass.client.remote.connection import MAX_COMMENTS, MAX_EVENT
 from milkglass.engines.answers import EMPTY_EVENTS
 from milkglass.engines.engine import IdsRequest
 from milkglass.engines.upstream import AFTER_END, Timeouts

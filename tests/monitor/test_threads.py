@@ -13,7 +13,7 @@ from milkglass.monitor.attacker import in_thread
 
 ENDLESS = """
 import asyncio, time
-from milkglass.cli.proxy.page import leave
+from milkglass.cli.proxy import leave
 from milkglass.monitor.attacker import in_thread, attacking
 
 async def work():

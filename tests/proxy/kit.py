@@ -19,12 +19,11 @@ from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Timeouts, Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.proxy.app import create_app
-from milkglass.proxy.backend import connected
-from milkglass.proxy.backends import Backends
+from milkglass.proxy.backend import Backends, connected
 from milkglass.proxy.run import LIMITS, Page, ProxyAddress
 from milkglass.schemes.permuted import Permuted
 from milkglass.schemes.scheme import Scheme
-from milkglass.server.connections.process import WebServer, listen
+from milkglass.server.process import WebServer, listen
 from milkglass.server.settings import Limits
 from tests import tiny
 from tests.e2e.proxy import Tap

@@ -11,16 +11,15 @@ from typing import Any
 import httpx2
 import pytest
 
-from milkglass.client.model_sampling import ModelSampling
+from milkglass.client.model_config import ModelSampling
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import IdsChunk, IdsEngine, IdsRequest, ServedModel
 from milkglass.engines.vllm import VLLM
 from milkglass.errors import CodecError, TooLong, Unauthorized, UsageError
 from milkglass.proxy import refusals
 from milkglass.proxy.app import create_app
-from milkglass.proxy.backend import Backend
-from milkglass.proxy.backends import Backends
-from milkglass.proxy.calls.bodies import IGNORED, PRIVATE, ChatBody, CompletionBody, EmbeddingBody, ResponseBody
+from milkglass.proxy.backend import Backend, Backends
+from milkglass.proxy.bodies import IGNORED, PRIVATE, ChatBody, CompletionBody, EmbeddingBody, ResponseBody
 from tests.proxy.kit import TEMPLATE, Scrambled
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "please call me"}]}

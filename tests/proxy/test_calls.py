@@ -22,8 +22,7 @@ from milkglass.proxy.text.calls import (
     tool_format,
     with_short_ids,
 )
-from milkglass.proxy.text.json_span import JsonSpan
-from milkglass.proxy.text.sections import Sections, begins_reasoning
+from milkglass.proxy.text.sections import JsonSpan, Sections, begins_reasoning
 from tests.proxy.test_text import pieces
 
 TOOLS = {"f": frozenset[str](), "g": frozenset[str](), "needs": frozenset({"x"})}

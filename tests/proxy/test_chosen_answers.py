@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from milkglass.client.codec import spelling
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.spelling import PLACES, other_places
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
 from milkglass.client.results import Answer, Conversation
 from milkglass.engines.engine import IdsChunk, IdsRequest

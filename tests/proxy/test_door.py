@@ -16,12 +16,11 @@ from milkglass.client.key import usage
 from milkglass.client.key.file import UnlockedKey, write_key
 from milkglass.engines.upstream import Upstream
 from milkglass.engines.vllm import VLLM
-from milkglass.proxy import counting
 from milkglass.proxy import guard as door
+from milkglass.proxy import observe
 from milkglass.proxy.app import create_app
-from milkglass.proxy.backend import connected
-from milkglass.proxy.backends import Backends
-from milkglass.proxy.counting import UsageCount
+from milkglass.proxy.backend import Backends, connected
+from milkglass.proxy.observe import UsageCount
 from milkglass.server.settings import Limits
 from tests.engines.kit import HEAD, Wire, event
 from tests.proxy.kit import Scrambled, behind_our_server, listing
@@ -169,7 +168,7 @@ def test_a_count_that_cannot_be_written_is_kept_told_once_and_written_later(
         real(*given)
 
     monkeypatch.setattr(UnlockedKey, "count", full)
-    monkeypatch.setattr(counting, "EVERY", 0.01)
+    monkeypatch.setattr(observe, "EVERY", 0.01)
 
     async def run() -> None:
         async with counter.running():

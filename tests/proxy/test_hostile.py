@@ -19,8 +19,7 @@ import pytest
 
 from milkglass.engines.upstream import Timeouts, Upstream
 from milkglass.proxy.app import create_app
-from milkglass.proxy.backend import connected
-from milkglass.proxy.backends import Backends
+from milkglass.proxy.backend import Backends, connected
 from tests import tiny
 from tests.engines.kit import HASTY, HEAD, Script, Wire, event, sending
 from tests.proxy.kit import Scrambled, listing, proxying

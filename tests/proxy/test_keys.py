@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.cli.proxy.commands import named_keys
+from milkglass.cli.proxy import named_keys
 from milkglass.client.key.file import UnlockedKey, read_key, write_key
 from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Upstream
 from milkglass.engines.vllm import VLLM
 from milkglass.errors import KeyFileError, KeyForOtherModel, ModelNotFound, RemoteError, UsageError
-from milkglass.proxy.backends import Backends, ServedKey, all_connected
+from milkglass.proxy.backend import Backends, ServedKey, all_connected
 from milkglass.proxy.observe import NoObserver
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, call, refused

@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
 from milkglass.engines.engine import IdLogprob
 from milkglass.errors import UsageError
 from milkglass.models.resolve import resolve
 from milkglass.proxy.text.calls import demanded_tool
-from milkglass.proxy.text.stops import StopStrings
+from milkglass.proxy.text.sections import StopStrings
 from milkglass.proxy.text.tokens import TokenNames
 from milkglass.rows.messages import templated, tools_of
 

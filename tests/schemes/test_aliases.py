@@ -20,8 +20,7 @@ from milkglass.client.codec.aliases import (
 )
 from milkglass.client.codec.codec import Codec  # noqa: E402
 from milkglass.client.key.generate import new_key, visited  # noqa: E402
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key, permutation, unpacked_groups  # noqa: E402
+from milkglass.client.key.key import Key, KeyInfo, permutation, unpacked_groups  # noqa: E402
 from milkglass.client.obfuscate.scramble import mix, replacements, scramble  # noqa: E402
 from milkglass.client.obfuscate.verify import verify  # noqa: E402
 from milkglass.errors import UnsupportedModel, UsageError  # noqa: E402

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from milkglass.client.key.generate import new_key, scheme_of
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key, permutation
+from milkglass.client.key.key import Key, KeyInfo, permutation
 from milkglass.client.obfuscate.scramble import replacements, scramble
 from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify

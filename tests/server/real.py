@@ -19,8 +19,8 @@ from typing import Any
 import httpx2
 
 from milkglass.server.app import create_app
-from milkglass.server.connections.process import WebServer as WebServer
-from milkglass.server.connections.process import url_of
+from milkglass.server.process import WebServer as WebServer
+from milkglass.server.process import url_of
 from tests import warm
 from tests.server.kit import TOKEN, settings, until
 

@@ -11,9 +11,9 @@ import pytest
 from starlette.types import Message
 
 from milkglass.errors import Busy, MilkglassError, TooSlow
-from milkglass.server.http import bodies
-from milkglass.server.http.bodies import BodyMemory, BodyRule, CountedBody
+from milkglass.server.http import guard
 from milkglass.server.http.errors import Refused
+from milkglass.server.http.guard import BodyMemory, BodyRule, CountedBody
 from milkglass.server.settings import Limits
 
 
@@ -36,7 +36,7 @@ class Scene:
 def scene(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scene]:
     def make(limit: int = 1000, **limits: Any) -> Scene:
         made = Scene(limit, **limits)
-        monkeypatch.setattr(bodies, "time", SimpleNamespace(monotonic=lambda: made.now))
+        monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: made.now))
         return made
 
     return make

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.server.connections.acceptor import Acceptor
-from milkglass.server.connections.logs import BURST, RATE, Throttle
-from milkglass.server.connections.process import listen
+from milkglass.server.connections import Acceptor
+from milkglass.server.logs import BURST, RATE, Throttle
+from milkglass.server.process import listen
 from milkglass.server.settings import Limits
 from milkglass.server.storage.store import File
 from tests.cli.test_processes import self_signed
@@ -325,7 +325,7 @@ def test_the_limit_of_open_files_is_raised() -> None:
         "import resource\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
-        "from milkglass.server.connections.process import raise_open_files\n"
+        "from milkglass.server.process import raise_open_files\n"
         "print(raise_open_files(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from milkglass.server.jobs import events
+from milkglass.server.jobs import queue
+from milkglass.server.jobs.folder import TAIL, mend_events, read_events, read_progress, write_event
 from milkglass.server.jobs.worker import Worker
 from tests.server.fake_modes import CRASH, FAIL, GETTING_ON, LONG, STUBBORN, SUCCEED, UNREADABLE
 from tests.server.kit import error, events_of, job_state, register, rows_file, running, until, upload
@@ -81,30 +82,30 @@ def test_events_as_a_list_and_as_a_stream(client: TestClient, folders: dict[str,
 
 
 def test_a_line_cut_by_a_kill_is_not_an_event(tmp_path: Path) -> None:
-    events.emit(tmp_path, "one")
+    write_event(tmp_path, "one")
     with (tmp_path / "events.jsonl").open("ab") as file:
         file.write(b'{"time": 1, "mess')
-    assert [entries.event.message for entries in events.read(tmp_path)] == ["one"]
-    events.mend(tmp_path)
-    events.emit(tmp_path, "two")
-    entries = events.read(tmp_path)
+    assert [entries.event.message for entries in read_events(tmp_path)] == ["one"]
+    mend_events(tmp_path)
+    write_event(tmp_path, "two")
+    entries = read_events(tmp_path)
     assert [one.event.message for one in entries] == ["one", "two"]
-    assert [one.event.message for one in events.read(tmp_path, entries[0].id)] == ["two"]
-    assert events.read(tmp_path, entries[1].id) == []
+    assert [one.event.message for one in read_events(tmp_path, entries[0].id)] == ["two"]
+    assert read_events(tmp_path, entries[1].id) == []
 
 
 def test_progress_is_the_newest_of_each_number(tmp_path: Path) -> None:
-    assert events.progress(tmp_path) == {}
+    assert read_progress(tmp_path) == {}
     reports = [{"step": 0, "total_steps": 9}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": True}, {"eval_loss": 3}]
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write("not JSON\n" * 9)
         for data in reports:
             file.write(json.dumps({"time": 1, "message": "m", "type": "metrics", "data": data}) + "\n")
         file.write('{"time": 1, "mess')
-    assert events.progress(tmp_path) == {"step": 2, "total_steps": 9, "loss": 2.0}
+    assert read_progress(tmp_path) == {"step": 2, "total_steps": 9, "loss": 2.0}
     with (tmp_path / "events.jsonl").open("a") as file:
-        file.write("x" * (2 * events.TAIL))
-    assert events.progress(tmp_path) == {}, "only the end is read"
+        file.write("x" * (2 * TAIL))
+    assert read_progress(tmp_path) == {}, "only the end is read"
 
 
 def test_a_failure_is_told(client: TestClient, folders: dict[str, Path]) -> None:
@@ -126,7 +127,7 @@ def test_a_worker_that_keeps_dying_on_a_full_disk(
     client: TestClient, tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too full for its status, and for the server's words until what the job left half-written is gone."""
-    body, emit = ready(client, folders), events.emit
+    body, emit = ready(client, folders), write_event
 
     def tell_in_what_is_left(folder: Path, message: str, level: str = "info") -> None:
         if message.startswith("job failed") and (folder / "result.partial").exists():
@@ -135,7 +136,7 @@ def test_a_worker_that_keeps_dying_on_a_full_disk(
             (folder / "result.partial").mkdir(exist_ok=True)
         emit(folder, message, level)
 
-    monkeypatch.setattr(events, "emit", tell_in_what_is_left)
+    monkeypatch.setattr(queue, "write_event", tell_in_what_is_left)
     key = create(client, body, CRASH)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     job = over(client, key)

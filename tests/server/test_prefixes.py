@@ -11,10 +11,15 @@ import torch
 
 from milkglass.errors import UsageError
 from milkglass.models.families import FAMILIES
-from milkglass.server.inference import prefix_cache
+from milkglass.server.inference import model_runner
 from milkglass.server.inference.generator import Generator
-from milkglass.server.inference.model_runner import ModelRunner, TransformersRunner
-from milkglass.server.inference.prefix_cache import CachedPrefix, CachingRunner, PrefixCache
+from milkglass.server.inference.model_runner import (
+    CachedPrefix,
+    CachingRunner,
+    ModelRunner,
+    PrefixCache,
+    TransformersRunner,
+)
 from tests import tiny
 from tests.server.kit import register, running, settings
 from tests.server.test_generating import Heard, drain
@@ -58,7 +63,7 @@ def counted(runner: CachingRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_chats_get_the_same_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_cache, "MIN_PREFIX_IDS", 8)
+    monkeypatch.setattr(model_runner, "MIN_PREFIX_IDS", 8)
     model = tiny.build(name)
     runner = CachingRunner(model, 1 << 24)
     used = counted(runner, monkeypatch)
@@ -71,7 +76,7 @@ def test_a_window_shorter_than_the_prefix(monkeypatch: pytest.MonkeyPatch) -> No
 
     torch.manual_seed(0)
     model = MistralForCausalLM(MistralConfig(**tiny.LLAMA, sliding_window=8)).eval()
-    monkeypatch.setattr(prefix_cache, "MIN_PREFIX_IDS", 8)
+    monkeypatch.setattr(model_runner, "MIN_PREFIX_IDS", 8)
     runner = CachingRunner(model, 1 << 24)
     used = counted(runner, monkeypatch)
     assert chats(runner) == chats(TransformersRunner(model))
@@ -107,12 +112,12 @@ def test_only_equal_ids_are_matched_and_the_last_one_is_read() -> None:
         found = kept.longest(prompt)
         assert found is not None and found[1] == length
     assert kept.longest([99, *ids[1:]]) is None
-    assert kept.longest([*ids[: prefix_cache.MIN_PREFIX_IDS - 1], 99, 99]) is None
+    assert kept.longest([*ids[: model_runner.MIN_PREFIX_IDS - 1], 99, 99]) is None
 
 
 def test_rows_that_are_kept_do_not_hold_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor are they more than the room: many chats, room for a few."""
-    monkeypatch.setattr(prefix_cache, "MIN_PREFIX_IDS", 8)
+    monkeypatch.setattr(model_runner, "MIN_PREFIX_IDS", 8)
     model = tiny.build("llama-tied")
     a_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, d, bytes
     runner = CachingRunner(model, 100 * a_token)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from milkglass.server.jobs import events
+from milkglass.server.jobs import queue
+from milkglass.server.jobs.folder import write_event
 from tests.server.fake_modes import LONG
 from tests.server.kit import error
 from tests.server.test_jobs import ready
@@ -21,7 +22,7 @@ def test_what_is_deleted_while_a_job_is_made(
 ) -> None:
     body = ready(client, folders)
     gone = "/v1/models/bert" if what == "model" else f"/v1/files/{body['training_file']}"
-    emit, deleted = events.emit, []
+    emit, deleted = write_event, []
 
     def late(folder: Path, message: str, *more: Any) -> None:
         """The job was checked and is not yet in the store."""
@@ -29,7 +30,7 @@ def test_what_is_deleted_while_a_job_is_made(
             deleted.append(client.delete(gone).status_code)
         emit(folder, message, *more)
 
-    monkeypatch.setattr(events, "emit", late)
+    monkeypatch.setattr(queue, "write_event", late)
     answer = client.post("/v1/fine_tuning/jobs", json=body)
     assert deleted == [200]
     assert answer.status_code == 404 and error(answer)["code"] == "not_found"

@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, EvalPrediction
 from milkglass.errors import BadUpload
 from milkglass.metrics import glue
 from milkglass.server import training
-from milkglass.server.jobs import reporter
+from milkglass.server.jobs import trainer
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from tests import tiny
@@ -69,11 +69,11 @@ def test_the_loss_is_the_mean_squared_error(tmp_path: Path) -> None:
 def test_pearson_is_glues_and_none_of_a_constant() -> None:
     rng = np.random.default_rng(0)
     said, wanted = rng.normal(size=50), rng.normal(size=50)
-    found = reporter.pearson(EvalPrediction(said[:, None].astype(np.float32), wanted.astype(np.float32)))
+    found = trainer.pearson(EvalPrediction(said[:, None].astype(np.float32), wanted.astype(np.float32)))
     assert found["pearson"] == pytest.approx(glue.pearson(said, wanted, rng).value, abs=1e-6)
-    constant = reporter.pearson(EvalPrediction(np.ones((3, 1)), np.arange(3.0)))
+    constant = trainer.pearson(EvalPrediction(np.ones((3, 1)), np.arange(3.0)))
     assert np.isnan(constant["pearson"])
-    assert reporter.numbers_of({"eval_pearson": constant["pearson"], "eval_loss": 1.0}) == {"eval_loss": 1.0}
+    assert trainer.numbers_of({"eval_pearson": constant["pearson"], "eval_loss": 1.0}) == {"eval_loss": 1.0}
 
 
 def test_a_regression_has_one_number() -> None:

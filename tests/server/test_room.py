@@ -22,10 +22,10 @@ from starlette.testclient import TestClient
 from milkglass.errors import Conflict, DiskFull, MemoryShort, SaveFailed
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server import training
-from milkglass.server.jobs import checkpoints, lora, needs, queue
-from milkglass.server.jobs.checkpoints import TRAINED, CheckpointTrainer, Reserve, trained
-from milkglass.server.jobs.kept import resumed_from, step_kept
+from milkglass.server.jobs import lora, needs, queue, trainer
+from milkglass.server.jobs.folder import resumed_from, step_kept
 from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory
+from milkglass.server.jobs.trainer import TRAINED, CheckpointTrainer, Reserve, trained
 from milkglass.server.settings import free_bytes, taken
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Hyperparameters, JobSpec, Status
 from tests import tiny
@@ -203,7 +203,7 @@ def test_a_checkpoint_holds_what_is_trained_alone(tmp_path: Path) -> None:
     model = tiny.save("llama-untied", tmp_path / "model")
     job = make_job(tmp_path / "job", model, True, **{**LORA, "train_tables": False, "full_first": 0})
     assert training.main(job) == 0
-    (newest,) = checkpoints.checkpoints(job)
+    (newest,) = trainer.checkpoints(job)
     assert newest.name == "checkpoint-6", "one is kept"
     held = load_file(newest / TRAINED)
     assert held and all("lora_" in name for name in held)
@@ -219,7 +219,7 @@ def test_the_best_epoch_is_kept_beside_the_newest(tmp_path: Path) -> None:
         n_epochs=9, early_stopping=2, logging_steps=100,
     )  # fmt: skip
     assert training.main(job) == 0
-    assert [one.name for one in checkpoints.checkpoints(job)] == ["checkpoint-6", "checkpoint-18"]
+    assert [one.name for one in trainer.checkpoints(job)] == ["checkpoint-6", "checkpoint-18"]
 
 
 def test_room_for_the_next_save_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_room_for_the_next_save_is_set_aside(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(training.Reporter, "on_step_end", look)
     assert training.main(job) == 0
-    (newest,) = checkpoints.checkpoints(job)
+    (newest,) = trainer.checkpoints(job)
     assert min(seen) >= taken(newest), "from the first step on, and after each save"
 
 
@@ -246,7 +246,7 @@ class Full:
 
     def reserve_is_refused(self) -> None:
         """Someone else takes what a save left free."""
-        allocate, calls = checkpoints.os.posix_fallocate, list[int]()
+        allocate, calls = trainer.os.posix_fallocate, list[int]()
 
         def refuse(*given: Any) -> None:
             calls.append(1)
@@ -254,7 +254,7 @@ class Full:
                 raise OSError(errno.ENOSPC, "No space left on device")
             allocate(*given)
 
-        self.patch.setattr(checkpoints.os, "posix_fallocate", refuse)
+        self.patch.setattr(trainer.os, "posix_fallocate", refuse)
 
     def optimiser_is_refused(self, step: int) -> None:
         save = torch.save
@@ -334,10 +334,10 @@ def test_an_older_complete_checkpoint_is_better_than_newer_weights_alone(tmp_pat
     marked_as(tmp_path, at_2=COMPLETE, at_4=SHORT, at_10="torn")
     kept = resumed_from(tmp_path)
     assert kept is not None and kept.name == "checkpoint-2" and step_kept(tmp_path) == 2
-    checkpoints.drop_unfinished(tmp_path)
+    trainer.drop_unfinished(tmp_path)
     assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-2"]
     marked_as(tmp_path / "other", at_3=SHORT, at_12=SHORT)
-    checkpoints.drop_unfinished(tmp_path / "other")
+    trainer.drop_unfinished(tmp_path / "other")
     assert step_kept(tmp_path / "other") == 12 and step_kept(tmp_path / "none") == 0
 
 
@@ -380,7 +380,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path, monkeypatch:
         with pytest.raises(SaveFailed):
             training.main(job)
     (job / "status.json").unlink()
-    (older,) = checkpoints.checkpoints(job)
+    (older,) = trainer.checkpoints(job)
     (older / TRAINED).rename(older / "model.safetensors")
     shutil.copyfile(model / "config.json", older / "config.json")
     assert training.main(job) == 0
@@ -427,7 +427,7 @@ def test_a_reserve_that_cannot_be_is_none(tmp_path: Path, monkeypatch: pytest.Mo
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoints.os, "posix_fallocate", refuse)
+    monkeypatch.setattr(trainer.os, "posix_fallocate", refuse)
     with pytest.raises(DiskFull, match=r"the server's disk is full: no 0\.1 MB are left for the next checkpoint"):
         Reserve(tmp_path, 100_000).take()
     assert not (tmp_path / RESERVE).exists()

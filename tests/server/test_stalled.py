@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from milkglass.server.http.auth import Guard
+from milkglass.server.http.guard import Guard
 from milkglass.server.settings import Limits
 from tests.server.kit import TOKEN, announce, put, register, sha256, until
 from tests.server.real import Server

@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import EvalPrediction
 
-from milkglass.client.config_ids import NAMES
+from milkglass.client.model_config import NAMES
 from milkglass.errors import UsageError
 from milkglass.server import training
-from milkglass.server.jobs import reporter
+from milkglass.server.jobs import trainer
 from milkglass.server.spec import Hyperparameters, JobSpec, Status, hyperparameters_of
 from tests import tiny
 from tests.server.kit import rows_file
@@ -316,7 +316,7 @@ def test_the_best_epoch_is_kept_and_training_stops_early(tmp_path: Path) -> None
 
 def test_confusion_counts_what_each_class_was_taken_for() -> None:
     logits = np.array([[2.0, 1, 0], [0, 1, 0], [0, 3, 1], [0, 0, 1]])
-    found = reporter.classified(EvalPrediction(predictions=logits, label_ids=np.array([0, 0, 1, 2])))
+    found = trainer.classified(EvalPrediction(predictions=logits, label_ids=np.array([0, 0, 1, 2])))
     assert found == {"accuracy": 0.75, "confusion": [[1, 1, 0], [0, 1, 0], [0, 0, 1]]}
-    many = reporter.classified(EvalPrediction(predictions=np.eye(51), label_ids=np.arange(51)))
+    many = trainer.classified(EvalPrediction(predictions=np.eye(51), label_ids=np.arange(51)))
     assert many == {"accuracy": 1.0}

@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 from milkglass.errors import CorruptCheckpoint
 from milkglass.hidden_states import frames
-from milkglass.server.connections.process import WebServer
+from milkglass.server.process import WebServer
 from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split import server as apps
 from milkglass.split.server import ServerHalf, create_app

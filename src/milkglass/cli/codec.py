@@ -17,7 +17,7 @@ import typer
 
 from milkglass import files
 from milkglass.cli.ui.columns import ColumnOptions
-from milkglass.cli.ui.options import AsJson, KeyOptions, require_file, with_options
+from milkglass.cli.ui.options import AsJson, KeyOptions, Pairs, Texts, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, json_text, note, shown
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.rows.lines import InputRow, arguments, input_lines, input_row, named, pairs_of, require_no_messages
@@ -37,8 +37,8 @@ In = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin
 
 @with_options
 def encode(
-    text: Annotated[list[str] | None, typer.Argument(help="Texts; none: each line of stdin or of --in.")] = None,
-    pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each pair, in order.")] = None,
+    text: Texts = None,
+    pair: Pairs = None,
     chat: Annotated[
         bool,
         typer.Option(
@@ -190,7 +190,6 @@ def _training_rows(
 def _conversations(
     codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool
 ) -> Iterator[dict[str, Any]]:
-    """Raises CodecError that names a text by its own name."""
     for row in batch:
         if row.pair is not None:
             raise CodecError(f"{row.name} has a text_pair", "a chat template has no place for one")
@@ -202,7 +201,6 @@ def _conversations(
 
 
 def _plainly(codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool) -> Iterator[dict[str, Any]]:
-    """Raises CodecError that names a text by its own name."""
     require_no_messages(batch, "add --chat")
     with named(batch):
         encoded: Encoded = codec.encode([row.text for row in batch], pairs_of(batch), max_length, truncate)

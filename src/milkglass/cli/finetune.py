@@ -39,8 +39,7 @@ def finetune(
     model_id: Annotated[str, typer.Argument(help="The scrambled model's id on the server.")],
     data: Annotated[Path, typer.Argument(help=f"Training data: {ROWS}.")],
     validation: Annotated[
-        Path | None,
-        typer.Option(help="Rows by which epochs are compared and accuracy is shown; not trained with."),
+        Path | None, typer.Option(help="Rows by which epochs are compared and accuracy is shown; not trained with.")
     ] = None,
     hold_out: Annotated[
         bool, typer.Option("--hold-out", help="Keep a tenth of DATA for that, untrained with.")
@@ -57,10 +56,7 @@ def finetune(
     batch_size: Annotated[
         int | None, typer.Option(help="Examples a step.  [default: 32 for classification, 8 for causal-lm]")
     ] = None,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(help="The highest learning rate.  [default: 1e-4]"),
-    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="The highest learning rate.  [default: 1e-4]")] = None,
     early_stopping: Annotated[
         int | None,
         typer.Option(

@@ -15,8 +15,10 @@ from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import (
     AsJson,
     KeyOptions,
+    Pairs,
     ServerOptions,
     SplitOptions,
+    Texts,
     changed,
     open_session,
     refuse_unused,
@@ -34,26 +36,12 @@ if TYPE_CHECKING:
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="The largest number of tokens of an answer.")]
 OWN = "  [default: the model's own, else {}]"
 HOTTEST = 2.0  # as OpenAI's API has it, and the proxy
-Temperature = Annotated[
-    float | None,
-    typer.Option(
-        min=0.0, max=HOTTEST, help="0 takes the likeliest token; 1 draws as the model would." + OWN.format("0")
-    ),
-]
-ChatTemperature = Annotated[
-    float | None,
-    typer.Option(
-        min=0.0, max=HOTTEST, help="0 takes the likeliest token; 1 draws as the model would." + OWN.format("0.7")
-    ),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens up to this mass." + OWN.format("1")),
-]
-ChatTopP = Annotated[
-    float | None,
-    typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens up to this mass." + OWN.format("0.95")),
-]
+COLDEST = "0 takes the likeliest token; 1 draws as the model would."
+MASS = "Draw from the likeliest tokens up to this mass."
+Temperature = Annotated[float | None, typer.Option(min=0.0, max=HOTTEST, help=COLDEST + OWN.format("0"))]
+ChatTemperature = Annotated[float | None, typer.Option(min=0.0, max=HOTTEST, help=COLDEST + OWN.format("0.7"))]
+TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help=MASS + OWN.format("1"))]
+ChatTopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help=MASS + OWN.format("0.95"))]
 TopK = Annotated[int | None, typer.Option(min=1, help="Draw from this many likeliest tokens." + OWN.format("all"))]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed draws the same tokens.")]
 System = Annotated[str | None, typer.Option("--system", help="The system's message.")]
@@ -65,8 +53,8 @@ def classify(
     model_id: Annotated[
         str | None, typer.Argument(help="The model's id on the server; with --local a text.", show_default=False)
     ] = None,
-    text: Annotated[list[str] | None, typer.Argument(help="Texts; none: each line of stdin or of --in.")] = None,
-    pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each pair, in order.")] = None,
+    text: Texts = None,
+    pair: Pairs = None,
     source: Annotated[
         Path | None, typer.Option("--in", help="Read this file, not stdin: lines, JSON Lines, CSV, TSV or Parquet.")
     ] = None,
@@ -153,8 +141,7 @@ def generate(
     top_k: TopK = None,
     seed: Seed = None,
     instruction: Annotated[
-        str,
-        typer.Option(help="With --split: what the message begins with; it is not sanitized.", show_default=False),
+        str, typer.Option(help="With --split: what the message begins with; it is not sanitized.", show_default=False)
     ] = "",
     *,
     key: KeyOptions,
@@ -164,7 +151,7 @@ def generate(
 ) -> None:
     """Generate text, which is shown while it is generated."""
     if split.split is not None:
-        from milkglass.cli.split.decoder import generate_split, sampling_of, split_text
+        from milkglass.cli.enclave import generate_split, sampling_of, split_text
 
         if prompt is not None:
             raise UsageError("two arguments were given with --split", "give the prompt alone: the server has one model")
@@ -214,7 +201,7 @@ def chat(
     /new begins again, /exit or Ctrl-D ends; Ctrl-C ends an answer, and at the prompt the chat.
     """
     if split.split is not None:
-        from milkglass.cli.split.decoder import sampling_of, split_text
+        from milkglass.cli.enclave import sampling_of, split_text
 
         refuse_unused("with --split", {"a model's id": model_id})
         _require_split(key, split)

@@ -19,24 +19,19 @@ from milkglass.cli.audit import audit
 from milkglass.cli.codec import decode, encode
 from milkglass.cli.compare import compare
 from milkglass.cli.conformance import conformance
-from milkglass.cli.federated.commands import federated
+from milkglass.cli.federated import federated
 from milkglass.cli.finetune import finetune
 from milkglass.cli.inference import chat, classify, generate
 from milkglass.cli.jobs import job, jobs
-from milkglass.cli.key import life  # noqa: F401  (it adds its commands to `keys`)
-from milkglass.cli.key.commands import keys
-from milkglass.cli.obfuscation.export import export
-from milkglass.cli.obfuscation.models import models
-from milkglass.cli.obfuscation.obfuscate import obfuscate
-from milkglass.cli.obfuscation.train_config import train_config
-from milkglass.cli.obfuscation.upload import upload, uploads
-from milkglass.cli.obfuscation.verify import verify
-from milkglass.cli.proxy.commands import proxy
-from milkglass.cli.proxy.page import ui
+from milkglass.cli.key import keys
+from milkglass.cli.models import models, upload, uploads
+from milkglass.cli.obfuscate import obfuscate
+from milkglass.cli.proxy import proxy, ui
 from milkglass.cli.reproduce import data, reproduce
 from milkglass.cli.sanitize import sanitize
+from milkglass.cli.scrambled import export, train_config, verify
 from milkglass.cli.serve import serve
-from milkglass.cli.split.commands import splits
+from milkglass.cli.split import splits
 from milkglass.cli.ui.terminal import INTERRUPTED, WIDEST, note_apart, report
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.extras import missing

@@ -53,8 +53,7 @@ def serve(
         ),
     ] = None,
     quota_gb: Annotated[
-        float | None,
-        typer.Option("--quota-gb", help="Disk that HOME may take, in GB  [default: what its disk has]"),
+        float | None, typer.Option("--quota-gb", help="Disk that HOME may take, in GB  [default: what its disk has]")
     ] = None,
     training_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a training job.")] = None,
 ) -> None:

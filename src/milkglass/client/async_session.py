@@ -1,9 +1,7 @@
 """`Session` for asyncio: the same methods, awaited.
 
     async with await AsyncSession.open("my.mgkey", passphrase, "https://gpu.example:8420", token) as session:
-        job = await session.finetune("model-1a2b3c4d", "train.jsonl", n_epochs=3)
-        for result in await session.classify(await job.wait(), ["is it safe?"]):
-            print(result.label, result.probability)
+        results = await session.classify("model-1a2b3c4d", ["is it safe?"])
         async for piece in await session.generate("model-5e6f7a8b", "Dear all,"):
             print(piece, end="")
 
@@ -16,11 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
+from copy import copy
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from milkglass.client.codec.codec import Codec
-from milkglass.client.key.file import UnlockedKey
 from milkglass.client.remote.remote import Remote
 from milkglass.client.results import Answer, Conversation, Job
 from milkglass.client.session import Session
@@ -32,29 +30,14 @@ R = TypeVar("R")
 _END: Any = object()
 
 
-class _Call(Session):
-    """The session of one call, with its own connection. What it records in the key is shared by all calls."""
-
-    def __init__(self, shared: Session) -> None:
-        self._shared, self.codec, self.remote, self._notice = shared, shared.codec, shared.remote, shared._notice
-
-    @property
-    def unlocked(self) -> UnlockedKey:
-        return self._shared.unlocked
-
-    @unlocked.setter
-    def unlocked(self, newer: UnlockedKey) -> None:
-        self._shared.unlocked = newer
-
-
 def _awaited(
-    verb: Callable[Concatenate[Session, P], T], wrap: Callable[[AsyncSession, _Call, T], R]
+    verb: Callable[Concatenate[Session, P], T], wrap: Callable[[AsyncSession, Session, T], R]
 ) -> Callable[Concatenate[AsyncSession, P], Coroutine[Any, Any, R]]:
     """Returns a coroutine function that runs a method of `Session` and passes its result to `wrap`."""
 
     @wraps(verb)
     async def run(self: AsyncSession, /, *arguments: P.args, **options: P.kwargs) -> R:
-        call = _Call(self._session)
+        call = copy(self._session)
         return wrap(self, call, await self._run(call, lambda: verb(call, *arguments, **options)))
 
     return run
@@ -63,71 +46,64 @@ def _awaited(
 class AsyncAnswer:
     """`Answer` for asyncio. The request starts with the first piece, and ends when the answer is closed or dropped."""
 
-    def __init__(self, session: AsyncSession, call: _Call, answer: Answer) -> None:
+    def __init__(self, session: AsyncSession, call: Session, answer: Answer) -> None:
         def pieces() -> Iterator[str]:
             with closing(answer):
                 yield from answer
 
         self._answer, self._pieces = answer, session._each(call, pieces)
 
-    prompt_tokens = property(lambda self: int(self._answer.prompt_tokens), doc="How many ids were sent.")
-    ids = property(lambda self: list[int](self._answer.ids), doc="The scrambled ids that came back so far.")
-    text = property(lambda self: str(self._answer.text), doc="What was read so far.")
-    tokens = property(lambda self: int(self._answer.tokens), doc="How many ids came back so far.")
+    prompt_tokens = property(lambda self: int(self._answer.prompt_tokens))
+    ids = property(lambda self: list[int](self._answer.ids))
+    text = property(lambda self: str(self._answer.text))
+    tokens = property(lambda self: int(self._answer.tokens))
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self._pieces
 
+    @wraps(Answer.whole)
     async def whole(self) -> str:
-        """Waits for the end, and returns the whole text."""
-        async for _ in self:
-            pass
-        return self._answer.text
+        return "".join([piece async for piece in self])
 
+    @wraps(Answer.close)
     async def close(self) -> None:
-        """Ends the request, without waiting for the rest."""
         await self._pieces.aclose()
 
 
 class AsyncJob:
     """`Job` for asyncio. Cancelling a task that waits for the job does not cancel the job on the server."""
 
-    def __init__(self, session: AsyncSession, call: _Call, job: Job) -> None:
-        self._session, self._call, self.id, self.task, self.status = session, call, job.id, job.task, job.status
+    def __init__(self, session: AsyncSession, call: Session, job: Job) -> None:
+        self._session, self._call, self._job = session, call, job
+        self.id, self.task, self.status = job.id, job.task, job.status
 
+    @wraps(Job.follow)
     def follow(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Yields the job's events until it ends, past ones first (`Remote.follow`)."""
-        call = _Call(self._call)
-        return self._session._each(call, lambda: self._of(call).follow())
+        return self._session._each(call := copy(self._call), lambda: replace(self._job, remote=call.remote).follow())
 
+    @wraps(Job.wait)
     async def wait(self) -> str:
-        """Waits for the job, and returns its model's id on the server. Raises JobFailed if it did not succeed."""
-        call = _Call(self._call)
-        return await self._session._run(call, lambda: self._of(call).wait())
+        return await self._session._run(call := copy(self._call), lambda: replace(self._job, remote=call.remote).wait())
 
+    @wraps(Job.cancel)
     async def cancel(self) -> None:
-        """Cancels the job on the server."""
-        call = _Call(self._call)
-        await self._session._run(call, lambda: self._of(call).cancel())
-
-    def _of(self, call: _Call) -> Job:
-        return Job(call.remote, self.id, self.task, self.status)
+        await self._session._run(call := copy(self._call), lambda: replace(self._job, remote=call.remote).cancel())
 
 
 class AsyncConversation:
     """`Conversation` for asyncio, one turn at a time. A turn that fails or is cancelled leaves it unchanged."""
 
-    def __init__(self, session: AsyncSession, call: _Call, conversation: Conversation) -> None:
+    def __init__(self, session: AsyncSession, call: Session, conversation: Conversation) -> None:
         self._session, self._call, self._conversation, self._turn = session, call, conversation, asyncio.Lock()
 
-    turns = property(lambda self: self._conversation.turns, doc="All messages so far.")
+    turns = property(lambda self: list(self._conversation.turns))
 
+    @wraps(Conversation.clear)
     def clear(self) -> None:
-        """Starts again with the system's message."""
         self._conversation.clear()
 
+    @wraps(Conversation.say)
     async def say(self, text: str) -> AsyncGenerator[str, None]:
-        """Yields the answer to a message in pieces. The turn joins the conversation when the answer is complete."""
         spoken = self._session._each(self._call, lambda: self._conversation.say(text))
         async with self._turn, aclosing(spoken) as pieces:
             async for piece in pieces:
@@ -143,7 +119,7 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
     def __init__(self, session: Session, connect: Callable[[], Remote]) -> None:
         """Wraps a session. `connect` opens another connection to its server."""
         self._session, self._connect, self._closed = session, connect, False
-        self._tuning = asyncio.Lock()
+        self.codec, self._tuning = session.codec, asyncio.Lock()
         self._idle, self._busy, self._running = [session.remote], set[Remote](), set[asyncio.Future[Any]]()
 
     @classmethod
@@ -167,16 +143,7 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
         for remote in self._idle:
             remote.connection.close()
 
-    @property
-    def unlocked(self) -> UnlockedKey:
-        """Returns the key file, which is written when label names or scales are recorded in it."""
-        return self._session.unlocked
-
-    @property
-    def codec(self) -> Codec:
-        """Returns the codec. Several threads may use it."""
-        return self._session.codec
-
+    unlocked = property(lambda self: self._session.unlocked, doc="The key file, with the labels of fine-tunes.")
     describe = _awaited(Session.describe, lambda session, call, result: result)
     classify = _awaited(Session.classify, lambda session, call, result: result)
     prompt = _awaited(Session.prompt, lambda session, call, result: result)
@@ -187,14 +154,17 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
     @wraps(Session.finetune)
     async def finetune(self, *arguments: Any, **options: Any) -> AsyncJob:
         async with self._tuning:  # one after the other: each notes label names in the key
-            call = _Call(self._session)
-            return AsyncJob(self, call, await self._run(call, lambda: call.finetune(*arguments, **options)))
+            call = copy(self._session)
+            try:
+                return AsyncJob(self, call, await self._run(call, lambda: call.finetune(*arguments, **options)))
+            finally:
+                self._session.unlocked = call.unlocked
 
-    async def _run(self, call: _Call, work: Callable[[], T]) -> T:
-        async with self._connected(call):
-            return await self._step(call.remote, work)
+    async def _run(self, call: Session, work: Callable[[], T]) -> T:
+        async with self._connected(call) as remote:
+            return await self._step(remote, work)
 
-    async def _each(self, call: _Call, begin: Callable[[], Iterator[T]]) -> AsyncGenerator[T, None]:
+    async def _each(self, call: Session, begin: Callable[[], Iterator[T]]) -> AsyncGenerator[T, None]:
         """Yields what an iterator yields, and closes it when the loop over it is left."""
         async with self._connected(call) as remote:
             pieces: Any = begin()
@@ -206,7 +176,7 @@ class AsyncSession(AbstractAsyncContextManager["AsyncSession"]):
                     await self._step(remote, pieces.close)
 
     @asynccontextmanager
-    async def _connected(self, call: _Call) -> AsyncIterator[Remote]:
+    async def _connected(self, call: Session) -> AsyncIterator[Remote]:
         self._require_open()
         remote = call.remote = self._idle.pop() if self._idle else self._connect()
         self._busy.add(remote)

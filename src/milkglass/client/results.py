@@ -18,8 +18,8 @@ class Classified:
     """The classification of one text.
 
     Attributes:
-        label: the name of the likeliest class, "LABEL_3" if the key has no fitting names; "" from a regression.
-        probabilities: the probability of each class, by name.
+        label: the likeliest class, "LABEL_3" if the key has no fitting names; "" from a regression.
+        probabilities: of each class, by name.
         score: a regression's score, in the unit of the training data if the key has its scale.
     """
 
@@ -29,24 +29,17 @@ class Classified:
 
     @property
     def probability(self) -> float:
-        """Returns the probability of the likeliest class."""
         return max(self.probabilities.values(), default=0.0)
 
     @classmethod
     def of(cls, prediction: Prediction, names: Mapping[int, str], scale: Scale | None) -> Classified:
-        """Names a prediction's classes, or scales its score.
-
-        Args:
-            names: label names by number; {} if they are not known.
-            scale: the scale of a regression's scores; None if it is not known.
-        """
+        """Names a prediction's classes, or scales its score. Names are {} and the scale None if not known."""
         if prediction.score is not None:
             return cls("", {}, prediction.score if scale is None else scale.read(prediction.score))
         by_name = {_name(names, number): value for number, value in enumerate(prediction.probabilities)}
         return cls(_name(names, prediction.label), by_name)
 
     def document(self) -> dict[str, Any]:
-        """Returns the result as JSON."""
         if self.score is not None:
             return {"score": self.score}
         return {"label": self.label, "probabilities": dict(self.probabilities)}
@@ -54,14 +47,7 @@ class Classified:
 
 @dataclass
 class Answer:
-    """Generated text, in pieces as they become certain. Iterate once, then read `text` and `tokens`.
-
-    Attributes:
-        pieces: yields the text.
-        prompt_tokens: how many ids were sent.
-        ids: the scrambled ids received so far.
-        text: the text so far.
-    """
+    """Generated text, in pieces as they become certain. Iterate once, then read `text`, `tokens`, scrambled `ids`."""
 
     pieces: Iterator[str] = field(repr=False)
     prompt_tokens: int
@@ -70,7 +56,6 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Returns how many ids were received so far."""
         return len(self.ids)
 
     def __iter__(self) -> Iterator[str]:
@@ -92,13 +77,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Job:
-    """A fine-tuning job on the server.
-
-    Attributes:
-        id: identifies the job on the server.
-        task: "classification", "regression" or "causal-lm".
-        status: the status when the job was created.
-    """
+    """A fine-tuning job on the server, with its status when it was created."""
 
     remote: Remote = field(repr=False)
     id: str
@@ -125,11 +104,9 @@ class Conversation:
     """Turns in the chat template. A turn that fails leaves the conversation unchanged.
 
     Attributes:
-        ask: answers a list of messages.
         start: the messages with which the conversation begins: the system's, if any.
-        keeps: whether later turns send answers as the ids that were received. The server then learns nothing from how
-            the client would spell its answers.
-        turns: all messages so far. An answer has its ids beside its text if `keeps` is set.
+        keeps: whether later turns send answers as the ids that were received, so that the server learns nothing from
+            how the client would spell them.
     """
 
     ask: Callable[[list[Message]], Answer] = field(repr=False)

@@ -41,7 +41,8 @@ NEWEST = "newest"  # for `labels_of`: the data that was sent last
 class Session(AbstractContextManager["Session"]):
     """A client of one server with one key. Use it as a context, or close it.
 
-    Each method raises RemoteError if the server fails, and CodecError for texts that do not fit the model.
+    Each method raises RemoteError if the server fails, and CodecError for texts that do not fit the model. A `model` is
+    a model's id on the server.
 
     Attributes:
         unlocked: the key file, which is written when label names or scales are recorded in it.
@@ -67,8 +68,6 @@ class Session(AbstractContextManager["Session"]):
 
         Args:
             key: the key file that `milkglass obfuscate` wrote.
-            passphrase: the key's.
-            server: the server's address.
             token: the server's. It crosses a network only over HTTPS, unless `allow_http`.
             model: the original model, if it moved since the key was made.
             certificate: a PEM file with the server's certificate, if it is self-signed.
@@ -92,11 +91,7 @@ class Session(AbstractContextManager["Session"]):
 
     # --- models -------------------------------------------------------------------------------------------------------
     def describe(self, model: str) -> dict[str, Any]:
-        """Returns the server's description of a model.
-
-        Raises:
-            KeyForOtherModel: the model was not made with this key.
-        """
+        """Returns the server's description of a model. Raises KeyForOtherModel if it was not made with this key."""
         info = self.remote.model(model)
         if warning := require_key(info, self.unlocked.key, model):
             self._notice(warning)
@@ -113,18 +108,14 @@ class Session(AbstractContextManager["Session"]):
         labels_of: str | None = None,
         stage: Stage = no_stage,
     ) -> list[Classified]:
-        """Classifies texts, or scores them with a regression.
+        """Classifies texts, or scores them with a regression. Returns one result for each, in order.
 
         Args:
-            model: the model's id on the server.
             pairs: the second text of each, if the model reads pairs.
             truncate: whether texts that are too long are cut. Otherwise they are refused before any is sent.
             labels_of: the job whose label names or scale are used, or "newest" for the data that was sent last.
                 None: the job that made the model.
             stage: receives how many texts are done.
-
-        Returns:
-            One result for each text, in order.
 
         Raises:
             CodecError: a text cannot be sent; the message has its number.
@@ -185,7 +176,6 @@ class Session(AbstractContextManager["Session"]):
         """Returns the scrambled ids of a prompt.
 
         Args:
-            text: a message, or plain text to continue.
             system: the system's message, in the chat template.
             chat: whether the text is put into the chat template. None: if the model has one.
 
@@ -205,8 +195,6 @@ class Session(AbstractContextManager["Session"]):
         """Starts an answer to a text, or to the ids that `prompt` returned.
 
         Args:
-            model: the model's id on the server.
-            prompt: the text, or its scrambled ids.
             sampling: how tokens are drawn. Fields that are not set are the model's (`codec.sampling`), and
                 `stop_token_ids` the codec's.
 
@@ -220,9 +208,7 @@ class Session(AbstractContextManager["Session"]):
     def chat(self, model: str, system: str | None = None, sampling: Sampling | None = None) -> Conversation:
         """Starts a conversation in the model's chat template.
 
-        Raises:
-            UnsupportedModel: the model is an encoder, or the key's ids name no token.
-            NoChatTemplate: the model has no template.
+        Raises NoChatTemplate if it has none, UnsupportedModel for an encoder or a key whose ids name no token.
         """
         start = _system(system)
         self.require_generator(model)  # first: an encoder has no template either
@@ -279,7 +265,6 @@ class Session(AbstractContextManager["Session"]):
         """Scrambles rows here, sends them and starts a job. Label names and the scale of scores stay in the key.
 
         Args:
-            model: the scrambled model's id on the server.
             data: a file, or a `DataFile` that names its columns. `milkglass finetune --help` shows the shapes of rows.
             validation: rows by which epochs are compared; the best epoch is kept.
             task: "classification", "regression" or "causal-lm". None: decided by the data.

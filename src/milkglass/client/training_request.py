@@ -1,26 +1,29 @@
 """A request for a fine-tune: files and held-out rows, numbers of labels, and hyperparameters.
 
 All is checked before anything is written or sent.
+
+Of a classifier or regression, the hyperparameters that the user does not set follow from the number of rows. The
+papers' rate of 2e-5 is for models as they were published. A table whose rows were mixed must be learnt anew, which
+takes 1e-4, for three epochs or for more if three have few steps. docs/log.md, 2026-11-24, has the grid
+(`recipes/training_defaults.toml`). Language models are trained as in the ObfusLM paper (server/spec.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from milkglass.client.data.training_rows import Numbers, WrittenParquet, numbers_of, require_generator, write_parquet
 from milkglass.client.key.file import UnlockedKey
-from milkglass.client.training_defaults import (
-    LEAST_HELD_OUT,
-    SHARE,
-    held_out,
-    held_out_rows,
-    steps_of,
-    training_defaults,
-)
+from milkglass.client.key.key import permutation
 from milkglass.errors import UsageError
+from milkglass.noise.stream import subkey
 from milkglass.progress import Log, Stage, no_log, no_stage
 from milkglass.rows.data_file import DataFile, Source
 from milkglass.rows.examples import Summary, checked
@@ -34,15 +37,55 @@ if TYPE_CHECKING:
     from milkglass.client.key.key import Key
 
 
+LEARNING_RATE, WARMUP_RATIO = 1e-4, 0.06
+STEPS, LEAST_EPOCHS, MOST_EPOCHS = 100, 3, 10  # steps to train for, within these numbers of epochs
+PATIENCE = 3  # epochs without improvement before training stops
+SHARE, LEAST_HELD_OUT, MOST_HELD_OUT = 0.1, 50, 1000  # share and numbers of rows to compare epochs by
+BATCH_SIZE = 32
+
+
+def training_defaults(task: str, rows: int, given: Mapping[str, Any], evaluated: bool) -> dict[str, Any]:
+    """Returns the hyperparameters that were given, with defaults for those that are None or missing.
+
+    A task "causal-lm" gets no defaults. `evaluated`: there are rows by which epochs are compared.
+    """
+    requested = {name: value for name, value in given.items() if value is not None}
+    if task == "causal-lm":
+        return requested
+    batch = requested.get("batch_size") or BATCH_SIZE
+    epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(STEPS * batch / max(1, rows))))
+    ours: dict[str, Any] = {"learning_rate": LEARNING_RATE, "warmup_ratio": WARMUP_RATIO, "n_epochs": float(epochs)}
+    if evaluated and "max_steps" not in requested:
+        ours["early_stopping"] = PATIENCE
+    return {**ours, **requested}
+
+
+def steps_of(rows: int, settings: Hyperparameters) -> int:
+    """Returns the number of steps of a training without early stopping. As in the Trainer, each epoch is rounded up."""
+    return settings.max_steps or math.ceil(settings.n_epochs * math.ceil(rows / settings.batch_size))
+
+
+def held_out(rows: int) -> int:
+    """Returns how many of so many rows are held out to compare epochs by. 0: there are too few."""
+    count = min(MOST_HELD_OUT, round(SHARE * rows))
+    return count if count >= LEAST_HELD_OUT else 0
+
+
+def held_out_rows(root: bytes, digest: str, rows: int) -> NDArray[np.bool_]:
+    """Returns (rows,) whether each row is held out.
+
+    The choice depends only on the key and the number of rows. An interrupted upload can therefore go on, and a key
+    whose symbols are found from labelled rows does not see the held-out ones (client/obfuscate/symbols.py).
+    """
+    order = permutation(subkey(root, digest, f"held out/{rows}"), rows)
+    chosen = np.zeros(rows, np.bool_)
+    chosen[order[: held_out(rows)]] = True
+    return chosen
+
+
 @dataclass(frozen=True, eq=False)
 class TrainingPart:
-    """Rows that become one file.
-
-    Attributes:
-        file: where the rows are.
-        rows: how many are taken.
-        which: (rows of the file,) whether each row is taken. None: all are.
-    """
+    """Rows that become one file; `which` (rows of the file,) are taken, or all."""
 
     file: DataFile
     rows: int
@@ -54,8 +97,6 @@ class TrainingRequest:
     """One fine-tune.
 
     Attributes:
-        source: the training file.
-        train: a summary of its content.
         parts: the rows to train on, then the rows to compare epochs by, if there are any.
         numbers: the numbers of the labels, or the scale of scores. None: rows without labels.
         settings: hyperparameters, as they are sent to the server.
@@ -72,11 +113,7 @@ class TrainingRequest:
         cls, key: Key, limit: int, data: Source | str, validation: Source | str | None, task: str | None,
         hold_out: bool, hyperparameters: Mapping[str, Any], notice: Log = no_log,
     ) -> TrainingRequest:  # fmt: skip
-        """Reads the files whole and checks the request. See `Session.finetune` for further arguments and errors.
-
-        Args:
-            limit: how many tokens the model takes.
-        """
+        """Reads the files whole and checks the request. See `Session.finetune`. `limit`: tokens of the model."""
         source = DataFile.of(data)
         train = checked(source, task)
         require_generator(source, train, key.info.kind)
@@ -110,11 +147,7 @@ class TrainingRequest:
         self, unlocked: UnlockedKey, codec: Codec, folder: Path, skip_long: bool, stage: Stage = no_stage,
         notice: Log = no_log,
     ) -> tuple[list[Path], WrittenParquet]:  # fmt: skip
-        """Writes the parts as scrambled Parquet files into a folder.
-
-        Returns:
-            Their paths, and what the first one contains.
-        """
+        """Writes the parts as scrambled files into a folder. Returns their paths, and what the first one contains."""
         done, paths = (
             list[WrittenParquet](),
             [folder / name for name in ("train.parquet", "val.parquet")[: len(self.parts)]],
@@ -128,11 +161,7 @@ class TrainingRequest:
         return paths, done[0]
 
     def announced(self, rows: int) -> str:
-        """Returns how long the training is, in steps: only the server's machine can tell minutes.
-
-        Args:
-            rows: the number of training rows as written.
-        """
+        """Returns how long the training is, in steps: only the server's machine can tell minutes."""
         chosen = Hyperparameters(**self.settings)
         epochs = "" if chosen.max_steps else f" for {chosen.n_epochs:g} epoch{'' if chosen.n_epochs == 1 else 's'}"
         steps, size = steps_of(rows, chosen), chosen.batch_size
@@ -146,11 +175,7 @@ class TrainingRequest:
 
 
 def _held_out(train: Summary, name: str) -> int:
-    """Returns how many rows are held out of the training data.
-
-    Raises:
-        UsageError: they are too few, or have no label to compare epochs by.
-    """
+    """Returns how many rows are held out. Raises UsageError if they are too few, or have no label to compare by."""
     if train.task == "causal-lm":
         raise UsageError(
             f"{name} has no labels to compare epochs by", "give --validation FILE, or leave --hold-out out"
@@ -164,14 +189,7 @@ def _held_out(train: Summary, name: str) -> int:
 
 
 def require_hyperparameters(requested: Mapping[str, Any], called: Callable[[str], str]) -> None:
-    """Refuses, before a key is opened, the hyperparameters that `Session.finetune` would refuse.
-
-    Args:
-        called: gives a hyperparameter's name in messages.
-
-    Raises:
-        UsageError: they are refused.
-    """
+    """Refuses, before a key is opened, the hyperparameters that `Session.finetune` would refuse."""
     if columns := [name for name in requested if name.endswith("_column")]:
         raise UsageError(f"there is no hyperparameter {columns[0]!r}", "columns are named by DataFile(path, text=NAME)")
     length = requested.get("max_length")  # a larger one becomes what the model takes
@@ -191,10 +209,7 @@ def write_rows(
     skip_long: bool = False,
     which: NDArray[Any] | None = None,
 ) -> WrittenParquet:
-    """Writes the rows of `data` as the scrambled Parquet file `out`, counts them under the key, and reports cut rows.
-
-    See `write_parquet` for `which`.
-    """
+    """Writes rows as the scrambled Parquet file `out`, counts them under the key, and reports cut rows."""
     advance = stage(f"scramble {data.name}", rows)
     written = write_parquet(codec, data, out, numbers, max_length, advance, skip_long, which)
     if written.left_out:

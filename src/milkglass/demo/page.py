@@ -22,17 +22,7 @@ IDS_SHOWN = 90  # of a text; the others are counted
 
 @dataclass(frozen=True)
 class Half:
-    """One model's way through the demo.
-
-    Attributes:
-        name: of its files.
-        ref: the public model's.
-        options: of commands that use its key and the server.
-        model: the fine-tuned model's name on the server.
-        audit: audit.json of the training texts.
-        sizes: in bytes.
-        seconds: to obfuscate, audit, upload and fine-tune.
-    """
+    """One model's way through the demo: its audit of the training texts, sizes in bytes, seconds until it was tuned."""
 
     name: str
     ref: str
@@ -45,13 +35,7 @@ class Half:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """A whole run.
-
-    Attributes:
-        classified: test messages, each with its `text`, `truth` and `label`.
-        alone: how many a linear model gets right that the client fits in a second, with nothing sent.
-        generated: test instructions, each with its `text`, `truth` and `answer`.
-    """
+    """A whole run. `alone`: how many messages a linear model gets right, fitted with nothing sent."""
 
     version: str
     seconds: float

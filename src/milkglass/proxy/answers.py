@@ -25,12 +25,7 @@ MIN_QUOTED_LETTERS = 64
 
 @dataclass
 class AnswerMemory:
-    """The answers of one key's models.
-
-    Attributes:
-        misspelt: how many answers were ended because they were spelled otherwise than the tokenizer writes.
-        last: the spelling of the last answers.
-    """
+    """The answers of one key's models, and how many were ended because of their spelling."""
 
     misspelt: int = 0
     last: LastAnswers = field(default_factory=LastAnswers, repr=False)
@@ -38,13 +33,7 @@ class AnswerMemory:
     _tokens: int = 0
 
     def remember(self, model: str, texts: Sequence[str], calls: Sequence[str], ids: Sequence[int]) -> None:
-        """Stores an answer under what was passed to the application.
-
-        Args:
-            texts: its content and reasoning.
-            calls: the ids of its tool calls.
-            ids: its scrambled ids.
-        """
+        """Stores an answer under what was passed to the application: content, reasoning, and ids of tool calls."""
         array = np.asarray(ids, np.int32)
         names = [
             *(text.strip() for text in texts),

@@ -19,16 +19,13 @@ from pydantic import BaseModel, ValidationError
 
 from milkglass.errors import MilkglassError
 from milkglass.proxy import refusals
-from milkglass.proxy.backends import Backends
-from milkglass.proxy.calls.bodies import ChatBody, CompletionBody, EmbeddingBody, ResponseBody
-from milkglass.proxy.calls.chat import ChatAnswer
-from milkglass.proxy.calls.completions import CompletionAnswer
-from milkglass.proxy.calls.embeddings import embedded
-from milkglass.proxy.calls.responses import ResponseAnswer
+from milkglass.proxy.backend import Backends
+from milkglass.proxy.bodies import ChatBody, CompletionBody, EmbeddingBody, ResponseBody
+from milkglass.proxy.completions import ChatAnswer, CompletionAnswer, embedded
 from milkglass.proxy.guard import LocalGuard
-from milkglass.server.connections.logs import place_of
-from milkglass.server.http.streaming import GONE, EventStream, disconnect, event, first
-from milkglass.server.http.strict_json import StrictRoute
+from milkglass.proxy.responses import ResponseAnswer
+from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, event, first
+from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 
 log = logging.getLogger("milkglass.proxy")
@@ -45,11 +42,9 @@ class Answering(Protocol):
 
 @dataclass(frozen=True)
 class PageRoutes:
-    """A page beside OpenAI's addresses.
+    """A page beside OpenAI's addresses, whose token is accepted in place of the API key.
 
-    Attributes:
-        router: its addresses. "/" and `OPENING` need no key, and must show nothing private to anyone without a code.
-        token: the page's own token, which is accepted in place of the API key.
+    Of its addresses, "/" and `OPENING` need no key, and must show nothing private to anyone without a code.
     """
 
     router: APIRouter
@@ -59,12 +54,7 @@ class PageRoutes:
 def create_app(
     backends: Backends, token: str | None = None, page: PageRoutes | None = None, limits: Limits | None = None
 ) -> FastAPI:
-    """Returns the application.
-
-    Args:
-        token: the API key of applications. None: any is accepted, from this machine only.
-        limits: how long a request's body may take.
-    """
+    """Returns the application. Without a token any API key is accepted, from this machine only."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:

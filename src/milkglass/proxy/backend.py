@@ -1,6 +1,9 @@
 """A backend of the proxy joins a key's codec, an engine, and the models that the engine serves for the key.
 
-It makes every request to the engine, and refuses what cannot be requested before anything is sent.
+It makes every request to the engine, and refuses what cannot be requested before anything is sent. With several keys,
+each model is used with the key that scrambled it. The engine does not decide which key that is: it could name an old
+key, which it has read. A key records, sealed, under which names its models were uploaded, or whoever starts the proxy
+says it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.model_sampling import ModelSampling
+from milkglass.client.key.key import KeyInfo
+from milkglass.client.model_config import ModelSampling
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import ALWAYS, IdsRequest, ServedModel
 from milkglass.engines.upstream import Upstream
@@ -41,14 +45,9 @@ MAX_NAMES = 10  # names of models in a message
 
 @dataclass(frozen=True)
 class Backend:
-    """A key's codec with an engine.
+    """A key's codec with an engine. The first of its models is the default.
 
-    Attributes:
-        codec: the key's.
-        upstream: the engine.
-        models: the models that an application may name; the first is the default.
-        observer: receives all ids that are sent and received.
-        memory: stores the ids of answers, so that a later turn repeats them.
+    `memory` stores the ids of answers, so that a later turn repeats them.
     """
 
     codec: Codec = field(repr=False)
@@ -94,9 +93,6 @@ class Backend:
         """Makes the question of a conversation, in the model's template. Nothing is sent yet.
 
         Args:
-            name: the model's.
-            messages: the conversation.
-            tools: tools that the model may call, in OpenAI's format.
             choice: the tool that must be called; "" for any one; None if the model may choose.
             single: whether at most one call is accepted.
             asked: further variables of the template (`template_options`).
@@ -132,11 +128,8 @@ class Backend:
     def completion(self, name: str, prompt: str | Sequence[int], **options: Any) -> Question:
         """Makes the question of a text to continue, or of its ids by the tokenizer. Nothing is sent yet.
 
-        The application wrote all of it, so the text of a special token is that token, as at other servers.
-
-        Raises:
-            CodecError: the text cannot be encoded.
-            UsageError: the engine does not offer an option.
+        The application wrote all of it, so the text of a special token is that token, as at other servers. Raises
+        CodecError if it cannot be encoded, UsageError if the engine does not offer an option.
         """
         self._require_decoder(name)
         if isinstance(prompt, str):
@@ -187,11 +180,8 @@ class Backend:
         """Makes a question.
 
         Args:
-            name: the model's.
-            ids: the scrambled prompt.
             what: the field of the request with the prompt.
             most: the most tokens of the answer. None: as many as fit.
-            stops: strings that end the answer.
             logprobs: how many of the likeliest tokens are reported at each place. None: no token is.
             logit_bias: is added to logits, by the tokenizer's own ids.
             **drawing: fields of IdsRequest.
@@ -244,11 +234,7 @@ class Backend:
 def exceeded(limit: int, what: str, tokens: int | None, asked: int | None = None) -> ContextLengthExceeded:
     """Returns the error in OpenAI's words, which agents look for before they shorten a conversation.
 
-    Args:
-        limit: the most tokens of the model.
-        what: the field that is too long.
-        tokens: the tokens of the field. None: more than the limit, by its letters.
-        asked: the tokens of the answer.
+    The field `what` has so many tokens (None: more than the limit, by its letters), and the answer `asked`.
     """
     count = f"more than {limit}" if tokens is None else str(tokens)
     if asked is None or tokens is None:
@@ -283,17 +269,12 @@ async def connected(
 ) -> tuple[Backend, list[str]]:
     """Asks an engine what it serves, and returns its backend, and warnings. On an error the caller closes the upstream.
 
-    Args:
-        codec: the key's.
-        upstream: the engine.
-        requested: names of models; empty: all that the engine serves for this key.
-        observer: receives all ids that are sent and received.
+    Without requested names all are used that the engine serves for this key.
 
     Raises:
         KeyForOtherModel: no model there was scrambled with the key.
         UsageError: it is another engine.
-        ModelNotFound: a requested model is not there.
-        RemoteError: the engine does not answer.
+        ModelNotFound: a requested model is not there; also RemoteError if the engine does not answer.
     """
     own = await _served(codec, upstream, requested)
     warnings = [
@@ -330,3 +311,102 @@ async def _served(codec: Codec, upstream: Upstream, requested: Sequence[str]) ->
             "check --key and --serves",
         )
     return own
+
+
+@dataclass(frozen=True)
+class ServedKey:
+    """A key whose models are served, with its file's name for messages, and an observer of all its ids."""
+
+    file: str
+    codec: Codec = field(repr=False)
+    info: KeyInfo = field(repr=False)
+    observer: Observer = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Backends:
+    """A backend for each key behind one engine. No model is in two. `keys` counts those without a model as well."""
+
+    each: Sequence[Backend]
+    keys: int = 1
+
+    @property
+    def models(self) -> list[ServedModel]:
+        return [model for one in self.each for model in one.models]
+
+    def of(self, name: str) -> Backend:
+        """Returns the backend that has a model. "" names the only one of a single key. Raises ModelNotFound."""
+        shown = names_shown(self.models)
+        if not name and self.keys > 1:  # else the engine's list of models would choose the key
+            raise ModelNotFound("the request names no model, and several keys are served", f"name one: {shown}")
+        for one in self.each:
+            if not name or name in [model.name for model in one.models]:
+                return one
+        raise no_such_model(name, self.models)
+
+    async def close(self) -> None:
+        for upstream in {id(one.upstream): one.upstream for one in self.each}.values():
+            await upstream.close()
+
+
+async def all_connected(
+    upstream: Upstream,
+    keys: Sequence[ServedKey],
+    requested: Sequence[str] = (),
+    paired: Mapping[str, ServedKey] | None = None,
+) -> tuple[Backends, list[str]]:
+    """Returns a backend for each key that made one of the engine's models, and warnings.
+
+    Args:
+        paired: the key of each model for which it was stated. The keys are among `keys`.
+
+    Raises:
+        KeyForOtherModel: no model belongs to any of the keys; or with several keys, a requested model is known to none
+            of them or to more than one; or the engine says that a model belongs to another. See `connected`.
+    """
+    paired = paired or {}
+    if len(keys) == 1:
+        backend, warnings = await connected(keys[0].codec, upstream, requested, keys[0].observer)
+        return Backends([backend]), warnings
+    models = await upstream.models()
+    require_served(requested, models)
+    served = {one.name: one for one in models if not requested or one.name in requested}
+    owners, warnings = dict[str, ServedKey](), list[str]()
+    for name, model in served.items():
+        try:
+            owners[name] = _owner(model, keys, paired.get(name))
+        except KeyForOtherModel as error:
+            if requested:
+                raise
+            warnings.append(f"{error.message}; {error.hint}")
+    if not owners:
+        raise KeyForOtherModel(
+            warnings[0] if warnings else "the engine serves no model, so nothing was sent",
+            f"of {len(served)} models none is offered: say which key each is of" if warnings else "upload one",
+        )
+    each = []
+    for key in keys:
+        own = [name for name, owner in owners.items() if owner is key]
+        if own:
+            backend, more = await connected(key.codec, upstream, own, key.observer)
+            each.append(backend)
+            warnings += more
+    return Backends(each, len(keys)), warnings
+
+
+def _owner(model: ServedModel, keys: Sequence[ServedKey], said: ServedKey | None) -> ServedKey:
+    """Returns the key of a model. Raises KeyForOtherModel."""
+    known = [one for one in keys if one.info.knows(model.name)] if said is None else [said]
+    if len(known) != 1:
+        whose = "none of the keys knows" if not known else f"{' and '.join(one.file for one in known)} both know"
+        raise KeyForOtherModel(
+            f"{whose} the model {model.name}, and the engine's word does not choose a key: it is not offered",
+            f"give --serves {model.name}=KEYFILE, or upload it with --key, which notes its name",
+        )
+    if model.key_id not in (None, known[0].codec.key_id):
+        raise KeyForOtherModel(
+            f"the engine says that {model.name} was scrambled with another key than {known[0].file}, which is its key "
+            "here: it is not offered",
+            "don't trust it, or give the key that the model there was made with",
+        )
+    return known[0]

@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from milkglass.engines.concurrency import REQUEST
 from milkglass.errors import MilkglassError, Unauthorized
 from milkglass.proxy import refusals
-from milkglass.server.connections.logs import place_of
 from milkglass.server.http import errors
-from milkglass.server.http.bodies import BodyMemory, BodyRule, CountedBody, too_large
+from milkglass.server.http.guard import BodyMemory, BodyRule, CountedBody, too_large
+from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 from milkglass.system import is_loopback
 
@@ -35,13 +35,7 @@ class LocalGuard:
     """Admits this machine's own programs, or anyone with the token, and never a page of another site."""
 
     def __init__(self, app: ASGIApp, token: str | None, further: str | None, limits: Limits) -> None:
-        """Wraps an application.
-
-        Args:
-            token: the API key. None: none is needed.
-            further: another token that is accepted too.
-            limits: how long a body may take.
-        """
+        """Wraps an application. A token of None: none is needed; `further` is another that is accepted too."""
         known = [] if token is None else [token, *([] if further is None else [further])]
         self._app, self._expected = app, [f"Bearer {one}".encode() for one in known]
         self._limits, self._memory = limits, BodyMemory(MAX_HELD)

@@ -17,8 +17,7 @@ from milkglass.errors import CodecError, MisspeltAnswer, RemoteError, ToolUseFai
 from milkglass.proxy.answers import AnswerMemory
 from milkglass.proxy.observe import Received
 from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools
-from milkglass.proxy.text.sections import NO_TOOLS, Kind, Part, Sections
-from milkglass.proxy.text.stops import StopStrings
+from milkglass.proxy.text.sections import NO_TOOLS, Kind, Part, Sections, StopStrings
 from milkglass.proxy.text.tokens import NamedLogprob, TokenNames
 
 Logprobs = tuple[NamedLogprob, list[NamedLogprob]]  # the token that was drawn, and the likeliest ones
@@ -26,14 +25,7 @@ Logprobs = tuple[NamedLogprob, list[NamedLogprob]]  # the token that was drawn, 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an answer that became certain.
-
-    Attributes:
-        kind: content, reasoning or call.
-        text: content or reasoning; "" for a call.
-        calls: tool calls.
-        logprobs: of the tokens since the last piece.
-    """
+    """A part of an answer that became certain, with the log-probabilities of the tokens since the last piece."""
 
     kind: Kind
     text: str = ""
@@ -46,13 +38,9 @@ class Question:
     """A request to the engine, with what is needed to read its answer.
 
     Attributes:
-        model: the model's name at the engine.
-        request: the request to the engine.
         stops: strings that end the text.
         format: how the model writes calls, if tools were given.
-        tools: the tools that the model may call.
         demanded: whether it must call one.
-        reasons: whether the model marks its reasoning.
         kind: the kind of the text that comes first.
         begun: the beginning of the answer, which the engine continues.
         single: whether at most one call is accepted.
@@ -75,9 +63,7 @@ class Reply:
     """One answer. Iterate `pieces` once; closing it ends the request.
 
     Attributes:
-        received: receives the ids of the answer.
         index: its number among the answers to one question.
-        memory: stores the answer's ids.
         tokens: tokens that the engine made, without those that ended the answer.
         finish: "stop", "length" or "tool_calls", at the end.
     """
@@ -100,10 +86,7 @@ class Reply:
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields the answer.
 
-        Raises:
-            RemoteError: the engine fails.
-            ToolUseFailed: a call was demanded, and the answer is none.
-            MisspeltAnswer: the answer is spelled otherwise than the tokenizer writes.
+        Raises RemoteError if the engine fails, ToolUseFailed if a demanded call is missing, and MisspeltAnswer.
         """
         texts, calls = {"content": "", "reasoning": ""}, list[str]()
         try:

@@ -17,12 +17,10 @@ from milkglass.client.key.file import UnlockedKey
 from milkglass.engines.upstream import Upstream
 from milkglass.progress import Log, no_log
 from milkglass.proxy.app import PageRoutes, create_app
-from milkglass.proxy.backend import Backend
-from milkglass.proxy.backends import Backends, ServedKey, all_connected
-from milkglass.proxy.counting import UsageCount
-from milkglass.proxy.observe import Observer, Observers
-from milkglass.server.connections import logs
-from milkglass.server.connections.process import DRAIN, WebServer, allowed, listen, url_of
+from milkglass.proxy.backend import Backend, Backends, ServedKey, all_connected
+from milkglass.proxy.observe import Observer, Observers, UsageCount
+from milkglass.server import logs
+from milkglass.server.process import DRAIN, WebServer, allowed, listen, url_of
 from milkglass.server.settings import Limits
 
 LIMITS = Limits(total=2048, per_address=1024)  # one program may send a thousand requests at a time
@@ -30,16 +28,7 @@ LIMITS = Limits(total=2048, per_address=1024)  # one program may send a thousand
 
 @dataclass(frozen=True)
 class ProxyAddress:
-    """Where a proxy listens, and the API key.
-
-    Attributes:
-        host: the address to listen on.
-        port: 0 for any free one.
-        token: the API key of applications. None: any is accepted, from this machine only.
-        tls_certificate: a PEM file. None: plain HTTP.
-        tls_key: the certificate's key.
-        connections: the limits of connections.
-    """
+    """Where a proxy listens, and the API key. None: any is accepted, from this machine only."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -50,11 +39,7 @@ class ProxyAddress:
 
 
 class Page(Protocol):
-    """A page beside OpenAI's addresses.
-
-    Attributes:
-        observer: receives all ids that are sent and received.
-    """
+    """A page beside OpenAI's addresses, whose observer receives all ids that are sent and received."""
 
     @property
     def observer(self) -> Observer: ...
@@ -72,17 +57,9 @@ def run(
     page: Page | None = None,
     paired: Mapping[str, UnlockedKey] | None = None,
 ) -> None:
-    """Runs the proxy until SIGINT or SIGTERM.
+    """Runs the proxy until SIGINT or SIGTERM. `page` shows what is sent and received under the only key.
 
-    Args:
-        keys: the keys whose models are served, each with its codec.
-        requested: names of models; empty: all of the engine's that belong to one of the keys.
-        ready: receives the address and the names of the models once connections are accepted.
-        page: shows what is sent and received under the only key.
-        paired: the key of each model for which it was stated.
-
-    Raises:
-        UsageError: the address cannot be used. See `all_connected` for the rest.
+    Raises UsageError if the address cannot be used. See `all_connected` for the rest.
     """
     logs.configure(logging.WARNING)
     limits = allowed(address)

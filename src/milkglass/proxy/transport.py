@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Scope
 
 from milkglass.client.codec.codec import Codec, codec_of
 from milkglass.client.key.file import UnlockedKey
@@ -31,21 +31,78 @@ from milkglass.errors import MilkglassError
 from milkglass.progress import Log, no_log
 from milkglass.proxy import refusals
 from milkglass.proxy.app import create_app
-from milkglass.proxy.backends import ServedKey, all_connected
-from milkglass.proxy.counting import UsageCount
-from milkglass.proxy.in_place import InPlaceExchange
+from milkglass.proxy.backend import ServedKey, all_connected
+from milkglass.proxy.observe import UsageCount
 
+OWN = frozenset({b"host", b"origin", b"authorization"})  # headers that the application does not decide
 T = TypeVar("T")
 NOWHERE = "http://127.0.0.1:9/v1"  # the port "discard", which only root can open
+
+
+class InPlaceExchange:
+    """One request to an ASGI application without a connection, whose answer is read as it arrives."""
+
+    def __init__(self, app: ASGIApp, request: httpx2.Request, body: bytes) -> None:
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
+        self._left, self._body, self._begun, self._ended = asyncio.Event(), body, False, False
+        self._patience: float | None = (request.extensions.get("timeout") or {}).get("read")
+        headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in OWN]
+        scope: Scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,
+            "headers": [*headers, (b"host", b"127.0.0.1")], "scheme": "http", "path": request.url.path,
+            "raw_path": request.url.raw_path.split(b"?")[0], "query_string": request.url.query, "root_path": "",
+            "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 0),
+        }  # fmt: skip
+        self._task = asyncio.create_task(self._run(app, scope))
+
+    async def _run(self, app: ASGIApp, scope: Scope) -> None:
+        try:
+            await app(scope, self._receive, self._messages.put)
+        finally:
+            await self._messages.put(None)
+
+    async def _receive(self) -> Message:
+        if not self._begun:
+            self._begun = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def begin(self) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Returns status and headers."""
+        message = await self._next()
+        if message is None:
+            raise httpx2.RemoteProtocolError("the proxy gave no answer")
+        return int(message["status"]), list(message["headers"])
+
+    async def part(self) -> bytes | None:
+        """Returns the next part of the body, or None at its end. Raises RemoteProtocolError if it breaks off."""
+        if self._ended:
+            return None
+        message = await self._next()
+        if message is None:
+            raise httpx2.RemoteProtocolError("the answer broke off")
+        self._ended = not message.get("more_body", False)
+        return bytes(message.get("body", b""))
+
+    async def _next(self) -> Message | None:
+        try:
+            async with asyncio.timeout(self._patience):
+                return await self._messages.get()
+        except TimeoutError:
+            raise httpx2.ReadTimeout(f"no answer within {self._patience:g} s") from None
+
+    async def close(self) -> None:
+        self._left.set()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
 
 
 def transport(key: Path | str, passphrase: str, server: str, token: str | None = None, **options: Any) -> httpx2.Client:
     """Returns a client for `OpenAI(http_client=..., base_url=NOWHERE)`.
 
     Args:
-        key: the key file that `milkglass obfuscate` wrote.
         server: the engine's address.
-        token: the engine's.
         options: engine ("milkglass", "vllm", "sglang" or "llamacpp"), models (names at the engine), model (where the
             original is now), certificate, allow_http, notice; see `Session.open`.
 

@@ -10,11 +10,10 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.types import Scope
 
 import milkglass.server.context as contexts
-from milkglass.server.connections.process import prepare, run
 from milkglass.server.http import routes_files, routes_inference, routes_jobs, routes_models
-from milkglass.server.http.auth import Guard
-from milkglass.server.http.bodies import BodyRule
 from milkglass.server.http.errors import web_app
+from milkglass.server.http.guard import BodyRule, Guard
+from milkglass.server.process import prepare, run
 from milkglass.server.settings import DataDir, ServerSettings
 
 
@@ -57,14 +56,9 @@ def body_rule(settings: ServerSettings, scope: Scope) -> BodyRule:
 
 
 def serve(settings: ServerSettings, on_ready: Callable[[], None] = lambda: None) -> None:
-    """Serves until SIGINT or SIGTERM.
+    """Serves until SIGINT or SIGTERM. `on_ready` is called once connections are accepted.
 
-    Args:
-        on_ready: called once connections are accepted, and never if nothing is served.
-
-    Raises:
-        UsageError: the address cannot be used.
-        Conflict: another server uses the home.
+    Raises UsageError if the address cannot be used, Conflict if another server uses the home.
     """
     prepare()
     DataDir(settings.home, settings.spare_disk).lock().close()  # say so before anything else, not in a traceback

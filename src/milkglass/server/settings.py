@@ -43,11 +43,8 @@ class Limits:
     """Limits of connections. Times are in seconds, rates in bytes a second.
 
     Attributes:
-        total: connections at a time.
-        per_address: connections at a time from one address.
         reserved: connections from this machine beyond `total`, so that a health check is answered.
         backlog: connections that the kernel keeps waiting; a further one is tried again after 1, 3, 7 s.
-        handshake: time for the TLS handshake.
         head: time from the start of a connection, or from the last answer, to the end of a request's headers.
         window: time in which a body, or an answer that waits to be read, must progress.
         body_rate: least rate of a request's body over a window.
@@ -55,7 +52,6 @@ class Limits:
         body_pace: rate that adds to `body_grace`: a longer body may take longer.
         send_rate: least rate at which a waiting answer is read, over a window.
         linger: time for the rest of a body whose request was answered already.
-        tick: time between two checks of the deadlines.
     """
 
     total: int = 512
@@ -80,7 +76,6 @@ class Limits:
             )
 
     def body_time(self, size: int) -> float:
-        """Returns the seconds in which a body of `size` bytes must have arrived."""
         return self.body_grace + size / self.body_pace
 
     def within(self, open_files: int) -> Limits:
@@ -204,12 +199,7 @@ def taken(*paths: Path) -> int:
 
 
 class DataDir:
-    """The home folder.
-
-    Args:
-        spare: bytes of the disk that are never filled.
-        quota: the most bytes of the whole home. None: what the disk has.
-    """
+    """The home folder. `spare` bytes of the disk are never filled; a `quota` of None is what the disk has."""
 
     def __init__(self, root: Path, spare: int, quota: int | None = None) -> None:
         self.root, self.spare, self.quota = root, spare, quota
@@ -245,7 +235,6 @@ class DataDir:
 
     @property
     def free(self) -> int:
-        """Returns how many bytes may be written besides the spare ones."""
         return max(0, free_bytes(self.root, self.quota) - self.spare)
 
     def lock(self) -> IO[bytes]:

@@ -118,13 +118,10 @@ class Hyperparameters(BaseModel):
         return {name: value for name, value in result.items() if name not in LATER or value is not None}
 
     def fitted(self, layers: int | None) -> Hyperparameters:
-        """Returns the hyperparameters for a model of so many layers.
+        """Returns the hyperparameters for a model of so many layers. None: the number is not known.
 
         Under LoRA, defaults of `full_first` and `full_last` are lowered if they would leave no layer to adapt. Raises
         UsageError if they were set to such values.
-
-        Args:
-            layers: None: the number is not known.
         """
         over = 0 if layers is None else self.full_first + self.full_last - (layers - 1)
         if over <= 0 or self.chosen_method != "lora":
@@ -196,8 +193,6 @@ def require_used(chosen: Hyperparameters, called: Callable[[str], str] = str) ->
 
 def hyperparameters_of(requested: Mapping[str, Any], called: Callable[[str], str] = str) -> dict[str, Any]:
     """Returns the hyperparameters that are not None. Raises UsageError for what the server would refuse.
-
-    This refuses a negative rate, for example, before an hour of uploading.
 
     Args:
         called: returns a hyperparameter's name in messages.

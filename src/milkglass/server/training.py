@@ -35,18 +35,21 @@ from milkglass import files
 from milkglass.errors import BadUpload, DiskFull, MilkglassError, ModelError, SaveFailed, lacking
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs import lora
-from milkglass.server.jobs.checkpoints import (
+from milkglass.server.jobs.data import Collate, TrainingDataset
+from milkglass.server.jobs.folder import resumed_from, step_of
+from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory, shown
+from milkglass.server.jobs.trainer import (
+    BEST,
+    MEASURES,
     CheckpointTrainer,
+    Reporter,
     Reserve,
     drop_reserve,
     drop_unfinished,
     newest_checkpoint,
+    numbers_of,
     saving,
 )
-from milkglass.server.jobs.data import Collate, TrainingDataset
-from milkglass.server.jobs.kept import resumed_from, step_of
-from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory, shown
-from milkglass.server.jobs.reporter import BEST, MEASURES, Reporter, numbers_of
 from milkglass.server.settings import FULL_DISK, NO_ROOM, free_bytes, nearly_full, taken
 from milkglass.server.spec import ATTACHED, COMPLETE, INTERRUPTED, RESERVE, Hyperparameters, JobSpec, Status
 from milkglass.system import memory
@@ -169,12 +172,7 @@ def shape_of(model: Path) -> Shape:
 
 
 def reserved(job: Path, spec: JobSpec, shape: Shape) -> Reserve:
-    """Reserves room for the next save, before anything is learnt.
-
-    Raises:
-        DiskFull: the job does not fit on the disk.
-        MemoryShort: the job does not fit in memory.
-    """
+    """Reserves room for the next save, before anything is learnt. Raises DiskFull or MemoryShort."""
     chosen = spec.hyperparameters.fitted(len(shape.layers))
     gpu = torch.cuda.is_available()
 
@@ -210,7 +208,7 @@ def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
 
 
 def is_full(error: BaseException, job: Path) -> bool:
-    """Returns whether something failed because the disk is full. Call it before anything is removed from the disk.
+    """Returns whether a full disk is the cause. Call it before anything is removed from the disk.
 
     A full disk has many errors: OSError, safetensors' own, and torch's, which says only that writing failed. So this
     looks at the disk.
@@ -250,12 +248,7 @@ def explain(error: BaseException, job: Path) -> str:
 
 
 def main(job: Path, attached: bool = False) -> int:
-    """Runs a job, and returns the exit code.
-
-    Args:
-        job: the job's folder.
-        attached: whether the end of the process that started this one interrupts it, like SIGTERM.
-    """
+    """Runs a job, and returns the exit code. `attached`: the end of the parent process interrupts it, like SIGTERM."""
     reporter = Reporter(job)
     signal.signal(signal.SIGTERM, reporter.interrupt)
     if attached:

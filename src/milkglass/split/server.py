@@ -1,7 +1,7 @@
 """The server's half, opened from its folder alone: it answers frames with logits, or refuses them with a reason.
 
 It has no tokenizer, no original model and no secret. Over HTTP, `GET /v1/split` describes it and `POST /v1/split`
-answers one frame (hidden_states/frames.py). Requests are checked as on the main server (server/http/auth.py): bearer
+answers one frame (hidden_states/frames.py). Requests are checked as on the main server (server/http/guard.py): bearer
 token, body limit, no content in the log.
 """
 
@@ -24,11 +24,10 @@ from milkglass.hidden_states.catalogue import restored
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.server.connections.process import prepare, run
-from milkglass.server.http.auth import Guard
-from milkglass.server.http.bodies import BodyRule
 from milkglass.server.http.errors import web_app
-from milkglass.server.http.strict_json import StrictRoute
+from milkglass.server.http.guard import BodyRule, Guard
+from milkglass.server.http.routing import StrictRoute
+from milkglass.server.process import prepare, run
 from milkglass.server.settings import DataDir, Limits, ServerSettings
 from milkglass.split import folders
 from milkglass.split.spec import PATH, EncoderInfo

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from milkglass.errors import RemoteError
-from milkglass.server.http.strict_json import RequestBody
+from milkglass.server.http.routing import RequestBody
 from milkglass.server.inference.sampling import SamplingParams
 
 PATH, STREAM = "/v1/split", "/v1/split/stream"

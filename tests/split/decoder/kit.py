@@ -16,7 +16,7 @@ from milkglass.client.remote.connection import RetryPolicy
 from milkglass.enclave.budget import RowPolicy
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
-from milkglass.server.connections.process import WebServer, listen
+from milkglass.server.process import WebServer, listen
 from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split.decoder import app
 from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from milkglass.errors import BadUpload, RemoteError, Unauthorized, Unreachable
-from milkglass.server.inference.engine import ModelFailed
+from milkglass.server.inference.generator import ModelFailed
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.client import DecoderServer
 from milkglass.split.decoder.server import SplitSequence

@@ -40,12 +40,8 @@ def finish(
 ) -> None:
     """Follows a job to its end, downloads the model, and prints its name and its figures for each class.
 
-    Args:
-        fetch: the folder to download to. None: the model is not downloaded.
-        way: the options of the server, for messages.
-        use: the next command and the options of its key, for messages.
-        largest: returns the most bytes that the model can have, if the original is known here.
-        labels: numbers of the classes by name; {} if they are not known.
+    For messages, `use` is the next command and its key, `labels` the known numbers of classes by name. `largest`
+    returns the most bytes that the model can have.
     """
     from milkglass.cli.ui import label_report
     from milkglass.metrics.confusion import Confusion

@@ -55,6 +55,8 @@ TokenFile = Annotated[
 Certificate = Annotated[
     Path | None, typer.Option("--certificate", help="The server's certificate (PEM), if it signed its own.")
 ]
+Texts = Annotated[list[str] | None, typer.Argument(help="Texts; none: each line of stdin or of --in.")]
+Pairs = Annotated[list[str] | None, typer.Option("--pair", help="The second text of each pair, in order.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask before deleting.")]
 AllowHttp = Annotated[bool, typer.Option("--allow-http", help="Send the token over a network without encryption.")]
 
@@ -105,7 +107,7 @@ def training_settings(words: Sequence[str]) -> dict[str, Any]:
 
 
 def refuse_unused(where: str, options: Mapping[str, Any]) -> None:
-    """Raises UsageError for the first option that was set. Options that were not set are None, False or empty.
+    """Raises UsageError for the first option that was set: not None, False or empty.
 
     Args:
         where: says where the options are not used, for the message.
@@ -116,11 +118,7 @@ def refuse_unused(where: str, options: Mapping[str, Any]) -> None:
 
 
 def changed(options: Any, called: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """Returns the fields of an options dataclass that differ from their defaults, by the options' names.
-
-    Args:
-        called: the options' names that differ from their fields' names, by field.
-    """
+    """Returns the fields of an options dataclass that differ from their defaults, by the options' names."""
     result = {}
     for one in fields_of(options):
         value = getattr(options, one.name)
@@ -202,6 +200,18 @@ class ServerOptions:
 
 
 @dataclass(frozen=True)
+class WayOptions:
+    """The credentials of a server whose address a command takes in another way than by --server."""
+
+    token_file: TokenFile = None
+    certificate: Certificate = None
+    allow_http: AllowHttp = False
+
+    def to(self, url: str) -> ServerOptions:
+        return ServerOptions(url, self.token_file, self.certificate, self.allow_http)
+
+
+@dataclass(frozen=True)
 class SplitOptions:
     """A decoder whose embedding layer is in a local enclave, in place of a scrambled model and its key."""
 
@@ -234,8 +244,7 @@ class AuditOptions:
         None
     )
     budget: Annotated[
-        str,
-        typer.Option(help="Processor time that attacks may take: 90s, 2m, 1h; a bare number is seconds."),
+        str, typer.Option(help="Processor time that attacks may take: 90s, 2m, 1h; a bare number is seconds.")
     ] = "15m"
     rows: Annotated[int | None, typer.Option(min=20, help="Read only this many texts.")] = None
     seed: Annotated[
@@ -285,11 +294,7 @@ def _optional(one: inspect.Parameter) -> inspect.Parameter:
 
 
 def open_session(key: KeyOptions, server: ServerOptions, unlocked: UnlockedKey | None = None) -> Session:
-    """Opens the session of a command, with warnings on stderr.
-
-    Args:
-        unlocked: the key, if it is open already.
-    """
+    """Opens the session of a command, with warnings on stderr. `unlocked`: the key, if it is open already."""
     from milkglass.client.codec.codec import codec_of
     from milkglass.client.session import Session
 
@@ -314,10 +319,9 @@ def original(ref: str) -> Checkpoint:
 
 
 def kept_name(model: str, folder: Path) -> str:
-    """Returns the name that a command stores for a model.
+    """Returns the name that a command stores for a model, and reports a commit that was not given.
 
-    It is the model's absolute folder, the embedded model, or the hub id and commit. A commit that was not given is
-    reported.
+    It is the model's absolute folder, the embedded model, or the hub id and commit.
     """
     from milkglass.models.resolve import recorded
 

@@ -38,14 +38,7 @@ GeneratePassphrase = Annotated[
 
 
 def opened(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
-    """Opens an existing key with its passphrase. A wrong one that was typed at a terminal is asked for again.
-
-    Args:
-        file: the passphrase file, if there is one.
-        open_with: opens the key, or raises WrongPassphrase.
-
-    Returns:
-        What `open_with` returned, and the passphrase.
+    """Opens an existing key with its passphrase, and returns both. A wrong one that was typed is asked for again.
 
     Raises:
         UsageError: no passphrase was given, and there is no terminal to ask at.
@@ -71,14 +64,7 @@ def opened(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
 def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False) -> str:
     """Returns the passphrase of a new key. A prompt asks twice, and generates one if nothing is typed.
 
-    Args:
-        file: where the passphrase is, or is written if it is generated.
-        weak: whether a weak one is accepted, with a warning.
-        generate: whether one is generated.
-
-    Raises:
-        WeakPassphrase: it is weak.
-        UsageError: there is no terminal to ask at, or to show it on.
+    A generated one is written to `file`. Raises WeakPassphrase, or UsageError without a terminal to ask or show it at.
     """
     if generate:
         return _generate(file, weak)
@@ -110,8 +96,7 @@ def _given(file: Path | None) -> str | None:
         return _required(provided)
     if not _has_terminal():
         raise UsageError(
-            "no passphrase was given, and there is no terminal to ask at",
-            f"use --passphrase-file, or set {VARIABLE}",
+            "no passphrase was given, and there is no terminal to ask at", f"use --passphrase-file, or set {VARIABLE}"
         )
     return None
 

@@ -111,9 +111,7 @@ def unbounded() -> float:
 def occasional_lines(name: str, total: int, most: Most = unbounded) -> Progress:
     """Starts a stage that prints a line with the time left now and then, for a log, and nothing if it ends soon.
 
-    Args:
-        total: the size of the stage. 0: unknown, one line is printed at once.
-        most: returns the most seconds that can be left.
+    Of an unknown size, 0, one line is printed at once. `most` returns the most seconds that can be left.
     """
     if not total:
         note(f"{name} ...")
@@ -141,11 +139,7 @@ def _left(seconds: float | None, most: float) -> str:
 
 @contextmanager
 def bars(as_json: bool = False, most: Most = unbounded) -> Iterator[Stage]:
-    """Yields progress bars on stderr, one for each stage; occasional lines without a terminal; nothing with --json.
-
-    Args:
-        most: returns a limit on the time left that is shown.
-    """
+    """Yields progress bars on stderr, one for each stage; occasional lines without a terminal; nothing with --json."""
     if as_json or not watched():
         yield no_stage if as_json else partial(occasional_lines, most=most)
         return
@@ -222,11 +216,7 @@ def show_pieces(pieces: Iterable[str], show: bool = True) -> str:
 
 
 def show_classified(results: Sequence[Classified], as_json: bool, marks: Sequence[str] = ()) -> None:
-    """Prints a line "label <tab> probability" for each text, or a regression's score.
-
-    Args:
-        marks: names of the rows for a last column ("row" in JSON); "": none.
-    """
+    """Prints a line "label <tab> probability" for each text, or a score; `marks` name the rows in a last column."""
     called = marks or [""] * len(results)
     if as_json:
         rows = zip(results, called, strict=True)

@@ -18,11 +18,7 @@ TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="The TLS key (PEM
 
 
 def require_private(host: str, cert: Path | None, insecure: bool, what: str) -> None:
-    """Raises UsageError for a network address without TLS, unless the user accepted that.
-
-    Args:
-        what: what could be read on the way, for the message.
-    """
+    """Raises UsageError for a network address without TLS, unless the user accepted that. `what` could be read."""
     if not is_loopback(host) and cert is None and not insecure:
         raise UsageError(
             f"listening on {host} without TLS would let anyone on the way read {what}",

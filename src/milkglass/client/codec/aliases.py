@@ -39,12 +39,10 @@ class Responses:
     """Exchanges ids of one key at random (randomised response).
 
     Attributes:
-        mechanism: draws by the order of the key's own ids, or of the ids of the key with the same map that it was made
-            from.
+        mechanism: draws by the order of the key's own ids, or of the key with the same map that it was made from.
         stream: gives the draws of a text from the text itself, so that a text that is sent again is sent equally and
             reveals nothing more. None: each text draws anew, which spends epsilon each time.
-        own: (m,) the key's ids that are exchanged.
-        named: (m,) the mechanism's ids of the same symbols.
+        own: (m,) the key's ids that are exchanged; `named` are the mechanism's ids of the same symbols.
     """
 
     mechanism: RandomisedResponse
@@ -69,12 +67,7 @@ class Responses:
         return cls(RandomisedResponse(np.sort(named), mechanism.epsilon), stream, own, named)
 
     def exchanged(self, tokens: NDArray[np.int64], ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Returns (t,) what is sent for one text.
-
-        Args:
-            tokens: (t,) original ids.
-            ids: (t,) their scrambled ids.
-        """
+        """Returns (t,) what is sent for one text of these original tokens (t,) and their scrambled ids (t,)."""
         text = np.ascontiguousarray(tokens, "<i8").tobytes()
         stream = secret_draws() if self.stream is None else self.stream.keyed(text)
         if self.own is None or self.named is None:
@@ -105,12 +98,7 @@ def responses_of(key: Key) -> RandomisedResponse | None:
 
 @dataclass(frozen=True)
 class AliasChoices:
-    """The ids of each token: token i has ids[starts[i] : starts[i] + counts[i]].
-
-    Attributes:
-        starts: (n,).
-        counts: (n,).
-    """
+    """The ids of each token: token i has ids[starts[i] : starts[i] + counts[i]]; starts and counts are (n,)."""
 
     starts: NDArray[np.int64]
     counts: NDArray[np.int64]

@@ -32,7 +32,7 @@ from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.key.key import Key
 from milkglass.client.layout import tokenizer_digest
-from milkglass.client.model_sampling import ModelSampling
+from milkglass.client.model_config import ModelSampling
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
 from milkglass.models.checkpoint import read_generation
 from milkglass.models.pieces import TextPiece, special_around
@@ -50,13 +50,9 @@ class Codec:
         inverse: (n',) by scrambled id: the original id.
         visible: (n,) by original id: whether it is an ordinary token of the tokenizer.
         known: (n,) by original id: whether it is a token of the tokenizer, special or not.
-        limit: the most tokens that the model takes.
         choices: the scrambled ids of each token, if some tokens have several.
         responses: exchanges ids at random, if the key's scheme does.
-        draw: gives the random numbers by which one of several ids is chosen.
         readable: whether a scrambled id names a token.
-        key_id: the key's identifier. None: the codec does not scramble.
-        sampling: the model's own settings for drawing tokens.
     """
 
     tokenizer: Tokenizer = field(repr=False)
@@ -74,11 +70,7 @@ class Codec:
 
     @classmethod
     def open(cls, key: Key, folder: Path, draw: Draw = secret_draws) -> Codec:
-        """Opens the codec of a key.
-
-        Args:
-            folder: the original model's.
-            draw: gives the random numbers by which one of several ids is chosen.
+        """Opens the codec of a key with the tokenizer of the original model's folder.
 
         Raises:
             KeyForOtherModel: the folder's tokenizer is not the one that the key was made with.
@@ -131,7 +123,6 @@ class Codec:
         The text of a special token is text: no one can end a text early by writing "[SEP]".
 
         Args:
-            pairs: the second text of each.
             max_length: the most tokens, if fewer than the model takes.
             truncate: whether longer texts are cut. Otherwise they are refused.
             reserved: tokens that the caller adds to each text, which count against the limit.
@@ -163,10 +154,7 @@ class Codec:
             self._refuse(lengths + reserved, limit)
         elif long:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
             batch = self.tokenizer(
-                *requested,
-                truncation=True,
-                max_length=limit - reserved,
-                split_special_tokens=literal,
+                *requested, truncation=True, max_length=limit - reserved, split_special_tokens=literal
             )
             self._refuse(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved, limit)
         types = batch.get("token_type_ids")
@@ -192,12 +180,8 @@ class Codec:
         (`kept_ids.ANSWER_IDS`), what it repeats of the answer is sent as these ids.
 
         Args:
-            messages: the conversation.
             add_generation_prompt: whether the template's start of an answer follows.
-            max_length: the most tokens, if fewer than the model takes.
             truncate: whether a conversation that is too long loses its end. Otherwise it is refused.
-            tools: tools that the model may call, in OpenAI's format.
-            begun: the beginning of the answer.
             options: further variables of the template, such as `enable_thinking` (`template_options`).
 
         Raises:
@@ -219,12 +203,7 @@ class Codec:
     def encode_prompt(self, text: str, answers: Sequence[Sequence[int]] = ()) -> Ids:
         """Encodes a prompt that a program put together: the text of a special token in it is that token.
 
-        Args:
-            text: the prompt.
-            answers: scrambled ids of answers that it may repeat. They are sent as they were received.
-
-        Raises:
-            CodecError: the prompt cannot be encoded; see `encode`.
+        Scrambled ids of answers that it may repeat are sent as they were received. Raises CodecError as `encode` does.
         """
         require_text([text])
         kept, marked = KeptIds(self.decode, free_letters([text])), text
@@ -286,10 +265,7 @@ class Codec:
         max_length: int | None = None,
         tools: Sequence[Sequence[Tool]] = (),
     ) -> LabelledIds:
-        """Encodes like `encode_examples` with `truncate`.
-
-        Conversations that lose all answers are left out and reported.
-        """
+        """Encodes like `encode_examples` with `truncate`, and leaves out conversations that lose all answers."""
         return self._labelled(conversations, max_length, tools)[0]
 
     def _labelled(
@@ -312,24 +288,15 @@ class Codec:
         return replace(bare, sigma=own.astype(np.int32), inverse=own)
 
     def scrambled(self, ids: NDArray[np.int64]) -> Ids:
-        """Returns the scrambled ids (t,) of one text's original ids (t,).
-
-        Where a token has several ids, one is drawn anew at each call.
-        """
+        """Returns the scrambled ids (t,) of one text's (t,). Of several ids of a token, one is drawn at each call."""
         result = self.sigma.take(ids) if self.choices is None else self.choices.pick(ids, self.draw())
         return result if self.responses is None else self.responses.exchanged(ids, result)
 
     # --- ids to text --------------------------------------------------------------------------------------------------
     def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:
-        """Returns the text of scrambled ids (t,).
+        """Returns the text of scrambled ids (t,). Raises IdOutOfRange.
 
         Ids of padding rows, which a model can emit, have no text (`count_unknown`).
-
-        Args:
-            skip_special: whether special tokens are left out.
-
-        Raises:
-            IdOutOfRange: no row of the model has such an id.
         """
         return self._text(self._among(self.visible if skip_special else self.known, ids))
 
@@ -347,11 +314,7 @@ class Codec:
         return int((~self.known[self._unscrambled(ids)]).sum())
 
     def stream(self, shown: Sequence[str] = ()) -> StreamDecoder:
-        """Returns a decoder for ids that arrive a few at a time.
-
-        Args:
-            shown: special tokens whose text is shown too.
-        """
+        """Returns a decoder for ids that arrive a few at a time. The text of special tokens in `shown` is shown too."""
         visible = self.visible
         added = self.tokenizer.added_tokens_encoder
         if own := [added[token] for token in shown if token in added]:
@@ -368,27 +331,19 @@ class Codec:
 
     @property
     def has_chat_template(self) -> bool:
-        """Returns whether the model has a chat template."""
         return bool(self.tokenizer.chat_template)
 
     @property
     def takes_tools(self) -> bool:
-        """Returns whether the chat template has a place for tools."""
         return takes_tools(self.tokenizer)
 
     @property
     def template_options(self) -> frozenset[str]:
-        """Returns the names of options that the chat template reads, such as `enable_thinking`."""
         return template_options(self.tokenizer)
 
     # --- inside -------------------------------------------------------------------------------------------------------
     def _limit(self, max_length: int | None, added: int = 0, least: int = 1) -> int:
-        """Returns the limit of tokens.
-
-        Args:
-            added: tokens around each text.
-            least: tokens of text that must fit too.
-        """
+        """Returns the limit of tokens, `added` ones around each text included. `least` of the text must fit."""
         limit = self.limit if max_length is None else min(self.limit, max_length)
         if limit < added + least:
             requested = limit if max_length is None else max_length
@@ -442,11 +397,7 @@ class Codec:
 
 
 def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:
-    """Returns the codec of a key file with its model's tokenizer.
-
-    Args:
-        model: where the original model is now, if it moved.
-    """
+    """Returns the codec of a key file with its model's tokenizer. `model`: where the original is now, if it moved."""
     return Codec.open(unlocked.key, resolve(model or unlocked.key.info.model, weights=False))
 
 

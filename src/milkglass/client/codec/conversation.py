@@ -60,12 +60,7 @@ def require_messages(tokenizer: Any, messages: Sequence[Message]) -> None:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation in its template.
-
-    Attributes:
-        pieces: the text, in order. Literal pieces are parts of messages.
-        kept: scrambled ids that stand for pieces.
-    """
+    """A conversation in its template: pieces of text (literal ones are of messages), and ids that stand for some."""
 
     pieces: tuple[TextPiece, ...] = field(repr=False)
     kept: tuple[int, ...] = field(default=(), repr=False)
@@ -95,8 +90,6 @@ def render(
 
     Args:
         messages: checked by `require_messages`. The template sees the fields of FIELDS.
-        tools: tools that the model may call, in OpenAI's format.
-        options: further variables of the template, such as `enable_thinking`.
         answers: decodes ids. With it, what a message repeats of an answer (`ANSWER_IDS`) keeps that answer's ids: its
             piece has the ids -1, -2, ..., by their place in `Rendered.kept`.
 
@@ -145,11 +138,7 @@ def _with_kept(
 
 
 def kept_pieces(kept: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> Rendered:
-    """Splits a marked text into pieces. Raises Rewritten.
-
-    Args:
-        pieces: splits a part without marks.
-    """
+    """Splits a marked text into pieces. `pieces` splits a part without marks. Raises Rewritten."""
     result, ids = list[TextPiece](), list[int]()
     for part in kept.parts(text):
         if isinstance(part, str):
@@ -170,9 +159,7 @@ def template_options(tokenizer: Any) -> frozenset[str]:
 def _marked(tokenizer: Any, value: Any, marks: tuple[str, str], but: re.Pattern[str] | None = None) -> Any:
     """Returns JSON-like data with marks around what a tokenizer would read as a special token in its strings.
 
-    Args:
-        marks: what is put before and after.
-        but: finds parts of strings that stay unchanged.
+    What `but` finds stays unchanged.
     """
     if isinstance(value, str):
         if but is None:
@@ -208,12 +195,7 @@ def _marked_text(tokenizer: Any, text: str, marks: tuple[str, str]) -> str:
 
 @dataclass(frozen=True)
 class _SpecialTokens:
-    """The texts that a tokenizer reads as special tokens.
-
-    Attributes:
-        literal: finds them in a text, the longest first.
-        normalized: whether some of them are also found in normalized text.
-    """
+    """The texts that a tokenizer reads as special tokens; some may also be found in `normalized` text."""
 
     literal: re.Pattern[str]
     normalized: bool
@@ -282,12 +264,7 @@ def takes_tools(tokenizer: Any) -> bool:
 
 @dataclass(frozen=True)
 class Supervised:
-    """One training example.
-
-    Attributes:
-        rendered: the conversation, or its beginning up to an answer.
-        answers: (start, stop) of what is learnt, in characters of the text.
-    """
+    """One training example: a conversation, or its beginning up to an answer, and (start, stop) of what is learnt."""
 
     rendered: Rendered
     answers: tuple[Span, ...]

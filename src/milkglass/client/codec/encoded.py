@@ -24,7 +24,6 @@ class Encoded:
     """The scrambled ids of texts.
 
     Attributes:
-        ids: one int32 array for each text.
         token_type_ids: int8 arrays of the same shapes, if the model uses them.
         long: the numbers of the texts that were cut to the limit.
     """
@@ -42,7 +41,6 @@ class LabelledIds:
     cuts off all of its answers.
 
     Attributes:
-        ids: one int32 array for each example.
         labels: int32 arrays of the same shapes.
         sources: the number of each example's text or conversation.
         long: the numbers of those that were cut to the limit.
@@ -65,15 +63,8 @@ def labelled(
 ) -> tuple[LabelledIds, NDArray[np.int64]]:
     """Encodes the examples of each conversation, cut to `limit` tokens.
 
-    Args:
-        scrambled: scrambles lists of original ids.
-        tools: the tools of each conversation; empty if there are none.
-
-    Returns:
-        The examples, and (n,) the uncut tokens of the longest example of each conversation.
-
-    Raises:
-        CodecError: a conversation cannot be rendered, or has no answer. The error has its number.
+    Returns them, and (n,) the uncut tokens of the longest example of each conversation. Raises CodecError with the
+    number of a conversation that cannot be rendered, or has no answer.
     """
     examples, sources = list[Supervised](), list[int]()
     for place, messages in enumerate(conversations):
@@ -123,11 +114,7 @@ def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int
 def answerless(
     tokenizer: Any, messages: Sequence[Message], place: int, length: int, done: LabelledIds, limit: int
 ) -> TooLong:
-    """Returns the error for a conversation of `length` tokens without an answer within `limit`.
-
-    Args:
-        place: the conversation's number.
-    """
+    """Returns the error for conversation `place` of `length` tokens without an answer within `limit`."""
     contents = tokenizer([one["content"] for one in messages], add_special_tokens=False)
     template, before = length - sum(map(len, contents["input_ids"])), done.unanswered[place]
     return TooLong.of(

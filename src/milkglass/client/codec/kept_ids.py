@@ -20,12 +20,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class KeptText:
-    """A text that stands for ids.
-
-    Attributes:
-        text: the text of the ids.
-        ids: scrambled ids.
-    """
+    """A text that stands for scrambled ids."""
 
     text: str = field(repr=False)
     ids: Sequence[int] = field(repr=False)
@@ -40,7 +35,6 @@ class KeptIds:
     """The kept texts of one conversation, marked in its messages.
 
     Attributes:
-        decoded: returns the text of scrambled ids.
         letters: yields letters that no message has. The first ends each kept text, and each other one begins one.
         found: the kept texts, by the letter before each.
     """
@@ -130,13 +124,10 @@ class KeptIds:
 
 
 def repeated(text: str, whole: str) -> tuple[int, int, int] | None:
-    """Finds what a text repeats of an answer.
+    """Returns (place in the text, place in the answer, letters) of what a text repeats of an answer, or None.
 
     That is all of the text without surrounding white space, a common beginning of at least MIN_SHARED_LETTERS, or a
     complete answer of at least MIN_WHOLE_LETTERS.
-
-    Returns:
-        (place in the text, place in the answer, number of letters), or None.
     """
     core = text.strip()
     start = text.find(core)

@@ -35,12 +35,9 @@ def most_places(tokens: int) -> int:
 
 @dataclass
 class Spelled:
-    """The counts of one answer.
+    """The counts of one answer's checked tokens, and escaped plain letters in the JSON of calls.
 
-    Attributes:
-        tokens: how many were checked.
-        runs: the tokenizer's own ids of each piece of text that was written in other tokens.
-        escapes: how many plain letters were escaped in the JSON of calls.
+    `runs` are the tokenizer's own ids of each piece of text that was written in other tokens.
     """
 
     tokens: int = 0
@@ -79,10 +76,7 @@ class LastAnswers:
 class SpellingCheck:
     """Checks one answer while it arrives.
 
-    Attributes:
-        last: the answers before it.
-        hot: whether it was drawn above HOTTEST. Its tokens are then odd anyway, and only its escapes are counted.
-        found: the counts.
+    If it is `hot`, drawn above HOTTEST, its tokens are odd anyway, and only its escapes are counted.
     """
 
     codec: Codec = field(repr=False)
@@ -150,10 +144,7 @@ class SpellingCheck:
 def other_places(codec: Codec, ids: Sequence[int], final: bool = True) -> set[tuple[int, ...]]:
     """Returns the tokenizer's own ids, each run once, of what the scrambled ids write in other tokens.
 
-    A run ends where a token of both ends.
-
-    Args:
-        final: whether the text is complete. Otherwise its last token may still grow.
+    A run ends where a token of both ends. If the text is not `final`, its last token may still grow.
     """
     original = codec.inverse[np.asarray(ids, np.int64)]
     original = original[codec.visible[original]]
@@ -174,13 +165,7 @@ Own = list[tuple[tuple[int, int], tuple[int, ...]]]
 
 
 def _runs(written: Places, own: Own, length: int, final: bool) -> set[tuple[int, ...]]:
-    """Returns the runs of ids that differ.
-
-    Args:
-        written: the answer's ids, by where they begin and end.
-        own: the tokenizer's ids, by where they begin and end.
-        length: the length of the text.
-    """
+    """Returns the runs of ids that differ, of the answer's and the tokenizer's ids by where they begin and end."""
     runs, run = set[tuple[int, ...]](), list[int]()
     ends = {end for _, end in written}
     for place, ids in own:

@@ -39,8 +39,7 @@ from milkglass.client.key.file_format import (
     parse,
     unpack,
 )
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.key.passphrases import require_strong
 from milkglass.errors import DamagedKey, KeyExists, KeyFileError, TamperedKey, TruncatedKey, WrongPassphrase
 from milkglass.progress import Log
@@ -56,11 +55,7 @@ MAX_FILE = 1 << 28  # bytes; a key of a million tokens with four ids each has 16
 class KeySeal:
     """Seals and opens a key file. It is derived from the passphrase, which is not kept. `repr` shows nothing secret.
 
-    Attributes:
-        scrypt_n: scrypt's cost.
-        salt: the file's.
-        check: distinguishes a wrong passphrase from an altered file.
-        sealing: the key of the cipher.
+    `check` distinguishes a wrong passphrase from an altered file; `sealing` is the key of the cipher.
     """
 
     scrypt_n: int
@@ -96,7 +91,6 @@ class KeySeal:
         return hmac.compare_digest(self.derived(passphrase, self.scrypt_n, self.salt).sealing, self.sealing)
 
     def seal(self, key: Key) -> bytes:
-        """Returns the bytes of the key file."""
         payload = pack(key)
         header = Header(
             self.scrypt_n, self.salt, secrets.token_bytes(NONCE), self.check, len(payload) + TAG, format_of(key)
@@ -127,10 +121,7 @@ def seal(key: Key, passphrase: str, scrypt_n: int = SCRYPT_N) -> bytes:
 
 
 def unseal(data: bytes, passphrase: str, name: str = "this") -> Key:
-    """Returns the key in a file's bytes.
-
-    Args:
-        name: the file's name, for messages.
+    """Returns the key in a file's bytes. `name` is the file's, for messages.
 
     Raises:
         KeyFileError: it is no key file; also its kinds TruncatedKey, DamagedKey, UnknownKeyVersion, WrongPassphrase and
@@ -179,12 +170,10 @@ def write_key(
     """Writes a key file atomically, readable by its owner only.
 
     Args:
-        replace: whether an existing file is overwritten.
-        weak: whether any passphrase is accepted, such as the one of an existing key.
+        weak: whether any passphrase is accepted, such as the one of an existing key; else WeakPassphrase.
 
     Raises:
-        WeakPassphrase: the passphrase is weak.
-        KeyExists: the file exists.
+        KeyExists: the file exists, and `replace` is not set.
     """
     if not replace:
         require_free(path)
@@ -212,11 +201,7 @@ def _exists(path: Path) -> KeyExists:
 
 
 def read_key(path: Path, passphrase: str) -> Key:
-    """Returns the key of a file.
-
-    Raises:
-        KeyFileError: the file cannot be opened. Each reason has its own subclass.
-    """
+    """Returns the key of a file. Raises KeyFileError; each reason has its own subclass."""
     return UnlockedKey.open(path, passphrase).key
 
 
@@ -241,11 +226,7 @@ def clear_leftovers(path: Path) -> None:
 
 @dataclass(frozen=True)
 class UnlockedKey:
-    """An open key file. `repr` shows nothing secret.
-
-    Attributes:
-        seal: opens and seals the file again. The passphrase is not kept.
-    """
+    """An open key file, whose seal opens and seals it again. `repr` shows nothing secret."""
 
     path: Path
     key: Key
@@ -256,11 +237,7 @@ class UnlockedKey:
 
     @classmethod
     def open(cls, path: Path, passphrase: str) -> UnlockedKey:
-        """Opens a key file.
-
-        Raises:
-            KeyFileError: the file cannot be opened. Each reason has its own subclass.
-        """
+        """Opens a key file. Raises KeyFileError; each reason has its own subclass."""
         data = _content(path)
         seal = KeySeal.of(data, passphrase, str(path))
         result = cls(path, seal.unseal(data, str(path)), seal)
@@ -283,8 +260,6 @@ class UnlockedKey:
         """Returns the key with label names or a scale of scores sealed in it, as the newest and as the job's.
 
         Args:
-            numbers: label names with their numbers, or the scale. None: neither.
-            job: the fine-tuning job that they belong to.
             model: the server's name of the key's model that the job trains, or that was uploaded. A proxy with several
                 keys trusts these names, and not the server, for which key a model belongs to.
         """
@@ -311,9 +286,7 @@ class UnlockedKey:
     def sealed_with(self, passphrase: str) -> UnlockedKey:
         """Seals the key under another passphrase, writes it over the file, and opens it again.
 
-        Raises:
-            WeakPassphrase: the passphrase is too weak.
-            KeyFileError: the written file is not this key.
+        Raises WeakPassphrase, or KeyFileError if the written file is not this key.
         """
         with usage.locked(self.path):
             key = self.again()

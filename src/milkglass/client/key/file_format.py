@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
+from milkglass.client.key.key import Key, KeyInfo
 from milkglass.errors import CorruptCheckpoint, DamagedKey, KeyFileError, TruncatedKey, UnknownKeyVersion
 from milkglass.models.safetensors_header import METADATA, parse_table
 from milkglass.unique_keys import unique_keys
@@ -39,13 +38,10 @@ KDF_FIELDS = {"name", "n", "r", "p", "salt"}
 @final
 @dataclass(frozen=True)
 class Header:
-    """The header of a key file, every value checked.
+    """The header of a key file, every value checked. scrypt's cost is a power of two from 2 to 2^20.
 
     Attributes:
-        scrypt_n: scrypt's cost, a power of two from 2 to 2^20.
-        salt: 16 bytes.
-        nonce: 12 bytes.
-        check: 16 bytes, derived from the passphrase.
+        check: derived from the passphrase.
         length: the bytes of the seal, with its tag.
         format: says whether the file has a whole key or a codec alone.
     """
@@ -72,7 +68,6 @@ def parse(data: bytes, whole: bool, name: str = "this") -> tuple[Header, bytes]:
 
     Args:
         whole: whether the file's checksum is right. If it is, oddities are no damage.
-        name: the file's name, for messages.
 
     Raises:
         KeyFileError: it is no key file; also its kinds TruncatedKey, DamagedKey and UnknownKeyVersion.
@@ -172,10 +167,7 @@ def pack(key: Key) -> bytes:
 
 
 def unpack(payload: bytes, kind: str = FORMAT) -> Key:
-    """Returns the key in a payload.
-
-    Args:
-        kind: the header's format.
+    """Returns the key in a payload of the header's format.
 
     Raises:
         DamagedKey: the payload has other tensors or notes than version 1 defines.

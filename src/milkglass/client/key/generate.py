@@ -30,11 +30,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.client.config_ids import special_ids
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key, hashed_permutation, packed_groups, permutation
+from milkglass.client.key.key import Key, KeyInfo, hashed_permutation, packed_groups, permutation
 from milkglass.client.layout import tokenizer_digest
-from milkglass.client.model_sampling import ModelSampling
+from milkglass.client.model_config import ModelSampling, special_ids
 from milkglass.errors import CorruptCheckpoint, MissingExtra, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint, read_model_json
 from milkglass.models.families import Architecture, of
@@ -63,13 +61,9 @@ def scheme_for(base: Checkpoint, name: str = "obfuslm", **selected: Any) -> Sche
 
 
 def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes | None = None) -> Key:
-    """Makes a key for a model.
+    """Makes a key for a model, by default with the scheme of `scheme_for`.
 
-    Args:
-        ref: where the original model is found.
-        scheme: None: the one that `scheme_for` returns.
-        digest: the model's digest.
-        root: the root of a key that is no secret, for attackers and recipes. None: a fresh secret.
+    A root that is given is no secret: it is for attackers and recipes.
     """
     architecture = of(base)
     scheme = scheme or scheme_for(base)
@@ -164,11 +158,7 @@ LONGEST = 200  # characters of a job's name
 
 
 def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept", stage: Stage = no_stage) -> Key:
-    """Returns the child of `parent` with this name. The same name gives the same child.
-
-    Args:
-        base: the parent's own model.
-    """
+    """Returns the child of `parent`, whose model `base` is, with this name. The same name gives the same child."""
     parent.require_whole()
     name = unicodedata.normalize("NFC", name).strip()
     if not 0 < len(name) <= LONGEST:

@@ -1,4 +1,4 @@
-"""The key: one root secret, the permutation that it gives, and further information for the codec.
+"""The key: one root secret, the permutation that it gives, and what it says of its model.
 
 `vectors/` has known answers of permutations. A key in memory is not protected: Python cannot wipe it.
 """
@@ -7,34 +7,211 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import secrets
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.key.info import KeyInfo
 from milkglass.errors import CodecAlone, DamagedKey, KeyForOtherModel
 from milkglass.noise.stream import Stream, subkey
+from milkglass.rows.labels import Scale
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.symbols.symbol_map import SymbolMap, shared_symbols
 
+CODEC_NEEDS = {
+    *("model", "kind", "tokenizer_sha256", "scheme", "slots", "labels", "fine_tunes", "scale", "scales", "responses"),
+    *("sampling", "uploads", "jobs"),
+}
+JOB = re.compile(r"ftjob-([0-9a-f]{24})")  # a server's name for a job; a short one would be part of any name
+OWN_ORDER = "own"  # clusters are begun in the key's own order
+
+
+@dataclass(frozen=True)
+class KeyInfo:
+    """Information on a key's model: a typed view of the JSON that is sealed with the key (docs/formats.md).
+
+    It is private, since it has label names. Fields that this version does not know stay, in their order. Each method
+    `with_...` returns a changed copy.
+    """
+
+    document: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def new(cls, model: str, kind: str, tokenizer_digest: str, scheme: Mapping[str, Any]) -> KeyInfo:
+        """Returns a new key's information. `model` says where the original is; `kind` is encoder or decoder."""
+        return cls(
+            {
+                "model": model,
+                "kind": kind,
+                "tokenizer_sha256": tokenizer_digest,
+                "scheme": dict(scheme),
+                "labels": None,
+                "order": OWN_ORDER,
+            }
+        )
+
+    # --- the model ----------------------------------------------------------------------------------------------------
+    @property
+    def model(self) -> str:
+        """Returns where the original is: a folder, a hub id or an embedded default."""
+        return str(self.document["model"])
+
+    @property
+    def kind(self) -> str | None:
+        return self.document.get("kind")
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        return self.document.get("tokenizer_sha256")
+
+    @property
+    def sampling(self) -> Mapping[str, float] | None:
+        """Returns the model's `ModelSampling.values`. None: the key is older than this field, or the model has none."""
+        return self.document.get("sampling")
+
+    # --- the scheme ---------------------------------------------------------------------------------------------------
+    @property
+    def scheme(self) -> Mapping[str, Any]:
+        """Returns the scheme's `name` and its parameters."""
+        return self.document.get("scheme") or {}
+
+    @property
+    def public_scheme(self) -> dict[str, Any]:
+        """Returns the scheme without what was counted in private text."""
+        result = dict(self.scheme)
+        if "bands" in result:
+            result["bands"] = {"factor": result["bands"]["factor"]}
+        result.pop("map", None)  # long, and found from private labels
+        return result
+
+    @property
+    def own_order(self) -> bool:
+        """Returns whether clusters are begun in the key's own order, and not in the order of scrambled ids."""
+        return self.document.get("order") == OWN_ORDER
+
+    @property
+    def slots(self) -> Mapping[str, Any] | None:
+        """Returns how many scrambled ids tokens have (`copies`), and which have one (`single`). None: one each."""
+        return self.document.get("slots")
+
+    @property
+    def packed_groups(self) -> str | None:
+        return self.document.get("groups")
+
+    @property
+    def job(self) -> Mapping[str, Any] | None:
+        """Returns the job that the key is for: its `name`, the `parent`'s identifier, and whose `clusters` it has."""
+        return self.document.get("job")
+
+    @property
+    def responses(self) -> Mapping[str, Any] | None:
+        """Returns the draws of responses that a key or codec shares with the key it was made from.
+
+        `stream` has the 32 bytes in hex from which all draws of these keys follow, and `ids` the order of the draws.
+        None: it has draws of its own.
+        """
+        return self.document.get("responses")
+
+    # --- labels and scores --------------------------------------------------------------------------------------------
+    @property
+    def labels(self) -> Mapping[str, int] | None:
+        """Returns the label names, with numbers, of the data that was sent last."""
+        return self.document.get("labels")
+
+    @property
+    def labels_by_job(self) -> Mapping[str, Mapping[str, int]]:
+        return self.document.get("fine_tunes") or {}
+
+    @property
+    def scale(self) -> Scale | None:
+        """Returns the scale of the scores that were sent last."""
+        return Scale.kept(self.document.get("scale"))
+
+    @property
+    def scales_by_job(self) -> dict[str, Scale | None]:
+        return {job: Scale.kept(raw) for job, raw in (self.document.get("scales") or {}).items()}
+
+    # --- its models at servers ----------------------------------------------------------------------------------------
+    @property
+    def uploads(self) -> list[str]:
+        """Returns the names under which models of this key were uploaded or fine-tuned."""
+        return list(self.document.get("uploads") or [])
+
+    def knows(self, model: str) -> bool:
+        """Returns whether a server's name is of a model that this machine uploaded, or began to fine-tune."""
+        jobs = {*(self.document.get("jobs") or []), *self.labels_by_job, *(self.document.get("scales") or {})}
+        numbers = [found[1] for job in jobs if (found := JOB.fullmatch(job))]
+        return model in self.uploads or any(number in model for number in numbers)
+
+    def with_upload(self, model: str, job: str | None = None) -> KeyInfo:
+        """Adds the name of an uploaded model, and the job that fine-tunes it if there is one."""
+        jobs = self.document.get("jobs") or []
+        more = {} if job is None or job in jobs else {"jobs": [*jobs, job]}
+        names = {} if model in self.uploads else {"uploads": [*self.uploads, model]}
+        return self._with(**names, **more)
+
+    def labels_of(self, model: str) -> Mapping[str, int] | None:
+        """Returns the label names of a fine-tuned model, or None if it is not known."""
+        return next((labels for job, labels in self.labels_by_job.items() if _made(job, model)), None)
+
+    def scale_of(self, model: str, job: str) -> Scale | None:
+        """Returns the scale of a fine-tuned model, by its name or else by its job."""
+        scales = self.scales_by_job
+        return next((scale for one, scale in scales.items() if _made(one, model)), scales.get(job))
+
+    # --- changed ------------------------------------------------------------------------------------------------------
+    def with_labels(self, labels: Mapping[str, int], job: str | None = None) -> KeyInfo:
+        """Sets these label names as the newest, and as the job's if there is one."""
+        jobs = {**self.labels_by_job, **({} if job is None else {job: dict(labels)})}
+        return self._with(labels=dict(labels), **({"fine_tunes": jobs} if jobs else {}))
+
+    def with_scale(self, scale: Scale, job: str | None = None) -> KeyInfo:
+        """Sets this scale as the newest, and as the job's if there is one."""
+        jobs = {**(self.document.get("scales") or {}), **({} if job is None else {job: scale.document()})}
+        return self._with(scale=scale.document(), **({"scales": jobs} if jobs else {}))
+
+    def with_slots(self, copies: int, single: list[int]) -> KeyInfo:
+        return self._with(slots={"copies": copies, "single": single})
+
+    def with_responses(self, stream: bytes, ids: list[int]) -> KeyInfo:
+        """Sets the draws of another key, so that texts are exchanged as under that key."""
+        return self._with(responses={"stream": stream.hex(), "ids": ids})
+
+    def with_sampling(self, values: Mapping[str, float]) -> KeyInfo:
+        return self._with(sampling=dict(values)) if values else self
+
+    def with_groups(self, packed: str) -> KeyInfo:
+        return self._with(groups=packed)
+
+    def for_codec(self, shares: bool) -> KeyInfo:
+        """Returns only what encoding and decoding need, with the clusters if an id names one (`shares`)."""
+        needed = CODEC_NEEDS | ({"groups"} if shares else set())
+        kept = {name: value for name, value in self.document.items() if name in needed}
+        scheme = {name: value for name, value in self.scheme.items() if name != "bands"}  # counted in private text
+        return KeyInfo({**kept, "scheme": scheme})
+
+    def with_job(self, name: str, parent: str, clusters: str) -> KeyInfo:
+        return self._with(job={"name": name, "parent": parent, "clusters": clusters})
+
+    def _with(self, **changes: Any) -> KeyInfo:
+        return KeyInfo({**self.document, **changes})
+
+
+def _made(job: str, model: str) -> bool:
+    """Returns whether a job made a model: the model's name contains the job's number."""
+    return job.removeprefix("ftjob-") in model
+
 
 def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:
-    """Draws a uniform permutation of n ids, sigma[original] = scrambled, by Fisher-Yates from the end.
+    """Draws a uniform permutation of n ids, (n,) sigma[original] = scrambled, by Fisher-Yates from the end.
 
-    Each index is drawn by rejection from 32-bit words, so that none is likelier.
-
-    Args:
-        key: 32 bytes, from which the draws follow.
-        n: how many ids.
-        pinned: ids that keep their place.
-
-    Returns:
-        (n,) sigma.
+    Each index is drawn by rejection from 32-bit words, so that none is likelier. Pinned ids keep their place.
     """
     movable = np.setdiff1d(np.arange(n, dtype=np.int32), np.asarray(pinned, np.int32))
     shuffled = movable.tolist()
@@ -98,16 +275,7 @@ class Key:
         order: Callable[[bytes, int, tuple[int, ...]], NDArray[np.int32]] = permutation,
         root: bytes | None = None,
     ) -> Key:
-        """Makes a key.
-
-        Args:
-            model_digest: the digest of the base model.
-            vocab_size: the number of slots of the permutation.
-            pinned: ids that keep their place.
-            info: what the codec needs.
-            order: permutes the ids.
-            root: the root of a key that is no secret, such as a recipe's. None: a secret one is drawn.
-        """
+        """Makes a key of `vocab_size` slots. A given root is no secret, such as a recipe's; else one is drawn."""
         root = secrets.token_bytes(32) if root is None else root
         sigma = order(subkey(root, model_digest, "permutation"), vocab_size, pinned)
         return cls(root, model_digest, sigma, info)
@@ -212,7 +380,6 @@ class Key:
 
     @property
     def groups(self) -> list[NDArray[np.int64]] | None:
-        """Returns the clusters, each ascending, if the key keeps them."""
         packed = self.info.packed_groups
         return None if packed is None else unpacked_groups(packed)
 

@@ -32,8 +32,6 @@ class Usage:
     """The counts of a key.
 
     Attributes:
-        texts: texts encoded so far.
-        tokens: tokens encoded so far.
         audited: when it was last audited, in seconds since 1970; 0 for never.
         spent: for each attacker, the tokens after which it reads a share ("10 %") of the content tokens, by the worst
             of all audits.
@@ -126,9 +124,7 @@ def audit_record(texts: int, tokens: float, content: float, finished: bool) -> d
     """Returns the record of an audit.
 
     Args:
-        texts: how many texts were attacked.
-        tokens: the share of their tokens, from 0 to 1, that the strongest attack read; nan for none.
-        content: the share of content tokens that it read.
+        tokens: the share of their tokens that the strongest attack read; nan for none. `content`: of content tokens.
         finished: whether no attack was left that may read more.
     """
     shares = {name: None if math.isnan(one) else one for name, one in (("tokens", tokens), ("content", content))}
@@ -165,12 +161,9 @@ def _change(key: Path, change: Any) -> Usage:
 
 @contextmanager
 def locked(key: Path, wait: bool = True) -> Iterator[None]:
-    """Holds a lock on the key's folder, so that one command writes at a time.
+    """Holds a lock on the key's folder, so that one command writes at a time. The files are replaced by each writer.
 
-    The files are replaced by each writer, and a lock file would stay behind.
-
-    Args:
-        wait: False: raises BlockingIOError if another command has the lock.
+    Raises BlockingIOError if another command has the lock and `wait` is not set.
     """
     folder = os.open(key.absolute().parent, os.O_RDONLY)
     try:

@@ -54,12 +54,7 @@ def new_width(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> i
 
 @dataclass(frozen=True)
 class NoisyRows:
-    """Rows of another replacement with normal noise.
-
-    Attributes:
-        size: the standard deviation.
-        stream: each block is drawn from a sub-stream of it.
-    """
+    """Rows of another replacement with normal noise of a standard deviation `size`, a sub-stream for each block."""
 
     source: RowBlocks
     size: float
@@ -80,11 +75,7 @@ class NoisyRows:
 
 @dataclass(frozen=True)
 class CovariantKeys:
-    """The matrices that a key draws for one model.
-
-    Attributes:
-        stream: the family of P and Q.
-    """
+    """The matrices that a key draws for one model; `stream` is the family of P and Q."""
 
     scheme: Covariant
     key: Key
@@ -114,11 +105,7 @@ class CovariantKeys:
 
 @dataclass(frozen=True)
 class _Changes:
-    """Computes the uploaded form of each tensor.
-
-    Attributes:
-        layer: returns a layer's secrets. Tensors of a layer follow each other, so that few are in memory.
-    """
+    """Computes the uploaded form of each tensor. Tensors of a layer follow each other: few secrets are in memory."""
 
     base: Checkpoint
     residual: Residual

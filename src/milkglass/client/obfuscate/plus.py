@@ -97,9 +97,7 @@ class OneHeld:
 class ReadOnce:
     """A tensor that is read and changed when its first row is needed, and dropped after its last.
 
-    Attributes:
-        change: changes the whole tensor.
-        held: shared by all tensors of a model, so that one of them is in memory at a time.
+    All tensors of a model share `held`, so that one of them is in memory at a time.
     """
 
     base: Checkpoint
@@ -117,11 +115,7 @@ class ReadOnce:
 def turned(
     base: Checkpoint, residual: Residual, turn: Turn, tables: Mapping[str, RowBlocks], head: str
 ) -> dict[str, RowBlocks]:
-    """Returns the replaced tensors of the scrambled checkpoint.
-
-    Args:
-        tables: the tables as ObfusLM alone makes them, `head` among them.
-    """
+    """Returns the replaced tensors. `tables` are as ObfusLM alone makes them, `head` among them."""
     held = OneHeld()
     gain = {name: residual.unit + base.read(name).float() for name in residual.norms}
     result: dict[str, RowBlocks] = {}

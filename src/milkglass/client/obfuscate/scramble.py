@@ -10,7 +10,7 @@ Memory beyond blocks of rows and of their cosines (docs/performance.md measures 
     obfuslm+            as obfuslm; the mixed table in its own dtype, since its columns are clustered (plus.py); then
                         (d, d) matrices and one matrix of a layer at a time
     sentinel            nothing
-    coarse              nothing; to find the map, one table of vectors in fp32 (token_vectors.py)
+    coarse              nothing; to find the map, one table of vectors in fp32 (symbols.py)
     permuted and alike  (d, d) matrices in fp64, one matrix of a layer at a time
 
 **After a kill** a run computes the same clusters again, which are secret and stored in no file, and continues each file
@@ -31,10 +31,10 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.client.codec.aliases import AliasChoices
-from milkglass.client.config_ids import config_entries, generation_entries, remap
 from milkglass.client.key.generate import require_delta, require_finite, reserved_ids, scheme_of, visited
 from milkglass.client.key.key import Key
 from milkglass.client.layout import KEY_ID, MARKED, MARKER
+from milkglass.client.model_config import config_entries, generation_entries, remap
 from milkglass.client.obfuscate.covariant import new_width, require_layers, transformed
 from milkglass.client.obfuscate.plus import turn_of, turned, with_head
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
@@ -50,14 +50,7 @@ from milkglass.schemes.obfuslm_plus import Turn
 
 @dataclass(frozen=True)
 class _Scrambled:
-    """A tensor after mixing and permuting: row p is row sigma^-1(p), a slot, of W X.
-
-    Attributes:
-        base: the checkpoint with X.
-        name: the name of X.
-        mixture: W.
-        inverse: (n',) sigma^-1.
-    """
+    """A tensor after mixing and permuting: row p is row sigma^-1(p), a slot, of W X."""
 
     base: Checkpoint
     name: str
@@ -103,18 +96,11 @@ def _widened(base: Checkpoint, key: Key) -> dict[str, int]:
     scheme, architecture = scheme_of(key), of(base)
     if not scheme.needs_heads:
         return {}
-    return {
-        "hidden_size": new_width(base, architecture, scheme),
-        "head_dim": architecture.layout(base).head_size,
-    }
+    return {"hidden_size": new_width(base, architecture, scheme), "head_dim": architecture.layout(base).head_size}
 
 
 def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[np.int64] | None) -> Configs:
-    """Returns the configs with mapped ids.
-
-    Args:
-        first: (n,) the new id of each token.
-        counts: (n,) how many new ids each token has. None: one.
+    """Returns the configs with mapped ids: `first` (n,) the new id of each token, `counts` (n,) how many it has.
 
     Raises:
         UnsupportedModel: an entry cannot be mapped; also CorruptCheckpoint and IdOutOfRange.
@@ -143,12 +129,9 @@ def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[n
 
 @dataclass(frozen=True)
 class Replacement:
-    """The tensors of the scrambled checkpoint.
+    """The tensors of the scrambled checkpoint, whose `base` has a place of the right size for each.
 
-    Attributes:
-        base: has a place of the right size for each tensor.
-        rows: the tensors that differ from the base.
-        condition: the condition number of W*, if the dimensions are mixed.
+    `rows` are those that differ from it; `condition` is the condition number of W*, if the dimensions are mixed.
     """
 
     base: Checkpoint
@@ -198,10 +181,6 @@ def scramble(
 
     Args:
         key: must be of this model: call `key.require_model(base.digest())` first.
-        out: must not exist.
-        delta: whether only the changed tensors are written.
-        mixture: replaces the key's own in tests.
-        turn: replaces the key's own in tests.
     """
     architecture = of(base)
     if len(key.first) != architecture.vocab_size:

@@ -29,13 +29,11 @@ class SymbolRate:
 
     Attributes:
         ids: m', the number of ids.
-        most_bits: the most bits a token.
         bits: bits a token of the text, by the ids' own shares.
         running: the share of running tokens read by naming the likeliest token of each sent id. If ids are sent
             unchanged, that is the commonest token of the id.
         content: the same share of content tokens.
-        symbols: the number of ids to which the limits apply.
-        alone: the number of other ids: one for each special token and function word.
+        symbols: the number of ids to which the limits apply; `alone` have none: special tokens, function words.
         alone_running: the share of running tokens that have such an id.
         unmet: the number of symbols that break a limit, including symbols of a single token.
         unmet_running: the share of running tokens that have such a symbol.

@@ -1,6 +1,8 @@
 """Finds the map of a coarse vocabulary for a new key, from the client's own rows and, optionally, public text.
 
-The map is found under the key's own streams, and kept in the key. Nothing of the rows is kept.
+The map is found under the key's own streams, and kept in the key. Nothing of the rows is kept. Tokens are compared by
+the vectors of the public model, all of them in fp32. Vectors by its encoder are kept in Milkglass's cache, a file for
+each block of tokens, so that an interrupted command goes on.
 """
 
 from __future__ import annotations
@@ -9,42 +11,101 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import encoded
 from milkglass.client.key.generate import new_key, reserved_ids
 from milkglass.client.key.key import Key
-from milkglass.client.obfuscate.token_vectors import token_vectors
-from milkglass.client.training_defaults import held_out_rows
+from milkglass.client.training_request import held_out_rows
 from milkglass.errors import UsageError
+from milkglass.models.array_cache import ArrayCache, digest_of
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
+from milkglass.models.tokenizer import load_tokenizer
+from milkglass.models.torch_model import body
 from milkglass.noise.stream import Stream, subkey
-from milkglass.progress import Stage, no_stage
+from milkglass.progress import Progress, Stage, no_stage
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import Example, checked, examples_of, read_examples
 from milkglass.rows.labels import Scale
 from milkglass.schemes.coarse import mass_of
 from milkglass.schemes.mixture import Draws
 from milkglass.schemes.scheme import Scheme
-from milkglass.schemes.symbols.finder import Evidence, TaskTexts
+from milkglass.schemes.symbols.finder import Evidence, Floats, TaskTexts, Vectors
 from milkglass.sequences import Sequences
 
+BATCH = 512  # tokens at a time
+FILE_TOKENS = 8 * BATCH  # tokens of a file in the cache; a smaller vocabulary is fast, and not kept
 THOUSANDTHS = 1000
+
+
+def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> Floats:
+    """Returns (n, d) in fp32. They are public: no data of the client are read."""
+    table = of(base).table
+    if kind == "table":
+        return base.mapped(table).to(torch.float32, copy=True).numpy()
+    before, after = frame(load_tokenizer(base.folder))
+    size = base.tensors[table].shape[0]
+    progress = stage("vectors of tokens", size)
+    loaded: list[Any] = []  # only where a block is missing
+
+    def encoded(ids: torch.Tensor) -> Floats:
+        if not loaded:
+            loaded.append(body(base).eval())
+        with torch.inference_mode():
+            return _encoded(loaded[0], ids, before, after, progress)
+
+    if size < FILE_TOKENS:
+        return encoded(torch.arange(size))
+    digest = digest_of(["milkglass-token-vectors/1", base.digest(), base.config, size, before, after])
+    blocks = torch.arange(size).split(FILE_TOKENS)
+    result = np.empty((0, 0), np.float32)
+    for number, ids in enumerate(blocks):
+        some = _kept(f"{digest}-{number}", ids, encoded, progress)
+        result = result if number else np.empty((size, some.shape[1]), np.float32)
+        result[number * FILE_TOKENS : number * FILE_TOKENS + len(ids)] = some
+    return result
+
+
+def _kept(name: str, ids: torch.Tensor, encoded: Callable[[torch.Tensor], Floats], progress: Progress) -> Floats:
+    keep = ArrayCache("token_vectors", {"vectors": np.float32})
+    found = keep(name, lambda: {"vectors": encoded(ids)}, lambda one: len(one["vectors"]) == len(ids))
+    if keep.reused:
+        progress(len(ids))
+    return found["vectors"]
+
+
+def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Returns the ids that the tokenizer puts before and after a text."""
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    start = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
+    return whole[:start], whole[start + len(bare) :]
+
+
+def _encoded(model: Any, ids: torch.Tensor, before: Sequence[int], after: Sequence[int], progress: Progress) -> Floats:
+    """Returns for each token, alone in a text, the mean of the last states over all places, special ones too."""
+    around = partial(torch.tensor, dtype=torch.long)
+    parts = []
+    for some in ids.split(BATCH):
+        rows = torch.cat(
+            [around(before).repeat(len(some), 1), some[:, None], around(after).repeat(len(some), 1)], dim=1
+        )
+        parts.append(model(input_ids=rows).last_hidden_state.mean(1))
+        progress(len(some))
+    return torch.cat(parts).numpy().astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
 class CountedTexts:
-    """Counts of the client's rows and of public text.
+    """Counts of the client's rows and of public text, (n,) occurrences, and the ids of special tokens.
 
-    Attributes:
-        task: the client's rows with their labels. None: rows without labels.
-        own: (n,) occurrences in the client's rows.
-        public: (n,) occurrences in public text, or None.
-        special: ids of special tokens.
+    `task` is the client's rows with their labels, or None for rows without.
     """
 
     task: TaskTexts | None
@@ -95,11 +156,7 @@ def _ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Sourc
 def counted_corpus(
     base: Checkpoint, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None
 ) -> CountedTexts:
-    """Counts texts in memory, cut to the model's length.
-
-    Args:
-        labels: numbers of classes, or scores (floats).
-    """
+    """Counts texts in memory, cut to the model's length. Labels are numbers of classes, or scores (floats)."""
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
     ids = Sequences.of(codec.plain.encode(texts, pairs, truncate=True).ids)
     numbers, scores = np.array(labels, np.float64), any(isinstance(one, float) for one in labels)
@@ -127,9 +184,6 @@ def coarse_key(
 
     The labels of rows that `finetune` would hold out of the same file are not used: otherwise the accuracy on them
     would be far above the accuracy on new texts.
-
-    Args:
-        root: see `new_key`.
     """
     root = secrets.token_bytes(32) if root is None else root
     texts = replace(texts, task=_trained_with(texts.task, root, digest))
@@ -151,11 +205,7 @@ def _trained_with(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts
 def mapped(
     base: Checkpoint, scheme: Scheme, texts: CountedTexts, draws: Callable[[str], Draws], stage: Stage = no_stage
 ) -> Scheme:
-    """Returns the scheme with a map.
-
-    Args:
-        draws: returns a stream of the key for each label.
-    """
+    """Returns the scheme with a map. `draws` returns a stream of the key for each label."""
     weights = np.ones(len(texts.own)) if texts.public is None else mass_of(texts.public)
     evidence = Evidence(
         counts=texts.counts,

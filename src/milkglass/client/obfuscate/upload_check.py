@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, final
 
 from milkglass.client import layout
-from milkglass.client.config_ids import LABELS, NAMES, WORD, tells
 from milkglass.client.layout import MARKER, TOKENIZER
+from milkglass.client.model_config import LABELS, NAMES, WORD, tells
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.models.safetensors_header import has_notes, read_header
 
@@ -33,12 +33,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 @final
 @dataclass(frozen=True)
 class Outgoing:
-    """All that is sent of one folder.
-
-    Attributes:
-        folder: the folder of the scrambled model, or of the delta.
-        weights: the files by the names under which they are sent. Unusual names are replaced.
-    """
+    """All that is sent of one folder or delta. Weights of unusual names are sent under others."""
 
     folder: Path
     weights: Mapping[str, Path]

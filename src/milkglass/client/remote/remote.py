@@ -20,11 +20,9 @@ from numpy.typing import NDArray
 from milkglass.client.layout import KEY_ID
 from milkglass.client.obfuscate.upload_check import Outgoing, is_plain, plain_name
 from milkglass.client.remote import responses
-from milkglass.client.remote.connection import Connection, RetryPolicy
-from milkglass.client.remote.exchange import server_events
-from milkglass.client.remote.model_download import fetch
+from milkglass.client.remote.connection import Connection, RetryPolicy, server_events
 from milkglass.client.remote.responses import Prediction, classified, delta, in_order, response_id, token_ids
-from milkglass.client.remote.transfer import file_sha256, send
+from milkglass.client.remote.transfer import fetch, file_sha256, send
 from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
 from milkglass.progress import Stage, no_stage
 
@@ -48,7 +46,6 @@ class Sampling:
         temperature: 0 takes the likeliest token, and so does None if the model names no other.
         top_p: draws from the fewest tokens whose probabilities reach this.
         top_k: draws from this many of the likeliest tokens.
-        seed: the seed of the draws.
         stop_token_ids: scrambled ids that end the answer.
         min_p: leaves out tokens whose probability is below this share of the likeliest token's.
         repetition_penalty: divides the positive logits of tokens that occurred, and multiplies the negative.
@@ -88,16 +85,7 @@ class Remote(AbstractContextManager["Remote"]):
         timeout: float = 120.0,
         retry: RetryPolicy | None = None,
     ) -> None:
-        """Prepares a client. Nothing is sent yet.
-
-        Args:
-            url: the server's address.
-            token: the server's.
-            allow_http: whether the token may cross a network unencrypted.
-            authority: a PEM file with the server's certificate, if it is self-signed.
-            timeout: seconds of silence that are allowed.
-            retry: how often a call is tried again.
-        """
+        """Prepares a client. Nothing is sent yet. See `Session.open`; `timeout` is the silence allowed, in seconds."""
         self.connection = Connection(url, token, allow_http, authority, timeout, retry)
 
     def __exit__(self, *error: object) -> None:
@@ -118,14 +106,9 @@ class Remote(AbstractContextManager["Remote"]):
             return self._send(copy, "fine-tune", "data.safetensors", path.name, progress)
 
     def upload_model(self, folder: Path, name: str | None = None, progress: Stage = no_stage) -> str:
-        """Sends a scrambled folder or a delta, and registers it. All of it is checked before a byte leaves.
+        """Sends a scrambled folder or a delta, registers it, and returns its id. All is checked before a byte leaves.
 
-        Args:
-            name: the model's id on the server. None: a random one, because the folder's own name stays here.
-            progress: receives bytes.
-
-        Returns:
-            The model's id on the server.
+        Without a name it gets a random one, because the folder's own name stays here.
         """
         if name is not None and not is_plain(name):
             raise UsageError("the model's name has other characters than A-Z a-z 0-9 . _ -", "give one with --name")
@@ -210,11 +193,9 @@ class Remote(AbstractContextManager["Remote"]):
         self.delete(MODELS, model)
 
     def delete_job(self, job: str) -> None:
-        """Deletes a job that has ended. Its model stays."""
         self.delete(JOBS, job)
 
     def files(self) -> list[dict[str, Any]]:
-        """Returns complete uploads: weights and training data."""
         return responses.FILE.rows(self.connection.json("GET", "/v1/files"))
 
     def uploads(self) -> list[dict[str, Any]]:
@@ -228,14 +209,8 @@ class Remote(AbstractContextManager["Remote"]):
     def fetch_model(self, model: str, out: Path, progress: Stage = no_stage, largest: int | None = None) -> Path:
         """Downloads a model's folder, and goes on where a killed run of the same model stopped.
 
-        The folder is marked as scrambled, since the server has nothing else, and can be uploaded again.
-
-        Args:
-            out: the new folder.
-            largest: the most bytes that the model can have. None: it is not known.
-
-        Raises:
-            UsageError: `out` exists, or the disk has too little room. Nothing was written.
+        The folder is marked as scrambled, since the server has nothing else, and can be uploaded again. `largest` is
+        the most bytes of the model. Raises UsageError, before anything is written, if `out` exists or the disk is full.
         """
         return fetch(self.connection, f"/v1/models/{plain_name(model)}/files", model, out, progress, largest)
 
@@ -273,21 +248,13 @@ class Remote(AbstractContextManager["Remote"]):
         return responses.job(self.connection.json("POST", route, again=True))
 
     def resume(self, job: str) -> dict[str, Any]:
-        """Queues a job again that a full disk ended.
-
-        Raises:
-            RemoteError: status 409 if there is nothing to go on from, 507 while there is too little room.
-        """
+        """Queues a job again that a full disk ended. Raises RemoteError: 409 if it cannot go on, 507 without room."""
         return responses.job(self.connection.json("POST", f"/v1/fine_tuning/jobs/{plain_name(job)}/resume"))
 
     def follow(self, job: str, silence: float = 600.0) -> Iterator[dict[str, Any]]:
         """Yields the job's events until it ends, past ones first. No event comes twice.
 
-        Args:
-            silence: seconds to wait for a server that restarts.
-
-        Raises:
-            Unreachable: no event came for JOB_QUIET seconds.
+        It waits `silence` seconds for a server that restarts. Raises Unreachable if none came for JOB_QUIET seconds.
         """
         last: str | None = None
         messages = 0

@@ -44,13 +44,9 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 @final
 @dataclass(frozen=True)
 class RecordShape:
-    """The fields of a record of the server, and their types. A field may be missing or null; others are not checked.
+    """The fields of a record of the server, by type. A field may be missing or null; others are not checked.
 
-    Attributes:
-        noun: the record's name in messages.
-        texts: the names of fields that are strings.
-        wholes: the names of fields that are whole numbers from 0 on.
-        numbers: the names of fields that are finite numbers.
+    `wholes` are whole numbers from 0 on, and `noun` is the record's name in messages.
     """
 
     noun: str
@@ -148,12 +144,9 @@ def in_order(found: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
 @final
 @dataclass(frozen=True)
 class Prediction:
-    """A model's answer to one text.
+    """A model's answer to one text: the likeliest class, and the probability of each.
 
-    Attributes:
-        label: the number of the likeliest class.
-        probabilities: the probability of each class, in order.
-        score: a regression's score, as it was trained (rows/labels.py reads it), without probabilities.
+    A regression has a score alone, as it was trained (rows/labels.py reads it).
     """
 
     label: int
@@ -204,14 +197,10 @@ def fits(info: Mapping[str, Any], key: Key) -> bool | None:
 
 
 def require_key(info: Mapping[str, Any], key: Key, model: str) -> str | None:
-    """Refuses a model that was not made with a key.
-
-    Returns:
-        A warning that says what could not be checked, or None.
+    """Refuses a model that was not made with a key. Returns a warning that says what could not be checked, or None.
 
     Raises:
-        KeyForOtherModel: another key made the model.
-        RemoteError: the description is invalid.
+        KeyForOtherModel: another key made the model; also RemoteError if the description is invalid.
     """
     known = fits(info, key)
     if known:

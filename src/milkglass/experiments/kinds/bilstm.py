@@ -25,8 +25,7 @@ from milkglass.audit.run import RECIPE
 from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.data.texts import PrivateTexts
-from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key, hashed_permutation, permutation
+from milkglass.client.key.key import Key, KeyInfo, hashed_permutation, permutation
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_names, require_variants

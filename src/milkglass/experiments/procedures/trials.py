@@ -24,7 +24,7 @@ from scipy.special import log_softmax
 from milkglass import files
 from milkglass.client.alone import LinearModel, pooled
 from milkglass.client.data.marked_rows import write_tensors
-from milkglass.client.training_defaults import LEAST_HELD_OUT, SHARE, held_out
+from milkglass.client.training_request import LEAST_HELD_OUT, SHARE, held_out
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
 from milkglass.experiments.record import BESIDE, SPREAD

@@ -37,8 +37,6 @@ class ToolFormat:
     Attributes:
         shown_by: the chat template of a model with this format has one of these.
         mark: precedes calls.
-        closing: follows them; "" if nothing does.
-        bare: whether the mark may be left out.
         named: whether a tool's name may be between the mark and its arguments.
         special: tokens of the tokenizer that must stay in the text.
         begun: the beginning of an answer that calls the tool {name}.
@@ -48,7 +46,7 @@ class ToolFormat:
     shown_by: tuple[str, ...]
     mark: str
     closing: str = ""
-    bare: bool = False
+    bare: bool = False  # the mark may be left out
     named: bool = False
     special: tuple[str, ...] = ()
     begun: str = ""
@@ -106,13 +104,7 @@ def tool_format(template: str) -> ToolFormat | None:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that a model wrote.
-
-    Attributes:
-        name: the tool's.
-        arguments: JSON, as text.
-        escapes: how many plain letters were escaped in arguments that were JSON inside a string.
-    """
+    """A call that a model wrote. `escapes` counts plain letters escaped in arguments that were JSON in a string."""
 
     name: str
     arguments: str
@@ -278,12 +270,7 @@ def requirements(tools: Sequence[Mapping[str, Any]]) -> dict[str, frozenset[str]
 def demanded_tool(choice: Any, names: frozenset[str]) -> str | None:
     """Returns the name of the tool that `tool_choice` demands; "" for any one; None if the model may choose.
 
-    Args:
-        choice: the request's `tool_choice`.
-        names: the names of its tools.
-
-    Raises:
-        UsageError: it names no tool of the request.
+    Raises UsageError if it names none of the request's.
     """
     if choice in (None, "auto", "none"):
         return None

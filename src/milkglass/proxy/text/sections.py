@@ -1,7 +1,8 @@
-"""Splits an answer into reasoning, tool calls and content, as its text arrives in pieces.
+"""Splits an answer into reasoning, tool calls and content, and ends it at stop strings, as its text arrives in pieces.
 
 Models write `<think>...</think>` before an answer, and calls as calls.py describes. The parts of an answer do not
-depend on the pieces in which it arrived.
+depend on the pieces in which it arrived, and no text is read twice. The engine never sees stop strings; it is asked to
+end at token ids only.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Literal
 import regex
 
 from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools, calls_in, letter_escapes, short_id
-from milkglass.proxy.text.json_span import JsonSpan
-from milkglass.proxy.text.stops import unfinished
 
+OUTSIDE = re.compile(r'["{}\[\]]|[^\s\w:,+.\-]')  # opens or closes, or is invalid outside of a string
+INSIDE = re.compile(r'"|\\.', re.DOTALL)
+ONE_LINE = re.compile(r'"|\\.|\n', re.DOTALL)
 Kind = Literal["content", "reasoning", "call"]
 THINK, THOUGHT = "<think>", "</think>"
 BETWEEN = " \t\r\n;,"  # what models write between two calls
@@ -26,13 +28,84 @@ OBJECT = regex.compile(r'\{\s{0,64}+"')  # the beginning of JSON that may be no 
 NO_TOOLS: Tools = {}
 
 
+@dataclass
+class JsonSpan:
+    """The span of one value that begins with a bracket, of which `at` was read (at first, where it begins).
+
+    `lines`: a string may have a line feed, as models write them. `broken`: it is no JSON.
+    """
+
+    at: int = 0
+    lines: bool = True
+    broken: bool = False
+    _depth: int = 0
+    _string: bool = False
+
+    def end(self, text: str) -> int | None:
+        """Returns where the value ends in the text, which only grows between calls. None: not yet, or it is broken."""
+        while not self.broken:
+            inside = INSIDE if self.lines else ONE_LINE
+            found = (inside if self._string else OUTSIDE).search(text, self.at)
+            if found is None:
+                half = self._string and text.endswith("\\")  # what it escapes is still to come
+                self.at = max(self.at, len(text) - half)
+                return None
+            self.at = found.end()
+            self._take(found[0])
+            if self._depth == 0 and not self.broken:
+                return self.at
+        return None
+
+    def _take(self, mark: str) -> None:
+        if self._string:
+            self._string, self.broken = mark != '"', mark == "\n"
+        elif mark == '"':
+            self._string = True
+        elif mark in "{[":
+            self._depth += 1
+        elif mark in "}]":
+            self._depth -= 1
+        else:
+            self.broken = True
+
+
+@dataclass
+class StopStrings:
+    """Text that arrives in pieces, up to the first of several stop strings, none of them empty."""
+
+    stops: Sequence[str]
+    found: bool = False
+    _held: str = ""
+
+    def push(self, text: str) -> str:
+        """Adds text, and returns what became certain."""
+        if self.found or not self.stops:
+            return "" if self.found else text
+        self._held += text
+        places = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        if places:
+            self.found = True
+            fresh, self._held = self._held[: min(places)], ""
+            return fresh
+        keep = max(unfinished(self._held, stop) for stop in self.stops)
+        cut = len(self._held) - keep
+        fresh, self._held = self._held[:cut], self._held[cut:]
+        return fresh
+
+    def flush(self) -> str:
+        """Returns what was held back, at the end."""
+        fresh, self._held = self._held, ""
+        return fresh
+
+
+def unfinished(text: str, mark: str) -> int:
+    """Returns how many characters at the end of `text` may be the beginning of `mark`."""
+    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-size:])), 0)
+
+
 @dataclass(frozen=True)
 class Part:
-    """A part of an answer that became certain: text of one kind, or calls.
-
-    Attributes:
-        escapes: how many plain letters were escaped in the JSON of calls.
-    """
+    """A part of an answer that became certain: text of one kind, or calls with the letters escaped in their JSON."""
 
     kind: Kind
     text: str = ""
@@ -45,14 +118,7 @@ NOTHING = Part("content")
 
 @dataclass
 class _Json:
-    """A JSON value that may be a call.
-
-    Attributes:
-        begin: where it begins in the text.
-        marked: whether a mark was before it.
-        name: the tool's, if it was before the value.
-        fences: the number of open code fences.
-    """
+    """A JSON value that may be a call, after a mark or a tool's name or in code fences."""
 
     span: JsonSpan
     begin: int = 0
@@ -63,17 +129,10 @@ class _Json:
 
 @dataclass
 class Sections:
-    """Splits text into parts of one kind each.
+    """Splits text into parts of one kind each; `kind` is that of the text that comes next.
 
     What may be the beginning of a mark or of a call is held back. White space and code fences around calls are the
     model's layout, and are left out.
-
-    Attributes:
-        format: of calls. None: no tools were given.
-        tools: the tools that may be called.
-        reasons: whether reasoning is marked.
-        kind: the kind of the text that comes next.
-        called: whether a call was found.
     """
 
     format: ToolFormat | None = None

@@ -19,15 +19,9 @@ WORD = re.compile(r"[\w .:+-]{1,64}")  # no special token of a tokenizer is spel
 
 
 def template_options(asked: Mapping[str, Any], known: frozenset[str], reasons: bool) -> dict[str, Any]:
-    """Returns variables of the template.
+    """Returns variables of the template for the request's fields. It reads `known`, and may mark reasoning.
 
-    Args:
-        asked: the request's fields that were given, by name.
-        known: variables that the template reads.
-        reasons: whether the model marks its reasoning, as far as the template shows.
-
-    Raises:
-        UsageError: the template has no variable for a field, which the message names.
+    Raises UsageError, which names a field, if the template has no variable for it.
     """
     found = _Found(known - OWN, reasons)
     for name, value in asked.items():

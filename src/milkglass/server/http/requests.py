@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from milkglass.errors import EmptyText, IdOutOfRange, TooLarge, TooLong, UsageError
-from milkglass.server.http.strict_json import Name, RequestBody
+from milkglass.server.http.routing import Name, RequestBody
 from milkglass.server.inference.sampling import SamplingParams
 from milkglass.server.settings import ServerSettings
 from milkglass.server.storage.store import ModelRecord

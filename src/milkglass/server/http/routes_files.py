@@ -13,7 +13,7 @@ from starlette.datastructures import UploadFile
 
 from milkglass.errors import BadUpload, LengthRequired
 from milkglass.server.context import Shared
-from milkglass.server.http.strict_json import PLAIN, Name, PathName, RequestBody, StrictRoute
+from milkglass.server.http.routing import PLAIN, Name, PathName, RequestBody, StrictRoute
 from milkglass.server.storage.store import File, Purpose, Upload
 from milkglass.server.storage.uploads import incoming_chunk
 

@@ -28,8 +28,7 @@ from milkglass.server.http.requests import (
     require_rows,
     token_types,
 )
-from milkglass.server.http.streaming import GONE, EventStream, disconnect, event, first
-from milkglass.server.http.strict_json import StrictRoute
+from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, event, first
 from milkglass.server.inference.classifier import Classifier, ClassifierRow
 from milkglass.server.inference.generator import Sequence
 from milkglass.server.inference.model_cache import Task
@@ -49,11 +48,7 @@ class _Token:
 
 @dataclass(eq=False)
 class PromptRun:
-    """One request's prompts on their way through an engine, seen from the event loop.
-
-    Attributes:
-        on_over: called once, in the event loop, when the engine has ended every prompt, even if no one reads.
-    """
+    """One request's prompts on their way through an engine. `on_over` is called once, when all have ended."""
 
     body: Completion
     prompts: list[list[int]]
@@ -101,7 +96,6 @@ class PromptRun:
             yield item
 
     def cancel(self) -> None:
-        """Frees the rows that are still running."""
         for sequence in self.sequences:
             sequence.cancelled = True
 
@@ -195,7 +189,6 @@ async def embeddings(body: Embedding, request: Request, shared: Shared) -> Respo
 
 
 async def _in_rows(body: Classification | Embedding, task: Task, request: Request, shared: Shared) -> Response:
-    """Answers each row."""
     model = await run_in_threadpool(shared.store.models.get, body.model)
     inputs = as_rows(body.input)
     require_rows(inputs, model, shared.settings)

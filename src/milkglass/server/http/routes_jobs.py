@@ -15,9 +15,8 @@ from pydantic import BeforeValidator, Field
 
 from milkglass.errors import UsageError
 from milkglass.server.context import Context, Shared
-from milkglass.server.http.streaming import EventStream, event
-from milkglass.server.http.strict_json import Name, PathName, RequestBody, StrictRoute, few_fields
-from milkglass.server.jobs import events
+from milkglass.server.http.routing import EventStream, Name, PathName, RequestBody, StrictRoute, event, few_fields
+from milkglass.server.jobs.folder import read_events, read_progress
 from milkglass.server.spec import Hyperparameters
 from milkglass.server.storage.store import JobRecord
 
@@ -36,10 +35,7 @@ class NewJob(RequestBody):
 
 
 def job_json(job: JobRecord, shared: Context) -> dict[str, Any]:
-    """Returns OpenAI's fields, and ours: `resumable`, `cancelling`, `metrics` and `progress`.
-
-    `progress` has `step`, `total_steps` and `loss`, as far as they are known.
-    """
+    """Returns OpenAI's fields, and ours: `resumable`, `cancelling`, `metrics` and, as far as known, `progress`."""
     error = {"code": "job_failed", "message": job.error, "param": None} if job.error else None
     return {
         "id": job.id,
@@ -57,7 +53,7 @@ def job_json(job: JobRecord, shared: Context) -> dict[str, Any]:
         "hyperparameters": job.hyperparameters.model_dump(),
         "trained_tokens": job.trained_tokens,
         "metrics": job.metrics,
-        "progress": events.progress(shared.jobs.folder(job.id)),
+        "progress": read_progress(shared.jobs.folder(job.id)),
         "error": error,
         "result_files": [],
     }
@@ -102,7 +98,7 @@ def delete_job(key: PathName, shared: Shared) -> dict[str, Any]:
 def list_checkpoints(key: PathName, shared: Shared) -> dict[str, Any]:
     """Lists the checkpoints of a job that has not ended or can be resumed. `metrics` are of the same step."""
     job = shared.store.jobs.get(key)
-    info = [entry.event.data for entry in events.read(shared.jobs.folder(key)) if entry.event.type == "metrics"]
+    info = [entry.event.data for entry in read_events(shared.jobs.folder(key)) if entry.event.type == "metrics"]
     data: list[dict[str, Any]] = [
         {
             "id": f"ftckpt-{job.id.removeprefix('ftjob-')}-{step}",
@@ -139,7 +135,7 @@ async def job_events(
     seen = int(after.removeprefix("ftevent-"))
     if stream or "text/event-stream" in request.headers.get("accept", ""):
         return EventStream(_tail(shared, key, seen), on_close=lambda: None)
-    info = await run_in_threadpool(events.read, shared.jobs.folder(key), seen)
+    info = await run_in_threadpool(read_events, shared.jobs.folder(key), seen)
     return JSONResponse({"object": "list", "data": [entry.as_json() for entry in info], "has_more": False})
 
 
@@ -148,7 +144,7 @@ async def _tail(shared: Context, key: str, after: int) -> AsyncGenerator[str, No
     folder, quiet = shared.jobs.folder(key), time.monotonic()
     while not shared.stopping.is_set():
         job = await run_in_threadpool(shared.store.jobs.get, key)  # before the events: none is missed at the end
-        for entry in await run_in_threadpool(events.read, folder, after):
+        for entry in await run_in_threadpool(read_events, folder, after):
             after, quiet = entry.id, time.monotonic()
             yield event(entry.as_json(), entry.event.type, str(entry.id))
         if job.over:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from milkglass.errors import BadUpload
 from milkglass.server.context import Context, Shared
-from milkglass.server.http.strict_json import Name, PathName, RequestBody, StrictRoute
+from milkglass.server.http.routing import Name, PathName, RequestBody, StrictRoute
 from milkglass.server.storage.registry import Delta, Registration
 from milkglass.server.storage.store import ModelRecord
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import normalize
 
 from milkglass.errors import MilkglassError
-from milkglass.server.inference.engine import Engine, not_finite, that_fit
+from milkglass.server.inference.generator import Engine, not_finite, that_fit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,11 +21,7 @@ TOKENS = 8192  # padded tokens of one pass, unless one row alone is longer
 
 @dataclass(eq=False)
 class ClassifierRow:
-    """One row of ids to classify or embed.
-
-    Attributes:
-        on_done: receives, in the engine's thread, the probabilities of all classes, a regression's number, or a vector.
-    """
+    """A row to classify or embed. `on_done` gets probabilities, a number or a vector, in the engine's thread."""
 
     ids: list[int]
     token_types: list[int] | None
@@ -50,7 +46,6 @@ class Classifier(Engine[ClassifierRow]):
         self._rows: list[ClassifierRow] = []
 
     def step(self) -> None:
-        """Runs up to one batch of waiting rows."""
         waiting = [row for row in self.take(self._max_batch) if not row.cancelled]
         count = that_fit([len(row.ids) for row in waiting], TOKENS)
         self.put_back(waiting[count:])
@@ -80,7 +75,6 @@ class Classifier(Engine[ClassifierRow]):
         return result
 
     def _answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Returns (b, c)."""
         logits = self._model(**batch).logits.float()
         return logits if self.scores else logits.softmax(-1)
 
@@ -93,7 +87,6 @@ class Embedder(Classifier):
     """Embeds rows as vectors of length 1: the mean of the last hidden states, as sentence encoders are trained."""
 
     def _answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Returns (b, d)."""
         mask = batch["attention_mask"][..., None]
         states = self._model(**batch).last_hidden_state.float()
         return normalize((states * mask).sum(1) / mask.sum(1), dim=-1)

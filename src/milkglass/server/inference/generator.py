@@ -1,24 +1,144 @@
-"""Continuous batching: sequences, their scheduler, and the thread that moves each on by one token.
+"""Continuous batching: a thread that owns one model, sequences, their scheduler, and the thread that moves each on.
 
-Requests join between two tokens, and leave when they are done, independently of others.
+The threads are independent of the web. Requests join between two tokens, and leave when they are done, independently of
+others.
 """
 
 from __future__ import annotations
 
+import abc
+import logging
+import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from milkglass.errors import MilkglassError
-from milkglass.server.inference.engine import Engine, explain, log, not_finite, that_fit
-from milkglass.server.inference.model_runner import ModelRunner, Prompt, RunningRows
-from milkglass.server.inference.prefix_cache import CachingRunner
+from milkglass.errors import Busy, MilkglassError, ServerError
+from milkglass.server.inference.model_runner import CachingRunner, ModelRunner, Prompt, RunningRows
 from milkglass.server.inference.sampling import SamplingParams, adjusted, chances, draw, generator
+from milkglass.server.logs import place_of
 
+log = logging.getLogger("milkglass.server")
 MAX_PREFILL = 8192  # padded prompt tokens that are read in one pass, unless one prompt alone is longer
+
+
+class WorkItem(Protocol):
+    def fail(self, error: MilkglassError) -> None: ...
+
+
+W = TypeVar("W", bound=WorkItem)
+
+
+class ModelFailed(ServerError):
+    """The model failed: it ran out of memory, or returned numbers that are not finite."""
+
+    status = 500
+
+
+class Engine(abc.ABC, Generic[W]):
+    """The base of all engines. All methods but `submit` and `close` run in the thread."""
+
+    def __init__(self, name: str, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._waiting: deque[W] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @abc.abstractmethod
+    def step(self) -> None:
+        """Takes waiting work and does the next piece of it."""
+
+    @abc.abstractmethod
+    def active(self) -> bool:
+        """Returns whether there is unfinished work."""
+
+    @abc.abstractmethod
+    def drop(self) -> list[W]:
+        """Removes and returns the unfinished work."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, work: list[W]) -> None:
+        """Hands in work, all of it or none. Raises Busy if too many rows are waiting."""
+        with self._changed:
+            if self._closed or len(self._waiting) + len(work) > self._max_waiting:
+                raise Busy(f"more than {self._max_waiting} rows are waiting for this model", "try again in a moment")
+            self._waiting.extend(work)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Stops the thread. Unfinished work fails."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        import torch
+
+        with torch.inference_mode():
+            while self._wait():
+                try:
+                    self.step()
+                except Exception as error:  # noqa: BLE001  (one bad batch must not end the model's thread)
+                    self.fail_all(self.drop(), explain(error))
+        with self._changed:
+            left = [*self.drop(), *self._waiting]
+            self._waiting.clear()
+        self.fail_all(left, Busy("the server is stopping", "try again when it is back"))
+
+    def _wait(self) -> bool:
+        with self._changed:
+            while not (self._closed or self._waiting or self.active()):
+                self._changed.wait()
+            return not self._closed
+
+    @staticmethod
+    def fail_all(work: list[W], error: MilkglassError) -> None:
+        for item in work:
+            item.fail(error)
+
+    def take(self, most: int) -> list[W]:
+        with self._changed:
+            return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+
+    def put_back(self, work: list[W]) -> None:
+        """Puts work back to the front, in order."""
+        with self._changed:
+            self._waiting.extendleft(reversed(work))
+
+
+def that_fit(lengths: list[int], limit: int) -> int:
+    """Returns how many of the first rows fit, padded, in one pass of `limit` tokens; at least one."""
+    longest = 0
+    for count, length in enumerate(lengths):
+        longest = max(longest, length)
+        if count and longest * (count + 1) > limit:
+            return count
+    return len(lengths)
+
+
+def not_finite() -> ModelFailed:
+    return ModelFailed("the model returns numbers that are not finite", "were its weights damaged or mixed up?")
+
+
+def explain(error: Exception) -> MilkglassError:
+    """Turns a failure into an error for the caller. Only its place is logged: its message may quote ids."""
+    import torch
+
+    log.error("model: %s", place_of(error))
+    if isinstance(error, MilkglassError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return ModelFailed("the model ran out of memory", "send fewer or shorter prompts")
+    return ModelFailed("the model failed on this batch", "the server's log names the place")
 
 
 @dataclass(eq=False)
@@ -27,13 +147,8 @@ class Sequence:
 
     Attributes:
         prompt: scrambled ids, or vectors in place of them.
-        sampling: how ids are drawn.
-        on_token: receives an id and why the sequence ends with it: "stop" (it is a stop id) or "length"; None: it goes
-            on.
-        on_error: receives an error that ends the sequence.
+        on_token: receives an id, and "stop" (a stop id) or "length" if the sequence ends with it.
         cancelled: frees its row before the next token.
-        made: how many ids were drawn.
-        answer: the ids that were drawn.
         chances: log-probabilities of the newest id and of the likeliest, if requested; set before `on_token`.
         rng: the sequence's own generator, so that the batch changes no draw.
     """
@@ -85,22 +200,13 @@ OnLeave: TypeAlias = Callable[[Sequence, RunningRows, int], None]
 
 
 class Scheduler:
-    """The running sequences, with the id of each that the model has not read yet.
+    """The running sequences, in the order of the runner's rows, with the id of each that the model has not read yet.
 
-    It knows no runner's memory and draws no id itself.
-
-    Attributes:
-        running: the sequences, in the order of the runner's rows.
-        newest: the last id of each.
-        rows: the runner's rows. None while nothing runs.
+    It knows no runner's memory and draws no id itself. `rows` is None while nothing runs.
     """
 
     def __init__(self, max_batch: int, on_leave: OnLeave | None = None) -> None:
-        """Makes an empty scheduler.
-
-        Args:
-            on_leave: is called with each sequence that leaves and its row, before the row is gone.
-        """
+        """Makes an empty scheduler. `on_leave` gets each sequence that leaves and its row, before the row is gone."""
         self._max_batch, self._on_leave = max_batch, on_leave
         self.running: list[Sequence] = []
         self.newest: list[int] = []
@@ -108,7 +214,6 @@ class Scheduler:
 
     @property
     def free(self) -> int:
-        """Returns how many more sequences may run."""
         return self._max_batch - len(self.running)
 
     @staticmethod
@@ -135,10 +240,7 @@ class Scheduler:
         self.newest += other.newest
 
     def begun(self, sequences: Collection[Sequence], rows: RunningRows, logits: torch.Tensor) -> Scheduler:
-        """Returns a scheduler of newly read sequences with their first ids.
-
-        Until they `join`, a failure among them does not affect those that run.
-        """
+        """Returns a scheduler of newly read sequences. Until they `join`, their failure does not affect others."""
         fresh = Scheduler(self._max_batch, self._on_leave)
         fresh.running, fresh.rows = [*sequences], rows
         fresh.accept(logits)
@@ -154,7 +256,6 @@ class Scheduler:
         return other
 
     def clear(self) -> list[Sequence]:
-        """Removes and returns all sequences."""
         running, self.running, self.newest, self.rows = self.running, [], [], None
         return running
 

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from milkglass.errors import Busy, Conflict, CorruptCheckpoint, MilkglassError, NotFound, UnsupportedModel, lacking
 from milkglass.models.torch_model import ONE_LOAD
-from milkglass.server.connections.logs import place_of
-from milkglass.server.inference.engine import Engine
+from milkglass.server.inference.generator import Engine
 from milkglass.server.inference.model_runner import ModelRunner, TransformersRunner
+from milkglass.server.logs import place_of
 from milkglass.server.settings import ServerSettings
 from milkglass.server.storage.store import ModelRecord
 
@@ -141,7 +141,7 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
 
     from milkglass.server.inference.classifier import Classifier, Embedder
     from milkglass.server.inference.generator import Generator
-    from milkglass.server.inference.prefix_cache import CachingRunner
+    from milkglass.server.inference.model_runner import CachingRunner
 
     if not folder.is_dir():
         raise NotFound("there is no such model: it was deleted a moment ago", "list the models that the server has")

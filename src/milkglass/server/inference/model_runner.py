@@ -1,19 +1,26 @@
-"""Runs a model for the generator: the interface of a runner, and one for transformers models.
+"""Runs a model for the generator: the interface of a runner, one for transformers models, and one with a cache.
 
 A runner knows rows of ids and logits, and nothing of sampling, users or the web, so that another engine can replace it.
 Rows are padded on the left, so that every row's newest token is in the last column. Masks and positions are explicit: a
-row's logits are those that it would get alone.
+row's logits are those that it would get alone. A token is an id, or its vector from the embedding layer, if a client
+has this layer.
 
-A token is an id, or its vector from the embedding layer, if a client has this layer.
+`CachingRunner` keeps keys and values of finished conversations, whose ids the next turn begins with. A new prompt
+reuses them for its longest common prefix with a cached row, and reads only the rest. Only equal ids of one model match.
+Rows of `CachedRows` keep every position, even if a model attends to a window, so that they can be cut anywhere.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 import torch
 from torch.nn.functional import pad
+
+from milkglass.sequences import common_prefix
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
 
 Prompt: TypeAlias = "Sequence[int] | torch.Tensor"  # ids, or vectors (t, d)
 Token: TypeAlias = "int | torch.Tensor"  # an id, or a vector (d,)
+MIN_PREFIX_IDS = 32  # ids: shorter prefixes are read again, together with other prompts
 
 
 class RunningRows(Protocol):
@@ -119,3 +127,109 @@ class CachedRows:
         for layer, new in zip(self.cache.layers, other.cache.layers, strict=True):
             layer.keys = torch.cat([pad(layer.keys, (0, 0, a, 0)), pad(new.keys, (0, 0, b, 0))])
             layer.values = torch.cat([pad(layer.values, (0, 0, a, 0)), pad(new.values, (0, 0, b, 0))])
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CachedPrefix:
+    """The keys and values (1, heads, t, d) of each layer, of one row."""
+
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for pair in self.layers for tensor in pair)
+
+
+class PrefixCache:
+    """The keys and values of finished rows by their ids, the longest unused first, `size` bytes in all."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self.size = limit, 0
+        self._rows: OrderedDict[tuple[int, ...], CachedPrefix] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def takes(self, row: CachedPrefix) -> bool:
+        """Returns whether a row fits into the whole cache."""
+        return row.size <= self._limit
+
+    def add(self, ids: tuple[int, ...], row: CachedPrefix) -> None:
+        """Adds a row, and drops rows that are its beginnings. A row larger than the cache is not kept."""
+        if not self.takes(row):
+            return
+        for prefix in [known for known in self._rows if known == ids[: len(known)]]:
+            self._drop(prefix)
+        self._rows[ids] = row
+        self.size += row.size
+        while self.size > self._limit:
+            self._drop(next(iter(self._rows)))
+
+    def longest(self, prompt: Sequence[int]) -> tuple[CachedPrefix, int] | None:
+        """Returns the row with the longest common prefix, and the prefix's length without the prompt's last id."""
+        best, length = None, MIN_PREFIX_IDS - 1
+        for ids in self._rows:
+            common = min(common_prefix(ids, prompt), len(prompt) - 1)
+            if common > length:
+                best, length = ids, common
+        if best is None:
+            return None
+        self._rows.move_to_end(best)
+        return self._rows[best], length
+
+    def _drop(self, ids: tuple[int, ...]) -> None:
+        self.size -= self._rows.pop(ids).size
+
+
+class CachingRunner:
+    """Runs a transformers model, and caches at most `limit` bytes of rows that end."""
+
+    def __init__(self, model: PreTrainedModel, limit: int) -> None:
+        self._model, self._runner = model, TransformersRunner(model)
+        self.kept = PrefixCache(limit)
+
+    def read(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
+        """Reads prompts without a cached prefix together, and the others one by one.
+
+        The rests of the others are short, and padding between a prefix and its rest would shift windows.
+        """
+        prefixes = [None if isinstance(prompt, torch.Tensor) else self.kept.longest(prompt) for prompt in prompts]
+        fresh = [place for place, prefix in enumerate(prefixes) if prefix is None]
+        groups = [self._runner.read([prompts[place] for place in fresh])] if fresh else []
+        order = list(fresh)
+        for place, prefix in enumerate(prefixes):
+            if prefix is not None:
+                groups.append(self._go_on(*prefix, prompts[place]))
+                order.append(place)
+        rows = groups[0][0]
+        for other, _ in groups[1:]:
+            rows.join(other)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        if back != list(range(len(back))):
+            rows.keep(back)
+        return rows, torch.cat([logits for _, logits in groups])[back]
+
+    def _go_on(self, row: CachedPrefix, length: int, prompt: Prompt) -> tuple[CachedRows, torch.Tensor]:
+        """Reads what follows the first `length` ids."""
+        from transformers import DynamicCache
+
+        cache, device = DynamicCache(), self._model.device
+        for number, (keys, values) in enumerate(row.layers):
+            cache.update(keys[:, :, :length], values[:, :, :length], number)
+        rows = CachedRows(self._model, cache, torch.ones(1, len(prompt), dtype=torch.long, device=device))
+        positions = torch.arange(length, len(prompt), device=device)[None]
+        rest = torch.tensor([list(prompt[length:])], device=device)
+        return rows, rows.forward({"input_ids": rest}, positions)
+
+    def remember(self, rows: RunningRows, place: int, ids: Sequence[int]) -> None:
+        """Caches a row that ends. `ids` are its prompt and answer, whose last id may not have been read."""
+        assert isinstance(rows, CachedRows)
+        length = int(rows.mask[place].sum())
+        if length < MIN_PREFIX_IDS:
+            return
+        part = (slice(place, place + 1), slice(None), slice(-length, None))
+        seen = CachedPrefix(tuple((layer.keys[part], layer.values[part]) for layer in rows.cache.layers))
+        if self.kept.takes(seen):
+            copies = tuple((keys.clone(), values.clone()) for keys, values in seen.layers)
+            self.kept.add(tuple(ids[:length]), CachedPrefix(copies))

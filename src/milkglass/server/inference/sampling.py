@@ -20,15 +20,12 @@ class SamplingParams:
     Attributes:
         temperature: 0, or nearly 0, takes the likeliest id.
         top_p: draws from the fewest ids whose probabilities reach this.
-        top_k: draws from this many ids; 0: all.
         seed: None: a fresh one.
-        max_tokens: the most ids of the answer.
         stop: ids that end the answer, including the model's own.
         min_p: leaves out ids whose probability is below this share of the likeliest's.
         presence: is subtracted from the logit of each id in the answer.
         frequency: is subtracted from the logit of an id for each time that it is in the answer.
         repetition: divides positive logits of ids in prompt or answer, and multiplies negative ones.
-        bias: is added to logits, by id.
         logprobs: how many of the likeliest ids are reported with each drawn id. None: not even the drawn one is.
     """
 
@@ -47,7 +44,6 @@ class SamplingParams:
 
     @property
     def adjusts(self) -> bool:
-        """Returns whether logits are changed before an id is drawn."""
         return bool(self.presence or self.frequency or self.bias) or self.repetition != 1
 
 
@@ -75,14 +71,7 @@ def draw(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -
 def adjusted(
     logits: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], answer: Sequence[int]
 ) -> torch.Tensor:
-    """Returns logits (v,) with penalties and biases.
-
-    The order is that of vLLM and transformers: repetition, OpenAI's penalties, biases.
-
-    Args:
-        prompt: its ids.
-        answer: its ids so far.
-    """
+    """Returns logits (v,) with penalties and biases in the order of vLLM: repetition, OpenAI's, biases."""
     result = logits.float().clone()
     if sampling.repetition != 1 and (seen := sorted({*prompt, *answer})):
         values = result[seen]

@@ -1,6 +1,7 @@
-"""Estimates the disk and memory of a fine-tune before it starts, and suggests smaller settings.
+"""Checks before a fine-tune starts that its rows fit the model, and that disk and memory suffice; suggests less.
 
-T numbers are trained of the N that the model has in training, adapters included, each in fp32:
+Rows are checked by the facts of the uploaded file (server/storage/training_rows.py). T numbers are trained of the N
+that the model has in training, adapters included, each in fp32:
 
     a checkpoint    4 T bytes of weights, and 8 T of Adam's two moments
     the disk        the newest checkpoint, and the best one if epochs are compared; room for the next checkpoint or
@@ -18,11 +19,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from milkglass.errors import DiskFull, MemoryShort, UsageError
+from milkglass.errors import DiskFull, IdOutOfRange, MemoryShort, TooLong, UsageError
 from milkglass.models import families
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.safetensors_header import TensorRef
 from milkglass.server.spec import Hyperparameters
+from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 
 NUMBER, MOMENTS = 4, 8  # bytes of a number in fp32, and of Adam's moments of one
 SMALL = 1 << 20  # bytes of a checkpoint's other files
@@ -34,16 +36,58 @@ SMALLER: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
+def require_fit(model: ModelRecord, rows: TrainingFileInfo, chosen: Hyperparameters) -> None:
+    """Raises UsageError, IdOutOfRange or TooLong for rows that cannot train this model. No message names an id."""
+    causal = chosen.task == "causal-lm"
+    if causal and model.kind != "decoder":
+        raise UsageError("this model is an encoder: it cannot be trained for causal-lm", "use task `classification`")
+    if rows.nested_labels != causal:
+        raise UsageError(
+            f"labels holds {'lists' if rows.nested_labels else 'single numbers'}, which does not fit {chosen.task}",
+            "causal-lm needs a list of labels a row, classification and regression one number",
+        )
+    if rows.real_labels != (chosen.task == "regression"):
+        raise UsageError(
+            f"labels holds {'real' if rows.real_labels else 'whole'} numbers, which does not fit {chosen.task}",
+            "regression needs float32 labels, classification int32 ones",
+        )
+    if rows.max_id >= model.vocab_size:
+        raise IdOutOfRange(
+            f"the data holds ids beyond the model's vocabulary of {model.vocab_size}",
+            "encode it with the key of this very model",
+        )
+    if not rows.real_labels:
+        _require_labels(model, rows, chosen)
+    if not causal and model.kind == "decoder" and model.pad_token_id is None and chosen.batch_size > 1:
+        raise UsageError(
+            f"this model has no padding id: it cannot be trained for {chosen.task} {chosen.batch_size} rows at a time",
+            "set batch_size to 1, or upload the model with a pad_token_id in its config",
+        )
+    if rows.max_token_type is not None and rows.max_token_type >= max(1, model.token_types):
+        raise IdOutOfRange(f"the model has {model.token_types} token types, the data more", "leave token_type_ids out")
+    used = min(rows.longest, chosen.max_length)
+    if model.positions is not None and used > model.positions:
+        raise TooLong(
+            f"rows of {used} tokens are longer than the model's {model.positions} positions",
+            f"set max_length to {model.positions} or less",
+        )
+
+
+def _require_labels(model: ModelRecord, rows: TrainingFileInfo, chosen: Hyperparameters) -> None:
+    """Checks labels that are whole numbers: classes or ids."""
+    causal = chosen.task == "causal-lm"
+    if rows.max_label is None or rows.min_label is None:
+        raise UsageError("every label is -100: there is nothing to learn", "give the answers their ids as labels")
+    if not causal and rows.unlabelled:
+        raise UsageError("some labels are -100: a row for classification needs a class", "leave those rows out")
+    classes = model.vocab_size if causal else chosen.num_labels
+    if rows.min_label < 0 or rows.max_label >= classes:
+        raise IdOutOfRange(f"the data holds labels outside 0 to {classes - 1}", "is num_labels right?")
+
+
 @dataclass(frozen=True)
 class Needs:
-    """The needs of a fine-tune in bytes.
-
-    Attributes:
-        checkpoint: of one checkpoint.
-        result: of the fine-tuned model.
-        kept: how many checkpoints are kept while another one is written.
-        memory: a lower bound.
-    """
+    """The needs of a fine-tune in bytes. `kept` checkpoints stay while another is written; `memory` is a bound."""
 
     checkpoint: int
     result: int
@@ -52,7 +96,6 @@ class Needs:
 
     @property
     def reserve(self) -> int:
-        """Returns the bytes that are reserved for the next file."""
         return max(self.checkpoint, self.result)
 
     @property
@@ -66,13 +109,8 @@ class Shape:
 
     Attributes:
         layers: for each layer its number of weights, and the sizes (in, out) of its matrices.
-        table: the weights of the input table.
         heads: the weights of a language model's own head and biases.
-        total: the weights of all tensors.
         stored: bytes of all tensors as they are stored.
-        width: the dimensions of the residual stream.
-        vocabulary: the rows of a table.
-        generates: whether there is a head over the vocabulary.
     """
 
     layers: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
@@ -118,12 +156,7 @@ def _numbers(ref: TensorRef) -> int:
 
 
 def needs_of(shape: Shape, chosen: Hyperparameters, mean_length: float = 0.0) -> Needs:
-    """Returns the needs of a fine-tune.
-
-    Args:
-        chosen: as `fitted` returned it.
-        mean_length: tokens of a row; 0: not known.
-    """
+    """Returns the needs of a fine-tune. `chosen` was `fitted`; a mean length of 0 is not known."""
     writes = chosen.task == "causal-lm"
     pooler = 0 if shape.generates else shape.width
     head = shape.heads if writes else shape.width * (chosen.num_labels + pooler)

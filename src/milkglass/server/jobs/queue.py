@@ -19,12 +19,10 @@ from pydantic import ValidationError
 
 from milkglass.errors import Conflict, DiskFull, MilkglassError, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.server.connections.logs import place_of
-from milkglass.server.jobs import events
-from milkglass.server.jobs.compatibility import require_fit
-from milkglass.server.jobs.kept import marked, step_kept, step_of
-from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory
+from milkglass.server.jobs.folder import marked, mend_events, step_kept, step_of, write_event
+from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_fit, require_memory
 from milkglass.server.jobs.worker import Worker
+from milkglass.server.logs import place_of
 from milkglass.server.settings import NO_ROOM, DataDir, ServerSettings, known_error, nearly_full, taken
 from milkglass.server.spec import RESERVE, Hyperparameters, JobSpec, Status, require_used
 from milkglass.server.storage.registry import Registry
@@ -79,7 +77,7 @@ class Jobs:
         try:
             folder.mkdir()
             (folder / "spec.json").write_text(spec.model_dump_json(indent=2), "utf-8")
-            events.emit(folder, "job queued")
+            write_event(folder, "job queued")
             with self._store.references:  # from here on neither the model nor a file can be deleted
                 self._require(model, (training, validation), chosen)
                 self._store.jobs.add(job)
@@ -102,13 +100,10 @@ class Jobs:
             require_fit(base, file.rows, chosen)
 
     def _require_room(self, model: str, training: str, chosen: Hyperparameters, own: Path | None = None) -> None:
-        """Raises DiskFull or MemoryShort for a job that this machine cannot run.
+        """Raises DiskFull or MemoryShort for a job that this machine cannot run. The worker checks again at its start.
 
-        Jobs run one at a time: temporary files of unfinished ones are free again before this one starts. The worker
-        checks again when the job starts.
-
-        Args:
-            own: the folder of a job that resumes.
+        Jobs run one at a time: temporary files of unfinished ones are free again before this one starts. `own` is the
+        folder of a job that resumes.
         """
         shape, rows = Shape.of(Checkpoint.open(self._registry.folder(model))), self._store.files.get(training).rows
         mean = rows.tokens / max(1, rows.rows) if rows else 0.0
@@ -123,12 +118,10 @@ class Jobs:
         require_memory(estimate, chosen, gpu or memory(available=False))
 
     def resume(self, key: str) -> JobRecord:
-        """Queues a job again that a full disk ended. It resumes from the checkpoint that kept.py names.
+        """Queues a job again that a full disk ended.
 
         Raises:
-            NotFound: there is no such job.
-            Conflict: it has nothing to resume from.
-            DiskFull: there is too little room.
+            Conflict: it has nothing to resume from; also NotFound and DiskFull.
         """
         job = self._store.jobs.get(key)
         if not job.resumable:
@@ -145,7 +138,7 @@ class Jobs:
             record.crashes, record.cancel_at = 0, None
 
         job = self._store.jobs.update(key, change)
-        events.emit(self.folder(key), "job queued again")
+        write_event(self.folder(key), "job queued again")
         self._wake.set()
         return job
 
@@ -158,7 +151,7 @@ class Jobs:
                 raise Conflict(f"the job is over: it {ended}", "there is nothing to cancel")
             job.cancel_at = job.cancel_at or time.time()
             if job.state == "queued":
-                events.emit(self.folder(key), "job cancelled")  # before it is over: streams end there
+                write_event(self.folder(key), "job cancelled")  # before it is over: streams end there
                 _end(job, "cancelled")
 
         job = self._store.jobs.update(key, change)
@@ -273,8 +266,8 @@ class Jobs:
     def _launch(self, job: JobRecord, worker: Worker) -> None:
         folder = self.folder(job.id)
         shutil.rmtree(folder / "result", ignore_errors=True)  # whole, but its status was never written
-        events.mend(folder)
-        events.emit(folder, "job started" if job.state == "queued" else "job started again")
+        mend_events(folder)
+        write_event(folder, "job started" if job.state == "queued" else "job started again")
 
         def change(record: JobRecord) -> None:
             if record.over:
@@ -321,11 +314,7 @@ class Jobs:
             self._finish(key, Status(state="failed", error=error))
 
     def _finish(self, key: str, status: Status, reported: bool = False) -> None:
-        """Ends a job.
-
-        Args:
-            reported: whether the worker reported its end, so that only an error is reported again.
-        """
+        """Ends a job. `reported`: the worker reported its end, so that only an error is reported again."""
         job = self._store.jobs.get(key)
         if job.over:
             return
@@ -345,10 +334,10 @@ class Jobs:
         if status.state != "succeeded":
             shutil.rmtree(folder / "result", ignore_errors=True)
             self._drop_checkpoints(key, status.resumable)  # before anything is written: the disk may be full
-        events.mend(folder)
+        mend_events(folder)
         if status.error or not reported:
             level = "error" if status.state == "failed" else "info"
-            events.emit(folder, f"job {status.state}" + (f": {status.error}" if status.error else ""), level)
+            write_event(folder, f"job {status.state}" + (f": {status.error}" if status.error else ""), level)
         self._store.jobs.update(key, lambda j: _close(j, status))
         self._drop_checkpoints(key, status.resumable)
         log.info("job %s %s", key, status.state)

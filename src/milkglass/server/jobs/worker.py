@@ -20,10 +20,7 @@ _SHELL = 'echo $$ > worker.pid && exec "$@"'  # the worker itself writes its id,
 
 
 def _environment() -> dict[str, str]:
-    """Returns this process's environment for a worker, which is offline.
-
-    Variables of other parts of Milkglass (a passphrase, a token) are left out.
-    """
+    """Returns a worker's environment: offline, without variables of Milkglass (a passphrase, a token)."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MILKGLASS_")}
     # Threads that wait by spinning cost a training step up to five times its time where others use the cores, too.
     return {"OMP_WAIT_POLICY": "PASSIVE", **kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -82,7 +79,6 @@ class Worker:
 
     @property
     def exit_code(self) -> int | None:
-        """Returns the exit code, or None while it runs or if another server started it."""
         return None if self._child is None else self._child.returncode
 
     def wait(self, seconds: float) -> bool:

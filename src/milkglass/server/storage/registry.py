@@ -34,8 +34,7 @@ class BaseModels:
     def find(self, digest: str, changed: dict[str, TensorRef]) -> Checkpoint:
         """Returns the base model with this digest. Raises WrongBaseModel if this machine has none.
 
-        Args:
-            changed: the delta's tensors. A model that lacks one is not hashed.
+        A model that lacks a tensor of the delta, `changed`, is not hashed.
         """
         for folder in self._candidates():
             try:
@@ -193,7 +192,6 @@ class Registry:
             return self._publish(model_id, folder, {}, job, parent)
 
     def require_base(self, digest: str) -> None:
-        """Raises NotFound for a digest that no base model has."""
         try:
             self._bases.find(digest, {})
         except WrongBaseModel as error:
@@ -248,7 +246,7 @@ class Registry:
                 raise Conflict(f"the job {job.id} still needs this model", "cancel the job first, or delete it")
 
     def size(self, model_id: str) -> int:
-        """Returns the bytes of the model's files; 0 while it is being deleted."""
+        """Returns the bytes of the files; 0 while it is being deleted."""
         try:
             return sum(path.stat().st_size for path in self.folder(model_id).iterdir())
         except FileNotFoundError:
@@ -259,7 +257,7 @@ class Registry:
         yield from sorted(path for path in self.folder(model_id).iterdir() if path.is_file())
 
     def file(self, model_id: str, name: str) -> Path:
-        """Returns one file of a model's folder. Raises NotFound if the model or the file does not exist."""
+        """Returns one file. Raises NotFound if the model or the file does not exist."""
         for path in self.files(model_id):
             if path.name == name:
                 return path

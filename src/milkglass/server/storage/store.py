@@ -116,7 +116,6 @@ class JobRecord(Record):
 
     @property
     def needs_files(self) -> bool:
-        """Returns whether the job's model and data must stay."""
         return not self.over or self.resumable
 
 
@@ -178,7 +177,7 @@ class RecordTable(Generic[R]):
         return result
 
     def ids(self) -> set[str]:
-        """Returns the ids of all records, including those that cannot be read."""
+        """Returns all ids, also of records that cannot be read."""
         return {row[0] for row in self._store.execute(f"SELECT id FROM {self._name}")}
 
     def update(self, key: str, change: Callable[[R], None]) -> R:

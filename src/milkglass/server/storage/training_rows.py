@@ -31,12 +31,7 @@ HINT = "write the file with this version of Milkglass; docs/formats.md describes
 @final
 @dataclass(frozen=True)
 class TrainingRows:
-    """The tensors of a training file, not read yet.
-
-    Attributes:
-        tensors: by name, as in spec.ROWS_TENSORS.
-        label: the name of the tensor of labels, one of spec.LABEL_TENSORS.
-    """
+    """The tensors of a training file, not read yet, by name; `label` is the name of the one with labels."""
 
     tensors: dict[str, TensorRef]
     label: str
@@ -64,7 +59,6 @@ class TrainingRows:
         return cls(tensors, labels[0])
 
     def mapped(self, name: str) -> NDArray[Any]:
-        """Returns a whole tensor, mapped to memory."""
         ref = self.tensors[name]
         return np.asarray(np.memmap(ref.file, _dtype(ref), "r", ref.start, ref.shape))
 

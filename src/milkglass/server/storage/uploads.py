@@ -34,11 +34,7 @@ OLD_SUFFIX = ".parquet"  # of training rows that earlier versions took
 
 @final
 class IncomingChunk:
-    """A chunk of an upload while it arrives, in a nameless file. Its methods raise OSError if the disk is full.
-
-    Attributes:
-        size: bytes that have arrived.
-    """
+    """A chunk of an upload while it arrives, in a nameless file. Its methods raise OSError if the disk is full."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -67,7 +63,6 @@ class IncomingChunk:
         return self._digest.hexdigest()
 
     def pieces(self) -> Iterator[bytes]:
-        """Yields the bytes from the beginning, in pieces."""
         self._file.seek(0)
         while piece := self._file.read(PIECE):
             yield piece
@@ -111,10 +106,7 @@ class Locks:
 class Uploads:
     """The uploads and files of one home.
 
-    Args:
-        max_upload: the most bytes of one file.
-        patience: seconds without a chunk after which an upload is deleted.
-        most: the most unfinished uploads at a time.
+    Uploads without a chunk for `patience` seconds are deleted; `most` may be unfinished at a time.
     """
 
     def __init__(self, home: DataDir, store: Store, max_upload: int, patience: float, most: int = 256) -> None:
@@ -147,7 +139,7 @@ class Uploads:
         self._home.require_space(size + sum(upload.bytes - upload.received for upload in unfinished))
 
     def expect(self, key: str, offset: int, size: int) -> int:
-        """Checks a chunk of announced `size` before its bytes are read, and returns the bytes that the upload lacks.
+        """Checks a chunk of announced `size` before it is read, and returns how many bytes the upload lacks.
 
         Raises:
             BadUpload: the chunk is too long; also NotFound, WrongOffset and DiskFull.
@@ -177,9 +169,7 @@ class Uploads:
     def complete(self, key: str) -> File:
         """Checks the whole upload and makes it a file. Called again, it returns the same file.
 
-        Raises:
-            Conflict: bytes are missing.
-            BadUpload: the file is damaged, and was deleted.
+        Raises Conflict if bytes are missing, BadUpload for a damaged file, which was deleted.
         """
         with self._locks.hold(key):
             done = self._store.files.find(_file_id(key))
@@ -217,7 +207,6 @@ class Uploads:
         self._part(key).unlink(missing_ok=True)
 
     def take(self, source: BinaryIO, size: int, filename: str, purpose: Purpose) -> File:
-        """Adds a file that arrived in one form."""
         require_suffix(filename, purpose)
         self._home.require_space(size)
         part = self._home.work / new_id("form")

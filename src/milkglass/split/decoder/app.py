@@ -24,11 +24,10 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Scope
 
 from milkglass.errors import BadUpload, MilkglassError, TooSlow
-from milkglass.server.connections.logs import place_of
-from milkglass.server.connections.process import run
 from milkglass.server.http import errors
-from milkglass.server.http.auth import Guard
-from milkglass.server.http.bodies import BodyRule
+from milkglass.server.http.guard import BodyRule, Guard
+from milkglass.server.logs import place_of
+from milkglass.server.process import run
 from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import DTYPES

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milkglass.client.remote.connection import Connection, RetryPolicy
-from milkglass.client.remote.exchange import server_events
+from milkglass.client.remote.connection import Connection, RetryPolicy, server_events
 from milkglass.client.remote.responses import is_whole, rows
 from milkglass.client.remote.strict_json import document
 from milkglass.errors import RemoteError, TooLong, Unauthorized, Unreachable, UsageError

@@ -23,7 +23,7 @@ from pydantic import Field
 from milkglass.enclave import quote, release
 from milkglass.enclave.package import TablePackage
 from milkglass.errors import Busy, EnclaveError, UsageError
-from milkglass.server.http.strict_json import RequestBody
+from milkglass.server.http.routing import RequestBody
 
 CHALLENGE, RELEASE = "/v1/split/challenge", "/v1/split/release"
 MAX_NONCES, LIFE = 256, 120.0  # the most open challenges, and how many seconds each stays open

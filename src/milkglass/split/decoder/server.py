@@ -20,8 +20,7 @@ from milkglass.errors import BadUpload, Busy, MilkglassError, TooLong, Unsupport
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.families import Architecture, family_of
 from milkglass.models.torch_model import language_model
-from milkglass.server.inference.engine import Engine
-from milkglass.server.inference.generator import Scheduler, Sequence, admit
+from milkglass.server.inference.generator import Engine, Scheduler, Sequence, admit
 from milkglass.server.inference.model_runner import ModelRunner, TransformersRunner
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import NextToken

@@ -1,0 +1,134 @@
+"""What `milkglass obfuscate --scheme coarse` does beside other schemes: it reads the user's rows and finds a map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milkglass.cli.key import rate_words
+from milkglass.cli.ui.columns import ColumnOptions
+from milkglass.cli.ui.terminal import note
+from milkglass.client.key import usage
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.key.key import Key
+    from milkglass.client.obfuscate.symbols import CountedTexts
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.progress import Stage
+    from milkglass.schemes.scheme import Scheme
+
+
+NAME = "coarse"
+BETTER = "for a classifier give --data with your training rows: a coarse vocabulary is made, of which less is read"
+UNLABELLED = "{} has no labels: the symbols follow the meaning of tokens alone"
+CLASSIFIER = "train it to classify or to give scores: it cannot generate, since an id names no token"
+PLAIN_MEANS = "no --public-text: tokens are counted in {}, and all tokens of a symbol weigh alike in its row"
+
+
+def by_default(scheme: str | None, data: Path | None, epsilon: float | None, words: Sequence[str]) -> str | None:
+    """Returns the scheme's name: "coarse" if rows are given and no scheme is named.
+
+    Raises UsageError if an epsilon is given as well, which might be meant for ObfusLM.
+    """
+    if scheme is not None or data is None:
+        return scheme
+    if epsilon is not None or any(one.startswith("epsilon=") for one in words):
+        raise UsageError(
+            "--epsilon means something else for each scheme, and --data makes a coarse vocabulary",
+            "add --scheme coarse to exchange symbols at random; for ObfusLM's epsilon leave --data out",
+        )
+    return NAME
+
+
+@dataclass(frozen=True)
+class CoarseFiles:
+    """The files that a map is found from: the user's rows, and public text in which tokens are counted."""
+
+    data: Path | None
+    public: Path | None
+    regression: bool
+    columns: ColumnOptions
+
+    def require_fit(self, scheme: str | None, key: Path) -> None:
+        """Raises UsageError where files and scheme do not go together."""
+        given = self.data is not None or self.public is not None or self.regression
+        if given and scheme != NAME:
+            raise UsageError(
+                "--data, --public-text and --task go with --scheme coarse", "leave them out, or add --scheme coarse"
+            )
+        if given and key.exists():
+            raise UsageError(
+                f"{key} exists already, and --data makes a new key with a map of its own",
+                "give another --key; to scramble with the key that is there, leave --data out",
+            )
+        if scheme == NAME and not key.exists() and self.data is None:
+            raise UsageError("--data is missing", "give your training rows: the symbols are found from them")
+
+    def require(self, named: bool) -> None:
+        """Checks the rows before a model is read. Rows without labels need the scheme to be `named` by the user.
+
+        Raises CodecError for rows that cannot be read, UsageError for rows without labels.
+        """
+        if self.data is not None:
+            file, summary = self.columns.training(self.data, "regression" if self.regression else None)
+            if summary.kind == "text" and not named:
+                from milkglass.rows.examples import unlabelled
+
+                raise UsageError(
+                    f"{self.data.name} has no labels, by which symbols are found",
+                    f"{unlabelled(file, summary).hint}; --scheme coarse goes by the meaning of tokens alone",
+                )
+        self.columns.others(self.public)
+
+    def read(self, base: Checkpoint) -> CountedTexts:
+        from milkglass.client.obfuscate.symbols import counted
+
+        assert self.data is not None
+        public = None if self.public is None else self.columns.second(self.public)
+        texts = counted(base, self.columns.file(self.data), public, self.regression)
+        if texts.task is None:
+            note(UNLABELLED.format(self.data.name))
+        if texts.public is None:
+            note(PLAIN_MEANS.format(self.data.name))
+        return texts
+
+
+def make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts | None, stage: Stage) -> Key:
+    """A new key; the scheme's map is found where there are texts."""
+    from milkglass.client.key.generate import new_key
+    from milkglass.client.obfuscate.symbols import coarse_key
+
+    if texts is None:
+        return new_key(base, ref, scheme, digest)
+    return coarse_key(base, ref, scheme, digest, texts, stage=stage)
+
+
+def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -> None:
+    """Measure what the map lets through, and keep the figures beside the key."""
+    from milkglass.client.codec.codec import Codec
+    from milkglass.client.data.texts import pieces
+    from milkglass.client.key.generate import scheme_of
+    from milkglass.client.obfuscate.symbol_rate import rate_of
+    from milkglass.models.families import of
+    from milkglass.schemes.coarse import Coarse
+    from milkglass.threat.truth import content_tokens
+
+    scheme = scheme_of(key)
+    assert isinstance(scheme, Coarse)
+    content = content_tokens(texts.counts, pieces(Codec.open(key, base.folder), len(texts.own)))
+    exempt = scheme.exempt(texts.counts, texts.special, of(base).pinned)
+    rate = rate_of(scheme, texts.counts, texts.own, content, exempt)
+    usage.rated(path, {name: float(one) for name, one in asdict(rate).items()})
+
+
+def words(path: Path, key: Key, promise: Any) -> list[str]:
+    """What was made: symbols, the rate where it was measured when the key was made, and what a decoder is good for."""
+    sizes = sorted(promise.sizes)
+    spread = f" of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
+    made = f"{promise.clusters:,} symbols{spread}; {promise.verbatim:,} tokens have one of their own"
+    rate = usage.read(path).rate
+    use = [CLASSIFIER] if key.info.kind == "decoder" else []
+    return [f"  {one}" for one in [made, *(rate_words(rate) if rate else []), *use]]

@@ -1,0 +1,287 @@
+"""`generate --split`, `chat --split`, `split enclave build` and `verify`: a decoder whose embedding layer is here."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from milkglass.cli.ui.columns import ColumnOptions
+from milkglass.cli.ui.options import (
+    AsJson,
+    AuditOptions,
+    ServerOptions,
+    SplitOptions,
+    WayOptions,
+    original,
+    read_token,
+    refuse_unused,
+    require_file,
+    with_options,
+)
+from milkglass.cli.ui.terminal import bars, emit, json_text, note, say, show_pieces
+from milkglass.errors import UsageError
+from milkglass.progress import duration
+
+if TYPE_CHECKING:
+    from milkglass.enclave.enclave import SanitizedPrompt
+    from milkglass.split.decoder.client import DecoderServer, SplitSampling
+    from milkglass.split.decoder.text import SplitText
+
+
+Folder = Annotated[Path, typer.Argument(metavar="ENCLAVE", help="The folder that `split enclave build` wrote.")]
+NO_CORPUS = (
+    "no --corpus: which tokens are sensitive, a list of English words decides (the rarest 20 %, digits and single "
+    "characters); names that longer pieces spell, and what is common, cross as they are 7 times in 10 (1 - p)"
+)
+COUNTED = {"corpus": "your corpus", "word list": "a list of English words"}
+GramineKind = Literal["gramine-direct", "gramine-sgx"]
+Kind = Literal["process", "gramine-direct", "gramine-sgx"]
+enclaves = typer.Typer(help="The enclave that holds a split decoder's embedding layer.", no_args_is_help=True)
+
+
+@enclaves.callback()
+def group() -> None:
+    """The enclave that holds a split decoder's embedding layer, tokenizer and sanitizer."""
+
+
+# --- prepare, build and verify ----------------------------------------------------------------------------------------
+@enclaves.command(short_help="Write the manifest of a Gramine enclave.")
+def prepare(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new folder.", show_default=False)],
+    kind: Annotated[GramineKind, typer.Option(help="Only gramine-sgx is attested.", show_default=False)],
+) -> None:
+    """Write the manifest of a Gramine enclave, and the script that signs it, into a new FOLDER. Then run the script."""
+    from milkglass.enclave import folder as enclave_folder
+
+    enclave_folder.prepare(folder, kind)
+    say(f"next: {folder}/sign.sh\nthen: milkglass split enclave build URL --out {folder} --kind {kind}")
+
+
+@enclaves.command(short_help="Build an enclave with the table of a provider.")
+@with_options
+def build(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The split server, such as https://gpu.example:8421.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder: new, or prepared and signed.", show_default=False)],
+    kind: Annotated[Kind, typer.Option(help="Only gramine-sgx is attested.")] = "process",
+    k: Annotated[int, typer.Option("--k", min=2, help="Candidates of each token.")] = 30,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your texts, one a line: the rarest 20 % of their tokens are sensitive.  [default: the rarest "
+            "20 % by a list of English words]"
+        ),
+    ] = None,
+    *,
+    way: WayOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Start an enclave, let the provider at URL release its table to it, and seal the table into the folder OUT."""
+    if corpus is not None:
+        require_file(corpus, "give a file with a text a line")
+    from milkglass.enclave import folder as enclave_folder
+
+    if corpus is not None:
+        enclave_folder.texts_of(corpus)  # refused before there is a folder
+    from milkglass.enclave.attestation import ATTESTED, NOT_ATTESTED
+
+    server = _server(url, way.to(url))
+    info = server.info()
+    if kind != ATTESTED:
+        note(f"enclave: {kind}. {NOT_ATTESTED}")
+    if corpus is None:
+        note(NO_CORPUS)
+    with bars(as_json) as stage:
+        about, built = enclave_folder.build(out, kind, info.model, k, server.package, corpus, stage)
+    document = {
+        "enclave": str(out), "kind": about.kind, "attested": built.attested, "proof": built.proof,
+        "measurement": about.measurement, "model": about.model, "rows": info.vocabulary, "width": info.width, "k": k,
+        "sensitive_by": about.counted,
+    }  # fmt: skip
+    token = f" --token-file {shlex.quote(str(way.token_file))}" if way.token_file else ""
+    words = (
+        f"enclave of {about.model}: {info.vocabulary:,} rows of width {info.width}, sealed for "
+        f"{about.measurement[:16]}\n{built.proof}\n"
+        f"next: milkglass generate 'Your prompt' --split {url} --enclave {shlex.quote(str(out))}{token}"
+    )
+    emit(as_json, document, lambda: words)
+
+
+@enclaves.command(short_help="Check an enclave, and say what holds.")
+def verify(
+    folder: Folder,
+    measurement: Annotated[
+        str | None,
+        typer.Option(help="The measurement to require, in hex.  [default: the one that the table was sealed for]"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start the enclave, check a new quote of it, open what was sealed for it, and report what it is and what holds."""
+    from milkglass.enclave import folder as enclave_folder
+
+    about = enclave_folder.EnclaveAbout.read(folder)
+    with enclave_folder.opened(folder) as enclave:
+        if measurement is not None:
+            enclave.attest(measurement.lower())
+        table = enclave.about
+        document = {
+            "kind": enclave.kind, "attested": enclave.attested, "proof": enclave.proof,
+            "measurement": enclave.measurement, "model": about.model, "holds": enclave.holds,
+            "rows": table["rows"], "width": table["width"], "rows_per_hour": table["per_hour"],
+            "burst": table["burst"], "hours_to_read_the_table": table["hours"], "sensitive_by": about.counted,
+        }  # fmt: skip
+        words = [
+            enclave.notice,
+            f"measurement: {enclave.measurement}",
+            f"table: {table['rows']:,} rows of width {table['width']} of {about.model}, opened",
+            f"limit: {table['per_hour']:,} rows an hour, {table['burst']:,} at once; reading all of it takes at least "
+            f"{duration(3600 * table['hours'])}",
+            f"sensitive tokens: the rarest 20 % by {COUNTED[about.counted]}",
+        ]
+    emit(as_json, document, lambda: "\n".join(words))
+
+
+@enclaves.command(short_help="What would the provider read of your texts?")
+@with_options
+def audit(
+    context: typer.Context,
+    folder: Folder,
+    model: Annotated[str, typer.Option(help="The provider's model, which attackers have.", show_default=False)],
+    epsilon: Annotated[float | None, typer.Option(help="The sanitizer's budget of a token.  [default: 3]")] = None,
+    p: Annotated[
+        float | None, typer.Option("--p", help="How often a token that is not sensitive is replaced.  [default: 0.3]")
+    ] = None,
+    no_sanitize: Annotated[bool, typer.Option("--no-sanitize", help="Audit what crosses without it.")] = False,
+    *,
+    audited: AuditOptions,
+    columns: ColumnOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Attack the vectors that the enclave gives for your texts, and write what is recovered into the folder OUT.
+
+    Nothing is sent anywhere. The rows count against the provider's limit.
+    """
+    from milkglass.cli.audit import attacked, print_audit, require_audit
+    from milkglass.enclave import folder as enclave_folder
+    from milkglass.enclave.lists import RnmSettings
+
+    if no_sanitize:
+        refuse_unused("with --no-sanitize", {"--epsilon": epsilon, "--p": p})
+    require_audit(audited.out, audited.budget, audited.text, audited.public)
+    about, files = enclave_folder.EnclaveAbout.read(folder), audited.files(columns)
+    from milkglass.split.decoder import audit_scene
+
+    settings = RnmSettings(None if no_sanitize else 3.0 if epsilon is None else epsilon, 0.3 if p is None else p)
+    base = original(model)
+    with enclave_folder.opened(folder) as enclave:
+        note(enclave.notice)
+        staged = audit_scene.build(base, enclave, settings, about.k, files)
+    if staged.left_out:
+        note(f"{staged.left_out:,} texts are too long to be sent, and are left out")
+    decides = {"table": about.table, "settings": asdict(settings), **audited.decides(), **columns.decides()}
+    done = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    print_audit(context, done, audited.out, as_json)
+
+
+# --- use --------------------------------------------------------------------------------------------------------------
+@contextmanager
+def split_text(options: SplitOptions, at: ServerOptions) -> Iterator[SplitText]:
+    """The enclave of a folder and the server of --split. Prints what holds. Raises UsageError, EnclaveError."""
+    if options.enclave is None:
+        raise UsageError("--split needs --enclave", "milkglass split enclave build URL --out FOLDER makes one")
+    from milkglass.enclave import folder as enclave_folder
+    from milkglass.enclave.lists import RnmSettings
+    from milkglass.split.decoder.engines import PromptEmbedsEngine
+    from milkglass.split.decoder.text import READABLE, SplitText
+
+    settings = RnmSettings(None if options.no_sanitize else options.epsilon, options.p)
+    url, server = str(options.split), None
+    if options.engine_model is None:
+        server = _server(url, at)
+        info = server.info()  # before the enclave is started
+    with enclave_folder.opened(options.enclave) as running:
+        if server is None:
+            token = read_token(at.token_file)
+            engine = PromptEmbedsEngine(url, str(options.engine_model), token, at.allow_http, at.certificate)
+            text = SplitText(running, engine, engine.info(running.about), settings)
+        else:
+            text = SplitText(running, server, info, settings)
+        note(running.notice)
+        note(READABLE)
+        if options.no_sanitize:
+            note("warning: --no-sanitize: anyone with the model can read the prompt from its vectors")
+        yield text
+
+
+def generate_split(
+    text: SplitText,
+    prompt: str,
+    system: str | None,
+    chat_template: bool | None,
+    instruction: str,
+    sampling: SplitSampling,
+    as_json: bool,
+) -> None:
+    """Generate an answer, which is shown while it comes."""
+    sent = _prompt(text, prompt, system, chat_template, instruction, sampling)
+    kept = sent.private - sent.changed
+    note(
+        f"prompt: {sent.tokens} tokens, {sent.private} of your text: {sent.changed} of these were replaced, and "
+        f"{kept} cross as they are. Table and candidates are the provider's: it reads these, and may guess others"
+    )
+    answer = show_pieces(text.text(sent, sampling), show=not as_json)
+    if as_json:
+        stream = text.streams[-1]
+        document = {
+            "text": answer, "prompt_tokens": sent.tokens, "private_tokens": sent.private,
+            "replaced_tokens": sent.changed, "attested": text.enclave.attested, "proof": text.enclave.proof,
+            "bytes_sent": stream.sent, "bytes_received": stream.received,
+        }  # fmt: skip
+        say(json_text(document))
+    else:
+        say()
+
+
+def _prompt(
+    text: SplitText, prompt: str, system: str | None, chat: bool | None, instruction: str, sampling: SplitSampling
+) -> SanitizedPrompt:
+    from milkglass.errors import NoChatTemplate
+
+    if chat is not False:
+        try:
+            messages = [{"role": "system", "content": system}] if system else []
+            messages.append({"role": "user", "content": instruction + prompt})
+            sent = text.conversation(messages, sampling, instruction)
+        except NoChatTemplate:
+            if chat:
+                raise
+        else:
+            # A template that strips messages would strip it, and it would be sanitized like the text
+            if instruction != instruction.lstrip():
+                raise UsageError(
+                    "--instruction begins with a blank, which chat templates strip", "leave it out, or give --raw"
+                )
+            return sent
+    if system:
+        raise UsageError("--system needs a chat template, and this model has none", "give --instruction")
+    return text.prompt(prompt, instruction, sampling)
+
+
+def sampling_of(
+    max_tokens: int, temperature: float, top_p: float | None, top_k: int | None, seed: int | None
+) -> SplitSampling:
+    from milkglass.split.decoder.client import SplitSampling
+
+    return SplitSampling(max_tokens, temperature, 1.0 if top_p is None else top_p, top_k or 0, seed)
+
+
+def _server(url: str, at: ServerOptions) -> DecoderServer:
+    from milkglass.client.remote.connection import RetryPolicy
+    from milkglass.split.decoder.client import DecoderServer
+
+    return DecoderServer(url, read_token(at.token_file), at.allow_http, at.certificate, RetryPolicy(progress=note))

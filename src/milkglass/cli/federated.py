@@ -1,0 +1,304 @@
+"""`milkglass federated`: sites that share gradients of one model; their texts pass through GHOST first."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from milkglass.cli.federated_audit import audit
+from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_read
+from milkglass.cli.ui.options import AsJson, refuse_unused, with_options
+from milkglass.cli.ui.terminal import bars, emit, note, resumable, table
+from milkglass.errors import UsageError
+from milkglass.parameters import Limit
+from milkglass.progress import Stage, duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from milkglass.federated.rows import SiteRows
+    from milkglass.federated.state import FederatedRun
+    from milkglass.rows.data_file import Source
+    from milkglass.sanitizers.ghost.ghost import Ghost
+    from milkglass.sanitizers.ghost.selection import SelectionMethod
+
+
+FEW = 8  # texts, from which on the time that they take is announced
+QUANTILES = (0.2, 0.4, 0.6, 0.8)  # of the lengths: of which texts are timed, so many at once as a part has
+FASTER = "--selection nearest takes seconds, and a model may learn less from such shadows"
+OTHER_WAYS = {
+    "random": "--selection random is not the paper's: a model learns least from shadows drawn at random (its Table 7)",
+    "nearest": "--selection nearest is not the paper's: each token always has the same shadow, and a model may learn "
+    "less (its Table 7)",
+}
+PLAIN = "warning: --plain: texts do not pass through ghost; anyone who sees a gradient can read the texts behind it"
+Model = Annotated[
+    str, typer.Option(help="An encoder or a decoder: a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")
+]
+Plain = Annotated[bool, typer.Option("--plain", help="Leave the texts unchanged, for comparison only.")]
+SelectionWay = Annotated[
+    Literal["states", "random", "nearest"],
+    typer.Option(
+        "--selection",
+        help="Which shadows ghost takes: by all hidden states, which is the paper's and takes seconds a text; drawn at "
+        "random; or each token's nearest. The last two take no time, and a model may learn less from them.",
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="Seed of the head, shadows, batches and noise, for experiments; without it all but the head is secret."
+    ),
+]
+LARGE = 100_000_000  # bytes of updates, from which on their size is reported
+federated = typer.Typer(help="Train with sites that keep their texts and share gradients.", no_args_is_help=True)
+
+
+@with_options
+def prepare(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help=f"A site's labelled texts: {ROWS}.")],
+    model: Model,
+    out: Annotated[Path, typer.Option(help="The new folder; its name is the site's.", show_default=False)],
+    labels: Annotated[str, typer.Option(help="All sites' classes in order, such as no,yes.", show_default=False)],
+    plain: Plain = False,
+    selection: SelectionWay = "states",
+    seed: Seed = None,
+    *,
+    columns: ColumnOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Make one site's rows for a run with Flower: labelled texts pass through GHOST, ids and a stamp come out."""
+    file = columns.texts(source)
+    from milkglass.federated.prepare import examples_of, require_free
+    from milkglass.federated.prepare import prepare as made
+    from milkglass.federated.rows import REPORT_FILE, report_of
+    from milkglass.models.resolve import resolve
+    from milkglass.sanitizers.ghost.tally import weak_spots
+
+    names = [name.strip() for name in labels.split(",")]
+    if len(names) < 2 or len({*names}) < len(names) or "" in names:
+        raise UsageError("--labels names fewer than 2 classes, or one twice", "give all sites' classes: no,yes")
+    agreed = {name: number for number, name in enumerate(names)}
+    require_free(out)
+    count = len(examples_of(file, agreed))
+    folder = resolve(model)
+    if plain:
+        refuse_unused("with --plain", {"--selection": None if selection == "states" else selection})
+        note(PLAIN)
+    with bars(as_json) as stage:
+        ghost = None if plain else _ghost(folder, selection, stage)
+        if ghost is not None:
+            _tell_time(ghost, [file], as_json)
+        with _resumed(out, plain):
+            rows: SiteRows = made(file, out, agreed, folder, ghost, seed, stage("prepare", count))
+    document = {"out": str(out), "site": out.name, "texts": len(rows), "classes": len(names), "ghost": not plain}
+    report = report_of(out)
+    info = f"prepared {len(rows):,} texts for site {out.name} in {out}"
+    info += "" if report is None else f"\n{weak_spots(report)}; {out / REPORT_FILE} has more"
+    emit(as_json, {**document, "report": report}, lambda: info)
+
+
+def prepared(
+    files: Mapping[str, Source], into: Path, labels: Mapping[str, int], model: Path, plain: bool,
+    selection: SelectionMethod, seed: int | None, stage: Stage, as_json: bool = False,
+) -> None:  # fmt: skip
+    """Prepares each site's rows, except those that an interrupted run has already.
+
+    Raises UsageError if those rows are of another kind, or the sites' files changed.
+    """
+    from milkglass.federated.ghost_stage import begin, remove_finished
+    from milkglass.federated.prepare import matches, prepare
+    from milkglass.rows.examples import summarise
+
+    begin(into, files, seed)
+    left = {name: path for name, path in files.items() if not (into / name).exists()}
+    for name in files:
+        if name not in left:
+            matches(files[name], into / name, labels, None if plain else selection, model)
+            remove_finished(into / name)
+    ghost = None if plain or not left else _ghost(model, selection, stage)
+    if ghost is not None:
+        _tell_time(ghost, list(left.values()), as_json)
+    for name, path in left.items():
+        with _resumed(into / name, plain):
+            prepare(path, into / name, labels, model, ghost, seed, stage(f"prepare {name}", summarise(path).rows))
+
+
+def _resumed(site: Path, plain: bool) -> AbstractContextManager[None]:
+    """Reports what an interruption left, and what another one leaves."""
+    from milkglass.federated.ghost_stage import parts_folder
+
+    parts = parts_folder(site)
+    if parts.is_dir() and not plain:
+        note(f"site {site.name}: going on with an interrupted preparation")
+    return resumable(parts)
+
+
+def _ghost(model: Path, way: SelectionMethod, stage: Stage) -> Ghost:
+    from milkglass.sanitizers.ghost.ghost import Ghost
+    from milkglass.sanitizers.ghost.selection import Selection
+
+    progress = stage("find shadows", 0)
+    result = Ghost.open(model, selection=Selection(way))
+    progress(1)
+    if way in OTHER_WAYS:
+        note(OTHER_WAYS[way])
+    return result
+
+
+def _tell_time(ghost: Ghost, sources: Sequence[Source], as_json: bool) -> None:
+    """How long a selection by hidden states will take, by that of a few texts, which are done again later."""
+    from milkglass.rows.examples import read_examples
+
+    texts = sorted((one.text for source in sources for one in read_examples(source)), key=len)
+    if as_json or ghost.selection.way != "states" or len(texts) < FEW:
+        return
+    sample = [texts[round(share * (len(texts) - 1))] for share in QUANTILES]
+    ghost.encode(texts)  # one that is too long is refused before
+    started = time.monotonic()
+    ghost.sanitize(sample)
+    seconds = (time.monotonic() - started) / len(sample) * len(texts)
+    note(f"{len(texts):,} texts pass through ghost, in about {duration(seconds)} here; {FASTER}")
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+@federated.command()
+@with_options
+def run(
+    sites: Annotated[Path, typer.Argument(metavar="SITES", help=f"A folder with a file a site: {ROWS}.")],
+    model: Model,
+    out: Annotated[Path, typer.Option(help="The run's folder. An interrupted run is continued.", show_default=False)],
+    rounds: Annotated[
+        int, typer.Option(help="Rounds in total. A finished run continues where this is more than it has.")
+    ] = 3,
+    method: Annotated[
+        Literal["fedsgd", "fedavg"], typer.Option(help="One step a round, or one pass over all rows.")
+    ] = "fedsgd",
+    learning_rate: Annotated[float, typer.Option("--lr", help="The learning rate.")] = 0.05,
+    batch_size: Annotated[int, typer.Option(help="Texts of a step.")] = 8,
+    minimum: Annotated[int, typer.Option(help="The smallest number of sites with which a round is done.")] = 1,
+    shield: Annotated[
+        str, typer.Option(help="A defence of the gradients besides GHOST, such as gaussian or dp-sgd:noise=0.5.")
+    ] = "none",
+    plain: Plain = False,
+    selection: SelectionWay = "states",
+    seed: Seed = None,
+    *,
+    columns: ColumnOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Train a classifier over the sites of SITES, in this process, and record every update as a server would see it."""
+    started = time.monotonic()
+    from milkglass.federated.checks import GhostDemand
+    from milkglass.federated.prepare import files_of, labels_of
+    from milkglass.federated.rows import report_of
+    from milkglass.federated.run import InProcessSites, job_of, settings_of, train
+    from milkglass.federated.site import FederatedTraining, Site, weights_of
+    from milkglass.federated.state import FederatedRun, require_ours
+    from milkglass.files import require_writable
+    from milkglass.gradient_defences.catalogue import gradient_defence_named, name_and_parameters
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
+    from milkglass.sanitizers.files import promised
+    from milkglass.threat.training_step import SharedStep
+
+    Limit(0, open=True).require(learning_rate, "--lr", "0.05 is the default")
+    for option, value in (("--rounds", rounds), ("--batch-size", batch_size), ("--minimum", minimum)):
+        Limit(1).require(value, option, "leave it out for the default")
+    training = FederatedTraining(method, rounds, learning_rate, batch_size, minimum)
+    selected = gradient_defence_named(shield)
+    require_ours(out)
+    require_writable(out)
+    paths = files_of(sites)
+    _require_all(paths, out)
+    files = {name: columns.second(path) for name, path in paths.items()}
+    labels = labels_of(list(files.values()))
+    for file in files.values():
+        say_read(file)
+    folder = resolve(model)
+    digest = Checkpoint.open(folder).digest()
+    if plain:
+        refuse_unused("with --plain", {"--selection": None if selection == "states" else selection})
+        note(PLAIN)
+    with bars(as_json) as stage:
+        prepared(files, out / "sites", labels, folder, plain, selection, seed, stage, as_json)
+        step = SharedStep.open(folder, "classification", len(labels), seed or 0)
+        there = [Site(name, out / "sites" / name, selected) for name in files]
+        job, weights = job_of(digest, there, training, len(labels), seed or 0), weights_of(step)
+        about = settings_of(training, len(labels), seed or 0, "states" if plain else selection)
+        done = FederatedRun.open(out, job, weights, about)
+        if done.done and not as_json:
+            note(f"going on after round {len(done.done)}")
+        left = max(0, rounds - len(done.done))
+        size = left * len(there) * sum(one.numel() * one.element_size() for one in weights.values())
+        if size > LARGE and not as_json:
+            note(f"updates are kept as the server sees them: {size / 1e9:.1f} GB in {out}")
+        progress = stage("train", left)
+        in_process = InProcessSites(there, step, None if plain else GhostDemand(folder, digest, way=selection))
+        with resumable(out, "finished rounds are"):
+            done = train(done, in_process, step, training, note, progress)
+    document = {
+        "out": str(out), "method": method, "rounds": len(done.done), "sites": list(files), "classes": len(labels),
+        "ghost": not plain, "selection": None if plain else selection,
+        "shield": selected.name, "shield_parameters": name_and_parameters(selected),
+        "shield_guarantee": promised(selected.guarantee, seed is not None),
+        "shield_spent": promised(selected.spent(len(done.done)), seed is not None),
+        "ghost_reports": {one.name: report_of(one.folder) for one in there},
+        "missing": [list(one.missing) for one in done.done], "update_lengths": [one.length for one in done.done],
+        "losses": [one.loss for one in done.done],
+        "weights": str(done.place), "seconds": round(time.monotonic() - started, 2),
+    }  # fmt: skip
+    audit = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
+    site, source = next(iter(paths.items()))
+    audit += f" --site {site} --text {shlex.quote(str(source))}" + ("" if shield == "none" else f" --shield {shield}")
+    emit(as_json, document, lambda: _page(document, done, audit))
+
+
+def _page(document: dict[str, Any], done: FederatedRun, audit: str) -> str:
+    from milkglass.sanitizers.ghost.tally import weak_spots
+
+    rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]
+    for number, one in enumerate(done.done, start=1):
+        loss = "unknown" if one.loss is None else f"{one.loss:.4f}"
+        rows.append((str(number), loss, f"{one.length:.4g}", ", ".join(one.missing) or "none"))
+    passed = "nothing: the texts are unchanged (--plain)"
+    if document["ghost"]:
+        passed = f"ghost, selection {document['selection']}"
+    reports = {name: report for name, report in document["ghost_reports"].items() if report is not None}
+    spent = f"; all together: {document['shield_spent']}" if document["shield_spent"] else ""
+    promise = f"guarantee: {document['shield_guarantee'] or 'none'}{spent}"
+    whose = "the shadows in " if document["ghost"] else ""
+    return "\n".join(
+        [
+            f"{len(done.done)} rounds of {document['method']} over {len(document['sites'])} sites in "
+            f"{duration(document['seconds'])}",
+            table(rows),
+            f"before the gradients: {passed}; guarantee: none",
+            *(f"- site {name}: {weak_spots(report)}" for name, report in reports.items()),
+            f"loss: nats a text, of {whose}each round's first batches; no site sends it",
+            f"on the gradients: {document['shield_parameters']}; {promise}",
+            f"classes: {document['classes']}; next, what the server read: {audit}",
+            f"weights: {shlex.quote(document['weights'])}; what the server saw: "
+            f"{shlex.quote(document['out'] + '/updates')}",
+        ]
+    )
+
+
+def _require_all(files: Mapping[str, Path], out: Path) -> None:
+    """Raises UsageError where a run was begun with a site whose file is missing."""
+    prepared = out / "sites"
+    begun = sorted(one.name for one in prepared.iterdir() if one.is_dir()) if prepared.is_dir() else []
+    if gone := [name for name in begun if name not in files and not name.startswith(".")]:
+        raise UsageError(
+            f"the run was begun with {', '.join(gone)}, whose file is missing",
+            "restore the file, or give a new folder for a run without that site",
+        )
+
+
+federated.command()(prepare)
+federated.command()(audit)

@@ -1,1 +1,0 @@
-"""`milkglass federated`: sites that train together."""

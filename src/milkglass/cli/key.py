@@ -1,0 +1,315 @@
+"""`milkglass key`: what a key gave away, keys and codecs made from it, backups, and other passphrases."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from milkglass import files
+from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFile, original
+from milkglass.cli.ui.passphrase import VARIABLE, another_passphrase, require_another
+from milkglass.cli.ui.terminal import bars, emit, moment, note, table
+from milkglass.client.key import usage
+from milkglass.errors import KeyFileError, UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.key.file import UnlockedKey
+
+
+NEVER = "no measured budget yet: `milkglass audit` measures after how many tokens an attacker reads which share"
+FRESH = "every text under one key is a piece of the same cipher; give the next job a new key, or less text"
+SEPARATE = "each text is read separately, however many are sent under one key; `milkglass audit` tells how well"
+ALIKE = (
+    "a text that is sent again is sent equally; texts that are nearly the same tell of each other: what stands in many "
+    "of them, such as a form, is read by a vote, which `milkglass audit` does not try"
+)
+
+EQUALLY = "a text is exchanged as under {key}: sending it under both tells no more than sending it once"
+LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
+
+keys = typer.Typer(
+    help="Show a key's model and how much of its budget is spent; make one for a job; back up; change passphrases.",
+    no_args_is_help=True,
+)
+KeyPath = Annotated[Path, typer.Argument(help="The key file.")]
+READS = "it reads every text under this key, as the key does; it makes no key for a job and scrambles no model"
+
+
+@keys.command()
+def status(
+    key: Annotated[Path, typer.Argument(help="The key file. Its passphrase is not needed.")], as_json: AsJson = False
+) -> None:
+    """How much text was encoded under a key on this machine, and what audits say that this gives away."""
+    if not key.is_file():
+        raise KeyFileError(f"there is no key file at {key}", "give the file that `milkglass obfuscate` wrote")
+    from milkglass.client.key.file import require_key_file
+
+    require_key_file(key)
+    used = usage.read(key)
+    passed = [{"attacker": who, "share": share, "tokens": tokens} for who, share, tokens in used.passed()]
+    fields = {name: one for name, one in asdict(used).items() if one or name not in ("rate", "audits")}
+    emit(as_json, {"key": str(key), **fields, "passed": passed}, lambda: words(used))
+
+
+@keys.command("for-job")
+def for_job(
+    key: Annotated[Path, typer.Argument(help="The key file to make it from.")],
+    name: Annotated[str, typer.Argument(help="The job's name: the same name makes the same key again.")],
+    out: Annotated[Path, typer.Option("--out", help="The new key file, under KEY's passphrase.", show_default=False)],
+    clusters: Annotated[
+        Literal["kept", "new"],
+        typer.Option(
+            help="kept: KEY's clusters, new noise. new: new clusters; two jobs then reveal tokens whose ids are linked."
+        ),
+    ] = "kept",
+    model: ModelRef = None,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key for one job from another: a new permutation and new noise, over the same clusters.
+
+    Texts under two such keys are two ciphers. Clusters stay, because they are found from any table anyway, while new
+    ones would leave a token alone in the intersection of its clusters once its ids are linked.
+    """
+    from milkglass.client.key.file import require_free, write_key
+
+    require_free(out)
+    from milkglass.client.key.generate import for_job as key_for_job
+    from milkglass.client.key.passphrases import weakness
+
+    parent, word = KeyOptions(key, model, passphrase_file).opened_with()
+    parent.key.require_whole()
+    base = original(model or parent.key.info.model)
+    with bars(as_json) as stage:
+        total = sum(tensor.bytes for tensor in base.tensors.values())
+        parent.key.require_model(base.digest(stage("check the model", total)))
+        child = key_for_job(base, parent.key, name, clusters, stage)
+    if fault := weakness(word):
+        note(f"warning: {fault}; {out} is sealed with it as well")
+    write_key(out, child, word, weak=True)
+    usage.derived(out, key)
+    note(LOSS.format(key=key))
+    if child.info.responses is not None:
+        note(EQUALLY.format(key=key))
+    document = {"key": str(out), "parent": str(key), "job": name, "clusters": clusters, "key_id": child.identifier}
+    emit(as_json, document, lambda: f"made {out} for the job; `milkglass obfuscate MODEL OUT --key {out}` comes next")
+
+
+def words(used: usage.Usage) -> str:
+    lines = [
+        f"encoded under this key, on this machine: {used.tokens:,} tokens in {used.texts:,} texts, repeated ones too"
+    ]
+    if used.rate:
+        lines += rate_words(used.rate)
+    if used.parent:
+        gone = "" if Path(used.parent).is_file() else ", which is not there: what this key encodes is not counted there"
+        lines.append(f"made for a job from {used.parent}{gone}")
+    if used.jobs:
+        spread = sum(used.jobs.values())
+        own = "" if used.rate else ", each its own cipher"
+        lines.append(f"under keys made from it for jobs, {len(used.jobs):,}: {spread:,} tokens{own}")
+        lines.append(table([("key for a job", "tokens"), *((one, f"{n:,}") for one, n in used.jobs.items())]))
+    if used.rate:
+        return "\n".join([*lines, ALIKE if used.rate.get("epsilon") else SEPARATE, *audits(used)])
+    lines += audits(used)
+    if not used.measured:
+        return "\n".join([*lines, NEVER])
+    rows: list[tuple[str, ...]] = [("attacker", "reads of the content tokens", "within", "")]
+    for who, shares in used.spent.items():
+        for share, tokens in shares.items():
+            rows.append((who, share, f"{tokens:,} tokens", "passed" if used.tokens >= tokens else ""))
+    none = (
+        f"with up to {used.measured:,} tokens no attacker of an audit read 10 % of the content; more was not measured"
+    )
+    lines.append(table(rows) if len(rows) > 1 else none)
+    if used.tokens > used.measured:
+        lines.append(f"audits went up to {used.measured:,} tokens: more is encoded by now, audit again")
+    return "\n".join([*lines, *warning(used)])
+
+
+def audits(used: usage.Usage) -> list[str]:
+    """What each audit found; of older versions only when the last one was."""
+    if not used.audits:
+        return [f"last audit: {moment(used.audited)}"] if used.audited else []
+    rows: list[tuple[str, ...]] = [("audit", "texts", "words read", "names and other content words", "")]
+    for one in used.audits:
+        least = "" if one["finished"] else "at least "
+        shares = ("-" if one[name] is None else f"{least}{100 * one[name]:.1f} %" for name in ("tokens", "content"))
+        rows.append((moment(one["at"]), f"{one['texts']:,}", *shares, "" if one["finished"] else "not finished"))
+    return [table(rows)]
+
+
+def rate_words(rate: Mapping[str, float]) -> list[str]:
+    """What a coarse vocabulary lets through."""
+    lines = [
+        f"coarse vocabulary: {rate['ids']:,.0f} ids, at most {rate['most_bits']:.2f} bits a token to any reader"
+        f"{' on average' if rate.get('epsilon') else ''}; "
+        f"{rate['bits']:.2f} bits in your data, by how often each id occurs",
+        f"naming the commonest token of each id reads {100 * rate['running']:.1f} % of the running and "
+        f"{100 * rate['content']:.1f} % of the content tokens of your data; this is the weakest guess: a reader who "
+        "goes by the text around each token can read far more, which an audit measures",
+    ]
+    if epsilon := rate.get("epsilon"):
+        lines.append(
+            f"an id of several tokens is sent as it is with probability {rate['kept']:.3f}, else another is: one such "
+            f"token is {epsilon:g}-DP locally, given the map and all others; a text of t tokens has t times that. "
+            "The map, which your rows gave, lengths and labels are not covered"
+        )
+    if rate["unmet"]:
+        lines.append(
+            f"warning: {rate['unmet']:,.0f} symbols with {100 * rate['unmet_running']:.1f} % of the running tokens do "
+            "not keep the limits on what they hide; give fewer --symbols"
+        )
+    return lines
+
+
+def warning(used: usage.Usage) -> list[str]:
+    """What to say when the budget that audits measured is spent."""
+    return [
+        f"warning: at {tokens:,} tokens the attacker with {who} reads {share} of what carries content; {FRESH}"
+        for who, share, tokens in used.passed()
+    ]
+
+
+@keys.command("for-codec")
+def for_codec(
+    key: KeyPath,
+    out: Annotated[Path, typer.Option("--out", help="The new file, under a passphrase of its own.")],
+    new_passphrase_file: Annotated[
+        Path | None,
+        typer.Option("--new-passphrase-file", help="A file with the passphrase of OUT; with --generate one to write."),
+    ] = None,
+    generate: Annotated[bool, typer.Option("--generate", help="Draw the passphrase of OUT.")] = False,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a key's codec alone, for a worker that only encodes and decodes.
+
+    `encode`, `decode`, `classify`, `generate`, `chat` and `proxy` take it as --key. It holds the permutation and label
+    names, and no root secret: `obfuscate`, `verify`, `audit` and `key for-job` refuse it.
+    """
+    from milkglass.client.key.file import UnlockedKey, require_free
+
+    require_free(out)
+    require_another(new_passphrase_file)
+
+    unlocked = KeyOptions(key, None, passphrase_file).open()
+    codec = unlocked.key.codec_alone()
+    fresh = another_passphrase(new_passphrase_file, generate, unlocked)
+    if UnlockedKey.new(out, codec, fresh).again().identifier != unlocked.key.identifier:
+        raise KeyFileError(f"{out} is not the codec that was written", "another program wrote there; give another name")
+    usage.handed_on(out, key)
+    note(READS)
+    if codec.info.responses is not None:
+        note(EQUALLY.format(key=key))
+    emit(
+        as_json, {"codec": str(out), "key": str(key), "key_id": codec.identifier}, f"wrote the codec of {key} to {out}"
+    )
+
+
+@keys.command()
+def show(key: KeyPath, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
+    """Show a key's identifier, model and scheme, and the jobs whose label names it knows. No secret."""
+    unlocked = KeyOptions(key, None, passphrase_file).open()
+    document = shown(unlocked)
+    emit(
+        as_json,
+        document,
+        lambda: "\n".join(f"{name.replace('_', ' ')}: {_word(one)}" for name, one in document.items()),
+    )
+
+
+def shown(unlocked: UnlockedKey) -> dict[str, Any]:
+    """Nothing here reads a text or makes the key again. Label names are private, so that they are counted."""
+    key, info = unlocked.key, unlocked.key.info
+    jobs = {**info.labels_by_job, **info.scales_by_job}
+    return {
+        "key_id": key.identifier,
+        "holds": "the codec alone" if key.secret is None else "the whole key",
+        "model": info.model,
+        "model_digest": key.model_digest,
+        "kind": info.kind,
+        "tokens": len(key.first),
+        "ids": len(key.sigma),
+        "scheme": info.public_scheme,
+        "made_for_job": None if info.job is None else info.job["name"],
+        "label_names": len(info.labels or {}),
+        "jobs_with_labels": list(jobs),
+        "uploads": info.uploads,
+    }
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(
+            str(one) if name == "name" else f"{name}={one}" for name, one in value.items() if one is not None
+        )
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@keys.command()
+def backup(
+    key: KeyPath,
+    out: Annotated[Path, typer.Argument(help="The copy; it is sealed with the same passphrase.")],
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a key file, and open the copy: that shows that the passphrase is right and that the copy can be read.
+
+    Keep it on another disk, and the passphrase elsewhere. What was counted under the key stays with the original.
+    """
+    if out.is_dir():
+        out = out / key.name
+    from milkglass.client.key.file import require_free
+
+    require_free(out)
+    if not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent}", "make it, or is the disk not mounted?")
+    unlocked = KeyOptions(key, None, passphrase_file).open()
+    files.write(out, key.read_bytes(), replace=False)
+    copied = unlocked.again(out)
+    if copied.identifier != unlocked.key.identifier:
+        raise KeyFileError(f"{out} is not the key that was copied", "another program wrote there; give another name")
+    document = {"key": str(key), "backup": str(out), "key_id": copied.identifier, "sha256": files.sha256(out)}
+    emit(
+        as_json, document, f"copied {key} to {out} and opened it: key {copied.identifier}, SHA-256 {document['sha256']}"
+    )
+
+
+@keys.command()
+def rotate(
+    key: KeyPath,
+    new_passphrase_file: Annotated[
+        Path | None,
+        typer.Option("--new-passphrase-file", help="A file with the new passphrase; with --generate one to write."),
+    ] = None,
+    generate: Annotated[bool, typer.Option("--generate", help="Draw the new passphrase.")] = False,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Seal a key with another passphrase. The key stays the same, and so do the models that were made with it.
+
+    Run this while no other command uses the key: one that was begun cannot write its label names afterwards. Copies
+    that were made before still open with the old passphrase: destroy them. Where the key itself may be known,
+    make another with `milkglass key for-job` or `milkglass obfuscate`, scramble the model anew, and train it again.
+    """
+    require_another(new_passphrase_file)
+    from milkglass.client.key.file import leftovers
+
+    left = leftovers(key)
+    unlocked = KeyOptions(key, None, passphrase_file).open()  # removes them
+    for one in left:
+        does = f"{one} cannot be removed: remove it" if one.exists() else f"removed {one}"
+        note(f"{does}, which a command left that was ended while it wrote the key")
+    unlocked.sealed_with(another_passphrase(new_passphrase_file, generate, unlocked))
+    note("copies that were made before still open with the old passphrase")
+    if os.environ.get(VARIABLE):
+        note(f"{VARIABLE} still holds the old passphrase: give commands the new one")
+    emit(as_json, {"key": str(key), "key_id": unlocked.key.identifier}, f"{key} opens with the new passphrase alone")

@@ -1,1 +1,0 @@
-"""`milkglass key`: what a key gave away, and its life."""

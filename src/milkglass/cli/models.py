@@ -1,0 +1,282 @@
+"""`milkglass models`, `upload` and `uploads`: what can be scrambled, and what a server has or is handed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milkglass.cli.ui.options import (
+    AsJson,
+    KeyOptions,
+    PassphraseFile,
+    ServerOptions,
+    WayOptions,
+    Yes,
+    changed,
+    original,
+    refuse_unused,
+    with_options,
+)
+from milkglass.cli.ui.terminal import bars, cell, confirm, emit, erase, megabytes, moment, note, table
+from milkglass.errors import KeyForOtherModel, RemoteError, UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.key.file import UnlockedKey
+    from milkglass.client.key.key import Key
+    from milkglass.client.remote.remote import Remote
+
+
+KEYS = {True: "this key", False: "another key", None: "not said"}
+
+
+@with_options
+def models(
+    ref: Annotated[
+        str | None,
+        typer.Argument(help="Inspect one model: a folder, a hub id (hf:owner/name), demo:minilm, demo:smollm2."),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option("--server", envvar="MILKGLASS_SERVER", help="List the models of this server.", show_default=False),
+    ] = None,
+    supported: Annotated[
+        bool, typer.Option("--supported", help="List what can be scrambled, also where a server is named.")
+    ] = False,
+    key: Annotated[Path | None, typer.Option("--key", help="Show which models this key file fits.")] = None,
+    passphrase_file: PassphraseFile = None,
+    delete: Annotated[str | None, typer.Option("--delete", help="Delete this model from the server.")] = None,
+    yes: Yes = False,
+    *,
+    way: WayOptions,
+    as_json: AsJson = False,
+) -> None:
+    """List a server's models (--server or $MILKGLASS_SERVER); without one, what can be scrambled; or look at REF."""
+    if server is None and (key or delete):
+        raise UsageError("--key and --delete are about a server's models", "name the server with --server")
+    listed = server is not None and ref is None and not supported
+    if not listed:
+        about = "with --supported" if supported else f"to look at {ref}" if ref is not None else "without a server"
+        refuse_unused(about, {"--key": key, "--delete": delete, **changed(way)})
+    if ref is not None and supported:
+        raise UsageError("--supported and a model were both given", "leave one out")
+    refuse_unused("to delete a model", {"--key": key} if delete else {})
+    refuse_unused("without --delete", {"--yes": yes} if not delete else {})
+    refuse_unused("without --key", {"--passphrase-file": passphrase_file} if key is None else {})
+    if listed and server is not None:
+        if delete:
+            from milkglass.client.remote.remote import MODELS
+
+            question = f"Delete the model {delete} from the server? It cannot be brought back."
+            with way.to(server).open() as remote:
+                erase(remote, MODELS, delete, question, yes, as_json)
+        else:
+            _on_server(way.to(server), KeyOptions(key, None, passphrase_file).open().key if key else None, as_json)
+        return
+    emit(as_json, *(_catalogue() if ref is None else _one(ref)))
+
+
+# --- a server's -------------------------------------------------------------------------------------------------------
+def _on_server(way: ServerOptions, key: Key | None, as_json: bool) -> None:
+    from milkglass.client.remote.responses import fits
+
+    with way.open() as remote:
+        result = remote.models()
+    names = ("id", "kind", "vocab_size", "bytes", "created", "parent", "job", "key_id")
+    shown = [{name: model.get(name) for name in names} for model in result]
+    if key is not None:
+        shown = [{**model, "key_fits": fits(model, key)} for model in shown]
+    emit(as_json, {"models": shown}, lambda: _server_words(shown))
+
+
+def _server_words(found: list[dict[str, Any]]) -> str:
+    more = "what can be scrambled: milkglass models --supported"
+    if not found:
+        return f"the server has no models\n{more}"
+    rows: list[tuple[str, ...]] = [("model", "kind", "size", "made", "fine-tuned from", "scrambled with")]
+    for model in found:
+        scrambled_with = KEYS[model["key_fits"]] if "key_fits" in model else (model["key_id"] or KEYS[None])
+        cells = (cell(model["id"]), cell(model["kind"]), megabytes(model["bytes"]), moment(model["created"]))
+        rows.append((*cells, cell(model["parent"] or "-"), cell(scrambled_with)))
+    return f"{table(rows)}\n\n{more}"
+
+
+# --- what can be scrambled --------------------------------------------------------------------------------------------
+def _catalogue() -> tuple[dict[str, Any], str]:
+    """As JSON and in words, as `_one` too."""
+    from milkglass.models.families import FAMILIES
+    from milkglass.models.resolve import EMBEDDED
+
+    embedded = table([(f"  {model.ref}", model.about) for model in EMBEDDED.values()])
+    families = table([(f"  {one.name}", one.kind, ", ".join(one.model_types)) for one in FAMILIES.values()])
+    document = {
+        "embedded": [{"ref": model.ref, "about": model.about} for model in EMBEDDED.values()],
+        "families": [
+            {"name": one.name, "kind": one.kind, "model_types": list(one.model_types)} for one in FAMILIES.values()
+        ],
+    }
+    return document, (
+        f"embedded models:\n{embedded}\n\nsupported families:\n{families}\n\n"
+        "any local folder or hub id (hf:owner/name) of a supported family can be scrambled"
+    )
+
+
+def _one(ref: str) -> tuple[dict[str, Any], str]:
+    from milkglass.client.obfuscate.preflight import assumed, require_sound
+    from milkglass.models.families import of
+
+    base = original(ref)
+    result = of(base)
+    require_sound(base)
+    if said := assumed(base):
+        note(said)
+    tables = sum(base.tensors[name].bytes for name in result.touched)
+    found: dict[str, Any] = {
+        "ref": ref,
+        "folder": str(base.folder),
+        "family": result.family.name,
+        "kind": result.kind,
+        "vocabulary": result.vocab_size,
+        "dimensions": base.tensors[result.table].shape[1],
+        "dtype": base.tensors[result.table].dtype,
+        "touched": list(result.touched),
+        "bytes": sum(tensor.bytes for tensor in base.tensors.values()),
+        "bytes_scrambled": tables,
+    }
+    return found, table(
+        [
+            ("folder", found["folder"]),
+            ("family", f"{found['family']} ({found['kind']})"),
+            ("vocabulary", f"{found['vocabulary']:,} tokens x {found['dimensions']} dimensions, {found['dtype']}"),
+            ("scrambled", ", ".join(found["touched"])),
+            ("size", f"{megabytes(found['bytes'])}, a delta {megabytes(found['bytes_scrambled'])}"),
+        ]
+    )
+
+
+@with_options
+def upload(
+    path: Annotated[
+        Path, typer.Argument(help="A folder that `obfuscate` wrote, or a Parquet file that `encode` wrote.")
+    ],
+    name: Annotated[str | None, typer.Option("--name", help="The model's name there  [default: a random one]")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="The model's key file, which notes the name.")] = None,
+    passphrase_file: PassphraseFile = None,
+    *,
+    server: ServerOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Upload a scrambled folder, a delta, or a Parquet file; goes on where an interrupted upload stopped.
+
+    Refused before anything is sent: a folder with a tokenizer, with a config that scrambling would have changed, or
+    with weights that are not the model's; a Parquet file without the mark that `encode` leaves beside its own.
+    """
+    _require_ours(path, name)
+    unlocked = _key_of(path, key, passphrase_file)
+    from milkglass.client.obfuscate.upload_check import is_plain, others_in
+
+    with server.open() as remote, bars(as_json) as stage:
+        if path.is_dir():
+            for other in others_in(path):
+                note(f"not sent: {other}, which is not a file of the model")
+            repeats = name is not None and is_plain(name) and _is_there(remote, name)
+            model = remote.upload_model(path, name, stage)
+            if unlocked is not None:
+                unlocked.remember(None, model=model)
+            did = f"the server had this very model already, nothing was replaced: {model}"
+            words = did if repeats else f"uploaded: {model}"
+            emit(as_json, {"model": model}, lambda: f"{words}\n{_next(remote, model, server)}")
+        else:
+            file = remote.upload(path, stage)
+            emit(as_json, {"file": file}, f"uploaded: {file}")
+
+
+def _is_there(remote: Remote, name: str) -> bool:
+    """Whether the server has a model of this name. One of other weights is not replaced: the server refuses."""
+    try:
+        remote.model(name)
+    except RemoteError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
+
+
+def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> UnlockedKey | None:
+    """The key that made a folder. Raises UsageError, KeyForOtherModel before anything is sent."""
+    if key is None:
+        return None
+    if not path.is_dir():
+        raise UsageError("--key is of a model, and this is a file of rows", "leave --key out")
+    unlocked = KeyOptions(key, None, passphrase_file).open()
+    from milkglass.client.layout import KEY_ID
+    from milkglass.models.checkpoint import read_json
+
+    if read_json(path / "config.json").get(KEY_ID) not in (None, unlocked.key.identifier):
+        raise KeyForOtherModel(
+            f"{path} was scrambled with another key than {key}; nothing was sent", "give the key that made it"
+        )
+    return unlocked
+
+
+def _next(remote: Remote, model: str, server: ServerOptions) -> str:
+    """A decoder may be under a scheme that needs no fine-tuning; the server's copy does not say."""
+    tune = f"next: milkglass finetune {model} DATA --key KEYFILE {server}"
+    if remote.model(model).get("kind") != "decoder":
+        return tune
+    return f"{tune}\nor, where the scheme needs no fine-tuning: milkglass proxy --key KEYFILE {server}"
+
+
+@with_options
+def uploads(
+    delete: Annotated[str | None, typer.Option("--delete", help="The id of a file or an upload to delete.")] = None,
+    yes: Yes = False,
+    *,
+    server: ServerOptions,
+    as_json: AsJson = False,
+) -> None:
+    """List the files that were uploaded to the server, and uploads that were never completed; or delete one.
+
+    A model and a finished job need their files no longer.
+    """
+    refuse_unused("without --delete", {} if delete else {"--yes": yes})
+    with server.open() as remote:
+        if delete:
+            confirm(f"Delete {delete} from the server?", yes)
+            remote.delete_upload(delete)
+            emit(as_json, {"id": delete, "deleted": True}, f"deleted: {delete}")
+            return
+        files, parts = remote.files(), remote.uploads()
+    emit(as_json, {"files": files, "unfinished": parts}, lambda: _upload_words(files, parts))
+
+
+def _upload_words(files: list[dict[str, Any]], parts: list[dict[str, Any]]) -> str:
+    if not files and not parts:
+        return "the server has no uploads"
+    rows: list[tuple[str, ...]] = [("id", "for", "size", "arrived", "made")]
+    for one in [*files, *parts]:
+        size, have = one.get("bytes"), one.get("received")
+        part = f"{100 * have / size:.0f} %" if have is not None and size else "whole"
+        named = (cell(one.get("id")), cell(one.get("purpose")), megabytes(size))
+        rows.append((*named, part, moment(one.get("created_at"))))
+    return table(rows)
+
+
+def _require_ours(path: Path, name: str | None) -> None:
+    """Raises UsageError for what Milkglass did not write. No one has been asked for a token then."""
+    if path.is_dir():
+        from milkglass.client.obfuscate.upload_check import Outgoing
+
+        Outgoing.of(path)
+        return
+    if not path.is_file() or path.suffix != ".parquet":
+        raise UsageError(
+            f"{path} is neither a scrambled folder nor a Parquet file",
+            "give a folder that `milkglass obfuscate` wrote; `milkglass finetune` scrambles and uploads data itself",
+        )
+    if name:
+        raise UsageError("--name was given for a file", "only models have names")
+    from milkglass.client.data.marked_rows import require_marked
+
+    require_marked(path)

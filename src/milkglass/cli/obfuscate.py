@@ -1,0 +1,376 @@
+"""`milkglass obfuscate`: scramble a model with a key, and say what that is worth and what comes next."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from milkglass.cli import coarse
+from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.ui.options import (
+    TOKEN_VARIABLE,
+    AsJson,
+    KeyFile,
+    KeyOptions,
+    PassphraseFile,
+    changed,
+    kept_name,
+    parameters,
+    refuse_unused,
+    require_file,
+    with_options,
+)
+from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_passphrase
+from milkglass.cli.ui.terminal import bars, emit, note, note_apart
+from milkglass.client.key import usage
+from milkglass.errors import KeyExists, UnsupportedModel, UsageError
+from milkglass.progress import duration
+
+if TYPE_CHECKING:
+    from milkglass.client.key.file import UnlockedKey
+    from milkglass.client.key.key import Key
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.rows.data_file import DataFile
+    from milkglass.schemes.mixture import Promise
+
+
+LOSS = (
+    "made a new key: {path}\n"
+    "  Without this file and its passphrase, models trained with it are useless, and no one can recover them.\n"
+    "  Keep a copy of it somewhere safe, and never give it to the server."
+)
+UNTUNED = (
+    "mixing has a price: as it is, the model answers with nonsense or with nothing; it is of use after fine-tuning"
+)
+UNMIXED = (
+    "k = 1 mixes nothing: anyone who compares the tables with the published ones reads every id; k = 10 is the default"
+)
+PLUS = (
+    "the dimensions of every layer are mixed, with a condition number of {:.3g}: the higher, the more there is to "
+    "make up for in fine-tuning;\n  anyone with the public model undoes this in seconds"
+)
+HONEST = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
+
+
+def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> list[str]:
+    from milkglass.client.key.generate import scheme_of
+
+    key, start = opened.key, f"scrambled into {out} in {duration(seconds)}"
+    if key.token_symbols is not None:
+        return [start, *coarse.words(opened.path, key, promise), f"  {HONEST}"]
+    if broken := scheme_of(key).broken:
+        return [start, f"  {_permuted(key)}", f"  {broken}"]
+    sizes = sorted(promise.sizes)
+    spread = f"of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
+    return [
+        start,
+        f"  {_permuted(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
+        f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
+        f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
+        *([] if promise.condition is None else [f"  {PLUS.format(promise.condition)}"]),
+        f"  {HONEST}",
+    ]
+
+
+def _permuted(key: Key) -> str:
+    tokens = len(key.first)
+    if len(key.sigma) > tokens:
+        return f"{tokens:,} tokens permuted, under {len(key.sigma):,} ids"
+    return f"{tokens:,} tokens permuted" + (", one row a cluster" if key.shares else "")
+
+
+def next_steps(
+    opened: UnlockedKey, out: Path, delta: bool, passphrase_file: Path | None, data: Path | None = None,
+    columns: str = "",
+) -> list[str]:  # fmt: skip
+    """Returns what the user must know to go on. `columns`: the options by which the rows that were given are read."""
+    from milkglass.client.key.generate import scheme_of
+
+    opens = KeyOptions(opened.path, None, passphrase_file)
+    audit = f"next: milkglass audit {opens} --text {shlex.quote(str(data or 'TEXTS'))}{columns}"
+    key, folder = opened.key, shlex.quote(str(out))
+    server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
+    token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
+    upload = f"milkglass upload {folder} --server {server}{token}"
+    answers = key.info.kind == "decoder" and scheme_of(key).k <= 1 and not key.shares  # without fine-tuning
+    proxy = [f"then: milkglass proxy {opens} --server {server}{token}"] if answers else []
+    if scheme_of(key).broken:
+        public = [f"to try it with public text: {upload}", *proxy] if answers else []
+        return [f"{audit} shows what is read", "send nothing private under this key", *public]
+    lines = [f"  {UNTUNED if scheme_of(key).k > 1 or key.shares else UNMIXED}"]
+    if delta:
+        lines.append(
+            f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"
+        )
+    return [*lines, audit, f"then: milkglass verify {folder} {opens}", f"then: {upload}", *proxy]
+
+
+@with_options
+def obfuscate(
+    model: Annotated[str, typer.Argument(help="A folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")],
+    out: Annotated[Path, typer.Argument(help="The new folder to write.")],
+    key: KeyFile,
+    scheme: Annotated[
+        str | None,
+        typer.Option(help="The scheme; an unknown name lists them.  [default: coarse with --data, else obfuslm]"),
+    ] = None,
+    k: Annotated[int | None, typer.Option(help="Cluster size.  [default: 10]")] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="How strongly similarity decides the mixture (default: 0.1 for encoders, 1 for decoders). With coarse "
+            "(default: none): symbols are exchanged at random, so that a reader's odds between two tokens of a place "
+            "move by exp(E) at most."
+        ),
+    ] = None,
+    bands: Annotated[
+        float | None,
+        typer.Option(help="Only tokens whose counts in --band-text differ by less than this factor share a cluster."),
+    ] = None,
+    band_text: Annotated[
+        Path | None, typer.Option("--band-text", help=f"Text like yours, for --bands: {ROWS}, or .txt.")
+    ] = None,
+    symbols: Annotated[
+        int | None, typer.Option(help="With --scheme coarse: how many symbols stand for all tokens.  [default: 16]")
+    ] = None,
+    function_words: Annotated[
+        int | None,
+        typer.Option(help="With --scheme coarse: so many of the commonest tokens keep their own symbol.  [default: 0]"),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="With --scheme coarse: your training rows, from which symbols are found.")
+    ] = None,
+    public_text: Annotated[
+        Path | None, typer.Option(help="With --scheme coarse: any public text; tokens are counted in it.")
+    ] = None,
+    task: Annotated[
+        Literal["regression"] | None, typer.Option(help="With --scheme coarse: the labels of --data are numbers.")
+    ] = None,
+    words: Annotated[
+        list[str] | None,
+        parameters("Another parameter of the scheme, such as beta=0.9, aliases=2, rows=shared or plus.form=paper."),
+    ] = None,
+    delta: Annotated[
+        bool, typer.Option("--delta", help="Write only what changes; the server must have the original model.")
+    ] = False,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Insist on making a new key: refuse if the file exists.")
+    ] = False,
+    passphrase_file: PassphraseFile = None,
+    generate_passphrase: GeneratePassphrase = False,
+    weak_passphrase: WeakPassphrase = False,
+    *,
+    columns: ColumnOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Scramble MODEL into the folder OUT. Makes the key file if it doesn't exist, else uses it."""
+    started = time.monotonic()
+    if generate_passphrase and key.exists():
+        begun = "; an interrupted run goes on then" if _unfinished(out).exists() else ""
+        fault = f"{key} exists already, under a passphrase of its own"
+        raise UsageError(fault, f"leave --generate-passphrase out{begun}")
+    refuse_unused("where no file of yours is read", {} if data or public_text or band_text else changed(columns))
+    _require_places(out, key, new_key)  # what needs no model is reported before anyone waits for one
+    from milkglass.client.key.generate import scheme_for, scheme_of
+    from milkglass.client.obfuscate.preflight import assumed, require_room, require_scramblable
+    from milkglass.client.obfuscate.scramble import scramble
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.families import of
+
+    band_file = _band_file(bands, band_text, columns)
+    short = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
+    named = scheme is not None
+    scheme = coarse.by_default(scheme, data, epsilon, words or [])
+    selected = _selected(scheme or "obfuslm", words or [], short)
+    files = coarse.CoarseFiles(data, public_text, task is not None, columns)
+    # Anyone who is asked for a passphrase is asked before rows and the model are read, and before bars are drawn over
+    # the question. One that is generated is written last: where anything else is refused, no file of it is left.
+    old = _existing(key, passphrase_file)
+    files.require_fit(scheme, key)
+    with _resumable(key, new_key or generate_passphrase):
+        secret = ""
+        if old is None and not generate_passphrase:
+            secret = new_passphrase(passphrase_file, weak_passphrase)
+        files.require(named)
+        folder = _folder(model, as_json)
+        base = Checkpoint.open(folder)
+        if band_file is not None:
+            selected["bands"] = _bands(base, bands, band_file)
+        ref = kept_name(model, folder)
+        asked_for = scheme_for(base, scheme or "obfuslm", **selected)
+        if old is not None:
+            _require_same(old, scheme, selected, out)
+        expected = asked_for if old is None else scheme_of(old.key)
+        require_scramblable(base, expected, delta)
+        require_room(base, expected, out, delta)
+        for said in filter(None, [assumed(base)]):
+            note(said)
+        texts = files.read(base) if old is None and files.data is not None else None
+        if warning := expected.broken or (UNMIXED if expected.k == 1 and not expected.shares else None):
+            note(f"warning: {warning}")
+        if old is None and generate_passphrase:
+            secret = new_passphrase(passphrase_file, weak_passphrase, generate=True)
+        with bars(as_json) as stage:
+            total = sum(tensor.bytes for tensor in base.tensors.values())
+            digest = base.digest(stage("read the model" if old is None else "check the model", total))
+            if old is None:
+                from milkglass.client.key.file import UnlockedKey
+
+                made = coarse.make_key(base, ref, expected, digest, texts, stage)
+                opened = UnlockedKey.new(
+                    key, made, secret, weak=weak_passphrase
+                )  # before anything is scrambled with it
+                secret = ""
+            else:
+                opened = old
+                opened.key.require_model(digest)
+            try:
+                promise = scramble(base, opened.key, out, delta, stage)
+            except (UsageError, UnsupportedModel):
+                if old is None:
+                    key.unlink()  # it was made with parameters that cannot be, and would insist on them
+                raise
+            if texts is not None:
+                coarse.remember_rate(key, opened.key, base, texts)
+    if old is None:
+        note(LOSS.format(path=key))
+    seconds = time.monotonic() - started
+    document = {
+        "out": str(out),
+        "key": str(key),
+        "created_key": old is None,
+        "delta": delta,
+        "scheme": opened.key.info.public_scheme,
+        "promise": asdict(promise),
+        "seconds": round(seconds, 2),
+    }
+    if delta:
+        document["base"] = {"model": ref, "digest": opened.key.model_digest}
+    if rate := usage.read(key).rate:
+        document["rate"] = dict(rate)
+    better = [f"  {coarse.BETTER}"] if old is None and scheme is None and of(base).kind == "encoder" else []
+    steps = next_steps(opened, out, delta, passphrase_file, data, "" if data is None else columns.words())
+    emit(as_json, document, lambda: "\n".join([*done(opened, out, promise, seconds), *better, *steps]))
+
+
+@contextmanager
+def _resumable(key: Path, insisted: bool) -> Iterator[None]:
+    """Says on an interrupt whether there is a key, and how the run goes on. `insisted`: a new key was demanded."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if key.exists():
+            without = " without --new-key and --generate-passphrase" if insisted else ""
+            note_apart(f"stopped; the key is in {key} (keep a copy of it): the same command{without} goes on")
+        else:
+            note_apart("stopped: no key was made, and a passphrase that was generated for it is of no use")
+        raise
+
+
+def _unfinished(out: Path) -> Path:
+    """Where `scramble` writes until it is done."""
+    return out.with_name(f".{out.name}.partial")
+
+
+def _require_places(out: Path, key: Path, new_key: bool) -> None:
+    """Raises UsageError or KeyExists where the folder or a new key could not be written."""
+    if out.exists():
+        raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
+    if out.absolute() in (key.absolute(), *key.absolute().parents):
+        raise UsageError(f"{key} would lie in {out}, which goes to the server", "keep the key somewhere else")
+    if key.is_dir():
+        raise UsageError(f"{key} is a folder, not a file", "give the key a name in it")
+    if key.exists() and new_key:
+        raise KeyExists(f"{key} exists already", "give another file, or leave --new-key out to use this one")
+    from milkglass.client.key.file import require_free
+    from milkglass.files import require_writable
+
+    require_writable(out)
+    if not key.exists():
+        require_free(key)
+        require_writable(key)
+
+
+def _band_file(factor: float | None, text: Path | None, columns: ColumnOptions) -> DataFile | None:
+    """Text like the one that will be sent, read once. Raises UsageError, CodecError."""
+    from milkglass.schemes.bands import Bands
+
+    if (factor is None) != (text is None):
+        raise UsageError("--bands and --band-text need each other", "give both, or neither")
+    if factor is not None and text is not None:
+        Bands(factor, "")
+        require_file(text, "give text like the one that will be sent")
+    return columns.others(text)
+
+
+def _selected(scheme: str, words: list[str], short: dict[str, float | None]) -> dict[str, Any]:
+    """Returns the scheme's parameters that the command sets.
+
+    Raises UsageError for a value that the scheme refuses, whatever the model and the key are.
+    """
+    from milkglass.parameters import read_words
+    from milkglass.schemes.catalogue import SCHEMES
+
+    named = [f"{name}={value}" for name, value in short.items() if value is not None]
+    values = read_words(type(SCHEMES[scheme]), [*named, *words], scheme, without=["bands", "map"])
+    made = SCHEMES.make(scheme, values)
+    return {name: getattr(made, name) for name in values}
+
+
+def _bands(base: Checkpoint, factor: float | None, text: DataFile) -> Any:
+    """Tokens are counted as any key would encode them: which one, the count does not depend on."""
+    from milkglass.client.codec.codec import Codec
+    from milkglass.client.data.texts import read
+    from milkglass.client.key.generate import new_key
+    from milkglass.schemes.bands import Bands
+
+    codec = Codec.open(new_key(base, "", None, ""), base.folder)
+    return Bands.counted(read(codec, text).original.counts(len(codec.sigma)), factor or 0.0)
+
+
+def _folder(model: str, as_json: bool) -> Path:
+    """Its own bars, closed again: a passphrase is asked for later, and not under them."""
+    from milkglass.models.resolve import EMBEDDED, resolve
+
+    if model not in EMBEDDED:  # the hub draws bars of its own
+        return resolve(model)
+    with bars(as_json) as stage:
+        over = stage(f"prepare {model}", 0)
+        folder = resolve(model)
+        over(1)
+    return folder
+
+
+def _existing(key: Path, passphrase_file: Path | None) -> UnlockedKey | None:
+    """Raises CodecAlone where it cannot scramble."""
+    if not key.exists():
+        return None
+    result = KeyOptions(key, None, passphrase_file).open()
+    result.key.require_whole()
+    return result
+
+
+def _require_same(opened: UnlockedKey, scheme: str | None, chosen: dict[str, Any], out: Path) -> None:
+    """Raises UsageError where a key that exists was made with another scheme than was chosen."""
+    from milkglass.client.key.generate import scheme_of
+
+    unfinished = _unfinished(out)
+    begun = f"; or remove it and {unfinished}, of a run that was interrupted" if unfinished.exists() else ""
+    its = scheme_of(opened.key)
+    if scheme not in (None, its.name):
+        raise UsageError(f"this key was made for {its.name}, not {scheme}", f"give the file of a new key{begun}")
+    for name, value in chosen.items():
+        fixed = getattr(its, name, None)
+        if value != fixed:
+            raise UsageError(
+                f"this key was made with {name} = {fixed}, not {value}",
+                f"leave the option out, or give the file of a new key{begun}",
+            )

@@ -1,1 +1,0 @@
-"""A scrambled model from end to end: `obfuscate`, `verify`, `upload`, `models`."""

@@ -1,0 +1,261 @@
+"""`milkglass proxy` and `ui`: OpenAI's API on this machine, in front of any engine that serves a scrambled model.
+
+`ui` is the proxy with a page that shows who sees what.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.ui.options import (
+    KeyOptions,
+    ServerOptions,
+    changed,
+    original,
+    read_token,
+    refuse_unused,
+    require_file,
+    with_options,
+)
+from milkglass.cli.ui.passphrase import opened
+from milkglass.cli.ui.terminal import INTERRUPTED, note, note_apart, say
+from milkglass.cli.ui.tls import TlsCertificate, TlsKey, reached, require_private, require_tls
+from milkglass.errors import UsageError
+from milkglass.system import is_loopback
+
+if TYPE_CHECKING:
+    from milkglass.client.key.file import UnlockedKey
+    from milkglass.engines.upstream import Upstream
+    from milkglass.proxy.run import ProxyAddress
+
+
+DRAWN = 24  # bytes of an API key that is drawn
+BUDGET = "2m"
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """What stands behind `proxy` and `ui`, and where applications find them."""
+
+    engine: Annotated[
+        str, typer.Option("--engine", help="What serves the model: milkglass, vllm, sglang or llamacpp.")
+    ] = "milkglass"
+    serves: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--serves",
+            metavar="NAME[=KEYFILE]",
+            help="A model's name at the engine, and the key file of it where there are several; repeatable.  "
+            "[default: all that this key made]",
+        ),
+    ] = None
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any free one.")] = 8422
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--api-key-file",
+            help="A file with what applications must give as their API key.  [default: one is drawn, and printed]",
+        ),
+    ] = None
+
+    cert: TlsCertificate = None
+    tls_key: TlsKey = None
+    insecure_http: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-http", help="Listen on a network without TLS: anyone there can read texts and the API key."
+        ),
+    ] = False
+
+    def address(self, any_key: bool = False) -> ProxyAddress:
+        """Returns where applications connect. `any_key`: no API key is asked for.
+
+        Raises UsageError if a network could read or use the proxy, or files are not a certificate and its key.
+        """
+        if any_key and self.api_key_file is not None:
+            raise UsageError("--open and --api-key-file exclude each other", "leave one out")
+        if any_key and not is_loopback(self.host):
+            raise UsageError(
+                f"listening on {self.host} without an API key would let anyone there use your key", "leave --open out"
+            )
+        require_private(self.host, self.cert, self.insecure_http, "texts, answers and the API key")
+        require_tls(self.cert, self.tls_key)
+        token = None if any_key else secrets.token_urlsafe(DRAWN)
+        if self.api_key_file is not None:
+            require_file(self.api_key_file, "write a long random word into it")
+            token = read_token(self.api_key_file)
+            if not token:
+                raise UsageError(f"{self.api_key_file} is empty", "write a long random word into it")
+        from milkglass.proxy.run import ProxyAddress
+
+        return ProxyAddress(self.host, self.port, token, self.cert, self.tls_key)
+
+    def client(self, url: str, address: ProxyAddress) -> str:
+        """How an application opens OpenAI's client. A key that a file holds is not repeated."""
+        key = "..." if self.api_key_file is not None else f'"{address.token or "any"}"'
+        where = "" if self.api_key_file is None else f"; the API key is in {self.api_key_file}"
+        return f'OpenAI(base_url="{reached(url, self.cert)}/v1", api_key={key}){where}'
+
+    def upstream(self, server: ServerOptions) -> Upstream:
+        from milkglass.engines.catalogue import ENGINES
+        from milkglass.engines.upstream import Upstream
+
+        if server.server.rstrip("/").endswith("/v1"):
+            raise UsageError(
+                f"--server {server.server} ends with /v1", "give the address alone: /v1 is the proxy's own"
+            )
+        token = read_token(server.token_file)
+        return Upstream(ENGINES[self.engine], server.server, token, server.allow_http, server.certificate)
+
+
+@with_options
+def proxy(
+    any_key: Annotated[
+        bool, typer.Option("--open", help="Take any API key, or none: every user of this machine may use your key.")
+    ] = False,
+    *,
+    endpoint: EndpointOptions,
+    key: KeyOptions,
+    server: ServerOptions,
+) -> None:
+    """Answer OpenAI's API on this machine: text in front, scrambled ids behind.
+
+    Point an application's base URL at it, such as http://127.0.0.1:8422/v1. What cannot be kept private is refused.
+    --key FOLDER takes every key file (*.mgkey) in it, under one passphrase: each model is asked with the key that
+    notes its name (`upload --key` and `finetune` note it), or that --serves NAME=KEYFILE says. The engine's word does
+    not choose a key. Applications give an API key, a random one unless --api-key-file names it; with --open any key is
+    taken, from this machine alone. A network's address needs --cert and --tls-key, too.
+    """
+    address = endpoint.address(any_key)
+    upstream = endpoint.upstream(server)
+    names, files = named_keys(endpoint.serves or ())
+    unlocked = _opened(key, files)
+    from milkglass.client.codec.codec import codec_of
+    from milkglass.proxy.run import run
+
+    def ready(url: str, models: list[str]) -> None:
+        say(f"milkglass proxy: listening on {url}/v1; models: {', '.join(models)}")
+        note(f"next: {endpoint.client(url, address)}")
+
+    keys = [(one, codec_of(one, key.model)) for one in unlocked]
+    of_file = {one.path.resolve(): one for one in unlocked}
+    paired = {name: of_file[file.resolve()] for name, file in files.items()}
+    run(keys, upstream, names, address, ready, note, paired=paired)
+
+
+def named_keys(serves: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
+    """The names of --serves NAME or NAME=KEYFILE, and the key files. Raises KeyFileError, UsageError."""
+    names, files = list[str](), dict[str, Path]()
+    for one in serves:
+        name, sign, file = one.rpartition("=")
+        if not sign or not (file.endswith(".mgkey") or Path(file).is_file()):
+            name, file = one, ""  # names of models may have the sign
+        if name in names:
+            raise UsageError(f"--serves names {name} twice", "name each model once")
+        names.append(name)
+        if file:
+            files[name] = KeyOptions(Path(file)).require()
+    return names, files
+
+
+def _opened(key: KeyOptions, files: Mapping[str, Path]) -> list[UnlockedKey]:
+    """Returns the key, or every key of a folder and of --serves, which one passphrase opens.
+
+    Raises UsageError if there is no key file, KeyFileError if one cannot be opened.
+    """
+    folder = key.key is not None and key.key.is_dir()
+    if not folder and {file.resolve() for file in files.values()} <= {key.require().resolve()}:
+        return [key.open()]
+    found = sorted(key.key.glob("*.mgkey")) if folder else [key.require()]
+    if folder and not found:
+        raise UsageError(f"{key.key} holds no key file", "give a key file, or a folder of files *.mgkey")
+    if key.model is not None:
+        raise UsageError("--model is of one key, and there are several", "give one key file")
+    from milkglass.client.key.file import UnlockedKey
+
+    every = {file.resolve(): file for file in (*found, *files.values())}
+    return opened(key.passphrase_file, lambda word: [UnlockedKey.open(file, word) for file in every.values()])[0]
+
+
+@with_options
+def ui(
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Text that an attacker has, {ROWS} or a text a line: what crosses is deciphered with it as well."
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="How long the prepared model is attacked, in seconds of the processor: 90, 90s, 2m, 1h.")
+    ] = BUDGET,
+    attack: Annotated[bool, typer.Option("--attack/--no-attack", help="Whether anything is attacked here.")] = True,
+    *,
+    columns: ColumnOptions,
+    endpoint: EndpointOptions,
+    key: KeyOptions,
+    server: ServerOptions,
+) -> None:
+    """Like `proxy`, with a page: what you see, what the provider sees, and what an attack reads of it, as it happens.
+
+    The address opens one tab, and the next address is printed then. Applications give an API key, a random one unless
+    --api-key-file names it. Nothing is kept: what crossed is in memory until the command ends.
+    """
+    from milkglass.threat.budget import Budget
+
+    if not attack:
+        refuse_unused("with --no-attack", {"--public": public, "--budget": None if budget == BUDGET else budget})
+    if public is None:
+        refuse_unused("without --public", changed(columns))
+    seconds = Budget.parse(budget).seconds
+    address = endpoint.address()
+    text = columns.others(public)
+    upstream = endpoint.upstream(server)
+    names, files = named_keys(endpoint.serves or ())
+    if others := [file for file in files.values() if file.resolve() != key.require().resolve()]:
+        raise UsageError(f"the page shows one key, and --serves names {others[0]} besides", "give one, with --key")
+    unlocked = key.open()
+    from milkglass.client.codec.codec import codec_of
+    from milkglass.client.key.generate import scheme_of
+    from milkglass.monitor.app import MonitorPage
+    from milkglass.monitor.attacker import LiveAttacker
+    from milkglass.proxy.run import run
+
+    codec = codec_of(unlocked, key.model)
+    attacker = None
+    if attack:
+        attacker = LiveAttacker(original(key.model or unlocked.key.info.model), unlocked.key, codec, text, seconds)
+    page = MonitorPage(key.key, attacker, scheme_of(unlocked.key).broken or "")
+
+    def ready(url: str, models: list[str]) -> None:
+        base = reached(url, endpoint.cert)
+        page.opening.renewed = lambda code: say(f"milkglass ui: it is open; for another tab open {base}/#{code}")
+        say(f"milkglass ui: open {base}/#{page.opening.code}")
+        note(f"applications: {endpoint.client(url, address)}; models: {', '.join(models)}")
+
+    try:
+        run([(unlocked, codec)], upstream, names, address, ready, note, page)
+    except KeyboardInterrupt:
+        note_apart("interrupted")
+        leave(INTERRUPTED)
+    leave(0)  # where Ctrl-C is ignored, the server alone has heard it
+
+
+def leave(code: int) -> None:
+    """End the command without waiting for an attack, one step of which can take minutes."""
+    from milkglass.monitor.attacker import attacking
+
+    if attacking():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise typer.Exit(code)

@@ -1,0 +1,126 @@
+"""`milkglass verify`, `export` and `train-config`: a scrambled folder, checked or written for an engine or trainer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from milkglass import files
+from milkglass.cli.ui.options import AsJson, KeyOptions, original, refuse_unused, require_folder, with_options
+from milkglass.cli.ui.terminal import bars, emit, note
+from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.key.key import Key
+
+AS_IT_IS = "docs/engines.md has the commands; to generate, vLLM, SGLang and `milkglass serve` take the first folder"
+
+
+@with_options
+def verify(
+    out: Annotated[Path, typer.Argument(help="A folder that `obfuscate` wrote.")],
+    *,
+    key: KeyOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Check that OUT is the key's model, scrambled, and holds nothing that it shouldn't."""
+    from milkglass.client.obfuscate.preflight import assumed, require_sound
+    from milkglass.client.obfuscate.verify import verify as check
+
+    require_folder(out, "give the folder that `milkglass obfuscate` wrote")
+    opened = key.open()
+    opened.key.require_whole()
+    _require_its_key(out, opened.key)
+    base = original(key.model or opened.key.info.model)
+    require_sound(base)
+    if said := assumed(base):
+        note(said)
+    if not as_json:
+        note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
+    with bars(as_json) as stage:
+        opened.key.require_model(base.digest(stage("check the model", sum(t.bytes for t in base.tensors.values()))))
+        checks = check(base, opened.key, out, stage)
+    passed = all(one.passed for one in checks)
+    emit(
+        as_json,
+        {"out": str(out), "passed": passed, "checks": [asdict(one) for one in checks]},
+        "\n".join(f"{'ok  ' if one.passed else 'FAIL'}  {one.name}: {one.detail}" for one in checks),
+    )
+    if not passed:
+        failed = ", ".join(one.name for one in checks if not one.passed)
+        raise CorruptCheckpoint(f"{out} fails: {failed}", "don't upload it; make it again with `milkglass obfuscate`")
+
+
+def _require_its_key(out: Path, key: Key) -> None:
+    """Told at once, and not as a folder full of wrong tensors."""
+    from milkglass.client.layout import KEY_ID
+    from milkglass.client.remote.responses import fits
+    from milkglass.models.checkpoint import read_json
+
+    config = out / "config.json"
+    info = read_json(config).get(KEY_ID) if config.is_file() else None
+    if fits({"key_id": info}, key) is False:
+        raise KeyForOtherModel(f"{out} was scrambled with another key than this one", "give the key it was made with")
+
+
+@with_options
+def export(
+    folder: Annotated[Path, typer.Argument(help="A folder that `obfuscate` or `--fetch` wrote.")],
+    engine: Annotated[
+        Literal["llamacpp", "transformers"],
+        typer.Option("--for", help="llamacpp: a GGUF file. transformers: a folder with an opaque tokenizer."),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The new file or folder.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Write a scrambled model for an engine that loads none without a vocabulary: each token gets an opaque name."""
+    require_folder(folder, "give the folder that `milkglass obfuscate` wrote")
+    if out.exists():
+        raise UsageError(f"{out} exists already", "give a new name, or remove that one first")
+    from milkglass.files import require_writable
+
+    require_writable(out)
+    if (folder / "delta.json").is_file():
+        raise UsageError(f"{folder} is a delta", "make the whole folder: `milkglass obfuscate` without --delta")
+    with bars(as_json) as stage:
+        if engine == "llamacpp":
+            from milkglass.engines.gguf_file import write_gguf
+
+            write_gguf(folder, out, stage)
+        else:
+            from milkglass.engines.opaque_tokenizer import with_tokenizer
+
+            with_tokenizer(folder, out)
+    emit(as_json, {"out": str(out), "for": engine}, f"wrote {out} for {engine}; {AS_IT_IS}")
+
+
+def train_config(
+    trainer: Annotated[Literal["trl", "axolotl", "llamafactory"], typer.Argument(help="Who trains.")],
+    model: Annotated[Path, typer.Option("--model", help="A folder that `export --for transformers` wrote.")],
+    rows: Annotated[
+        Path, typer.Option("--rows", help="What `encode --out` wrote: .parquet, .jsonl, or for llamafactory a folder.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The YAML file to write.")],
+    result: Annotated[Path, typer.Option(help="The folder that the trainer will make.")] = Path("tuned"),
+    epochs: Annotated[float, typer.Option(min=0.001, help="Passes over the rows.")] = 3.0,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Rows a step, of each process.")] = 8,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", min=0.0, max=1.0, help="The highest rate.")] = 1e-4,
+    max_length: Annotated[int, typer.Option("--max-length", min=2, help="Longer rows are cut.")] = 512,
+    cpu: Annotated[bool, typer.Option("--cpu", help="The trainer's machine has no GPU.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a configuration for a trainer that runs wherever the provider runs it. It names no text and no key."""
+    from milkglass.engines.trainers import RUN, TrainerSettings, as_yaml, configuration
+
+    settings = TrainerSettings(model, rows, result, epochs, batch_size, learning_rate, max_length, cpu)
+    refuse_unused("by axolotl, which has no such setting", {"--cpu": cpu} if trainer == "axolotl" else {})
+    settings.check(trainer)
+    if out.exists():
+        raise UsageError(f"{out} exists already", "give a new name, or remove that one first")
+    files.write(out, as_yaml(configuration(trainer, settings)), private=False)
+    run = RUN[trainer].format(config=out)
+    emit(as_json, {"out": str(out), "trainer": trainer, "run": run}, f"wrote {out}\nnext: {run}")

@@ -1,0 +1,369 @@
+"""`milkglass split`: a model cut in two, the lower half here, the upper one on a server."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milkglass.cli.enclave import enclaves
+from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.ui.options import (
+    AsJson,
+    AuditOptions,
+    ModelRef,
+    WayOptions,
+    changed,
+    kept_name,
+    original,
+    parameters,
+    read_token,
+    refuse_unused,
+    require_folder,
+    with_options,
+)
+from milkglass.cli.ui.terminal import bars, emit, note, show_classified
+from milkglass.cli.ui.text_input import to_classify
+from milkglass.errors import UsageError
+from milkglass.progress import Stage, duration
+from milkglass.rows.lines import named, paired
+
+if TYPE_CHECKING:
+    from milkglass.enclave.budget import RowPolicy
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.split.client import Answer
+    from milkglass.split.spec import EncoderInfo
+    from milkglass.split.train import Evaluation
+    from milkglass.threat.defence import LabelledTexts
+
+
+Client = Annotated[Path, typer.Argument(metavar="CLIENT", help="The client's half, written by `split train`.")]
+NOTHING = (
+    "none: nothing is proved about what is sent with these parameters. `milkglass split audit` measures what\n"
+    "  attackers read of your texts, and an attack that fails there has shown nothing"
+)
+KEEP = (
+    "{client} holds the secret that hides your texts, and the names of your classes, and is sealed by no passphrase:\n"
+    "  keep a copy of it somewhere safe, and never give it to the server."
+)
+splits = typer.Typer(help="Cut a model in two: the first layers here, the others on a server.", no_args_is_help=True)
+
+
+# --- classify ---------------------------------------------------------------------------------------------------------
+@with_options
+def classify(
+    client: Client,
+    url: Annotated[str | None, typer.Option(help="The split server, such as http://127.0.0.1:8421.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="The server's half, run here as well, in place of --url.")] = None,
+    text: Annotated[list[str] | None, typer.Option("--text", help="A text; repeatable.")] = None,
+    pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each, in order.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="A text a line, a JSON object with a text, or a table.")
+    ] = None,
+    model: ModelRef = None,
+    *,
+    way: WayOptions,
+    columns: ColumnOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Classify texts: the first layers run here, hidden states cross, a line "label <tab> probability" for each."""
+    if (url is None) == (folder is None):
+        raise UsageError("give --url or --folder, one of them", "--url for a server, --folder to run both halves here")
+    if (text is None) == (file is None):
+        raise UsageError("give --text or --file, one of them", "without either there is nothing to classify")
+    if folder is not None:
+        refuse_unused("with --folder, which asks no server", changed(way))
+    refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
+    rows = to_classify(text, file, columns)
+    texts, pairs = [row.text for row in rows], paired(rows, pair)
+    require_folder(client, "give the client's half that `milkglass split train` wrote")
+    from milkglass.client.results import Classified
+    from milkglass.split.client import ClientHalf, require_sendable
+    from milkglass.split.folders import client_about
+
+    about = client_about(client)
+    base = original(model or about.model)  # its tokenizer, and the layers that were not trained
+    with named(rows):
+        require_sendable(client, about, base, texts, pairs)
+    with _answering(url, folder, way) as (info, answer), bars(as_json) as stage:
+        half = ClientHalf.open(client, base, about, sending=len(rows))
+        progress = stage("classify", len(rows))
+        shares = half.classify(texts, pairs, info, answer, progress)
+    results = [
+        Classified(about.names[int(one.argmax())], dict(zip(about.names, one.tolist(), strict=True))) for one in shares
+    ]
+    show_classified(results, as_json)
+
+
+@contextmanager
+def _answering(url: str | None, folder: Path | None, way: WayOptions) -> Iterator[tuple[EncoderInfo, Answer]]:
+    """The server half's information, and what answers frames: over HTTP, or in this process."""
+    if folder is not None:
+        require_folder(folder, "give the server's half that `milkglass split train` wrote")
+        from milkglass.split.server import ServerHalf
+
+        half = ServerHalf.open(folder)
+        yield half.info, half.answer
+        return
+    from milkglass.split.client import Wire
+
+    with way.to(str(url)).open() as remote:
+        wire = Wire(remote.connection)
+        yield wire.info(), wire.answer
+
+
+# --- audit ------------------------------------------------------------------------------------------------------------
+@with_options
+def audit(
+    context: typer.Context,
+    client: Client,
+    server: Annotated[Path, typer.Argument(metavar="SERVER", help="The server's half, written by `split train`.")],
+    *,
+    audited: AuditOptions,
+    columns: ColumnOptions,
+    model: ModelRef = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack what the client's half sends for your texts, and write what is recovered into the folder OUT.
+
+    Nothing is sent anywhere, and the client's count of sent texts is unchanged.
+    """
+    from milkglass.cli.audit import attacked, print_audit, require_audit
+
+    require_audit(audited.out, audited.budget, audited.text, audited.public)
+    for folder in (client, server):
+        require_folder(folder, "give the two halves that `milkglass split train` wrote")
+    files = audited.files(columns)
+    from milkglass.hidden_states.catalogue import restored
+    from milkglass.hidden_states.client import EncoderClient
+    from milkglass.hidden_states.halves import described
+    from milkglass.split import audit_scene
+    from milkglass.split.folders import require_one_split
+
+    about = require_one_split(client, server)
+    base = original(model or about.model)
+    defence = restored(about.method, about.parameters, about.training)
+    half, other = defence.load(base, client, server)
+    assert isinstance(half, EncoderClient)
+    staged = audit_scene.build(base, about, half, other, files)
+    if staged.left_out:
+        note(f"{staged.left_out:,} texts are longer than {half.reader.limit} tokens, cannot be sent, and are left out")
+    if about.pairs:
+        note("this model reads pairs; each text is attacked as if it were sent without its second one")
+    decides = {
+        "halves": about.server, "parameters": dict(about.parameters), "sent": described(client)["sent"],
+        **audited.decides(), **columns.decides(),
+    }  # fmt: skip
+    done = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    print_audit(context, done, audited.out, as_json)
+
+
+# --- train ------------------------------------------------------------------------------------------------------------
+@splits.command(short_help="Cut a classifier, and train both halves here.")
+@with_options
+def train(
+    model: Annotated[str, typer.Argument(help="An encoder: a folder, a hub id (hf:owner/name), or demo:minilm.")],
+    method: Annotated[
+        str, typer.Option(help="How what is sent is disturbed; an unknown name lists them.", show_default=False)
+    ],
+    data: Annotated[Path, typer.Option(help=f"Texts with labels: {ROWS}.", show_default=False)],
+    client: Annotated[Path, typer.Option(help="The new folder for your half.", show_default=False)],
+    server: Annotated[Path, typer.Option(help="The new folder for the server's half.", show_default=False)],
+    validation: Annotated[
+        Path | None,
+        typer.Option(help="Labelled texts to classify after the training, to measure what the method costs."),
+    ] = None,
+    words: Annotated[list[str] | None, parameters("A parameter of the method.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: 10]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Texts a step.  [default: 32; textobfuscator 128]")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="The learning rate.  [default: 2e-5; cape 1e-5]")] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="Stop after this many steps, before all epochs are done.")
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(help="Tokens; longer texts are cut in training, and refused when sent.  [default: 128]"),
+    ] = None,
+    *,
+    columns: ColumnOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Cut MODEL in two and train both halves here, on your labelled texts; write a folder for each.
+
+    The texts never leave this machine, but the server's half contains what it learnt from them.
+    """
+    started = time.monotonic()
+    source = columns.texts(data, labels=True)
+    from milkglass.hidden_states.catalogue import from_words, values_of
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
+    from milkglass.split import train
+
+    options = {
+        "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_steps": max_steps,
+        "max_length": max_length,
+    }  # fmt: skip
+    defence = from_words(method, words or (), {name: one for name, one in options.items() if one is not None})
+    train.require_free(client, server)
+    if defence.broken:
+        note(f"warning: {defence.broken}")
+    training = train.read_data(source)
+    evaluated_on = None
+    if validation is not None:  # before the training, so that a mistake in it is reported at once
+        evaluated_on = train.read_texts(columns.texts(validation, labels=True), training.labels, training.pairs)
+    folder = resolve(model)
+    ref = kept_name(model, folder)
+    steps = train.steps_of(defence, len(training.corpus.texts))
+    base = Checkpoint.open(folder)
+    train.require_readable(defence, base, training, max_length)
+    with bars(as_json) as stage:
+        train.make(defence, base, ref, training, client, server, stage("train", steps))
+        evaluation = None if evaluated_on is None else _evaluated(base, client, server, evaluated_on, stage)
+    document = {
+        "client": str(client), "server": str(server), "method": defence.name, "parameters": values_of(defence),
+        "guarantee": defence.guarantee, "broken": defence.broken, "texts": len(training.corpus.texts),
+        "classes": len(training.labels), "steps": steps, "seconds": round(time.monotonic() - started, 2),
+        "validation": None if evaluation is None else asdict(evaluation),
+    }  # fmt: skip
+    if not as_json:
+        note(KEEP.format(client=client))
+    emit(as_json, document, lambda: _trained(document, data))
+
+
+def _evaluated(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts, stage: Stage) -> Evaluation:
+    from milkglass.split.client import ClientHalf
+    from milkglass.split.folders import client_about
+    from milkglass.split.server import ServerHalf
+    from milkglass.split.train import evaluate
+
+    half = ClientHalf.open(client, base, client_about(client))
+    return evaluate(half, ServerHalf.open(server), texts, stage("judge", len(texts.texts)))
+
+
+def _trained(document: dict[str, Any], data: Path) -> str:
+    client, server = (shlex.quote(document[name]) for name in ("client", "server"))
+    return "\n".join(
+        [
+            f"split by {document['method']} and trained on {document['texts']:,} texts in {document['steps']:,} steps, "
+            f"{duration(document['seconds'])}",
+            f"  yours: {client}; the server's: {server}",
+            *_right(document["validation"]),
+            f"guarantee: {document['guarantee'] or NOTHING}",
+            f"next: milkglass split audit {client} {server} --text {shlex.quote(str(data))}",
+            f"then: milkglass split serve {server}          where the server is",
+            f"      milkglass split classify {client} --url http://127.0.0.1:8421 --text ...",
+        ]
+    )
+
+
+def _right(evaluation: dict[str, Any] | None) -> list[str]:
+    if evaluation is None:
+        return []
+    long = f"; {evaluation['left_out']:,} more, too long to be sent" if evaluation["left_out"] else ""
+    share = f"{100 * evaluation['right']:.1f} %"
+    return [f"correct: {share} of {evaluation['texts']:,} texts, disturbed as they are sent{long}"]
+
+
+# --- serve ------------------------------------------------------------------------------------------------------------
+@splits.command(short_help="Serve the server's half, or a decoder.")
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A server's half that `split train` wrote, or a decoder: a folder, a hub id, demo:smollm2."
+        ),
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 takes any free one.")] = 8421,
+    home: Annotated[
+        Path, typer.Option(help="The folder with the file `token`, which is made if it is missing.")
+    ] = Path("milkglass-server"),
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="A file with the token, instead of the one in --home.")
+    ] = None,
+    allow_measurement: Annotated[
+        list[str] | None,
+        typer.Option(help="Release a decoder's table to the SGX enclave of this MRENCLAVE (hex); repeatable."),
+    ] = None,
+    allow_unattested: Annotated[
+        bool, typer.Option("--allow-unattested", help="Release it to enclaves that prove nothing, too.")
+    ] = False,
+    rows_per_hour: Annotated[
+        int | None, typer.Option(min=1, help="Rows of the table that may leave an enclave.  [default: 200000]")
+    ] = None,
+    burst: Annotated[int | None, typer.Option(min=1, help="Of these at once.  [default: 20000]")] = None,
+) -> None:
+    """Serve a server's half, or all layers of a decoder but its embedding layer, on 127.0.0.1.
+
+    It needs no text and no secret of a client. Others reach it by ssh -L.
+    """
+    token = None if token_file is None else read_token(token_file)
+    if not (Path(model) / "split.json").is_file():
+        from milkglass.enclave.budget import RowPolicy
+        from milkglass.split.decoder.gate import measurements_of
+
+        measurements = measurements_of(allow_measurement or ())
+        policy = RowPolicy(rows_per_hour or 200_000, burst or 20_000)
+        _serve_decoder(model, port, home, token, measurements, allow_unattested, policy)
+        return
+    given = {
+        "--allow-measurement": allow_measurement, "--allow-unattested": allow_unattested,
+        "--rows-per-hour": rows_per_hour, "--burst": burst,
+    }  # fmt: skip
+    refuse_unused("for a server's half, which has no table", given)
+    from milkglass.split.server import opened
+    from milkglass.split.server import serve as run
+
+    half = opened(Path(model))
+    note(f"the token is in {token_file or home.resolve() / 'token'}")
+    run(half, home.resolve(), port, token)
+
+
+def _serve_decoder(
+    model: str,
+    port: int,
+    home: Path,
+    token: str | None,
+    measurements: frozenset[str],
+    unattested: bool,
+    policy: RowPolicy,
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
+    from milkglass.server.process import prepare
+    from milkglass.server.settings import DataDir, ServerSettings
+    from milkglass.split.decoder.app import serve as run
+    from milkglass.split.decoder.gate import Gate
+    from milkglass.split.decoder.server import decoder_of, opened
+
+    folder = resolve(model)
+    prepare()
+    checkpoint = Checkpoint.open(folder)
+    decoder_of(checkpoint)
+    note(f"loading {model} ...")
+    name = kept_name(model, folder).rsplit("/", 1)[-1]
+    # In a thread that ends: OpenMP's threads of this one would stay, and with more threads than cores it no longer
+    # waits by spinning, which makes a token take twice as long
+    with ThreadPoolExecutor(1) as loading:
+        serving = loading.submit(opened, checkpoint, name, policy).result()
+    if token is None:
+        token = DataDir(home.resolve(), ServerSettings(home).spare_disk).token(None)
+        note(f"the token is in {home.resolve() / 'token'}")
+    if unattested:
+        note("warning: --allow-unattested: any client with the token can have the table")
+    elif not measurements:
+        note("no enclave can have the table yet: give --allow-measurement, or --allow-unattested")
+    gate = Gate(serving.package, measurements, unattested)
+    run(serving.sessions, gate, home.resolve(), port, token)
+
+
+splits.add_typer(enclaves, name="enclave")
+splits.command(short_help="Classify texts over a split server.")(classify)
+splits.command(short_help="What would the server read of your texts?")(audit)

@@ -1,1 +1,0 @@
-"""`milkglass split`: a model cut in two."""

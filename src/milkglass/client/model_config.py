@@ -1,0 +1,199 @@
+"""Reads and maps a model's configs: token ids, what a config should not reveal, and the makers' sampling settings.
+
+Padding, end of sequence, position counting and suppressed tokens all use token ids, so each follows the permutation.
+What is not needed to run the model is left out: names, entries that the model's class does not know, and words in any
+entry but the few that need some. Labels become LABEL_0, LABEL_1.
+
+The sampling settings of generation_config.json are the defaults of a request, as in engines that read that file. An
+engine of scrambled ids is sent every value, so that it takes none from its own copy.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from milkglass.errors import UnsupportedModel
+from milkglass.models.config_entries import ID_ENDINGS
+
+Map = Callable[[int], int]
+
+ID_LISTS = ("suppress_tokens", "begin_suppress_tokens")
+NESTED_LISTS = ("bad_words_ids", "force_words_ids")
+POSITION_PAIRS = ("forced_decoder_ids",)
+WEIGHTED = ("sequence_bias", "logit_bias")
+# Text, or where text comes from: no model needs it to run, and a server must not learn it.
+NAMES = ("_name_or_path", "_model_name_or_path", "name_or_path", "base_model_name_or_path", "_commit_hash",
+         "finetuning_task", "task_specific_params", "tokenizer_class", "processor_class", "prefix", "stop_strings",
+         "auto_map", "custom_pipelines", "custom_generate", "chat_template", "system_prompt")  # fmt: skip
+LABELS = ("id2label", "label2id")  # how many there are decides a head's shape, so they stay, under numbers
+# The only entries that may contain words, and the form of these words.
+WORDY = frozenset((
+    "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "milkglass_key_id", "hidden_act",
+    "hidden_activation", "activation", "activation_function", "summary_type", "summary_activation", "layer_types",
+    "rope_type", "type", "problem_type", "position_embedding_type", "cache_implementation", "early_stopping",
+    "num_assistant_tokens_schedule",
+))  # fmt: skip
+WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
+# Entries that models read though their classes do not list them: older names, and sizes with a default of their own.
+UNLISTED = frozenset((
+    "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "num_labels", "head_dim",
+    "rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor", "sliding_window",
+    "sliding_window_pattern", "layer_types", "hidden_act", "hidden_activation", "hidden_dropout", "classifier_dropout",
+    "position_embedding_type", "summary_type", "summary_activation", "n_ctx", "gradient_checkpointing",
+    "attention_chunk_size", "is_causal", "use_bidirectional_attention",
+))  # fmt: skip
+# Each field and its range
+RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.0, 10.0),
+}
+ABOVE = frozenset({"top_p", "repetition_penalty"})  # the range excludes the lowest value
+# Fields that no request to an engine has, and their neutral values
+OTHERS: Mapping[str, Any] = {
+    "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": 1.0, "no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0, "penalty_alpha": 0.0, "num_beams": 1, "diversity_penalty": 0.0,
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "guidance_scale": 1.0, "min_length": 0, "min_new_tokens": 0,
+    "bad_words_ids": [], "suppress_tokens": [], "begin_suppress_tokens": [], "sequence_bias": {},
+}  # fmt: skip
+NOTHING: Mapping[str, float] = {}
+
+
+def _is_id_key(name: str) -> bool:
+    return name.endswith(ID_ENDINGS) or name in ID_LISTS
+
+
+def config_entries(model_type: str) -> frozenset[str]:
+    """Returns the entries that a config of this model type can have, those of generation in older configs too."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = CONFIG_MAPPING[model_type]
+    return UNLISTED | generation_entries() | frozenset(kind().to_dict()) | frozenset(kind.attribute_map)
+
+
+def generation_entries() -> frozenset[str]:
+    from transformers import GenerationConfig
+
+    return frozenset(GenerationConfig().to_dict())
+
+
+def tells(name: str, value: Any) -> bool:
+    """Returns whether an entry has words that no model needs. Tables inside it are checked by `remap`."""
+    words = [] if isinstance(value, Mapping) else list(_words(value))
+    return not WORD.fullmatch(name) or (
+        bool(words) and not (name in WORDY and all(WORD.fullmatch(word) for word in words))
+    )
+
+
+def _words(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield from [value] if value else []
+    elif isinstance(value, Mapping):
+        yield from _words([*value, *value.values()])
+    elif isinstance(value, list):
+        for one in value:
+            yield from _words(one)
+
+
+def remap(config: Mapping[str, Any], sigma: Map, known: Container[str] | None = None) -> dict[str, Any]:
+    """Returns a config with mapped token ids and numbered labels, without the entries that reveal something.
+
+    Args:
+        sigma: maps a public id to its scrambled id.
+        known: the names that are kept, besides the names of token ids. None: all, for a table within a kept entry.
+
+    Raises:
+        UnsupportedModel: an entry has token ids in an unknown shape.
+    """
+    out: dict[str, Any] = {}
+    for name, value in config.items():
+        if name in NAMES:
+            continue
+        if name in LABELS:
+            out |= {name: numbered_labels(name, len(value))} if value else {}
+            continue
+        if name in WEIGHTED and value:
+            raise UnsupportedModel(f"the config entry {name!r} cannot be re-mapped", "remove it from the config")
+        if _is_id_key(name) or name in NESTED_LISTS:
+            out[name] = _map_ids(name, value, sigma)
+        elif name in POSITION_PAIRS and value:
+            out[name] = [[position, _map_ids(name, token, sigma)] for position, token in value]
+        elif tells(name, value) or (known is not None and name not in known):
+            continue
+        else:
+            out[name] = remap(value, sigma) if isinstance(value, Mapping) else value
+    return out
+
+
+def numbered_labels(name: str, count: int) -> dict[str, Any]:
+    """Returns `id2label` or `label2id` with names that reveal only the number of labels."""
+    if name == "id2label":
+        return {str(number): f"LABEL_{number}" for number in range(count)}
+    return {f"LABEL_{number}": number for number in range(count)}
+
+
+def _map_ids(name: str, value: Any, sigma: Map) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, list):
+        mapped = [_map_ids(name, one, sigma) for one in value]
+        return [one for one in mapped if one is not None]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UnsupportedModel(f"the config entry {name!r} is not a token id", "repair the model's config")
+    return sigma(value) if value >= 0 else None  # some configs write -1 for "none"
+
+
+def special_ids(config: Mapping[str, Any]) -> Iterator[int]:
+    """Yields the single ids that a config names, without the lists of suppressed tokens, which are ordinary words."""
+    for name, value in config.items():
+        if _is_id_key(name) and name not in ID_LISTS:
+            yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int))
+        elif isinstance(value, Mapping) and name.endswith("config"):
+            yield from special_ids(value)
+
+
+@dataclass(frozen=True)
+class ModelSampling:
+    """The sampling settings in a model's folder, by the names of RANGES. Temperature 0 takes the likeliest token.
+
+    Attributes:
+        left_out: fields that cannot be requested here, or whose value is out of range.
+    """
+
+    values: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, generation: Mapping[str, Any] | None) -> ModelSampling:
+        """Reads the content of generation_config.json."""
+        given = {name: one for name, one in (generation or {}).items() if one is not None}
+        values = {name: given[name] for name in RANGES if name in given and _fits(name, given[name])}
+        left_out = [name for name in RANGES if name in given and name not in values]
+        left_out += [name for name, neutral in OTHERS.items() if given.get(name, neutral) != neutral]
+        if given.get("do_sample") is False:
+            values["temperature"] = 0.0
+        elif given.get("do_sample") is True:
+            values.setdefault("temperature", 1.0)
+        if "top_k" in values:
+            values["top_k"] = max(0, int(values["top_k"]))
+        return cls(values, tuple(left_out))
+
+    @property
+    def shown(self) -> str:
+        """Returns words such as "temperature 0.7, top_p 0.8", or "" without values."""
+        return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
+
+
+def _fits(name: str, value: Any) -> bool:
+    low, high = RANGES[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return False
+    if name == "top_k" and value != int(value):
+        return False
+    return low <= value <= high and not (value == low and name in ABOVE)

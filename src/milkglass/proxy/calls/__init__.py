@@ -1,1 +1,0 @@
-"""OpenAI's calls, one a file."""

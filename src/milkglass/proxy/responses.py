@@ -1,0 +1,193 @@
+"""`POST /v1/responses`, in OpenAI's format. No conversation is stored: each request has all of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from milkglass.errors import UsageError
+from milkglass.proxy.backend import Backend
+from milkglass.proxy.bodies import ResponseBody
+from milkglass.proxy.completions import listed
+from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered
+from milkglass.proxy.text.calls import ToolCall, demanded_tool
+from milkglass.rows.messages import templated, tools_of
+from milkglass.server.storage.store import new_id
+
+MADE_BY_MODELS = ("reasoning",)  # items of earlier answers that templates do not take
+OF_ITEMS = ("type", "id", "status", "phase")  # of a message among the input's items
+
+
+def messages_of(body: ResponseBody) -> list[dict[str, Any]]:
+    """Returns the input's items as messages of a chat. Raises UsageError for an unknown kind of item."""
+    start = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*start, {"role": "user", "content": body.input}]
+    messages: list[dict[str, Any]] = list(start)
+    for number, item in enumerate(body.input, 1):
+        kind = item.get("type", "message")
+        if kind == "message":
+            messages.append({name: one for name, one in item.items() if name not in OF_ITEMS})
+        elif kind == "function_call":
+            _add_call(messages, item)
+        elif kind == "function_call_output":
+            output = item.get("output")
+            messages.append({"role": "tool", "content": output, "tool_call_id": str(item.get("call_id", ""))})
+        elif kind not in MADE_BY_MODELS:
+            raise UsageError(f"input {number} is of a kind that is not offered", "give messages and function calls")
+    return messages
+
+
+def _add_call(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
+    """Adds a call. It is one message with calls before it, and with what the model said before them."""
+    function = {"name": item.get("name"), "arguments": item.get("arguments")}
+    call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
+    if messages and messages[-1]["role"] == "assistant":
+        messages[-1].setdefault("tool_calls", []).append(call)
+    else:
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+
+
+class ResponseAnswer:
+    """The answer of one request. It is made before anything is sent, and raises CodecError or UsageError."""
+
+    def __init__(self, backend: Backend, body: ResponseBody) -> None:
+        if body.n not in (None, 1) or body.stops:
+            raise UsageError("this call gives one answer, and takes no stop strings", "use /v1/chat/completions")
+        tools = [] if body.tool_choice == "none" else tools_of(body.tools)
+        names = frozenset(one["function"]["name"] for one in tools)
+        question = backend.chat(
+            body.model, templated(messages_of(body)), tools, demanded_tool(body.tool_choice, names),
+            asked=body.of_template(), most=body.max_output_tokens, logit_bias=body.logit_bias, logprobs=body.logprobs,
+            single=body.parallel_tool_calls is False, **body.drawing(),
+        )  # fmt: skip
+        self._prompt = len(question.request.prompt)
+        self._begin: Callable[[], Reply] = lambda: backend.replies(question)[0]
+        self._head = {
+            "id": new_id("resp"), "object": "response", "created_at": int(time.time()), "model": question.model,
+            "error": None, "instructions": body.instructions, "max_output_tokens": body.max_output_tokens,
+            "metadata": {}, "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "temperature": body.temperature, "top_p": body.top_p,
+            "tool_choice": body.tool_choice or "auto", "tools": body.tools or [], "previous_response_id": None,
+            "store": False, "text": {"format": {"type": "text"}}, "truncation": "disabled",
+        }  # fmt: skip
+
+    async def whole(self) -> dict[str, Any]:
+        items, reply = _Items(), self._begin()
+        for piece in (await gathered([reply]))[0]:
+            items.take(piece)
+        return self._document(reply, items.whole())
+
+    def _document(self, reply: Reply, output: Sequence[Mapping[str, Any]], status: str | None = None) -> dict[str, Any]:
+        short = reply.finish == "length" and status is None
+        status = status or ("incomplete" if short else "completed")
+        usage = None
+        if status != "in_progress":
+            usage = {
+                "input_tokens": self._prompt, "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": reply.tokens, "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": self._prompt + reply.tokens,
+            }  # fmt: skip
+        reason = {"reason": "max_output_tokens"} if short else None
+        return {**self._head, "status": status, "incomplete_details": reason, "output": list(output), "usage": usage}
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Yields events with their `type` and number."""
+        items, number, reply = _Items(), 0, self._begin()
+        for kind in ("response.created", "response.in_progress"):
+            yield {"type": kind, "sequence_number": number, "response": self._document(reply, [], "in_progress")}
+            number += 1
+        async with aclosing(reply.pieces()) as pieces:
+            async for piece in pieces:
+                for event in items.take(piece):
+                    yield {**event, "sequence_number": number}
+                    number += 1
+        for event in items.close():
+            yield {**event, "sequence_number": number}
+            number += 1
+        done = self._document(reply, items.whole())
+        yield {"type": f"response.{done['status']}", "sequence_number": number, "response": done}
+
+
+@dataclass
+class _Items:
+    """The output's items as they grow: complete ones, and the one that is being written."""
+
+    done: list[dict[str, Any]] = field(default_factory=list)
+    open: dict[str, Any] | None = None
+    _text: str = ""
+    _logprobs: list[Logprobs] = field(default_factory=list)
+
+    def take(self, piece: Piece) -> list[dict[str, Any]]:
+        """Returns the events of a piece."""
+        events: list[dict[str, Any]] = []
+        if piece.text:
+            kind = "reasoning" if piece.kind == "reasoning" else "message"
+            if self.open is None or self.open["type"] != kind:
+                events += self.close() + self._begin(kind)
+            self._text += piece.text
+            self._logprobs += piece.logprobs
+            events.append(self._delta(piece))
+        for call in piece.calls:
+            events += self.close() + self._call(call)
+        return events
+
+    def whole(self) -> list[dict[str, Any]]:
+        self.close()
+        return self.done
+
+    def close(self) -> list[dict[str, Any]]:
+        """Ends the open item, and returns its events."""
+        item, place = self.open, len(self.done)
+        if item is None:
+            return []
+        part = self._part(item["type"], self._text)
+        item |= {"status": "completed", "content": [part]}
+        self.done.append(item)
+        self.open, text, self._text, self._logprobs = None, self._text, "", []
+        at = {"item_id": item["id"], "output_index": place, "content_index": 0}
+        kind = "output_text" if item["type"] == "message" else "reasoning_text"
+        more = {"logprobs": part["logprobs"]} if kind == "output_text" else {}
+        return [
+            {"type": f"response.{kind}.done", **at, "text": text, **more},
+            {"type": "response.content_part.done", **at, "part": part},
+            {"type": "response.output_item.done", "output_index": place, "item": item},
+        ]
+
+    def _begin(self, kind: str) -> list[dict[str, Any]]:
+        more: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
+        item = {"id": new_id("msg"), "type": kind, "status": "in_progress", "content": [], **more}
+        self.open, place = dict(item), len(self.done)
+        at = {"item_id": item["id"], "output_index": place, "content_index": 0}
+        return [
+            {"type": "response.output_item.added", "output_index": place, "item": item},
+            {"type": "response.content_part.added", **at, "part": self._part(kind, "")},
+        ]
+
+    def _part(self, kind: str, text: str) -> dict[str, Any]:
+        if kind != "message":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": listed(self._logprobs)}
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        assert self.open is not None
+        at = {"item_id": self.open["id"], "output_index": len(self.done), "content_index": 0}
+        kind = "reasoning_text" if piece.kind == "reasoning" else "output_text"
+        more: dict[str, Any] = {"logprobs": listed(piece.logprobs)} if kind == "output_text" else {}
+        return {"type": f"response.{kind}.delta", **at, "delta": piece.text, **more}
+
+    def _call(self, call: ToolCall) -> list[dict[str, Any]]:
+        place, key = len(self.done), new_id("fc")
+        item = {"id": key, "type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+        self.done.append({**item, "status": "completed"})
+        at = {"item_id": key, "output_index": place}
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        return [
+            {"type": "response.output_item.added", "output_index": place, "item": begun},
+            {"type": "response.function_call_arguments.delta", **at, "delta": call.arguments},
+            {"type": "response.function_call_arguments.done", **at, "arguments": call.arguments, "name": call.name},
+            {"type": "response.output_item.done", "output_index": place, "item": self.done[-1]},
+        ]

@@ -1,0 +1,373 @@
+"""Connections below HTTP: accepts them up to the limits (`Limits` in settings.py), and closes those whose time is up.
+
+A new connection takes the place of the oldest idle one, so that idle connections lock no one out. Deadlines are for a
+request's headers, for its body's progress, and for reading the answer; uvicorn's own protocol has one between two
+requests and none within one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import errno
+import fcntl
+import logging
+import socket
+import ssl
+import struct
+import termios
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, final
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from milkglass.server.logs import place_of
+from milkglass.server.settings import Limits
+from milkglass.system import is_loopback
+
+log = logging.getLogger("milkglass.server")
+NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Phase(enum.Enum):
+    HEAD = "waiting for a request's headers"
+    BODY = "waiting for the rest of a request's body"
+    WORK = "answering"
+    LINGER = "answered, while the request's body is still coming"
+    STREAM = "a WebSocket, whose deadlines are the application's"
+    CLOSING = "closing"
+
+
+@final
+class ServerConnection(H11Protocol):
+    """One HTTP connection. `check` is called about once a second; `on_lost` once, when the connection is gone."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        limits: Limits,
+        on_lost: Callable[[], None],
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._limits, self._on_lost = limits, on_lost
+        self.answered = False
+        self._phase: Phase | None = None  # as `check` last saw it; None: one has begun since
+        self._since = self.loop.time()
+        self._received = 0  # bytes, in all
+        self._mark = 0  # of these at the start of the window
+        self._unread: int | None = None  # bytes that waited to be read at the start of the window; None: no window
+        self._unread_since = 0.0
+        self._upgraded = False
+
+    @property
+    def idle(self) -> bool:
+        """Returns whether closing the connection would lose no work: no request is in progress."""
+        return self._current() in (Phase.HEAD, Phase.LINGER)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += len(data)
+        super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        self.answered = True
+        self._phase = None  # a request that came and was answered between two checks
+        super().on_response_complete()
+
+    def resume_writing(self) -> None:
+        self._unread = None
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._on_lost()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hands the transport over to another protocol.
+
+        That protocol must report when the connection is gone, and must not answer pings while the peer reads nothing,
+        since the answers would fill the memory.
+        """
+        self._upgraded = self.answered = True
+        super().handle_websocket_upgrade(event)
+        successor: Any = self.transport.get_protocol()
+        lost, pinged = successor.connection_lost, successor.handle_ping
+
+        def connection_lost(exc: Exception | None) -> None:
+            lost(exc)
+            self._on_lost()
+
+        def handle_ping() -> None:
+            if successor.writable.is_set():
+                pinged()
+            else:
+                successor.conn.data_to_send()  # taken out and dropped: the answers that are due
+
+        successor.connection_lost, successor.handle_ping = connection_lost, handle_ping
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers bytes that are not HTTP. If an answer has begun, or has no body (HEAD), it closes the connection."""
+        cycle = self.cycle
+        running = cycle is not None and not cycle.response_complete
+        if running:
+            cycle.disconnected = True  # its own answer would come after ours
+            cycle.message_event.set()
+        silent = running and (cycle.response_started or self.scope["method"] == "HEAD")
+        if silent or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+        else:
+            super().send_400_response(msg)
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def check(self, now: float) -> str | None:
+        """Closes the connection if a deadline has passed, and returns which one in words."""
+        late = self._late(now)
+        if late:
+            self.transport.abort()
+        return late
+
+    def _late(self, now: float) -> str | None:
+        phase = self._current()
+        if phase is not self._phase:
+            self._phase, self._since, self._mark = phase, now, self._received
+        if self._is_unread(now):
+            return "an answer was not read"
+        waited = now - self._since
+        if phase is Phase.HEAD and waited > self._limits.head:
+            return "no request came"
+        if phase is Phase.LINGER and waited > self._limits.linger:
+            return "a refused request did not end"
+        if phase is Phase.BODY and self._is_stalled(now):
+            return "a request's body stopped coming"
+        return None
+
+    def _current(self) -> Phase:
+        if self.transport is None or self.transport.is_closing():
+            return Phase.CLOSING
+        if self._upgraded:
+            return Phase.STREAM
+        if self.conn.their_state is h11.IDLE:
+            return Phase.HEAD
+        answered = self.cycle is None or self.cycle.response_complete
+        if self.conn.their_state is h11.SEND_BODY:
+            return Phase.LINGER if answered else Phase.BODY
+        return Phase.CLOSING if answered else Phase.WORK
+
+    def _is_stalled(self, now: float) -> bool:
+        """Returns whether the body arrives too slowly. Time in which the server does not read is not counted."""
+        if self.flow.read_paused or self.cycle.waiting_for_100_continue:
+            self._since, self._mark = now, self._received
+            return False
+        if now - self._since < self._limits.window:
+            return False
+        late = self._received - self._mark < self._limits.body_rate * (now - self._since)
+        self._since, self._mark = now, self._received
+        return late
+
+    def _is_unread(self, now: float) -> bool:
+        """Returns whether sent bytes wait, here or in the kernel, and the peer reads too few of them.
+
+        It is not asked while the application may add more.
+        """
+        waiting = self.transport.get_write_buffer_size()
+        more = self.cycle is not None and not self.cycle.response_complete and not self.transport.is_closing()
+        if not waiting or (more and not self.flow.write_paused):
+            self._unread = None
+            return False
+        waiting += self._in_kernel()
+        if self._unread is None or waiting > self._unread:
+            self._unread, self._unread_since = waiting, now
+        if now - self._unread_since < self._limits.window:
+            return False
+        late = self._unread - waiting < self._limits.send_rate * (now - self._unread_since)
+        self._unread, self._unread_since = waiting, now
+        return late
+
+    def _in_kernel(self) -> int:
+        """Returns how many bytes the peer has not acknowledged."""
+        file = self.transport.get_extra_info("socket")
+        if file is None or file.fileno() < 0:
+            return 0
+        try:
+            raw = fcntl.ioctl(file.fileno(), termios.TIOCOUTQ, struct.pack("i", 0))
+        except OSError:
+            return 0  # a system that does not say so of sockets: what waits here counts alone
+        return int(struct.unpack("i", raw)[0])
+
+
+@final
+class ClientConnection:
+    """One accepted socket. `protocol` is None during the TLS handshake."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.protocol: ServerConnection | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        return self.protocol is None or self.protocol.idle
+
+    @property
+    def answered(self) -> bool:
+        return self.protocol is not None and self.protocol.answered
+
+    def close(self) -> None:
+        if self.protocol is not None:
+            self.protocol.abort()
+        elif self.task is not None:
+            self.task.cancel()
+
+
+@final
+class Acceptor:
+    """Accepts connections from `start` to `close`. `make` gets what a protocol calls when its connection is gone."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make: Callable[[Callable[[], None]], ServerConnection],
+        limits: Limits,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._listener, self._make, self._limits, self._context = listener, make, limits, context
+        self._connections: dict[ClientConnection, None] = {}  # the oldest first
+        self._of: Counter[str] = Counter()  # clients of each address
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._accept()), loop.create_task(self._watch())]
+        for task in self._tasks:
+            task.add_done_callback(_report)
+
+    def close(self) -> None:
+        """Stops accepting connections. Those whose handshake is done stay."""
+        for task in self._tasks:
+            task.cancel()
+        self._listener.close()
+        for client in list(self._connections):
+            if client.protocol is None:
+                client.close()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(self._listener)
+            except OSError as error:
+                if error.errno in NO_FILES:
+                    log.warning("no connection can be accepted: %s", errno.errorcode[error.errno])
+                    self._close_oldest(None)
+                if error.errno != errno.ECONNABORTED:  # any other may last, and must not keep the loop busy
+                    await asyncio.sleep(self._limits.tick)
+                continue
+            self._admit(connection, str(address[0]))
+            await asyncio.sleep(0)  # sock_accept does not yield while connections are waiting
+
+    def _admit(self, connection: socket.socket, address: str) -> None:
+        if not self._make_room(address):
+            connection.close()
+            log.warning("a connection was refused: %d are open and busy", len(self))
+            return
+        client = ClientConnection(address)
+        self._connections[client] = None
+        self._of[address] += 1
+        client.task = asyncio.get_running_loop().create_task(self._connect(connection, client))
+
+    def _make_room(self, address: str) -> bool:
+        extra = self._limits.reserved if is_loopback(address) else 0
+        if self._of[address] >= self._limits.per_address + extra and not self._close_oldest(address):
+            return False
+        return len(self) < self._limits.total + extra or self._close_oldest(None)
+
+    def _close_oldest(self, address: str | None) -> bool:
+        """Closes the oldest idle connection of an address. None: of the address with the most connections."""
+        for peer in [name for name, _ in self._of.most_common()] if address is None else [address]:
+            if (gone := self._oldest(peer)) is not None:
+                self._forget(gone)
+                gone.close()
+                return True
+        return False
+
+    def _oldest(self, address: str) -> ClientConnection | None:
+        """Returns an address's oldest idle connection, one that was never answered if there is such a one.
+
+        In a flood that one is among the first, so that a new connection does not cost a search of all.
+        """
+        answered = None
+        for client in self._connections:
+            if client.address == address and client.idle:
+                if not client.answered:
+                    return client
+                answered = answered or client
+        return answered
+
+    def _forget(self, client: ClientConnection) -> None:
+        if self._connections.pop(client, self) is self:
+            return  # forgotten already
+        self._of[client.address] -= 1
+        if not self._of[client.address]:
+            del self._of[client.address]
+
+    async def _connect(self, connection: socket.socket, client: ClientConnection) -> None:
+        """Does the TLS handshake, if there is one, then starts the protocol."""
+        protocol = self._make(lambda: self._forget(client))
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=self._limits.handshake if self._context else None,
+                ssl_shutdown_timeout=self._limits.handshake if self._context else None,
+            )
+        except OSError as error:
+            log.info("a connection ended before its first request: %s", type(error).__name__)
+        else:
+            client.protocol = protocol
+        finally:
+            if client.protocol is None:
+                self._forget(client)
+                connection.close()
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._limits.tick)
+            now = loop.time()
+            for client in list(self._connections):
+                late = self._check(client, now)
+                if late:
+                    log.info("a connection was closed: %s", late)
+
+    def _check(self, client: ClientConnection, now: float) -> str | None:
+        """Checks one connection. An error in it does not end the watch over the others."""
+        try:
+            return client.protocol.check(now) if client.protocol is not None else None
+        except Exception as error:  # noqa: BLE001
+            log.error("a connection could not be checked %s", place_of(error))
+            self._forget(client)
+            client.close()
+            return "it could not be checked"
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """Logs the error of a task that should not have ended, and for which no one waits."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        log.critical("connections are no longer looked after: %s", place_of(error))

@@ -1,0 +1,219 @@
+"""Checks each request: bearer token, body limit, access log. No error quotes a request.
+
+It is plain ASGI outside of the web framework, so that nothing of a refused request is read. Request bodies in memory
+have a limit of bytes in all, and each of the time it may take to arrive. A body that is still arriving keeps its memory
+until a faster one needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from milkglass.errors import Busy, TooLarge, TooSlow, Unauthorized
+from milkglass.server.http.errors import HINTS, REASONS, Refused, internal, respond
+from milkglass.server.logs import place_of
+from milkglass.server.settings import Limits
+
+RECENT = 2.0  # seconds that a body's pace looks back
+YOUNGEST = 0.1  # seconds; the minimum age assumed of a body, as one piece that came at once says little of its pace
+log = logging.getLogger("milkglass.server")
+OPEN = frozenset({"/health"})
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+@final
+@dataclass(frozen=True)
+class BodyRule:
+    """The most bytes of a request's body, and whether the application keeps it in memory (`held`)."""
+
+    limit: int
+    held: bool = True
+
+
+def too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the request body is larger than {limit} bytes", HINTS[413])
+
+
+@final
+class BodyMemory:
+    """The bytes of request bodies in memory, counted by one event loop. `used` are those not answered yet."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used = limit, 0
+        self._arriving: set[CountedBody] = set()
+
+    def take(self, body: CountedBody, size: int, whole: bool) -> None:
+        """Charges bytes to a body, its last ones if `whole`. Raises Busy if no room is left or can be made."""
+        if whole:
+            self._arriving.discard(body)
+        elif body not in self._arriving:
+            self._arriving.add(body)
+        self._make_room(body, size, whole)
+        self.used += size
+        body.held += size
+
+    def release(self, body: CountedBody) -> None:
+        self.used -= body.held
+        body.held = 0
+        self._arriving.discard(body)
+
+    def _make_room(self, body: CountedBody, size: int, whole: bool) -> None:
+        """Evicts the slowest bodies that arrive more slowly than `body`. A complete body counts as the fastest.
+
+        It evicts none if that would not be enough.
+        """
+        lacking = self.used + size - self.limit
+        if lacking <= 0:
+            return
+        now = time.monotonic()
+        own = math.inf if whole else body.pace(now)
+        slower = sorted(
+            (pace, id(other), other) for other in self._arriving - {body} if (pace := other.pace(now)) < own
+        )
+        if sum(other.held for _, _, other in slower) < lacking:
+            raise Busy("the bodies of other requests fill the server's memory", "try again in a moment")
+        for _, _, other in slower:
+            if lacking <= 0:
+                return
+            lacking -= other.held
+            other.evict()
+
+
+@final
+class CountedBody:
+    """A `receive` that counts what really arrives: a stated length may be missing or wrong."""
+
+    def __init__(self, receive: Receive, rule: BodyRule, memory: BodyMemory, limits: Limits, claimed: int) -> None:
+        """Wraps `receive`. `claimed` is the length in the headers, or 0; `held` are the bytes charged to it."""
+        self._receive, self._rule, self._memory, self._limits = receive, rule, memory, limits
+        self._claimed, self._began = claimed, time.monotonic()
+        self._seen = self.held = 0
+        self._whole = self._evicted = False
+        self._recent, self._counted = 0.0, self._began  # bytes, where those of RECENT seconds ago count 1/e; as of when
+        self._waiting: asyncio.Timeout | None = None
+
+    async def __call__(self) -> Message:
+        """Receives the next piece. Raises Refused if it is too large, too slow, or finds no memory."""
+        if self._whole or not self._rule.held:
+            return self._count(await self._receive())
+        loop = asyncio.get_running_loop()
+        left = self._began + self._limits.body_time(max(self._claimed, self._seen)) - time.monotonic()
+        try:
+            async with asyncio.timeout_at(loop.time() + left) as self._waiting:
+                message = await self._receive()
+        except TimeoutError:
+            if not self._evicted:
+                raise Refused(TooSlow("the request body came too slowly", "send less at once")) from None
+        finally:
+            self._waiting = None
+        if self._evicted:
+            raise Refused(Busy("the request body came slowly, and others needed its memory", "send it again"))
+        return self._count(message)
+
+    def _count(self, message: Message) -> Message:
+        size = len(message.get("body", b""))
+        self._whole = self._whole or not message.get("more_body", False)
+        self._seen += size
+        if self._seen > self._rule.limit:
+            raise Refused(too_large(self._rule.limit))
+        if self._rule.held:
+            self._fade(time.monotonic())
+            self._recent += size
+            try:
+                self._memory.take(self, size, self._whole)
+            except Busy as error:
+                raise Refused(error) from None
+        return message
+
+    def pace(self, now: float) -> float:
+        """Returns the recent speed in bytes a second."""
+        self._fade(now)
+        age = max(now - self._began, YOUNGEST)
+        return self._recent / (RECENT * -math.expm1(-age / RECENT))
+
+    def _fade(self, now: float) -> None:
+        self._recent *= math.exp((self._counted - now) / RECENT)
+        self._counted = now
+
+    def evict(self) -> None:
+        """Frees its memory, so that its request is refused."""
+        self._evicted = True
+        self.release()
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
+    def release(self) -> None:
+        self._memory.release(self)
+
+
+Rule = Callable[[Scope], BodyRule]
+
+
+class Guard:
+    """Admits requests. All requests together may have `held` bytes of bodies in memory."""
+
+    def __init__(self, app: ASGIApp, token: str, rule: Rule, held: int, limits: Limits) -> None:
+        self._app, self._rule, self._limits = app, rule, limits
+        self._memory = BodyMemory(held)
+        self._expected = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answered = _Answered(send)
+        began = time.monotonic()
+        try:
+            await self._admit(scope, receive, answered)
+        except Exception as error:  # noqa: BLE001  (whatever it was: the server stays up and its log stays clean)
+            log.error("internal error: %s", place_of(error))
+            if answered.status is None:
+                await internal()(scope, receive, answered)
+        finally:
+            # The route's pattern, never the path: names in a path are the caller's
+            pattern = getattr(scope.get("route"), "path", "-")
+            spent = (time.monotonic() - began) * 1000
+            method = scope["method"] if scope["method"] in METHODS else "-"  # any other word is the caller's, too
+            log.info("%s %s %s %.0f ms", method, pattern, answered.status or "gone", spent)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        authorization = headers.get(b"authorization", b"")
+        if scope["path"] not in OPEN and not hmac.compare_digest(authorization, self._expected):
+            refused = respond(Unauthorized(REASONS[401], HINTS[401]))
+            refused.headers["WWW-Authenticate"] = "Bearer"
+            await refused(scope, receive, send)
+            return
+        rule = self._rule(scope)
+        claimed = headers.get(b"content-length", b"0")
+        size = int(claimed[:20]) if claimed.isdigit() else 0
+        if size > rule.limit:
+            await respond(too_large(rule.limit))(scope, receive, send)
+            return
+        body = CountedBody(receive, rule, self._memory, self._limits, size)
+        try:
+            await self._app(scope, body, send)
+        finally:
+            body.release()
+
+
+class _Answered:
+    """A `send` that remembers the status."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status: int | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)

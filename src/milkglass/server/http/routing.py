@@ -1,0 +1,119 @@
+"""What routes share: requests' JSON read strictly, server-sent events, and answers to clients that may leave.
+
+JSON has no NaN, no infinities, no lone surrogates, and limited nesting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Annotated, Any, TypeVar
+
+import pydantic_core
+from fastapi import Path, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from milkglass.errors import UsageError
+from milkglass.server.http.errors import Refused
+
+PLAIN = r"^[A-Za-z0-9](\.?[A-Za-z0-9_-])*$"  # no slash, no leading dot, no two dots in a row
+
+Name = Annotated[str, Field(pattern=PLAIN, min_length=1, max_length=128)]
+PathName = Annotated[str, Path(pattern=PLAIN, min_length=1, max_length=128)]
+
+MAX_FIELDS = 64
+T = TypeVar("T")
+GONE = Response(status_code=499)  # no one reads it
+
+
+def few_fields(value: Any) -> Any:
+    """Refuses an object with very many fields, before each unknown field becomes an error."""
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise PydanticCustomError("too_many_fields", f"has more than {MAX_FIELDS} fields")
+    return value
+
+
+class RequestBody(BaseModel):
+    """A request body. Unknown fields are refused, because ignoring one would be a silent fallback."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        return few_fields(value)
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        try:
+            return pydantic_core.from_json(await self.body(), allow_inf_nan=False)
+        except ValueError:
+            hint = "no NaN or Infinity, 200 levels of nesting at most, UTF-8"
+            raise Refused(UsageError("the body is not valid JSON", hint)) from None
+
+
+class StrictRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        inner = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await inner(_StrictRequest(request.scope, request.receive))
+            except ClientDisconnect:
+                return Response(status_code=499)  # no one is there to read it
+
+        return handle
+
+
+def event(data: Any, kind: str | None = None, key: str | None = None) -> str:
+    lines = [f"event: {kind}"] if kind else []
+    if key is not None:
+        lines.append(f"id: {key}")
+    text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
+    return "\n".join([*lines, f"data: {text}"]) + "\n\n"
+
+
+class EventStream(StreamingResponse):
+    """A response of server-sent events.
+
+    When it ends, even before the first event, it closes `events` and calls `on_close` once. Otherwise events whose
+    reader left would keep what they use until the garbage collector finds them.
+    """
+
+    def __init__(self, events: AsyncGenerator[str, None], on_close: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._events, self._on_close = events, on_close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await first(self.stream_response(send), self.listen_for_disconnect(receive))
+        finally:
+            try:
+                await self._events.aclose()
+            finally:
+                self._on_close()
+
+
+async def first(work: Awaitable[T], gone: Awaitable[Any]) -> T | None:
+    """Returns the result of `work`; if `gone` comes first, cancels `work` and returns None."""
+    tasks: tuple[asyncio.Future[Any], ...] = (asyncio.ensure_future(work), asyncio.ensure_future(gone))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # they end before what they use is given back
+
+
+async def disconnect(request: Request) -> None:
+    """Returns when the client has left. To be called once the whole body was read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,135 @@
+"""A job's folder as server and worker read it, without torch: events.jsonl, and which checkpoint a job resumes from.
+
+events.jsonl has a worker's reports; the id of an event is the byte after its line. A job resumes from the newest
+complete checkpoint, even if a newer one has the weights without the optimiser's state: only from a complete one does
+training end at the weights of an uninterrupted run. One without that state is used if there is no complete one.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from milkglass.server.spec import COMPLETE, SHORT, Event
+
+FILE = "events.jsonl"
+PROGRESS = ("step", "total_steps", "loss")
+TAIL = 1 << 16  # bytes
+_NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class WorkerEvents:
+    id: int
+    event: Event
+
+    def as_json(self) -> dict[str, Any]:
+        event = self.event
+        return {
+            "object": "fine_tuning.job.event",
+            "id": f"ftevent-{self.id}",
+            "created_at": int(event.time),
+            "level": event.level,
+            "type": event.type,
+            "message": event.message,
+            "data": event.data,
+        }
+
+
+def read_events(job: Path, after: int = 0) -> list[WorkerEvents]:
+    """Returns the events after an id, without a line that a killed worker left unfinished."""
+    path = job / FILE
+    if not path.is_file() or after >= path.stat().st_size:
+        return []
+    result = []
+    with path.open("rb") as file:
+        file.seek(after)
+        at = after
+        for line in file:
+            if not line.endswith(b"\n"):
+                break  # still being written
+            at += len(line)
+            event = _parse(line)
+            if event is not None:
+                result.append(WorkerEvents(at, event))
+    return result
+
+
+def read_progress(job: Path) -> dict[str, float]:
+    """Returns the newest `step`, `total_steps` and `loss`, from the end of the file only."""
+    path, result = job / FILE, dict[str, float]()
+    if not path.is_file():
+        return result
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        lines = file.read(TAIL).splitlines()
+    for line in reversed(lines):
+        info = _parse(line)
+        numbers = info.data if info else {}
+        result = {name: numbers[name] for name in PROGRESS if type(numbers.get(name)) in (int, float)} | result
+        if len(result) == len(PROGRESS):
+            break
+    return result
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        return Event.model_validate_json(line)
+    except ValidationError:
+        return None  # `mend_events` closed a line that a kill had cut
+
+
+def write_event(job: Path, message: str, level: str = "info", data: Mapping[str, Any] | None = None) -> None:
+    """Writes an event, of metrics if it has data. Each is one write in append mode, so that writers never mix lines."""
+    kind = "metrics" if data else "message"
+    event = Event(time=time.time(), level=level, type=kind, message=message, data=dict(data or {}))  # type: ignore[arg-type]
+    with (job / FILE).open("ab", buffering=0) as file:
+        file.write(event.model_dump_json().encode() + b"\n")
+
+
+def mend_events(job: Path) -> None:
+    """Ends an unfinished line of a killed worker, before the next one is started."""
+    path = job / FILE
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+
+
+def checkpoints(job: Path) -> list[Path]:
+    """Returns all checkpoints of a job, the newest last."""
+    return sorted((folder for folder in (job / "checkpoints").glob("*") if _NAME.fullmatch(folder.name)), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def marked(job: Path) -> list[Path]:
+    """Returns the checkpoints that are complete or have the weights alone, the newest last."""
+    return [
+        checkpoint
+        for checkpoint in checkpoints(job)
+        if any((checkpoint / mark).is_file() for mark in (COMPLETE, SHORT))
+    ]
+
+
+def resumed_from(job: Path) -> Path | None:
+    """Returns the newest complete checkpoint, or else the newest that has the weights alone, or None."""
+    return max(
+        marked(job), key=lambda checkpoint: ((checkpoint / COMPLETE).is_file(), step_of(checkpoint)), default=None
+    )
+
+
+def step_kept(job: Path) -> int:
+    """Returns the step that a job resumes from; 0: its beginning."""
+    newest = resumed_from(job)
+    return 0 if newest is None else step_of(newest)

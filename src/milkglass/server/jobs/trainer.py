@@ -1,0 +1,289 @@
+"""The trainer of a job: its checkpoints, its reports, and how it is stopped between two steps.
+
+    checkpoint-N/   trained.safetensors, the optimiser's and the schedule's state, the trainer's; `complete` marks one
+                    that was written to its end, `trained` one whose optimiser the disk had no room for
+    reserve         as large as the next file that must be written; it is removed before a save and made again after it
+
+Only what is trained is saved, into room that was reserved for it; frozen weights are in the model that the job began
+with. The newest complete checkpoint is kept, and the best one if epochs are compared; folder.py says which one a job
+resumes from. If the reserve cannot be made again, training stops while all that was learnt is on the disk.
+
+Reported on held-out rows are, for classification, accuracy and the confusion counts of up to MAX_COUNTED_CLASSES
+classes; for regression, Pearson's correlation; for language models, the loss alone. The worker knows classes by number
+and never learns their names.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
+
+from milkglass.errors import SaveFailed
+from milkglass.progress import TimeLeft
+from milkglass.server.jobs.folder import checkpoints, marked, resumed_from, write_event
+from milkglass.server.jobs.needs import shown
+from milkglass.server.settings import FULL_DISK, disk_full
+from milkglass.server.spec import COMPLETE, RESERVE, SHORT
+
+TRAINED = "trained.safetensors"
+MAX_COUNTED_CLASSES = 50  # classes of which the counts are reported
+NAMES = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
+BEST = {"classification": "accuracy", "regression": "pearson", "causal-lm": "loss"}  # what decides the best epoch
+
+
+class Reserve:
+    """Reserved room on the job's disk."""
+
+    def __init__(self, job: Path, size: int) -> None:
+        self._path, self._size = job / RESERVE, size
+
+    def take(self) -> None:
+        """Reserves the room. Raises DiskFull if the disk has too little."""
+        try:
+            with self._path.open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, self._size)
+        except OSError as error:
+            self.release()
+            if error.errno not in FULL_DISK:
+                raise
+            full = disk_full()
+            full.message += f": no {shown(self._size)} are left for the next checkpoint"
+            raise full from None
+
+    def release(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def drop_reserve(job: Path) -> None:
+    (job / RESERVE).unlink(missing_ok=True)
+
+
+def trained(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the tensors that training changes, by name; tied weights once."""
+    learnt = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    saved = model.state_dict().keys()
+    learnt |= {name: tensor for name, tensor in model.named_buffers() if name in saved}
+    return {name: tensor.detach().contiguous() for name, tensor in learnt.items()}
+
+
+@torch.no_grad()
+def restore(model: nn.Module, path: Path) -> None:
+    """Loads what `trained` returned. Raises KeyError for a model that is trained in other parts."""
+    held, into = load_file(path), {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name in trained(model):
+        into[name].copy_(held[name])
+
+
+@contextmanager
+def saving(what: str) -> Iterator[None]:
+    """Raises SaveFailed for any error while something is written: torch and the system have many kinds."""
+    try:
+        yield
+    except Exception as error:
+        hint = "the worker's log on the server says why"
+        raise SaveFailed(f"{what} could not be saved ({type(error).__name__})", hint) from error
+
+
+class CheckpointTrainer(Trainer):
+    """A trainer that saves only what is trained. A save that fails ends the training."""
+
+    def __init__(self, reserve: Reserve, **given: Any) -> None:
+        self._reserve = reserve
+        self._failure: Exception | None = None
+        super().__init__(**given)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        if self.args.should_save:
+            folder = Path(output_dir or str(self.args.output_dir))
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(trained(self.model), folder / TRAINED, metadata={"format": "pt"})
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self._reserve.release()
+        with saving("a checkpoint"):
+            super()._save_checkpoint(model, trial)
+            if self._failure is not None:
+                (Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}" / SHORT).touch()
+                raise self._failure
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Saves both. If the optimiser cannot be written, the weights are kept without it."""
+        try:
+            super()._save_optimizer_and_scheduler(output_dir)
+        except Exception as error:  # noqa: BLE001  (torch and the system have many names for a disk that is full)
+            self._failure = error
+            (Path(output_dir) / OPTIMIZER_NAME).unlink(missing_ok=True)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)  # type: ignore[union-attr]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        path = Path(resume_from_checkpoint) / TRAINED
+        if path.is_file():
+            restore(self.model, path)
+        else:  # an earlier version's: the whole model
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or (Path(checkpoint) / OPTIMIZER_NAME).is_file():
+            return
+        schedule = Path(checkpoint) / SCHEDULER_NAME
+        if schedule.is_file():  # without the optimiser its moments begin anew, at the rate of that step
+            self.lr_scheduler.load_state_dict(torch.load(schedule, weights_only=True))  # type: ignore[union-attr]
+            for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):  # type: ignore[union-attr]
+                group["lr"] = rate
+
+    def _load_best_model(self) -> None:
+        path = Path(str(self.state.best_model_checkpoint)) / TRAINED
+        if path.is_file():
+            restore(self.model, path)
+        else:
+            super()._load_best_model()
+
+
+# --- in the job's folder ----------------------------------------------------------------------------------------------
+def newest_checkpoint(job: Path) -> Path | None:
+    """Returns the checkpoint that a job resumes from, and removes what a kill left half-written."""
+    drop_unfinished(job)
+    return resumed_from(job)
+
+
+def drop_unfinished(job: Path) -> None:
+    """Removes incomplete checkpoints and results, and weights without an optimiser beside a complete checkpoint."""
+    kept = resumed_from(job)
+    short = kept is not None and not (kept / COMPLETE).is_file()
+    needed = [checkpoint for checkpoint in marked(job) if short or (checkpoint / COMPLETE).is_file()]
+    for folder in [job / "result.partial", *checkpoints(job)]:
+        if folder not in needed:
+            shutil.rmtree(folder, ignore_errors=True)  # of what stays, nothing is read
+
+
+def complete(job: Path, step: int, best: str | None) -> None:
+    """Marks the checkpoint of this step as complete, and removes older ones but the best."""
+    newest = job / "checkpoints" / f"checkpoint-{step}"
+    (newest / COMPLETE).touch()
+    for folder in checkpoints(job):
+        if folder != newest and (best is None or folder.name != Path(best).name):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def classified(prediction: EvalPrediction) -> dict[str, Any]:
+    """Returns accuracy, and confusion: a row for each class with how often its texts were taken for each class."""
+    logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids, np.int64)
+    guess, classes = logits.argmax(-1), logits.shape[-1]
+    result: dict[str, Any] = {"accuracy": float((guess == labels).mean())}
+    if classes <= MAX_COUNTED_CLASSES:
+        counts = np.bincount(labels * classes + guess, minlength=classes * classes)
+        result["confusion"] = counts.reshape(classes, classes).tolist()
+    return result
+
+
+def pearson(prediction: EvalPrediction) -> dict[str, float]:
+    """Returns Pearson's correlation of predictions and labels; nan, which is not reported, if one is constant."""
+    answers = np.asarray(prediction.predictions, np.float64).reshape(-1)
+    expected = np.asarray(prediction.label_ids, np.float64).reshape(-1)
+    answers, expected = answers - answers.mean(), expected - expected.mean()
+    below = float(np.sqrt((answers @ answers) * (expected @ expected)))
+    return {"pearson": float(answers @ expected) / below if below > 0 else math.nan}
+
+
+MEASURES: Mapping[str, Callable[[EvalPrediction], dict[str, Any]]] = {
+    "classification": classified,
+    "regression": pearson,
+}
+
+
+def numbers_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    """Returns the finite figures of the trainer's metrics that a status keeps."""
+    return {NAMES[n]: float(value) for n, value in (metrics or {}).items() if n in NAMES and math.isfinite(value)}
+
+
+def event_data(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+    counts = (metrics or {}).get("eval_confusion")
+    return {**numbers_of(metrics), **({} if counts is None else {"confusion": counts})}
+
+
+class Reporter(TrainerCallback):
+    """Writes events, and stops the trainer on SIGTERM or when the job is cancelled.
+
+    Attributes:
+        reserve: the room for the next save, once it was reserved.
+        interrupted: whether SIGTERM had come when `look` was last called; `cancelled` is alike.
+    """
+
+    def __init__(self, job: Path) -> None:
+        self.job = job
+        self.reserve: Reserve | None = None
+        self.interrupted = self.cancelled = False
+        self._signalled = False
+        self._left = TimeLeft(0)
+
+    def emit(self, message: str, data: dict[str, Any] | None = None, failed: bool = False) -> None:
+        write_event(self.job, message, "error" if failed else "info", data)
+
+    def interrupt(self, *_: object) -> None:
+        self._signalled = True
+
+    def look(self) -> None:
+        """Updates `interrupted` and `cancelled`, which do not change until the next call."""
+        self.interrupted, self.cancelled = self._signalled, (self.job / "cancel").exists()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._left = TimeLeft(state.max_steps)
+        self._left.after(state.global_step)
+        begun = {"step": state.global_step, "total_steps": state.max_steps}
+        self.emit(f"training from step {state.global_step} of {state.max_steps}", begun)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.global_step >= state.max_steps:
+            control.should_log = True  # a run shorter than `logging_steps` has a last loss, too
+        self.look()
+        if self.interrupted or (args.load_best_model_at_end and state.global_step % args.save_steps == 0):
+            control.should_save = True  # with the best epoch in view the trainer itself saves at their ends alone
+        if self.interrupted or self.cancelled:
+            control.should_training_stop = True
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.interrupted or self.cancelled:
+            control.should_evaluate = False  # the epoch has not ended, and a server that stops does not wait for it
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any
+    ) -> None:
+        if not logs or "loss" not in logs:
+            return
+        left = self._left.after(state.global_step)
+        self.emit(
+            f"step {state.global_step} of {state.max_steps}, loss {logs['loss']:.4f}",
+            {
+                "step": state.global_step,
+                "total_steps": state.max_steps,
+                "loss": float(logs["loss"]),
+                "learning_rate": float(logs.get("learning_rate", 0.0)),
+                "epoch": float(state.epoch or 0.0),
+                **({} if left is None else {"eta_seconds": round(left, 1)}),
+            },
+        )
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
+    ) -> None:
+        info = ", ".join(f"{name} {value:.4f}" for name, value in numbers_of(metrics).items())
+        self.emit(f"evaluation: {info}", {"step": state.global_step, **event_data(metrics)})
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        complete(self.job, state.global_step, state.best_model_checkpoint)
+        self.emit(f"checkpoint at step {state.global_step}")
+        if self.reserve is not None and not self.interrupted:
+            self.reserve.take()

@@ -1,0 +1,182 @@
+"""A web server as a process: it listens, limits its connections, and logs.
+
+`serve`, `split serve`, `proxy` and `ui` use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+import uvicorn
+from fastapi import FastAPI
+
+from milkglass.errors import UsageError
+from milkglass.server import logs
+from milkglass.server.connections import Acceptor, ServerConnection
+from milkglass.server.settings import Limits
+from milkglass.system import is_loopback
+
+log = logging.getLogger("milkglass.server")
+PASSPHRASE = "MILKGLASS_PASSPHRASE"  # the client's variable
+DRAIN = 5  # seconds that open requests get when the server stops
+OPEN_FILES = 65_536  # wanted; a system that allows fewer gets fewer connections
+FAILED = 3  # exit code where the application does not start
+
+
+class Listening(Protocol):
+    """Where and how a server listens. Port 0 is any free one; without a TLS certificate it speaks plain HTTP."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def tls_certificate(self) -> Path | None: ...
+    @property
+    def tls_key(self) -> Path | None: ...
+    @property
+    def connections(self) -> Limits: ...
+
+
+class WebServer(uvicorn.Server):
+    """uvicorn's server with our own connections. With a `largest_message` of 0 bytes it has no WebSockets."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        settings: Listening,
+        limits: Limits,
+        on_stop: Callable[[], None] = lambda: None,
+        largest_message: int = 0,
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                log_level="warning",
+                access_log=False,  # the guard has its own, without names
+                ws="websockets-sansio" if largest_message else "none",
+                ws_max_size=largest_message,
+                ws_per_message_deflate=False,  # a small message must not become a large one
+                server_header=False,
+                timeout_graceful_shutdown=DRAIN,
+                ssl_certfile=settings.tls_certificate,
+                ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,
+            )
+        )
+        self.limits, self._on_stop, self._on_ready = limits, on_stop, on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts the application and accepts connections of the one socket in `sockets`."""
+        assert sockets is not None and len(sockets) == 1
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(FAILED)
+        acceptor = Acceptor(sockets[0], self._connection, self.limits, self.config.ssl)
+        acceptor.start()
+        self.servers = [acceptor]  # type: ignore[list-item]  # of asyncio's servers, uvicorn calls close and wait_closed
+        self.started = True
+        self._on_ready()
+
+    def _connection(self, on_lost: Callable[[], None]) -> ServerConnection:
+        return ServerConnection(self.config, self.server_state, self.lifespan.state, self.limits, on_lost)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shuts down as uvicorn does. After a second Ctrl-C it also ends requests and closes the application."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            for task in self.server_state.tasks:
+                task.cancel()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.lifespan.shutdown(), DRAIN)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._on_stop()
+        super().handle_exit(sig, frame)
+        del self._captured_signals[1:]  # one is raised again at the end; a second would break off what closes then
+
+
+def raise_open_files() -> int:
+    """Raises this process's limit of open files as far as the system allows, and returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    expected = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= expected:
+        return OPEN_FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (expected, hard))
+    return expected
+
+
+def prepare() -> None:
+    """Prepares this process for a server: no passphrase (else UsageError), no downloads, a log on stderr."""
+    if os.environ.get(PASSPHRASE):  # taking it out would not help: the kernel shows what a process was started with
+        raise UsageError(
+            f"{PASSPHRASE} is set, and the server must not hold a passphrase",
+            f"env -u {PASSPHRASE} milkglass serve ...",
+        )
+    os.environ["HF_HUB_OFFLINE"] = "1"  # a model that names something on a hub must not make us fetch it
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    logs.configure()
+
+
+def run(
+    app: FastAPI,
+    settings: Listening,
+    command: str,
+    on_stop: Callable[[], None] = lambda: None,
+    largest_message: int = 0,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serves until SIGINT or SIGTERM. Raises UsageError if the address cannot be used."""
+    limits = allowed(settings)
+    listener = listen(settings, limits)
+    if not is_loopback(settings.host) and settings.tls_certificate is None:
+        log.warning("listening on %s without TLS: the token can be read on the way", settings.host)
+    url = url_of(listener, settings)
+
+    def ready() -> None:
+        on_ready()
+        print(f"{command}: listening on {url}", flush=True)
+
+    server = WebServer(app, settings, limits, on_stop, largest_message, ready)
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        log.info("stopped")
+    finally:
+        listener.close()
+
+
+def allowed(settings: Listening) -> Limits:
+    """Raises the limit of open files, and returns the limits of connections that it allows."""
+    limits = settings.connections.within(raise_open_files())
+    if limits.total < settings.connections.total:
+        log.warning("the limit of open files (ulimit -n) allows %d connections at a time", limits.total)
+    return limits
+
+
+def listen(settings: Listening, limits: Limits) -> socket.socket:
+    """Binds an address; no other code of this package does. Raises UsageError if the system refuses it."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=limits.backlog)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else "no such address"
+        raise UsageError(
+            f"cannot listen on {settings.host} port {settings.port}: {why.lower()}", "choose another port; 0 is any"
+        ) from error
+
+
+def url_of(listener: socket.socket, settings: Listening) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"{'https' if settings.tls_certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
