@@ -68,7 +68,7 @@ def compare(
     replaced or scrambled, hidden states, attested hardware, and text sent as it is. The strongest attacks try to read
     what each way sends; the attacker has the other half of your rows.
     """
-    from milkglass.client.training_defaults import steps_of, training_defaults
+    from milkglass.client.training_request import steps_of, training_defaults
     from milkglass.compare.report import page
     from milkglass.compare.report.words import line, noted
     from milkglass.compare.report.words import table as rows_of

@@ -10,7 +10,7 @@ import numpy as np
 
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer
-from milkglass.server.jobs import events
+from milkglass.server.jobs.folder import read_events
 from milkglass.threat.defence import LabelledTexts
 
 REPORTS = 32  # of a training's loss, at least: by these its end is judged
@@ -32,7 +32,7 @@ def cut_words(base: Checkpoint, rows: LabelledTexts, max_length: int) -> str:
 def reported(job: Path) -> list[float]:
     """Returns the losses in a job's events, in the order of their steps. A step repeated after a stop counts once."""
     losses = dict[int, float]()
-    for one in events.read(job):
+    for one in read_events(job):
         data = one.event.data or {}
         if "loss" in data and "step" in data:
             losses[int(data["step"])] = float(data["loss"])
