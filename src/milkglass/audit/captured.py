@@ -175,9 +175,13 @@ class _Captured:
         """Returns where each token of a text was sent. Special tokens may be left out."""
         if len(sent) == len(own):
             return np.arange(len(own))
-        ordinary = self.codec.visible[own]
-        if len(sent) == int(ordinary.sum()):
-            return np.where(ordinary, np.cumsum(ordinary) - 1, NO_BELIEF)
+        special = self.codec.tokenizer.num_special_tokens_to_add(pair=False)
+        if special and len(sent) == len(own) - special:
+            first = self.codec.tokenizer("")["input_ids"][:1]
+            before = 1 if first and own[0] == first[0] else 0
+            places = np.full(len(own), NO_BELIEF, np.int64)
+            places[before : before + len(sent)] = np.arange(len(sent))
+            return places
         raise CodecError(
             f"{row.place} has {len(sent)} ids for a text of {len(own)} tokens of {self.base.folder.name}",
             "give the model whose tokenizer the client uses with --model, and one id for each token",
@@ -200,30 +204,50 @@ class _Captured:
 
     def knows(self, theirs: _Crossed) -> dict[str, Any]:
         """Returns what somebody knows who ran the client on the other half of the rows."""
-        corpus, seen = theirs.original, theirs.observation
+        corpus, seen, at = theirs.original, theirs.observation, _CapturedTexts(theirs.original)
         if isinstance(seen, Activations):
 
             def observe(ids: Sequences, seed: int) -> Activations:
-                _require_same(ids, corpus)
-                return seen
+                rows, lengths = at.rows(ids, seen.lengths)
+                return replace(seen, hidden=seen.hidden[torch.from_numpy(rows)], lengths=lengths)
 
             return {"observe": observe}
         assert theirs.origin is not None
-        there = theirs.origin != NO_BELIEF
-        pairs = np.unique(np.stack([theirs.sent.ids[theirs.origin[there]], corpus.ids[there]], 1), axis=0)
+        origin, sent = theirs.origin, theirs.sent
+        there = origin != NO_BELIEF
+        pairs = np.unique(np.stack([sent.ids[origin[there]], corpus.ids[there]], 1), axis=0)
+        begins = np.cumsum(sent.lengths) - sent.lengths
+        inside = np.where(there, origin - begins[corpus.owner], NO_BELIEF)  # places within each text
 
         def rehearse(ids: Sequences, seed: int) -> tuple[Sequences, Ids]:
-            _require_same(ids, corpus)
-            assert theirs.origin is not None
-            return theirs.sent, theirs.origin
+            chosen, lengths = at.rows(ids, sent.lengths)
+            own, _ = at.rows(ids, corpus.lengths)
+            starts = np.repeat(np.cumsum(lengths) - lengths, ids.lengths)
+            places = inside[own]
+            return Sequences(sent.ids[chosen], lengths), np.where(places == NO_BELIEF, NO_BELIEF, places + starts)
 
         return {"pairs": pairs, "rehearse": rehearse}
 
 
-def _require_same(ids: Sequences, corpus: Sequences) -> None:
-    """Raises ValueError for other text than the captured rows: the client itself is not here."""
-    if not np.array_equal(ids.ids, corpus.ids):
-        raise ValueError("only the captured rows can be rehearsed")
+class _CapturedTexts:
+    """Finds captured texts by their ids: what the client sent is known for these alone."""
+
+    def __init__(self, corpus: Sequences) -> None:
+        self._places = {ids.tobytes(): place for place, ids in enumerate(corpus)}
+
+    def rows(self, texts: Sequences, lengths: Ids) -> tuple[Ids, Ids]:
+        """Returns the rows of these texts in an array of `lengths` rows a text, and how many each has.
+
+        Raises:
+            ValueError: a text was not captured: the client itself is not here.
+        """
+        try:
+            which = np.array([self._places[ids.astype(np.int64).tobytes()] for ids in texts], np.int64)
+        except KeyError:
+            raise ValueError("only captured texts can be rehearsed") from None
+        starts = np.cumsum(lengths) - lengths
+        parts = [np.arange(starts[one], starts[one] + lengths[one]) for one in which.tolist()]
+        return np.concatenate([np.zeros(0, np.int64), *parts]), lengths[which]
 
 
 def _matched(own: Ids, sent: Ids) -> Ids:
