@@ -76,7 +76,7 @@ def compare(
     compared = Compared(
         setting.name, rows.task, "pearson" if rows.task == "regression" else "accuracy",
         len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), tuple(results),
-        seconds=run.elapsed(), settings=setting.training.model_dump(),
+        seconds=run.elapsed() + run.earlier, settings=setting.training.model_dump(),
     )  # fmt: skip
     if kept is not None and (home := compared.home) is not None:
         keep.keep(setting, run.models.get(home.name) or run.again(ways, home.name), kept)
@@ -89,13 +89,14 @@ class _Run:
 
     Attributes:
         models: what the ways with nothing sent answered with.
+        earlier: seconds by the clock of ways that an earlier run finished.
     """
 
     def __init__(self, setting: Setting, out: Path, limits: TimeLimits, public: Sequence[str], log: Log) -> None:
         self.setting = replace(setting, deadline=time.monotonic() + limits.seconds)
         self.out, self.limits, self.public, self.log = out, limits, public, log
         self.models: dict[str, Answered] = {}
-        self._started, self._trained = time.monotonic(), list[float]()
+        self._started, self._trained, self.earlier = time.monotonic(), list[float](), 0.0
 
     def elapsed(self) -> float:
         return time.monotonic() - self._started
@@ -140,7 +141,7 @@ class _Run:
             blank, state="done", reason="", quality=quality(self.setting, answered.answers), reading=reading,
             seconds=answered.seconds, setup=answered.setup, bytes=answered.bytes, notes=self._notes(answered),
         )  # fmt: skip
-        self._keep(way, done, answered.answers)
+        self._keep(way, done, answered.answers, time.monotonic() - begun)
         return done, answered.answers
 
     def _notes(self, answered: Answered) -> tuple[str, ...]:
@@ -181,9 +182,9 @@ class _Run:
     def _path(self, way: Way) -> Path:
         return self.out / "ways" / f"{way.name}.json"
 
-    def _keep(self, way: Way, result: WayResult, answers: NDArray[Any]) -> None:
+    def _keep(self, way: Way, result: WayResult, answers: NDArray[Any], spent: float) -> None:
         files.private_dir(self.out / "ways")
-        about = {"attacks": self.limits.attacks, "public": len(self.public)}
+        about = {"attacks": self.limits.attacks, "public": len(self.public), "clock": spent}
         document = {"about": about, "result": finite(asdict(result)), "answers": packed(answers)}
         files.write(self._path(way), json.dumps(document, ensure_ascii=False))
 
@@ -197,6 +198,7 @@ class _Run:
         about = document["about"]
         if (cut and about["attacks"] < self.limits.attacks) or about["public"] != len(self.public):
             return None
+        self.earlier += float(about["clock"])
         return result, unpacked(document["answers"])
 
 
