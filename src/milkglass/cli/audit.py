@@ -35,6 +35,7 @@ SMALL = "The sample is small: {} texts were attacked, and every figure may be so
 @partial(with_options, required=False)
 def audit(
     context: typer.Context,
+    options: KeyOptions,
     text: Annotated[
         Path | None, typer.Option("--text", help=f"Your texts: {ROWS}, or .txt with one a line.", show_default=False)
     ] = None,
@@ -69,7 +70,6 @@ def audit(
     rows: Annotated[int | None, typer.Option(help="Read only this many texts.")] = None,
     seed: Annotated[int, typer.Option(help="Decides which half of the texts is private, and every random draw.")] = 1,
     *,
-    options: KeyOptions,
     columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:

@@ -122,12 +122,14 @@ def marked(codec: Codec, texts: Sequence[str], ids: Sequences) -> tuple[NDArray[
         return_offsets_mapping=True,
         split_special_tokens=True,
     )
-    if any(len(one) != length for one, length in zip(batch["input_ids"], ids.lengths, strict=True)):
+    if any(len(one) < length for one, length in zip(batch["input_ids"], ids.lengths, strict=True)):
         raise AssertionError("the tokenizer cut a text in two ways")
     names: list[NDArray[np.bool_]] = []
     numbers: list[NDArray[np.bool_]] = []
-    for text, offsets in zip(texts, batch["offset_mapping"], strict=True):
-        places = np.asarray(offsets, np.int64).reshape(-1, 2)
+    for text, offsets, length in zip(texts, batch["offset_mapping"], ids.lengths.tolist(), strict=True):
+        places = np.asarray(offsets, np.int64).reshape(-1, 2)[:length]
+        if length < len(offsets):
+            places[-1:] = 0  # a text that was cut ends in a special token
         for pattern, into in ((_NAME, names), (_NUMBER, numbers)):
             inside = np.zeros(len(text) + 1, np.bool_)
             for result in pattern.finditer(text):
