@@ -98,11 +98,11 @@ def test_configurations_name_what_is_there(made: Path) -> None:
             line.split(": ", 1) for line in as_yaml(configuration(trainer, settings)).splitlines()
         )}  # fmt: skip
         assert str(source) in json.dumps(read) and str(made / "exported") in read.values() and 64 in read.values()
-    with pytest.raises(UsageError, match="has no tokenizer"):
+    with pytest.raises(UsageError, match="scrambled has no tokenizer"):
         TrainerSettings(made / "scrambled", made / "r.jsonl", made / "t").check("trl")
-    with pytest.raises(UsageError, match="llamafactory reads a folder"):
+    with pytest.raises(UsageError, match=r"llamafactory .*r\.jsonl"):
         TrainerSettings(made / "exported", made / "r.jsonl", made / "t").check("llamafactory")
-    with pytest.raises(UsageError, match="there is no trainer 'x'"):
+    with pytest.raises(UsageError, match="trainer 'x'"):
         configuration("x", settings)
 
 
