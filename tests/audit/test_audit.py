@@ -211,7 +211,7 @@ def test_attacks_that_read_text_are_run_by_those_who_have_some(setting: Setting,
         Budget(),
         seed=1,
     )
-    assert alone.cells[0].reason == "the attacker has no public text"
+    assert "no public text" in str(alone.cells[0].reason)
 
 
 def test_a_spent_budget_is_said_and_the_verdict_is_no_comfort(setting: Setting, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from milkglass.progress import Progress
 from milkglass.rows.data_file import DataFile
 from tests.cli.kit import PASSPHRASE, Owner, call
 
-SAID = "the wound on my left arm is open since monday and the nurse said three stitches may not be enough"
+TEXT = "the wound on my left arm is open since monday and the nurse said three stitches may not be enough"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Owner:
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
-    rows = [{"note": " ".join(rng.choice(SAID.split(), rng.integers(5, 12)))} for _ in range(60)]
+    rows = [{"note": " ".join(rng.choice(TEXT.split(), rng.integers(5, 12)))} for _ in range(60)]
     path.write_text("".join(json.dumps(one) + "\n" for one in rows), "utf-8")
     return path
 

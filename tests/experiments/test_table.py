@@ -145,7 +145,7 @@ def test_each_figure_stands_beside_the_papers_with_its_reason() -> None:
     text = table.markdown(found)
     assert "| accuracy, k=4 | 85.00 | 1.50 | 89.11 | \u22124.11 |  | 1 |" in text
     assert "1. a smaller model" in text
-    assert "2. Not explained: the recipe gives no reason." in text
+    assert f"2. {table.UNEXPLAINED}" in text
 
 
 def test_names_are_explained_to_who_has_not_read_the_code() -> None:

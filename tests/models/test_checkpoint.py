@@ -424,7 +424,7 @@ def test_pickled_weights_are_refused_and_paths_in_an_index_too(tmp_path: Path) -
         Checkpoint.open(tmp_path)
     index = {"weight_map": {"a": "../../secret.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CorruptCheckpoint, match="which is not in the folder"):
+    with pytest.raises(CorruptCheckpoint, match=r"\.\./\.\./secret\.safetensors"):
         Checkpoint.open(tmp_path)
 
 

@@ -93,7 +93,7 @@ def test_places_are_listed() -> None:
 
 
 def test_columns_that_there_are_and_what_a_wrong_delimiter_leaves() -> None:
-    assert columns_there(["instruction"]) == "the columns there are: instruction"
+    assert columns_there(["instruction"]).endswith(": instruction")
     assert "--delimiter" in columns_there(["ticket;customer said;mood"])
     assert "2 cells" in columns_there(["the wound", "is open again"])
 
@@ -107,12 +107,12 @@ def test_columns_that_there_are_and_what_a_wrong_delimiter_leaves() -> None:
 def test_a_header_is_shown_whole_once_a_cell_is_a_column_that_is_looked_for(
     header: list[str], known: tuple[str, ...]
 ) -> None:
-    assert columns_there(header, known) == f"the columns there are: {', '.join(header)}"
+    assert columns_there(header, known).endswith(f": {', '.join(header)}")
 
 
 def test_a_first_line_that_may_be_a_row_of_text_shows_single_words_alone() -> None:
     hint = columns_there(["4711", "my arm hurts", "urgent"], ("body", "_"))
-    assert hint.startswith("the columns there are: urgent and 2 more, not shown") and "arm" not in hint
+    assert ": urgent and 2 more, not shown" in hint and "arm" not in hint
 
 
 def test_a_name_in_a_message_is_printable_and_bounded() -> None:
