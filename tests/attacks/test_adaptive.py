@@ -56,7 +56,7 @@ def test_the_inverse_has_every_pair_once() -> None:
     }
     assert behind[5][0] == [1, 2, 3, 4]
     assert np.exp(behind[5][1]) == pytest.approx([1, 1, 0.5, 0.5])
-    with pytest.raises(UsageError, match="starts do not divide"):
+    with pytest.raises(UsageError, match="2 starts .* 2 shadows"):
         inverse(np.array([1, 2]), np.array([0, 1]))
 
 
@@ -102,9 +102,7 @@ def test_what_stands_for_itself_is_read_so_and_what_is_nobody_s_shadow_not_at_al
     assert found[[0, 2], 0].tolist() == [0, NO_BELIEF]
     assert found[1, 0] in (1, 2, 3, 4)
     bare = replace(known(), public_model=None)
-    assert why_not(attack, Transcript((Tokens(Sequences.of([[5]])),), 8), bare) == (
-        "the attacker has no table of embeddings"
-    )
+    assert "table of embeddings" in str(why_not(attack, Transcript((Tokens(Sequences.of([[5]])),), 8), bare))
 
 
 # --- with a language --------------------------------------------------------------------------------------------------
@@ -162,13 +160,13 @@ def test_any_causal_model_of_the_same_vocabulary_will_do(tmp_path: Path) -> None
     knowledge = Knowledge(corpus=corpus, rehearse=lambda some, _: (some, np.arange(len(some.ids))))
     attack = ShadowGeneration(base=tiny.save("gpt2", tmp_path / "gpt2"), epochs=1)
     assert read(attack, [[5, 9]], knowledge, size=tiny.VOCAB).shape == (2, 1)
-    with pytest.raises(UsageError, match="the language model has 300 tokens, the texts have 301"):
+    with pytest.raises(UsageError, match=r"\b300\b.*\b301\b"):
         read(attack, [[5, 9]], knowledge, size=301)
 
 
 def test_a_defence_that_moves_tokens_is_not_inverted_in_place() -> None:
     knowledge = Knowledge(corpus=Sequences.of([[1, 2]]), rehearse=lambda some, _: (some, np.array([1, 0])))
-    with pytest.raises(UsageError, match="does not replace tokens in their places"):
+    with pytest.raises(UsageError, match="places"):
         read(ShadowGeneration(width=32), [[5]], knowledge)
 
 

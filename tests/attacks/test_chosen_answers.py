@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,11 +91,8 @@ def test_it_says_why_it_does_not_apply(codec: Codec) -> None:
     knowledge = scene.adversaries[0].knowledge
     tokens, outputs = scene.transcript.all(Tokens)[0], scene.transcript.all(Outputs)[0]
     unknown = Transcript((tokens, Outputs(outputs.ids)), scene.transcript.size)
-    assert why_not(ChosenAnswers(), unknown, knowledge) == "it was not recorded which prompt each answer followed"
-    assert (
-        why_not(ChosenAnswers(), scene.transcript, replace(knowledge, answers=None))
-        == "the server did not choose its answers"
-    )
+    assert "which prompt" in str(why_not(ChosenAnswers(), unknown, knowledge))
+    assert "did not choose" in str(why_not(ChosenAnswers(), scene.transcript, replace(knowledge, answers=None)))
     fewer = replace(knowledge, answers=Sequences.of([[1]]))
-    assert why_not(ChosenAnswers(), scene.transcript, fewer) == "1 texts of 3 answers are known"
+    assert re.search(r"\b1 .*\b3 answers\b", str(why_not(ChosenAnswers(), scene.transcript, fewer)))
     assert why_not(ChosenAnswers(), scene.transcript, knowledge) is None

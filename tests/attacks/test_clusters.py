@@ -182,7 +182,7 @@ def test_a_plain_table_is_read_off_whole() -> None:
 def test_another_public_model_is_refused() -> None:
     transcript = Transcript((Weights(model(clumped(N, D, 1))),), N)
     reason = why_not(ClusterSolve(), transcript, Knowledge(public_model=model(clumped(N, 2 * D, 1))))
-    assert reason == f"the public table is ({N}, {2 * D}), the one seen ({N}, {D})"
+    assert f"({N}, {2 * D})" in str(reason) and f"({N}, {D})" in str(reason)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama-untied"])

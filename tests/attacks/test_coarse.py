@@ -84,9 +84,9 @@ def test_the_commonest_token_of_each_symbol_is_graded(coarse: Scene) -> None:
     for token in knowledge.corpus.ids.tolist():
         counts[int(knowledge.symbols[token])][token] += 1
     best = {symbol: max(known, key=lambda one: (known[one], -one)) for symbol, known in counts.items()}
-    said = [best[int(knowledge.symbols[one])] == one for one in truth.original.ids.tolist() if truth.ordinary[one]]
+    correct = [best[int(knowledge.symbols[one])] == one for one in truth.original.ids.tolist() if truth.ordinary[one]]
     guess = ClusterConditional()(coarse.transcript, knowledge, Budget(), NOTHING)
-    assert read(coarse, guess) == pytest.approx(np.mean(said))
+    assert read(coarse, guess) == pytest.approx(np.mean(correct))
 
 
 def test_neighbours_read_more_than_the_symbol_alone(coarse: Scene) -> None:

@@ -345,4 +345,4 @@ def test_known_weights_bring_obfuslm_plus_back_to_obfuslm(size: int) -> None:
     assert undone == pytest.approx(without, abs=0.005)
     for name in ("sorted-rows", "gram"):
         reason = why_not(ATTACKS[name], only(after, rows), Knowledge(public_model=at.model))
-        assert "lengths differ" in str(reason)
+        assert "lengths" in str(reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -218,7 +219,7 @@ def test_adapters_of_a_rank_as_large_as_the_text_do_once_they_are_trained() -> N
 def test_adapters_of_a_smaller_rank_are_refused(fresh: bool) -> None:
     one = step("bert", lora=3) if fresh else trained("bert", 3)
     scene = shared(one, [ONE])
-    assert "rank of the adapters of layer 1 is not above" in str(why_not(DAGER(), scene.transcript, scene.knowledge))
+    assert "rank of the adapters of layer 1" in str(why_not(DAGER(), scene.transcript, scene.knowledge))
 
 
 # --- what fails -------------------------------------------------------------------------------------------------------
@@ -247,10 +248,8 @@ def test_without_the_first_layers_gradients_it_is_refused() -> None:
     seen = scene.transcript.all(Gradients)[0]
     head = {n: g for n, g in seen.tensors.items() if ".layer.0." not in n}
     bare = Transcript((Gradients(head, 1, 0),), scene.transcript.size)
-    assert why_not(DAGER(), bare, scene.knowledge) == (
-        "no gradient of the queries, keys and values of layer 1 is shared"
-    )
-    assert why_not(DAGER(), scene.transcript, Knowledge()) == "the attacker does not know which model is trained"
+    assert re.search("no gradient .* layer 1", str(why_not(DAGER(), bare, scene.knowledge)))
+    assert "which model" in str(why_not(DAGER(), scene.transcript, Knowledge()))
 
 
 def test_a_spent_budget_returns_what_there_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,9 +39,9 @@ def test_era_reads_all_that_a_permuted_model_generates(models: dict[str, Model])
 def test_era_needs_a_prompt_for_each_answer(models: dict[str, Model]) -> None:
     transcript, _ = generated(models["llama-tied"])
     one_more = Transcript((*transcript.observations, Outputs(Sequences.of([[1]]))), VOCAB)
-    assert "13 answers to 12 prompts" in str(why_not(ERA(), one_more, Knowledge(public_model=models["llama-tied"])))
+    assert re.search(r"\b13\b.*\b12\b", str(why_not(ERA(), one_more, Knowledge(public_model=models["llama-tied"]))))
     bare = Transcript(transcript.observations[:1], VOCAB)
-    assert why_not(ERA(), bare, Knowledge(public_model=models["llama-tied"])) == "the server sees no outputs"
+    assert "no outputs" in str(why_not(ERA(), bare, Knowledge(public_model=models["llama-tied"])))
 
 
 def test_era_plus_decides_once_for_each_id(models: dict[str, Model]) -> None:
@@ -89,8 +90,10 @@ def test_era_plus_believes_states_as_far_as_they_agree_with_what_is_known(
     rng, prior = np.random.default_rng(3), []
     groups = unsolved(truth).groups
     for group in groups:
-        said = np.where(rng.random(len(group.rows)) < 0.7, truth.inverse[group.rows], rng.permutation(group.members))
-        prior.append(np.where(group.members == said[:, None], 2.0, 0.0))
+        likeliest = np.where(
+            rng.random(len(group.rows)) < 0.7, truth.inverse[group.rows], rng.permutation(group.members)
+        )
+        prior.append(np.where(group.members == likeliest[:, None], 2.0, 0.0))
     found = Candidates(groups, tuple(prior))
     knowledge = Knowledge(public_model=public, candidates=found)
     before = right(ranked(found, VOCAB), truth)
@@ -129,13 +132,11 @@ def test_a_decoder_whose_head_is_missing_is_not_read_with_its_table(
     seen = Transcript((*transcript.observations, Tokens(truth.sent)), VOCAB)
     whole = Model.open(save("llama-untied", tmp_path))
     body = {name: whole.tensors[name] for name in whole.tensors if name != "lm_head.weight"}
-    said = {name: value for name, value in whole.config.items() if name != "tie_word_embeddings"}
-    for config in (whole.config, said):  # Llama's own default is that they are not tied
+    untied = {name: value for name, value in whole.config.items() if name != "tie_word_embeddings"}
+    for config in (whole.config, untied):  # Llama's own default is that they are not tied
         known = Knowledge(
             public_model=Model(body, config), corpus=Sequences.of([[1, 2]]), candidates=Candidates((), ())
         )
-        assert (
-            why_not(attack, seen, known) == "the public model's head is not its table, and its checkpoint holds no head"
-        )
+        assert "no head" in str(why_not(attack, seen, known))
     for model in (whole, models["llama-tied"]):
         assert why_not(attack, seen, replace(known, public_model=model)) is None

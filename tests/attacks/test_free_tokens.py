@@ -96,17 +96,13 @@ def test_what_is_refused() -> None:
     frozen = {n: g for n, g in seen.tensors.items() if n != scene.step.table_name}
     bare = Transcript((Gradients(frozen, 1, 0),), 300)
     for attack in (FreeTokens(), SurvivingEntries()):
-        assert why_not(attack, bare, scene.knowledge) == "the gradient of the embeddings is not shared"
-        assert why_not(attack, scene.transcript, Knowledge()) == "the attacker does not know which model is trained"
+        assert "not shared" in str(why_not(attack, bare, scene.knowledge))
+        assert "which model" in str(why_not(attack, scene.transcript, Knowledge()))
     alike = pruned(shared(step("llama-tied", "next-token"), [ONE]), 0.5)
-    assert str(why_not(FreeTokens(), alike.transcript, alike.knowledge)).startswith(
-        "the rows of the embeddings' gradient"
-    )
-    assert why_not(SurvivingEntries(), scene.transcript, Knowledge(step=scene.step)) == (
-        "the attacker does not know the labels"
-    )
+    assert "rows of the embeddings" in str(why_not(FreeTokens(), alike.transcript, alike.knowledge))
+    assert "the labels" in str(why_not(SurvivingEntries(), scene.transcript, Knowledge(step=scene.step)))
     two = shared(step("bert"), [TWO])
-    assert str(why_not(SurvivingEntries(), two.transcript, two.knowledge)).startswith("a batch holds 2 texts")
+    assert "2 texts" in str(why_not(SurvivingEntries(), two.transcript, two.knowledge))
 
 
 # --- what pruning leaves ----------------------------------------------------------------------------------------------

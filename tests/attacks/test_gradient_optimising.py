@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -277,12 +278,12 @@ def test_special_tokens_are_seen_in_public_text() -> None:
     rng = np.random.default_rng(0)
     framed = Sequences.of([[FIRST, *rng.integers(5, 99, 4), LAST] for _ in range(10)])
     assert Frame.of(None, None, framed, 100) == FRAME
-    assert Frame.of(7, None, framed, 100) == Frame(7, LAST)  # what was said goes first
+    assert Frame.of(7, None, framed, 100) == Frame(7, LAST)  # what is given goes first
     assert Frame.of(None, None, None, 100) == Frame()
     assert Frame.of(None, None, framed.chosen(np.arange(9)), 100) == Frame()  # too few texts
     inside = Sequences.of([*framed, [FIRST, 5, FIRST, LAST]])
     assert Frame.of(None, None, inside, 100) == Frame(None, LAST)  # an ordinary word with which all begin
-    with pytest.raises(UsageError, match="a special id of 100 in a vocabulary of 100"):
+    with pytest.raises(UsageError, match=r"id of 100\b.*\b100\b"):
         Frame.of(100, None, None, 100)
 
 
@@ -470,25 +471,25 @@ def test_what_an_attack_refuses(kind: type[Optimising]) -> None:
 
     assert reason() is None
     bare = Knowledge(step=tiny, lengths=known.lengths)
-    assert reason(bare) == "the attacker does not know the labels"
-    assert reason(Knowledge(step=tiny, labels=known.labels)) == "the attacker does not know how long the texts are"
-    assert reason(Knowledge(step=tiny, labels=known.labels, lengths=np.array([0]))) == "a text of no token"
-    assert "classifier.bias is of another shape" in str(reason(classifier__bias=torch.ones(3)))
-    assert "classifier.bias is not finite" in str(reason(classifier__bias=torch.tensor([0.0, torch.nan])))
+    assert "the labels" in str(reason(bare))
+    assert "how long" in str(reason(Knowledge(step=tiny, labels=known.labels)))
+    assert "no token" in str(reason(Knowledge(step=tiny, labels=known.labels, lengths=np.array([0]))))
+    assert re.search(r"classifier\.bias .*shape", str(reason(classifier__bias=torch.ones(3))))
+    assert re.search(r"classifier\.bias .*finite", str(reason(classifier__bias=torch.tensor([0.0, torch.nan]))))
     table = {str(tiny.table_name): tensors[str(tiny.table_name)]}
     only = why_not(attack, Transcript((Gradients(table, 1, 0),), 300), known)
-    assert only == "nothing was shared but the embeddings' own gradient"
+    assert "but the embeddings" in str(only)
 
 
 def test_the_next_token_needs_no_label_but_a_second_token() -> None:
     transcript, known = shared(step("gpt2", "next-token"), [TEXT])
     assert why_not(DLG(), transcript, replace(known, labels=None)) is None
     short = Knowledge(step=known.step, lengths=np.array([1]))
-    assert why_not(DLG(), transcript, short) == "no text has a second token, so that none is predicted"
+    assert "second token" in str(why_not(DLG(), transcript, short))
 
 
 def test_settings_that_cannot_be() -> None:
-    with pytest.raises(UsageError, match="the distance is 'euclid'"):
+    with pytest.raises(UsageError, match="distance .*'euclid'"):
         LAMP(kind="euclid")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="0 starts"):
         LAMP(starts=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,14 +147,14 @@ def test_tokens_are_not_read_where_states_are_pooled(publics: dict[str, Model], 
 
 def test_what_is_missing_is_named(publics: dict[str, Model]) -> None:
     transcript, knowledge, _ = scene(publics["bert"], 0)
-    assert why_not(INVERT, transcript, replace(knowledge, observe=None)) == "no client half can be run on public text"
+    assert "client half" in str(why_not(INVERT, transcript, replace(knowledge, observe=None)))
     deeper, _, _ = scene(publics["bert"], 1)
     assert "a decoder" in str(why_not(NearHidden(), deeper, Knowledge(public_model=publics["gpt2"])))
     assert why_not(NearHidden(), transcript, Knowledge(public_model=publics["gpt2"])) is None  # rows of its table
     narrow = Transcript((Activations(torch.zeros(2, 5), np.array([2]), 0),), VOCAB)
-    assert "5 dimensions, the public model 32" in str(why_not(NearHidden(), narrow, knowledge))
+    assert re.search(r"\b5 .*\b32\b", str(why_not(NearHidden(), narrow, knowledge)))
     short = Transcript((Activations(torch.zeros(2, 32), np.array([3]), 0),), VOCAB)
-    assert "not one for each token" in str(why_not(INVERT, short, knowledge))
+    assert "each token" in str(why_not(INVERT, short, knowledge))
 
 
 @pytest.mark.parametrize("attack", [NearHidden(), INVERT], ids=lambda one: one.name)

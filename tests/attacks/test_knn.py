@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -78,10 +80,9 @@ def test_ednn_agrees_with_the_papers_loop() -> None:
 
 def test_why_not_gives_the_reason() -> None:
     it = scene(plain)
-    assert why_not(KNN(), it.transcript, Knowledge()) == "the attacker does not have the public model"
-    assert "24 dimensions, the public ones 8" in str(
-        why_not(EDNN(), it.transcript, Knowledge(public_model=model(torch.randn(300, 8))))
-    )
+    assert "the public model" in str(why_not(KNN(), it.transcript, Knowledge()))
+    narrow = Knowledge(public_model=model(torch.randn(300, 8)))
+    assert re.search(r"\b24 .*\b8\b", str(why_not(EDNN(), it.transcript, narrow)))
     assert why_not(KNNPlus(), it.transcript, it.knowledge) is None
 
 

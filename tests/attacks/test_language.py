@@ -108,7 +108,7 @@ def test_without_a_reader_it_says_so(encoder: Model, corpus: Sequences, tmp_path
     reason = str(why_not(LanguageModel(reader=str(tmp_path)), it.transcript, it.knowledge))
     assert str(tmp_path) in reason
     bare = replace(it.knowledge, public_model=replace(encoder, folder=None))
-    assert "without its tokenizer" in str(why_not(LanguageModel(), it.transcript, bare))
+    assert "tokenizer" in str(why_not(LanguageModel(), it.transcript, bare))
     assert "no public text" in str(why_not(LanguageModel(), it.transcript, replace(it.knowledge, corpus=None)))
     assert list(ATTACKS).index("language-model") == list(ATTACKS).index("decipherment") + 1
 
@@ -122,7 +122,7 @@ def test_a_reader_without_its_head_is_not_asked(
     save_file(rest, tmp_path / "model.safetensors", {"format": "pt"})
     it = play(encoder, corpus, 3)
     reason = str(why_not(LanguageModel(reader=str(tmp_path)), it.transcript, it.knowledge))
-    assert reason.endswith("which would read for the encoder, has no head")
+    assert "no head" in reason
 
 
 def test_without_time_decipherment_is_what_it_has(llama: LlamaForCausalLM, corpus: Sequences) -> None:
@@ -185,13 +185,13 @@ def test_evidence_of_one_place_is_bounded_and_of_many_damped() -> None:
     board.update(np.array([3, 3]), np.tile([100.0, -100.0], (2, 1)), doubt=0.1)
     assert board.open_at(np.array([3])).tolist() == [False]
     assert board.needed(texts, np.array([0, 1])).tolist() == [1]
-    heard, places = [np.zeros((2, 2)), np.zeros((1, 1))], np.zeros(4, np.int64)
-    board.store(board.evidence(6.0), heard, places, groups)
+    stored, places = [np.zeros((2, 2)), np.zeros((1, 1))], np.zeros(4, np.int64)
+    board.store(board.evidence(6.0), stored, places, groups)
     expected = (
         6 / 8 * 2 * np.log([0.1 + 0.9 * 2, 0.1])
     )  # P is 1/2 each: a place can say no more than 2 for, 0.1 against
-    assert np.allclose(heard[0][0, columns], expected)
-    assert (heard[0][1] == 0).all()
+    assert np.allclose(stored[0][0, columns], expected)
+    assert (stored[0][1] == 0).all()
     assert places.tolist() == [0, 0, 0, 2]
 
 

@@ -73,14 +73,14 @@ def test_the_likelihood_is_calibrated() -> None:
     """Of the tokens to which a row gives a chance of p, about a share of p is right."""
     it = scene(obfuslm(5, 2.0), n=N, d=64)
     found = Matching(2.0).learn(it.transcript, knowing(it, candidates(it)), Budget(), np.random.default_rng(0))
-    said, true = [], []
+    chances, true = [], []
     for group, values in zip(found.groups, found.likelihood, strict=True):
         if group.weights is None:
             continue
         chance = np.exp(values - values.max(1, keepdims=True))
-        said.append((chance / chance.sum(1, keepdims=True)).reshape(-1))
+        chances.append((chance / chance.sum(1, keepdims=True)).reshape(-1))
         true.append((group.members == it.truth.inverse[group.rows][:, None]).reshape(-1))
-    p, hit = np.concatenate(said), np.concatenate(true)
+    p, hit = np.concatenate(chances), np.concatenate(true)
     for low, high in ((0.05, 0.2), (0.2, 0.4), (0.4, 0.7), (0.7, 1.0)):
         inside = (p >= low) & (p < high)
         assert inside.sum() > 50
@@ -115,6 +115,6 @@ def test_a_spent_budget_changes_nothing() -> None:
 
 def test_it_needs_candidates() -> None:
     it = scene(obfuslm(5, 1.0), n=100, d=64)
-    assert why_not(Matching(), it.transcript, it.knowledge) == "no earlier attack found candidates"
+    assert "candidates" in str(why_not(Matching(), it.transcript, it.knowledge))
     with pytest.raises(UsageError, match="epsilon is -1"):
         Matching(epsilon=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,11 +115,11 @@ def test_invbert_joins_the_states_that_were_sent_and_refuses_others(models: dict
     computed, _ = attack.observed(transcript, batches(transcript.tokens))
     assert torch.allclose(states, computed, atol=1e-5)
     half = Transcript((Weights(weights), *crossed[:3]), VOCAB)
-    assert "not those of the 60 texts that were sent" in str(why_not(attack, half, knowledge))
+    assert "60 texts" in str(why_not(attack, half, knowledge))
     assert why_not(InvBert(layer=2), half, knowledge) is None  # of which nothing was sent
     short = Activations(states[1:], transcript.tokens.lengths, 1)
     reason = why_not(attack, Transcript((*transcript.observations, short), VOCAB), knowledge)
-    assert reason == "the states after layer 1 are not one for each token"
+    assert re.search("layer 1 .*each token", str(reason))
 
 
 @pytest.mark.parametrize("name", ["bert", "llama-tied"])

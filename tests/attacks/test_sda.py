@@ -28,7 +28,7 @@ def test_the_scoring_model_tells_sentences_from_neighbours(public: Model, second
     attack = SDA(learning_rate=1e-3, epochs=6, steps=steps)
     scorer = attack.train(public, Sequences.of(chain(VOCAB, 400, 2)), FIXED, Budget(seconds), np.random.default_rng(0))
     unseen = chain(VOCAB, 60, 7)
-    right = [said(scorer, one) > said(scorer, replaced(one)) for one in unseen]
+    right = [scored(scorer, one) > scored(scorer, replaced(one)) for one in unseen]
     assert np.mean(right) > 0.9
 
 
@@ -36,7 +36,7 @@ def replaced(ids: Ids) -> Ids:
     return np.concatenate([ids[:1], np.random.default_rng(len(ids)).integers(2, VOCAB, len(ids) - 2), ids[-1:]])
 
 
-def said(scorer: Scorer, ids: Ids) -> float:
+def scored(scorer: Scorer, ids: Ids) -> float:
     with torch.inference_mode():
         return float(scorer(torch.from_numpy(ids)[None]))
 

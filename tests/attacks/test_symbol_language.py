@@ -111,10 +111,10 @@ def test_it_says_why_a_model_cannot_read(encoder: Model, reader: Path, tmp_path:
     attack = SymbolDecoder(reader=str(reader))
     assert why_not(attack, transcript, known) is None
     bare = replace(known, public_model=replace(encoder, folder=None))
-    assert "without its tokenizer no other model can read" in str(why_not(attack, transcript, bare))
+    assert "tokenizer" in str(why_not(attack, transcript, bare))
     assert why_not(SymbolDecoder(), transcript, bare) is None
     absent = SymbolDecoder(reader=str(tmp_path / "absent"))
-    assert "absent, which would read for it, is not there" in str(why_not(absent, transcript, known))
+    assert "absent" in str(why_not(absent, transcript, known))
 
 
 def test_a_reader_that_says_nothing_gets_no_weight(encoder: Model, tmp_path: Path) -> None:

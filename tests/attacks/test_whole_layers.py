@@ -56,7 +56,7 @@ def test_a_scheme_that_leaves_three_dimensions_alone_is_found_out() -> None:
 
 
 def test_too_few_points_are_refused() -> None:
-    with pytest.raises(UsageError, match="span less than 24"):
+    with pytest.raises(UsageError, match=r"\b24\b"):
         find(glide, 24, np.random.default_rng(0), points=2, keys=3)
 
 
@@ -145,21 +145,21 @@ def test_known_weight_refuses_where_nothing_was_multiplied() -> None:
     known = public("bert")
     before, after, _ = uploads(known, "the paper's", 7)
     knowledge, attack = Knowledge(public_model=known), KnownWeight(then=KNN())
-    assert "the layers are the public ones" in str(why_not(attack, seen(before), knowledge))
+    assert "public ones" in str(why_not(attack, seen(before), knowledge))
     make = torch.Generator().manual_seed(0)
     trained = {n: one + 0.03 * one.std() * torch.randn(one.shape, generator=make) for n, one in before.tensors.items()}
-    assert "the layers are the public ones" in str(why_not(attack, seen(Model(trained, known.config)), knowledge))
+    assert "public ones" in str(why_not(attack, seen(Model(trained, known.config)), knowledge))
     other = {n: torch.randn(one.shape, generator=make) if "layer" in n else one for n, one in before.tensors.items()}
     for name in ("position", "token_type"):
         other[f"bert.embeddings.{name}_embeddings.weight"] *= 0
     reason = str(why_not(attack, seen(Model(other, known.config)), knowledge))
-    assert "no matrix of the layers is a public one multiplied from one side" in reason
-    with pytest.raises(UsageError, match="no matrix of the layers"):
+    assert "no matrix" in reason
+    with pytest.raises(UsageError, match="no matrix"):
         attack.before(seen(Model(other, known.config)), knowledge)
     assert "no kind of matrix" in str(
         why_not(attack, seen(of_table(known.table)), Knowledge(public_model=of_table(known.table)))
     )
-    assert "knn+, which comes after it" in str(why_not(KnownWeight(), seen(after), knowledge))
+    assert "knn+" in str(why_not(KnownWeight(), seen(after), knowledge))
 
 
 def test_known_weight_does_not_undo_what_brings_the_table_no_nearer() -> None:
@@ -167,7 +167,7 @@ def test_known_weight_does_not_undo_what_brings_the_table_no_nearer() -> None:
     before, after, _ = uploads(known, "the paper's", 7)
     layers_only = {**after.tensors, "bert.embeddings.word_embeddings.weight": before.table}
     attack = KnownWeight(then=KNN())
-    with pytest.raises(UsageError, match="brings the tables no nearer"):
+    with pytest.raises(UsageError, match="undoing"):
         attack.before(seen(Model(layers_only, known.config)), Knowledge(public_model=known))
 
 
@@ -185,7 +185,7 @@ def test_layers_that_did_not_move_are_not_fitted(monkeypatch: pytest.MonkeyPatch
     fitted: list[int] = []
     made = Normal.of
     monkeypatch.setattr(Normal, "of", lambda a, b: fitted.append(1) or made(a, b))  # type: ignore[func-returns-value]
-    assert find_layers(known, before, 0.3) == "the layers are the public ones: nothing but the tables was transformed"
+    assert "public ones" in str(find_layers(known, before, 0.3))
     assert not fitted
     half = {n: after.tensors[n] if "mlp" in n else one for n, one in before.tensors.items()}
     assert {one.name.split("*.")[1].split(".")[0] for one in kinds(known, Model(half, known.config))} == {"mlp"}
@@ -208,7 +208,7 @@ def test_an_attack_that_applies_is_run_without_finding_the_layers_again(monkeypa
     without = KNN().run(seen(before), knowledge, Budget(), np.random.default_rng(0)).table
     assert without is not None
     assert (table[:, 0] == without[:, 0]).mean() > 0.99
-    assert "the layers are the public ones" in str(why_not(attack, seen(before), knowledge))
+    assert "public ones" in str(why_not(attack, seen(before), knowledge))
     assert asked == [after, before]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
@@ -166,7 +167,7 @@ def test_a_stopped_audit_goes_on(setting: Setting, tmp_path: Path) -> None:
     assert ResumeStore.open(tmp_path / "work", {"of": "this"}).finished() == 2
     assert again.cells[0].to_json() == first.cells[0].to_json()
     assert {cell.attack for cell in again.cells} == {"counted", "knn"}
-    with pytest.raises(UsageError, match="another key, text or setting"):
+    with pytest.raises(UsageError, match=f"{re.escape(str(tmp_path / 'work'))} .*another key"):
         ResumeStore.open(tmp_path / "work", {"of": "another"})
 
 
@@ -184,7 +185,7 @@ def test_an_attack_that_breaks_is_said_to_have_failed_without_its_words(setting:
     assert (broken.state, broken.reason) == ("failed", "RuntimeError")
     assert result.best is not None
     assert result.best.attack == "knn"
-    assert "did not finish" in result.warnings[-1].explanation
+    assert "not finish" in result.warnings[-1].explanation
 
 
 def test_attacks_that_read_text_are_run_by_those_who_have_some(setting: Setting, tmp_path: Path) -> None:
@@ -210,13 +211,13 @@ def test_attacks_that_read_text_are_run_by_those_who_have_some(setting: Setting,
         Budget(),
         seed=1,
     )
-    assert alone.cells[0].reason == "the attacker has no public text"
+    assert "no public text" in str(alone.cells[0].reason)
 
 
 def test_a_spent_budget_is_said_and_the_verdict_is_no_comfort(setting: Setting, tmp_path: Path) -> None:
     result = run(setting, tmp_path / "work", seconds=1e-9)
     assert {cell.state for cell in result.cells} == {"not run"}
-    assert result.verdict == "No attack was run to its end: this audit says nothing."
+    assert result.verdict.startswith("No attack") and "of 100" not in result.verdict
     assert not list((tmp_path / "work").glob("*knn*"))
     write(result, tmp_path / "out")
 
@@ -400,11 +401,11 @@ def test_a_transcript_of_another_key_or_of_none_is_refused(setting: Setting, tmp
     assert build_with(seen).truth.sent.ids.tolist() == scene(setting).truth.sent.ids.tolist()
     base = Checkpoint.open(setting.folder)
     other = new_key(base, str(setting.folder), scheme_for(base, k=5, beta=0.9), base.digest())
-    with pytest.raises(KeyForOtherModel, match="recorded under another key"):
+    with pytest.raises(KeyForOtherModel, match="under another key"):
         build_with(recorded(setting, tmp_path / "other", other))
-    with pytest.raises(KeyForOtherModel, match="doesn't say which key"):
+    with pytest.raises(KeyForOtherModel, match="which key"):
         build_with(replace(seen, key_id=None))
-    with pytest.raises(KeyForOtherModel, match="the transcript is of 305 ids"):
+    with pytest.raises(KeyForOtherModel, match=r"\b305\b.*\b300\b"):
         build_with(replace(seen, size=305))
 
 
@@ -430,7 +431,7 @@ def test_a_solver_that_failed_hands_nothing_on(setting: Setting, tmp_path: Path)
     result = audit(rotated, chain, ResumeStore.open(tmp_path / "work", {"of": "this"}), Budget(600), seed=1)
     found = {one.attack: one for one in result.cells}
     assert (found["cluster-solve"].in_group or 0) < 0.1
-    assert found["matching"].reason == "no earlier attack found candidates"
+    assert "candidates" in str(found["matching"].reason)
     assert found["decipherment"].state == "done"
 
 
@@ -508,17 +509,17 @@ def test_rows_that_training_moved_are_said_to_name_its_tokens(setting: Setting) 
     tuned = Model({"bert.embeddings.word_embeddings.weight": moved}, it.transcript.all(Weights)[0].model.config)
     held = it.transcript.all(Weights)
 
-    def said(purpose: str, model: Model) -> list[str]:
+    def conditions(purpose: str, model: Model) -> list[str]:
         seen = (*held, Weights(model, tuned=True), Tokens(sent, purpose))
         some = replace(it, transcript=replace(it.transcript, observations=seen))
         return [one.raised_if for one in warnings(some, (), {}) if "trained on" in one.title]
 
-    (words,) = said("train", tuned)
+    (words,) = conditions("train", tuned)
     ordinary = int((occurred & it.truth.ordinary[it.truth.inverse]).sum())
-    assert f"here {ordinary:,} rows, 100.0 % of them correctly, which are 100.0 %" in words
-    assert said("infer", tuned) == []
+    assert f"{ordinary:,} rows" in words and words.count("100.0 %") == 2
+    assert conditions("infer", tuned) == []
     everything = Model({"bert.embeddings.word_embeddings.weight": table * 1.5}, tuned.config)
-    assert said("train", everything) == [], "all rows moved, which says nothing"
+    assert conditions("train", everything) == [], "all rows moved, which says nothing"
 
 
 def test_a_transcript_with_nothing_new_is_refused(setting: Setting, tmp_path: Path) -> None:
@@ -527,14 +528,14 @@ def test_a_transcript_with_nothing_new_is_refused(setting: Setting, tmp_path: Pa
     seen = Transcript(
         (Tokens(held.mapped(setting.key.sigma.astype(np.int64))),), len(setting.key.sigma), setting.key.identifier
     )
-    with pytest.raises(UsageError, match="0 are left without those that the attackers have"):
+    with pytest.raises(UsageError, match=f"{len(held)} texts 0 "):
         build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), seen=seen)
 
 
 def test_an_attacker_left_with_nothing_is_told_not_run(setting: Setting, tmp_path: Path) -> None:
     same = tmp_path / "same.txt"
     same.write_text("\n".join(setting.text.read_text("utf-8").splitlines()[:1] * 60) + "\n", "utf-8")
-    with pytest.raises(UsageError, match="0 texts are left to the attacker who has other text of the same kind"):
+    with pytest.raises(UsageError, match=r"\b0 texts .*same kind"):
         build(setting.key, setting.codec, setting.folder, AuditFiles(same))
 
 
@@ -551,13 +552,13 @@ def test_who_knows_some_texts_word_for_word_reads_their_words_everywhere(setting
     assert crib == {(int(one),) for one in pairs[:, 1]}
     first = {tuple(one.tolist()) for one in read(setting.codec, known).original}
     assert not first & {tuple(one.tolist()) for one in it.truth.tokens}  # what is known is no secret
-    told = Decipherment()(it.transcript, who.knowledge, Budget(), np.random.default_rng(0))
-    assert told.table is not None
-    assert (told.table[pairs[:, 0], 0] == pairs[:, 1]).all()
+    guess = Decipherment()(it.transcript, who.knowledge, Budget(), np.random.default_rng(0))
+    assert guess.table is not None
+    assert (guess.table[pairs[:, 0], 0] == pairs[:, 1]).all()
 
 
 def test_who_knows_everything_leaves_nothing_to_audit(setting: Setting) -> None:
-    with pytest.raises(UsageError, match=r"without those of texts\.txt, 0 private texts are left, 10 are needed"):
+    with pytest.raises(UsageError, match=r"\btexts\.txt, 0 .*\b10\b"):
         build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=setting.text))
 
 
@@ -645,11 +646,11 @@ def test_a_rule_names_k_only_where_the_scheme_has_it(setting: Setting) -> None:
 def test_too_few_texts_are_refused(setting: Setting, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("one text\n" * 5, "utf-8")
-    with pytest.raises(UsageError, match=r"short\.txt holds 5 of the 20 texts"):
+    with pytest.raises(UsageError, match=r"short\.txt .*\b5\b.*\b20\b"):
         build(setting.key, setting.codec, setting.folder, AuditFiles(short))
     empty = tmp_path / "empty.txt"
     empty.write_text("\n\n", "utf-8")
-    with pytest.raises(EmptyText, match=r"empty\.txt has no rows"):
+    with pytest.raises(EmptyText, match=r"empty\.txt"):
         read(setting.codec, empty)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from milkglass.progress import Progress
 from milkglass.rows.data_file import DataFile
 from tests.cli.kit import PASSPHRASE, Owner, call
 
-SAID = "the wound on my left arm is open since monday and the nurse said three stitches may not be enough"
+TEXT = "the wound on my left arm is open since monday and the nurse said three stitches may not be enough"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Owner:
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
-    rows = [{"note": " ".join(rng.choice(SAID.split(), rng.integers(5, 12)))} for _ in range(60)]
+    rows = [{"note": " ".join(rng.choice(TEXT.split(), rng.integers(5, 12)))} for _ in range(60)]
     path.write_text("".join(json.dumps(one) + "\n" for one in rows), "utf-8")
     return path
 
@@ -47,17 +48,17 @@ def test_it_finds_what_the_command_finds(owner: Owner, texts: Path, tmp_path: Pa
     assert not result.unfinished and (tmp_path / "own" / "audit.html").is_file()
     (record,) = usage.read(owner.path).audits
     assert result.best is not None and record["tokens"] == result.best.value("tokens top-1") > 0.5
-    words = ("--text", texts, "--text-column", "note", "--out", tmp_path / "told", "--budget", "10m", "--seed", 3)
+    words = ("--text", texts, "--text-column", "note", "--out", tmp_path / "command", "--budget", "10m", "--seed", 3)
     torch.manual_seed(5)
     done = call("audit", "--key", owner.path, *words)
     assert done.exit_code == 0, done.stderr
-    own, told = (json.loads((tmp_path / name / "audit.json").read_text("utf-8")) for name in ("own", "told"))
+    own, command = (json.loads((tmp_path / name / "audit.json").read_text("utf-8")) for name in ("own", "command"))
 
     def measured(report: dict[str, object]) -> list[object]:
         return [{name: one[name] for name in ("attack", "adversary", "state", "measures")} for one in report["cells"]]  # type: ignore[attr-defined]
 
-    assert measured(own) == measured(told) and own["verdict"] == told["verdict"]
-    with pytest.raises(UsageError, match="holds an audit already"):
+    assert measured(own) == measured(command) and own["verdict"] == command["verdict"]
+    with pytest.raises(UsageError, match="own holds an audit"):
         milkglass.audit_key(owner.path, PASSPHRASE, read, tmp_path / "own")
 
 
@@ -76,12 +77,12 @@ def test_it_refuses_before_it_works(owner: Owner, texts: Path, tmp_path: Path) -
     read = DataFile(texts, "note")
     out = tmp_path / "audit"
     for bad, message in (
-        ({"rows": 5}, "rows=5 leaves too few"), ({"budget": "soon"}, "soon"),
-        ({"public": tmp_path / "none.txt"}, "there is no file"), ({"server_transcript": tmp_path}, "transcript"),
+        ({"rows": 5}, "rows=5"), ({"budget": "soon"}, "soon"),
+        ({"public": tmp_path / "none.txt"}, r"none\.txt"), ({"server_transcript": tmp_path}, "transcript"),
     ):  # fmt: skip
         with pytest.raises(MilkglassError, match=message):
             milkglass.audit_key(owner.path, PASSPHRASE, read, out, **bad)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="is a file, not a folder"):
+    with pytest.raises(UsageError, match=rf"{re.escape(str(texts))} is a file"):
         milkglass.audit_key(owner.path, PASSPHRASE, read, texts)
     with pytest.raises(WrongPassphrase):
         milkglass.audit_key(owner.path, "another one", read, out)

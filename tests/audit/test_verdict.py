@@ -38,13 +38,12 @@ def test_the_verdict_follows_the_strongest_attack_and_never_reassures() -> None:
     best = strongest((cell(0.1, 0.1), cell(0.9, 0.8, "strong"), replace(cell(1, 1), state="failed", measures={})))
     assert best is not None
     assert best.attack == "strong"
-    assert verdict(best, WHO, (best,)) == (
-        "An attacker with the public model and no text reads most of your texts: 90 of 100 words, and 80 of 100 names "
-        "and other content words. Don't send them to this provider."
-    )
+    words = verdict(best, WHO, (best,))
+    assert "the public model and no text reads most" in words
+    assert "90 of 100 words, and 80 of 100 names" in words and "at least" not in words
     for low in (0.0, 0.001, 0.05):
         words = verdict(cell(low, low), WHO, ()).lower()
-        assert "reads some of your texts" in words and "may read more" in words
+        assert "reads some" in words and "read more" in words
         assert not [word for word in ("safe", "secure", "protected", "private") if word in words]
     assert strongest((cell(math.nan, math.nan),)) is None
     even = strongest((cell(0.5, 0.8, "fewer"), cell(0.6, 0.8, "more"), cell(0.4, 0.8, "fewest")))
@@ -73,8 +72,8 @@ def test_words_without_their_order_raise_the_level() -> None:
     low = cell(0.04, 0.01, "invert-hidden")
     assert [level(low, (low, named(one))) for one in (0.49, 0.5, 0.9)] == ["some", "much", "much"]
     assert level(None, (named(0.9),)) == "much" and level(None, (named(0.2),)) == "some"
-    said = verdict(low, WHO, (low, named(0.9)))
-    assert "reads some of your texts: 4 of 100 words" in said and "without their order: 90.0 %" in said
+    words = verdict(low, WHO, (low, named(0.9)))
+    assert "reads some" in words and "4 of 100 words" in words and "order: 90.0 %" in words
     joint = replace(low, joint=True)
     assert level(joint, (joint, named(0.9))) == "some", "under a key others read far more than such attacks name"
 
@@ -83,9 +82,9 @@ def test_the_verdict_says_at_least_where_a_stronger_attack_was_not_finished() ->
     best = cell(0.2, 0.3, "decipherment")
     strong = replace(best, attack="language-model", title="Language model", costly=True)
     for other in (replace(strong, state="failed"), replace(strong, cut=True), replace(strong, state="not run")):
-        said = verdict(best, WHO, (best, other))
-        assert "at least 20 of 100 words, and at least 30 of 100 names" in said
-        assert said.endswith("Not finished, and may read more: language model.")
+        words = verdict(best, WHO, (best, other))
+        assert "at least 20 of 100 words, and at least 30 of 100 names" in words
+        assert words.endswith(": language model.")
     weaker = replace(best, attack="sda", cut=True, costly=True)
     for other in (replace(strong, state="does not apply"), weaker, replace(weaker, state="not run")):
         assert "at least" not in verdict(best, WHO, (best, other))
@@ -98,15 +97,15 @@ def test_the_verdict_says_at_least_where_a_stronger_attack_was_not_finished() ->
 
 def test_words_are_those_of_the_attack_that_reads_most_of_them() -> None:
     best = replace(cell(0.11, 0.3, "decipherment"), cut=True)
-    said = verdict(best, WHO, (best, cell(0.214, 0.1, "knn"), replace(cell(0.9, 0.1, "knn"), adversary="other")))
-    assert "at least 21 of 100 words, and at least 30 of 100 names" in said
+    words = verdict(best, WHO, (best, cell(0.214, 0.1, "knn"), replace(cell(0.9, 0.1, "knn"), adversary="other")))
+    assert "at least 21 of 100 words, and at least 30 of 100 names" in words
 
 
 def test_content_words_are_those_of_the_attack_that_reads_most_of_them() -> None:
     """It may read fewer words in all than the strongest."""
     best, other = cell(0.9, 0.4, "symbol-decoder"), cell(0.7, 0.55, "text-in-context")
-    said = verdict(best, WHO, (best, other))
-    assert "90 of 100 words, and 55 of 100 names" in said and "reads most of your texts" in said
+    words = verdict(best, WHO, (best, other))
+    assert "90 of 100 words, and 55 of 100 names" in words and "reads most" in words
     assert level(best, (best, other)) == "most" and level(best, (best,)) == "much"
 
 
@@ -121,20 +120,21 @@ def test_a_share_of_two_or_three_texts_says_so() -> None:
     best = cell(0.3, 1.0)
     best.measures["content top-1"] = Interval(1.0, 0.29, 1.0, 3)
     assert level(best, ()) == "most"
-    assert "100 of 100 names and other content words, which occur in only 3 of them." in verdict(best, WHO, (best,))
+    words = verdict(best, WHO, (best,))
+    assert "100 of 100 names" in words and "only 3 of them" in words
 
 
 def test_a_figure_of_100_percent_is_not_called_too_low() -> None:
     for whole in (cell(1.0, 1.0), cell(0.9999, 0.9998)):
         for other in (replace(whole, cut=True), replace(whole, state="not run", costly=True, joint=True)):
-            said = verdict(whole, WHO, (whole, replace(other, attack="decipherment")))
-            assert "100 of 100 words" in said and "at least" not in said and "read more" not in said
+            words = verdict(whole, WHO, (whole, replace(other, attack="decipherment")))
+            assert "100 of 100 words" in words and "at least" not in words and "read more" not in words
     high = cell(0.999, 1.0)
-    said = verdict(high, WHO, (high, replace(cell(0.9, 1, "gram"), cut=True)))
-    assert "of your texts: more than 99 of 100 words, and 100 of 100 names" in said
+    words = verdict(high, WHO, (high, replace(cell(0.9, 1, "gram"), cut=True)))
+    assert ": more than 99 of 100 words, and 100 of 100 names" in words
     low = cell(0.001, 0.2)
-    said = verdict(low, WHO, (low, replace(cell(0, 0.1, "gram"), cut=True)))
-    assert "of your texts: at least 0 of 100 words, and at least 20 of 100 names" in said
+    words = verdict(low, WHO, (low, replace(cell(0, 0.1, "gram"), cut=True)))
+    assert ": at least 0 of 100 words, and at least 20 of 100 names" in words
 
 
 def test_a_share_is_said_of_a_hundred() -> None:
@@ -149,14 +149,13 @@ def test_the_verdict_says_what_crosses() -> None:
     states = replace(
         it, transcript=replace(it.transcript, observations=(Activations(torch.zeros(1, 2), np.ones(1), 1),))
     )
-    assert crossing(states) == "the hidden states that are sent"
-    assert crossing(replace(it, words=words_of_enclave("NOT ATTESTED", False))) == "the vectors that the enclave sends"
+    assert "hidden states" in crossing(states)
+    assert "enclave" in crossing(replace(it, words=words_of_enclave("NOT ATTESTED", False)))
     who = {"same kind of text": "has other text of the same kind, and can run the client's trained half on it"}
     best = replace(cell(0.6, 0.5), adversary="same kind of text")
-    assert verdict(best, who, (best,), crossing(states)).startswith(
-        "From the hidden states that are sent, an attacker with text like yours, who can run the client's trained half "
-        "on it, reads most of your texts: 60 of 100 words, and 50 of 100 names"
-    )
+    words = verdict(best, who, (best,), crossing(states))
+    assert words.startswith(f"From {crossing(states)}, ") and "run the client's trained half" in words
+    assert "reads most" in words and "60 of 100 words, and 50 of 100 names" in words
 
 
 def test_a_figure_of_an_attack_that_was_cut_has_no_interval_in_words() -> None:
@@ -176,10 +175,10 @@ def test_a_figure_of_an_attack_that_was_cut_has_no_interval_in_words() -> None:
 def test_texts_without_content_words_are_judged_by_all_tokens_and_it_is_said() -> None:
     best = cell(0.6, math.nan)
     best.measures["content top-1"] = Interval(math.nan, math.nan, math.nan, 0)
-    said = verdict(best, WHO, (best,))
-    assert "60 of 100 words. No token of these texts counts as a name or another content word" in said
-    assert "all tokens are judged instead" in said
-    assert "counts as a name" not in verdict(cell(0.6, 0.5), WHO, ())
+    words = verdict(best, WHO, (best,))
+    assert "60 of 100 words. No token " in words and "all tokens" in words and "of 100 names" not in words
+    named = verdict(cell(0.6, 0.5), WHO, ())
+    assert "No token" not in named and "of 100 names" in named
 
 
 def test_a_defence_and_an_attack_bring_sentences_of_their_own() -> None:
@@ -198,9 +197,9 @@ def test_a_defence_and_an_attack_bring_sentences_of_their_own() -> None:
     best = cell(0.6, 0.5, "mine")
     found = {one.title: one for one in warnings(scene, (best,), {}, {"mine": Mine()})}
     read = found["An attacker reads your text"]
-    assert read.explanation == "It sends mine." and read.change.endswith("before encoding. Nothing helps.")
+    assert read.explanation == "It sends mine." and read.change.endswith(". Nothing helps.")
     assert "The provider reads every answer" in found
     own = found["Mine reads"]
     assert (own.raised_if, own.explanation) == ("here 50.0 % (50.0 to 50.0)", "of mine")
-    assert verdict(best, WHO, (best,), crossing(scene)).startswith("From the ids of my defence, an attacker with")
+    assert verdict(best, WHO, (best,), crossing(scene)).startswith("From the ids of my defence, ")
     assert "Mine reads" not in {one.title for one in warnings(scene, (cell(0.6, 0.05, "mine"),), {}, {"mine": Mine()})}

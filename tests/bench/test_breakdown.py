@@ -37,21 +37,21 @@ SPLIT = {"embedding": 0.5, "crossing": 0.0, "wire": 0.5, "server": 2.5, "other":
 FULL = {"embedding": 1.0, "crossing": 2.0, "wire": 0.5, "server": 4.0, "other": 0.5}
 
 
-def bars(breakdown: ModuleType, told: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
+def bars(breakdown: ModuleType, measured: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
     """Of each part the left edge and the width of the bars."""
-    (axes,) = breakdown.figure(told).axes
+    (axes,) = breakdown.figure(measured).axes
     return {one.get_label(): [(bar.get_x(), bar.get_width()) for bar in one] for one in axes.containers}
 
 
 def test_bars_are_as_long_as_their_parts_took(breakdown: ModuleType) -> None:
-    told = result(split=SPLIT, full=FULL)
-    drawn = bars(breakdown, told)
+    measured = result(split=SPLIT, full=FULL)
+    drawn = bars(breakdown, measured)
     assert [*drawn] == [*breakdown.PARTS]
     for place, seconds in enumerate((SPLIT, FULL)):
         lefts = [sum(list(seconds.values())[:number]) for number in range(len(seconds))]
         assert [one[place][0] for one in drawn.values()] == pytest.approx(lefts)
         assert [one[place][1] for one in drawn.values()] == pytest.approx(list(seconds.values()))
-    svg = breakdown.drawn(told)
+    svg = breakdown.drawn(measured)
     assert "4.00 s<" in svg and "8.00 s, +100.0 %" in svg and "Llama2-7B +28.78 %" in svg
 
 

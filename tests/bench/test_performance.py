@@ -79,11 +79,11 @@ def test_the_page_is_filled_from_a_result(frame: dict[str, ModuleType], result: 
 @pytest.mark.parametrize(
     ("held", "named"),
     [
-        (None, "does not exist"),
-        ("{", "is no result of this program"),
-        ('{"figures": {}}', "is no result of this program"),
-        ('{"quick": true, "parts": {}}', "of small sizes"),
-        ('{"quick": false, "parts": {"codec": 1}}', "without obfuscate, large"),
+        (None, r"result\.json .*exist"),
+        ("{", "no result"),
+        ('{"figures": {}}', "no result"),
+        ('{"quick": true, "parts": {}}', "small sizes"),
+        ('{"quick": false, "parts": {"codec": 1}}', "obfuscate, large"),
     ],
 )
 def test_what_is_no_whole_result_leaves_the_page(
@@ -100,10 +100,10 @@ def test_what_is_no_whole_result_leaves_the_page(
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--page", "--quick"], "leave --only and --quick out"),
-        (["--page", "--json", "none.json"], "none.json does not exist"),
-        (["--quick", "--json", "none/x.json"], "the folder none does not exist"),
-        (["--quick", "--json", "."], ". is a folder; name a file in it"),
+        (["--page", "--quick"], "--only and --quick"),
+        (["--page", "--json", "none.json"], "none.json does"),
+        (["--quick", "--json", "none/x.json"], "folder none "),
+        (["--quick", "--json", "."], ". is a folder"),
     ],
 )
 def test_wrong_words_are_refused_before_anything_is_measured(words: list[str], named: str, tmp_path: Path) -> None:

@@ -24,5 +24,5 @@ def test_one_text_is_not_a_list_of_letters(tmp_path: Path) -> None:
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
     codec = Codec.open(new_key(base, "x", ObfusLM(4, 0.1, 0.9), base.digest()), base.folder)
     for texts, pairs in (("is it urgent", None), (["is it urgent"], "yes")):
-        with pytest.raises(UsageError, match="a list of texts is needed"):
+        with pytest.raises(UsageError, match="list of texts"):
             codec.encode(texts, pairs)  # type: ignore[arg-type]

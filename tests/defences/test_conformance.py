@@ -23,7 +23,7 @@ from milkglass.audit.run import run
 from milkglass.audit.scene import ALIKE
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.token_halves import TokenClient
-from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
+from milkglass.errors import MilkglassError, UnsupportedModel, UsageError
 from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
@@ -196,9 +196,9 @@ def test_what_is_loaded_is_what_was_saved(case: Case, tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_no_half_is_refused(case: Case, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises((UsageError, KeyFileError, Exception)) as caught:
+    with pytest.raises(MilkglassError, match="empty") as caught:
         case.defence.load(case.base, tmp_path / "empty", case.root / "server")
-    assert getattr(caught.value, "hint", "")  # one of ours, with a next step
+    assert caught.value.hint
 
 
 def test_it_refuses_with_the_reason_that_it_gave(case: Case, tmp_path: Path) -> None:
@@ -274,5 +274,5 @@ def test_a_server_without_classes_says_so(case: Case) -> None:
         answer = case.client.receive(case.server.answer(case.client.send(TEXTS)))
         assert answer.shape == (len(TEXTS), 2)
         return
-    with pytest.raises(UsageError, match="no classes yet"):
+    with pytest.raises(UsageError, match="classes"):
         case.server.answer(case.client.send(TEXTS))

@@ -116,19 +116,19 @@ def test_the_channel_attack_has_its_rehearsal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "fault"),
     [
-        ({"by": "letters"}, "by is 'letters'"),
-        ({"keep_stopwords": True}, "keeps some words"),
-        ({"allow": ["house"]}, "keeps some words"),
+        ({"by": "letters"}, "by .*'letters'"),
+        ({"keep_stopwords": True}, "rnm keeps"),
+        ({"allow": ["house"]}, "rnm keeps"),
     ],
 )
-def test_what_cannot_be_is_refused(more: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_be_is_refused(more: dict[str, object], fault: str) -> None:
+    with pytest.raises(UsageError, match=fault):
         defence_of({**RNM, **more})
 
 
 def test_a_glove_file_has_words(tmp_path: Path) -> None:
     (tmp_path / "glove.txt").write_text("a 1 2\nb 2 1\nc 0 1\n", "utf-8")
-    with pytest.raises(UsageError, match="a GloVe file has words"):
+    with pytest.raises(UsageError, match="GloVe"):
         defence_of({**RNM, "by": "tokens", "words": "glove.txt"}, tmp_path)

@@ -59,7 +59,7 @@ def forged(data: bytes, measurement: bytes = MEASUREMENT) -> bytes:
 def test_a_program_that_says_it_is_of_another_kind_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     starter(tmp_path, "process")
-    with pytest.raises(EnclaveError, match="gramine-sgx started an enclave of kind 'process'"):
+    with pytest.raises(EnclaveError, match="gramine-sgx .*'process'"):
         Enclave(ATTESTED, tmp_path)
 
 
@@ -75,7 +75,7 @@ def test_a_word_proves_nothing_and_a_quote_does(enclave: QuotedEnclave) -> None:
     [
         (lambda data: software_quote(ATTESTED, MEASUREMENT.hex(), data), "version"),
         (lambda data: forged(bytes(64)), "another question"),
-        (lambda data: forged(data, b"x" * 32), "measurement is 7878"),
+        (lambda data: forged(data, b"x" * 32), "measurement .*7878"),
     ],
 )
 def test_no_other_quote_does(enclave: QuotedEnclave, quoted: Callable[[bytes], bytes], words: str) -> None:
@@ -87,12 +87,12 @@ def test_no_other_quote_does(enclave: QuotedEnclave, quoted: Callable[[bytes], b
 
 def test_another_measurement_than_the_expected_one_is_refused(enclave: QuotedEnclave) -> None:
     enclave.quoted = forged
-    with pytest.raises(EnclaveError, match=f"{MEASUREMENT.hex()}, {'ab' * 32} is expected"):
+    with pytest.raises(EnclaveError, match=f"{MEASUREMENT.hex()}.*{'ab' * 32}"):
         enclave.attest("ab" * 32, trust())
     assert not enclave.attested
 
 
 def test_a_quote_that_ends_at_another_root_than_intels_is_refused(enclave: QuotedEnclave) -> None:
     enclave.quoted = forged
-    with pytest.raises(EnclaveError):
+    with pytest.raises(EnclaveError, match="root"):
         enclave.attest(MEASUREMENT.hex())

@@ -82,24 +82,24 @@ def test_it_is_prepared_signed_and_built_and_may_be_moved(served: Served, tmp_pa
         assert enclave.kind == KIND and "NOT ATTESTED" in enclave.notice
         assert enclave.rows([7]) == served.table[[7]].numpy().tobytes()
         assert enclave.text(TEXT, "", 100, RnmSettings(None)).changed == 0
-    with pytest.raises(UsageError, match="holds an enclave already"):
+    with pytest.raises(UsageError, match="moved holds"):
         at_rest.build(tmp_path / "moved", KIND, "tiny", 8, served.server.package)
 
 
 def test_each_step_names_the_one_before_it(served: Served, tmp_path: Path) -> None:
     folder = tmp_path / "enclave"
-    with pytest.raises(UsageError, match="is not prepared for gramine-direct") as error:
+    with pytest.raises(UsageError, match="prepared for gramine-direct") as error:
         at_rest.build(folder, KIND, "tiny", 8, served.server.package)
     assert "split enclave prepare" in error.value.hint
     at_rest.prepare(folder, KIND)
-    with pytest.raises(UsageError, match=r"has no milkglass-enclave\.manifest") as error:
+    with pytest.raises(UsageError, match=r"milkglass-enclave\.manifest") as error:
         at_rest.build(folder, KIND, "tiny", 8, served.server.package)
     assert str(folder / "sign.sh") in error.value.hint
-    with pytest.raises(UsageError, match="is not prepared for gramine-sgx"):
+    with pytest.raises(UsageError, match="prepared for gramine-sgx"):
         at_rest.build(folder, "gramine-sgx", "tiny", 8, served.server.package)
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="exists"):
         at_rest.prepare(folder, KIND)
-    with pytest.raises(UsageError, match="needs no preparation"):
+    with pytest.raises(UsageError, match="'process'"):
         at_rest.prepare(tmp_path / "other", "process")
 
 

@@ -132,7 +132,7 @@ def test_a_smaller_epsilon_and_p_change_what_is_replaced(enclave: Enclave) -> No
     assert few < many
     with pytest.raises(UsageError, match="epsilon"):
         enclave.text(text, "", 120, RnmSettings(-1.0))
-    with pytest.raises(TooLong, match="at most 3 fit"):
+    with pytest.raises(TooLong, match=r"\b3\b"):
         enclave.text(text, "", 3, PLAIN)
     with pytest.raises(CodecError):
         enclave.chat([{"role": "us</s>er", "content": "x y"}], 100, PLAIN)
@@ -166,7 +166,7 @@ def test_the_limit_does_not_end_with_the_state(served: Served, built: Path, tmp_
     """Removing the state, taking another build's, opening twice: none of it gives a full bucket."""
     one, two = (shutil.copytree(built, tmp_path / name) for name in ("one", "two"))
     (one / at_rest.STATE).unlink()
-    with pytest.raises(EnclaveError, match="no state.bin"), at_rest.opened(one):
+    with pytest.raises(EnclaveError, match=r"no state\.bin"), at_rest.opened(one):
         pass
     at_rest.build(tmp_path / "new", "process", "tiny", 8, served.server.package)
     shutil.copy(tmp_path / "new" / at_rest.STATE, one)
@@ -209,9 +209,9 @@ def test_a_state_opens_no_other_table(served: Served, built: Path) -> None:
             running.release(served.server.package(running), secret)
             sealed.append(running.lists(8))
         (one, _), (_, state) = sealed
-        with pytest.raises(EnclaveError, match="before a table came"):
+        with pytest.raises(EnclaveError, match="before a table"):
             running.lists(8)
-        with pytest.raises(EnclaveError, match="another table's"):
+        with pytest.raises(EnclaveError, match="another table"):
             running.open(one, secret, state, built / at_rest.TOKENIZER, [1] * 300)
 
 
@@ -221,12 +221,12 @@ def test_the_provider_sees_how_often_its_table_was_released(
     with serving(model, tmp_path / "home") as served, Enclave("process", tmp_path) as running:
         for _ in range(2):
             served.server.package(running)
-    said = [one.getMessage() for one in caplog.records if "released" in one.getMessage()]
-    assert [f"release {n} since the start" in one for n, one in enumerate(said, 1)] == [True, True]
+    lines = [one.getMessage() for one in caplog.records if "released" in one.getMessage()]
+    assert [f"release {n}" in one for n, one in enumerate(lines, 1)] == [True, True]
 
 
 def test_a_call_gives_a_burst_of_rows_at_most(enclave: Enclave) -> None:
-    with pytest.raises(EnclaveError, match="1001 tokens at once"):
+    with pytest.raises(EnclaveError, match="1001 tokens"):
         enclave.rows([5] * 1001)
 
 
@@ -250,7 +250,7 @@ def test_threads_that_share_an_enclave_get_their_own_answers(enclave: Enclave, s
 
 @pytest.mark.parametrize("ids", [[-1], [300], [2**40], []])
 def test_rows_that_do_not_exist_are_refused(enclave: Enclave, ids: list[int]) -> None:
-    with pytest.raises(EnclaveError, match="does not have"):
+    with pytest.raises(EnclaveError, match="a row"):
         enclave.rows(ids)
 
 
@@ -345,7 +345,7 @@ def test_a_killed_enclave_is_reported_and_leaves_nothing(built: Path, tmp_path: 
         if when == "at work":
             running.text(PRIVATE, "", 100, ALL)
         os.kill(running._process.pid, signal.SIGKILL)
-        with pytest.raises(EnclaveError, match="ended with signal 9"):
+        with pytest.raises(EnclaveError, match="signal 9"):
             running.text(PRIVATE, "", 100, ALL)
     after = {path: path.read_bytes() for path in built.rglob("*") if path.is_file()}
     assert before.keys() == after.keys()
@@ -380,18 +380,18 @@ def test_a_folder_that_was_changed_does_not_open(built: Path, tmp_path: Path) ->
     for name in changes:
         lost = shutil.copytree(built, tmp_path / f"without {name}")
         (lost / name).unlink()
-        with pytest.raises(EnclaveError, match=f"has no {name}"), at_rest.opened(lost):
+        with pytest.raises(EnclaveError, match=f"no {name}"), at_rest.opened(lost):
             pass
-    with pytest.raises(UsageError, match="holds no enclave"), at_rest.opened(tmp_path):
+    with pytest.raises(UsageError, match="no enclave"), at_rest.opened(tmp_path):
         pass
-    with pytest.raises(UsageError, match="one of process"):
+    with pytest.raises(UsageError, match="magic"):
         Enclave("magic", tmp_path)
 
 
 # --- other kinds, and the door ----------------------------------------------------------------------------------------
 def test_without_gramine_its_kinds_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="gramine-sgx is not installed"):
+    with pytest.raises(UsageError, match="gramine-sgx .*installed"):
         Enclave("gramine-sgx", tmp_path)
 
 
@@ -431,7 +431,7 @@ def test_no_enclave_is_built_with_a_tokenizer_of_the_providers_own(
         "_call",
         lambda self, name, *rest, **more: asked.append(name) or plain(self, name, *rest, **more),
     )
-    with serving(hostile, tmp_path / "home") as served, pytest.raises(ModelError, match="the pre-tokenizer Split"):
+    with serving(hostile, tmp_path / "home") as served, pytest.raises(ModelError, match="pre-tokenizer Split"):
         at_rest.build(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
     assert asked == ["challenge", "release"], "no candidate lists, which take long, are computed before"
     assert not (tmp_path / "enclave").exists(), "nothing stays behind"

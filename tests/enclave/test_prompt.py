@@ -93,7 +93,7 @@ def test_each_turn_has_its_own_place(tokenizer: Any) -> None:
 def test_a_template_that_does_anything_else_with_a_message_is_refused(tokenizer: Any, template: str) -> None:
     tokenizer.chat_template = template
     messages = [{"role": "user", "content": "my father has a fever"}, {"role": "assistant", "content": "since when"}]
-    with pytest.raises(CodecError, match="cannot be told from the template") as caught:
+    with pytest.raises(CodecError, match="message's text") as caught:
         prompt.of_chat(tokenizer, messages, 500)
     assert "father" not in str(caught.value)
 
@@ -150,12 +150,12 @@ TWICE = {
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"normalizer": LOOKS_AHEAD}, "the normalizer Replace"),
-        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, LOOKS_AHEAD]}}, "the normalizer Replace"),
-        ({"normalizer": LONGER}, "the normalizer Replace"),
-        ({"pre_tokenizer": LEAVES_OUT}, "the pre-tokenizer Split"),
-        ({"pre_tokenizer": CUTS}, "the pre-tokenizer Split"),
-        ({"post_processor": TWICE}, "the post-processor TemplateProcessing"),
+        ({"normalizer": LOOKS_AHEAD}, "normalizer Replace"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, LOOKS_AHEAD]}}, "normalizer Replace"),
+        ({"normalizer": LONGER}, "normalizer Replace"),
+        ({"pre_tokenizer": LEAVES_OUT}, "pre-tokenizer Split"),
+        ({"pre_tokenizer": CUTS}, "pre-tokenizer Split"),
+        ({"post_processor": TWICE}, "post-processor TemplateProcessing"),
     ],
 )
 def test_a_providers_tokenizer_with_a_part_of_its_own_is_refused(
@@ -175,7 +175,7 @@ def test_of_the_users_own_folder_only_what_changes_a_text_is_refused(folder: Pat
             {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPACES_ALONE, BYTES]}},
         )
     ):  # fmt: skip
-        with pytest.raises(ModelError, match="the (normalizer|pre-tokenizer)"):
+        with pytest.raises(ModelError, match="the (normalizer|pre-tokenizer) "):
             load_tokenizer(rewritten(folder, tmp_path / str(number), **parts))
 
 
@@ -209,7 +209,7 @@ def test_tokens_that_read_as_another_text_are_refused(tokenizer: Any) -> None:
             return getattr(tokenizer, name)
 
     pieces = prompt.text_pieces("my father has a fever", "")
-    with pytest.raises(EnclaveError, match="read as another text") as caught:
+    with pytest.raises(EnclaveError, match="another text") as caught:
         prompt.tokens(Lying(), pieces, 100, special=True)
     assert "father" not in str(caught.value)
     assert prompt.tokens(tokenizer, pieces, 100, special=True).private.any()
@@ -256,7 +256,7 @@ def test_a_provider_cannot_call_a_word_unknown_or_special(folder: Path, tmp_path
         config = json.loads((named / "tokenizer_config.json").read_text("utf-8"))
         assert word in load_tokenizer(folder).get_vocab()
         (named / "tokenizer_config.json").write_text(json.dumps(config | {field: word}), "utf-8")
-        with pytest.raises(ModelError, match="calls an ordinary word special"):
+        with pytest.raises(ModelError, match="word special"):
             load_tokenizer(named, provider=True)
         assert load_tokenizer(named)
 
@@ -268,7 +268,7 @@ def test_a_provider_has_a_token_for_every_text(folder: Path, tmp_path: Path) -> 
     merges = [one for one in model["merges"] if "z" not in "".join(one)]
     words = {"type": "WordLevel", "vocab": {"<unk>": 3, "fever": 4, "my": 5}, "unk_token": "<unk>"}
     for number, changed in enumerate((model | {"vocab": fewer, "merges": merges}, words)):
-        with pytest.raises(ModelError, match="has no token for some texts"):
+        with pytest.raises(ModelError, match="no token"):
             load_tokenizer(rewritten(folder, tmp_path / str(number), model=changed), provider=True)
 
 
@@ -291,7 +291,7 @@ def test_a_published_tokenizer_may_be_a_providers() -> None:
         "a\tb\r\n",
     ):
         assert prompt.tokens(known, prompt.text_pieces(text, ""), 100, special=True).private.any()
-    with pytest.raises(EnclaveError, match="read as another text"):
+    with pytest.raises(EnclaveError, match="another text"):
         prompt.tokens(known, prompt.text_pieces("bell\x06", ""), 100, special=True)
 
 
@@ -312,13 +312,13 @@ def test_a_word_that_is_found_before_the_normalizer_is_no_reason_to_refuse_a_tex
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 30}}, "stands 30 times"),
-        ({"normalizer": {"type": "ByteLevel"}}, "stands 2 times"),
-        ({"decoder": {"type": "Replace", "pattern": {"String": " not"}, "content": ""}}, "the decoder Replace"),
-        ({"decoder": {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}}, "the decoder Replace"),
-        ({"decoder": {"type": "Strip", "content": "a", "start": 9, "stop": 0}}, "the decoder Strip"),
-        ({"decoder": {"type": "BPEDecoder", "suffix": "Ġthe"}}, "the decoder BPEDecoder"),
-        ({"decoder": {"type": "WordPiece", "prefix": "Ġthe", "cleanup": False}}, "the decoder WordPiece"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 30}}, "30 times"),
+        ({"normalizer": {"type": "ByteLevel"}}, "2 times"),
+        ({"decoder": {"type": "Replace", "pattern": {"String": " not"}, "content": ""}}, "decoder Replace"),
+        ({"decoder": {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}}, "decoder Replace"),
+        ({"decoder": {"type": "Strip", "content": "a", "start": 9, "stop": 0}}, "decoder Strip"),
+        ({"decoder": {"type": "BPEDecoder", "suffix": "Ġthe"}}, "decoder BPEDecoder"),
+        ({"decoder": {"type": "WordPiece", "prefix": "Ġthe", "cleanup": False}}, "decoder WordPiece"),
         (
             {"decoder": {"type": "Metaspace", "replacement": "n", "prepend_scheme": "never", "split": False}},
             "Metaspace",
@@ -327,8 +327,8 @@ def test_a_word_that_is_found_before_the_normalizer_is_no_reason_to_refuse_a_tex
             {"pre_tokenizer": {"type": "Metaspace", "replacement": "n", "prepend_scheme": "never", "split": False}},
             "Meta",
         ),
-        ({"post_processor": MANY_MORE}, "puts 100 tokens around a text"),
-        ({"decoder": None}, "reads a plain sentence as another one"),
+        ({"post_processor": MANY_MORE}, "100 tokens"),
+        ({"decoder": None}, "plain sentence"),
     ],
 )
 @pytest.mark.parametrize("provider", [True, False])

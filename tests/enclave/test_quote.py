@@ -179,16 +179,16 @@ BAD = {
     "an answer to another question": (Forge(enclave=report(MEASUREMENT, b"S" * 32, bytes(64))), "another question"),
     "another version": (Forge(version=4), "version 4"),
     "another kind of key": (Forge(key_type=3), "key type 3"),
-    "another quoting enclave": (Forge(qe_signer=b"x" * 32), "not Intel's"),
+    "another quoting enclave": (Forge(qe_signer=b"x" * 32), r"not Intel's \(product 1\)"),
     "another enclave of Intel's": (Forge(qe_product=2), "product 2"),
-    "an old quoting enclave": (Forge(qe_svn=7), "security version 7, 8 or more"),
+    "an old quoting enclave": (Forge(qe_svn=7), r"version 7\b.*\b8\b"),
     "a debug quoting enclave": (Forge(qe_flags=0x17), "attributes 0x17"),
     "a quoting enclave without its key": (Forge(qe_flags=0x05), "attributes 0x5"),
     "a quoting enclave with miscselect": (Forge(qe_misc=0xFFFFFFFF), "misc 0xffffffff"),
     "a key that the quoting enclave does not know": (Forge(bound=bytes(64)), "not the quoting enclave's"),
     "certificates of another type": (Forge(data_type=1), "type 1"),
     "another root": (Forge(who=authority("other")), "Intel's root"),
-    "another signer": (Forge(signer=ec.generate_private_key(ec.SECP256R1())), "the quote is not signed"),
+    "another signer": (Forge(signer=ec.generate_private_key(ec.SECP256R1())), "quote is not signed"),
 }
 
 
@@ -236,7 +236,7 @@ def test_cut_quotes_are_refused() -> None:
 )
 def test_a_chain_of_other_certificates_is_refused(authorities: tuple[bool, ...], pck: bool) -> None:
     who = authority("test", 3650, authorities, pck)
-    with pytest.raises(EnclaveError, match="that are not a PCK"):
+    with pytest.raises(EnclaveError, match="PCK"):
         quote.verify(Forge(who=who).bytes(), DATA, {MEASUREMENT.hex()}, quote.Trust(raw_point(who.root), SIGNER), NOW)
 
 
@@ -249,7 +249,7 @@ def test_a_chain_whose_links_do_not_sign_each_other_is_refused() -> None:
     mine, other = authority(), authority("other")
     ends = [one.chain.split(b"-----END CERTIFICATE-----\n") for one in (mine, other)]
     mixed = b"-----END CERTIFICATE-----\n".join([ends[1][0], *ends[0][1:]])
-    with pytest.raises(EnclaveError, match="do not sign each other"):
+    with pytest.raises(EnclaveError, match="each other"):
         check(replace(Forge(), who=replace(other, chain=mixed)).bytes())
 
 

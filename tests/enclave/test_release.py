@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
 from dataclasses import replace
 from threading import Thread
@@ -109,7 +110,7 @@ def test_rows_leave_at_the_providers_rate() -> None:
         spend(budget, 1)
     clock.now += 10
     spend(budget, 10)
-    with pytest.raises(EnclaveError, match="try again in 1 s"):
+    with pytest.raises(EnclaveError, match="in 1 s"):
         spend(budget, 1)
     clock.now -= 500  # a clock that is set back fills nothing
     with pytest.raises(EnclaveError):
@@ -118,7 +119,7 @@ def test_rows_leave_at_the_providers_rate() -> None:
     spend(budget, 100)
     with pytest.raises(EnclaveError):
         spend(budget, 1)
-    with pytest.raises(EnclaveError, match="101 tokens at once"):
+    with pytest.raises(EnclaveError, match="101 tokens"):
         spend(budget, 101)
 
 
@@ -132,7 +133,7 @@ def test_no_more_than_a_burst_leaves_at_once_or_is_ever_in_the_bucket() -> None:
         budget.take(100)
     budget.charge(100)
     assert budget.charged + budget.level == 100
-    with pytest.raises(EnclaveError, match="150 tokens at once, the provider allows 100"):
+    with pytest.raises(EnclaveError, match=r"\b150 tokens\b.*\b100\b"):
         budget.take(150)
 
 
@@ -220,14 +221,14 @@ def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("policy", [RowPolicy(-5, 0), RowPolicy(0, 0), RowPolicy(1, 0), RowPolicy(7, True)])
 def test_a_package_with_a_limit_that_is_none_is_refused(policy: RowPolicy) -> None:
-    with pytest.raises(EnclaveError, match="holds no table"):
+    with pytest.raises(EnclaveError, match="no table"):
         TablePackage.decode(replace(package(), policy=policy).encode())
 
 
 def test_a_measurement_is_64_hex_digits() -> None:
     assert measurements_of(["AB" * 32]) == {"ab" * 32}
     for bad in ("ab" * 31, "xy" * 32, "", "ab" * 32 + "\n"):
-        with pytest.raises(UsageError, match="is not 64 hex digits"):
+        with pytest.raises(UsageError, match=f"{re.escape(repr(bad))}.*64"):
             measurements_of([bad])
 
 

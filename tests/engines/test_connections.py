@@ -164,9 +164,9 @@ def test_tls_with_the_engines_own_certificate(tmp_path: Path) -> None:
             assert [one for chunk in chunks for one in chunk.ids] == [9, 8]
         await trusting.close()
         other = Upstream(VLLM(), url, "token", timeouts=HASTY)
-        with pytest.raises(Unreachable, match="does not answer") as found:
+        with pytest.raises(Unreachable, match="not answer") as found:
             await anext(other.generate("tiny", ASKED))
-        assert "certificate is not trusted" in found.value.hint
+        assert "certificate" in found.value.hint
         await other.close()
         server.close()
 

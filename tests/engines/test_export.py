@@ -55,7 +55,7 @@ def test_names_have_one_width_and_none_is_found_across_two_others() -> None:
     for name in names:
         assert [at for at in range(len(text)) if text.startswith(name, at)] == [names.index(name) * len(name)]
     for wrong in (-1, MAX_NAMES):
-        with pytest.raises(UsageError, match="not below"):
+        with pytest.raises(UsageError, match=f"below {MAX_NAMES}"):
             opaque_name(wrong)
 
 
@@ -80,7 +80,7 @@ def test_a_model_with_several_end_ids_names_them_all_or_is_refused(tmp_path: Pat
     assert {fields[f"tokenizer.ggml.{one}_token_id"] for one in ("eos", "eot", "eom")} == {7, 30, 200}
     for ends in ([1, 2, 3, 4], []):
         generation.write_text(json.dumps({"eos_token_id": ends}))
-        with pytest.raises(UnsupportedModel, match=f"has {len(ends)} end ids"):
+        with pytest.raises(UnsupportedModel, match=f"{len(ends)} end ids"):
             write_gguf(folder, tmp_path / "x.gguf")
     assert not (tmp_path / "x.gguf").exists()
 
@@ -100,7 +100,7 @@ def test_the_opaque_tokenizer_writes_and_reads_ids_exactly(tmp_path: Path) -> No
     assert not [word for word in ("nurse", "</s>", "Ġ") if word in written]
     ours, theirs = Checkpoint.open(folder), Checkpoint.open(tmp_path / "served")
     assert ours.digest() == theirs.digest() and ours.config == theirs.config
-    with pytest.raises(UsageError, match="holds a tokenizer"):
+    with pytest.raises(UsageError, match=r"\(tokenizer\.json\)"):
         require_scrambled(tmp_path / "served")  # our own server never gets one
 
 
@@ -190,16 +190,16 @@ def test_what_llama_cpp_would_not_honour_is_refused(tmp_path: Path) -> None:
     folder = scrambled("llama-untied", tmp_path)
     config = dict(Checkpoint.open(folder).config)
     for more, words in (
-        ({"sliding_window": 16}, "sliding window of 16"),
-        ({"hidden_act": "gelu"}, "the model 'gelu'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "of the kind 'yarn'"),
-        ({"model_type": "gemma2"}, "no GGUF file is written of gemma2"),
+        ({"sliding_window": 16}, "window of 16"),
+        ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn'"),
+        ({"model_type": "gemma2"}, "of gemma2"),
     ):
         (folder / "config.json").write_text(json.dumps({**config, **more}))
         with pytest.raises(UnsupportedModel, match=words):
             write_gguf(folder, tmp_path / "x.gguf")
     assert not (tmp_path / "x.gguf").exists()
-    with pytest.raises(UnsupportedModel, match="gelu_new"):
+    with pytest.raises(UnsupportedModel, match="GPT-2 .*'relu'"):
         layout_of({"model_type": "gpt2"}).values({"activation_function": "relu"})
 
 
@@ -207,7 +207,7 @@ def test_the_original_is_never_exported(tmp_path: Path) -> None:
     scrambled("llama-untied", tmp_path)
     for form in ("llamacpp", "transformers"):
         found = call("export", tmp_path / "base", "--for", form, "--out", tmp_path / form)
-        assert found.exit_code == 2 and "holds a tokenizer" in found.stderr
+        assert found.exit_code == 2 and "base holds a tokenizer" in found.stderr
         assert not (tmp_path / form).exists()
 
 
@@ -220,8 +220,8 @@ def test_the_command(tmp_path: Path) -> None:
     found = call("export", folder, "--for", "transformers", "--out", tmp_path / "m")
     assert found.exit_code == 0 and (tmp_path / "m" / "tokenizer.json").is_file()
     again = call("export", folder, "--for", "llamacpp", "--out", tmp_path / "m.gguf")
-    assert again.exit_code == 2 and "exists already" in again.stderr
+    assert again.exit_code == 2 and "m.gguf exists" in again.stderr
     none = call("export", tmp_path / "none", "--for", "llamacpp", "--out", tmp_path / "n.gguf")
-    assert none.exit_code == 2 and "there is no folder" in none.stderr
+    assert none.exit_code == 2 and f"no folder {tmp_path / 'none'}" in none.stderr
     wrong = call("export", folder, "--for", "vllm", "--out", tmp_path / "v")
     assert wrong.exit_code == 2

@@ -90,10 +90,10 @@ def test_the_model_says_which_key_scrambled_it(served: tuple[str, Key]) -> None:
 def test_what_the_server_refuses(served: tuple[str, Key]) -> None:
     url, _ = served
     for request, more, kind, words in (
-        (IdsRequest([5], 2), {"token": "another"}, Unauthorized, "answered 401"),
-        (IdsRequest([5], 2), {"model": "other"}, RemoteError, "answered 404"),
-        (IdsRequest([300], 2), {}, RemoteError, "answered 400"),
-        (IdsRequest([5] * 200, 2), {}, RemoteError, "answered 400"),
+        (IdsRequest([5], 2), {"token": "another"}, Unauthorized, "401"),
+        (IdsRequest([5], 2), {"model": "other"}, RemoteError, "404"),
+        (IdsRequest([300], 2), {}, RemoteError, "400"),
+        (IdsRequest([5] * 200, 2), {}, RemoteError, "400"),
     ):
         with pytest.raises(kind, match=words):
             ask(url, request, **more)

@@ -84,13 +84,13 @@ def test_llama_cpp_tokens_come_at_once_but_those_that_may_end_the_answer() -> No
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"tokens_predicted": 2}, "left tokens out"),
+        ({"tokens_predicted": 2}, "left tokens"),
         ({"content": " the"}, "another vocabulary"),
         ({"content": "t0000001"}, "another vocabulary"),
         ({"tokens": None}, "no token ids"),
-        ({"completion_probabilities": []}, "do not fit"),
-        ({"completion_probabilities": [{"id": 5, "logprob": -1.0, "top_logprobs": []}]}, "do not fit"),
-        ({"error": {"code": 400, "message": "id 4711", "type": "exceed_context_size_error"}}, "answered 400"),
+        ({"completion_probabilities": []}, "log-probabilities"),
+        ({"completion_probabilities": [{"id": 5, "logprob": -1.0, "top_logprobs": []}]}, "log-probabilities"),
+        ({"error": {"code": 400, "message": "id 4711", "type": "exceed_context_size_error"}}, "400"),
     ],
 )
 def test_llama_cpp_answers_that_cannot_be(change: dict[str, Any], words: str) -> None:
@@ -103,9 +103,9 @@ def test_llama_cpp_answers_that_cannot_be(change: dict[str, Any], words: str) ->
 def test_llama_cpp_ends_that_cannot_be() -> None:
     request, events, _ = recorded("llamacpp", "greedy")
     for end, words in (
-        ({"stop_type": "eos"}, "ended at no token"),
-        ({"stop_type": "none"}, "broke the answer off"),
-        ({"tokens_predicted": 7}, "left tokens out"),
+        ({"stop_type": "eos"}, "at no token"),
+        ({"stop_type": "none"}, "the answer off"),
+        ({"tokens_predicted": 7}, "left tokens"),
     ):
         with pytest.raises(RemoteError, match=words):
             read("llamacpp", request, [*events[:-1], events[-1] | end])
@@ -127,11 +127,11 @@ def test_an_option_is_sent_or_refused_and_never_dropped(name: str, option: str) 
         engine.require(request)
         assert engine.completion("tiny", request) != engine.completion("tiny", IdsRequest([1, 2], 4))
         return
-    with pytest.raises(UsageError, match=f"{option} is not offered by the engine {name}"):
+    with pytest.raises(UsageError, match=f"{option} .*{name}"):
         engine.require(request)
 
 
 def test_an_unknown_engine_lists_those_that_there_are() -> None:
-    with pytest.raises(UsageError, match="there is no engine 'vlm'") as found:
+    with pytest.raises(UsageError, match="'vlm'") as found:
         ENGINES["vlm"]
-    assert "did you mean vllm?" in found.value.hint
+    assert "vllm?" in found.value.hint

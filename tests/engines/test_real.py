@@ -70,7 +70,7 @@ class Serving:
         if not request.options() - ENGINES[self.engine].options:
             return True
         before = len(self.tap.heard)
-        with pytest.raises(UsageError, match=f"is not offered by the engine {self.engine}"):
+        with pytest.raises(UsageError, match=f"engine {self.engine}"):
             self.ask(request)
         assert len(self.tap.heard) == before
         return False
@@ -211,14 +211,14 @@ def test_what_the_engine_lists(served: Serving) -> None:
 def test_what_the_engine_refuses_is_said(served: Serving) -> None:
     with pytest.raises(Unauthorized, match="401"):
         ask(served.engine, served.url, greedy([5]), token="another")
-    with pytest.raises(RemoteError, match="answered 400") as found:
+    with pytest.raises(RemoteError, match="400") as found:
         ask(served.engine, served.url, greedy([5] * 600))
     assert found.value.status == 400
     if served.engine == "vllm":  # the others have one model and are told no name
-        with pytest.raises(RemoteError, match="answered 404"):
+        with pytest.raises(RemoteError, match="404"):
             ask(served.engine, served.url, greedy([5]), model="other")
     if served.engine == "llamacpp":  # vLLM looks up an id that the model does not have
-        with pytest.raises(RemoteError, match="answered 400"):
+        with pytest.raises(RemoteError, match="400"):
             ask(served.engine, served.url, greedy([5, 300]))
 
 

@@ -98,11 +98,11 @@ def test_configurations_name_what_is_there(made: Path) -> None:
             line.split(": ", 1) for line in as_yaml(configuration(trainer, settings)).splitlines()
         )}  # fmt: skip
         assert str(source) in json.dumps(read) and str(made / "exported") in read.values() and 64 in read.values()
-    with pytest.raises(UsageError, match="has no tokenizer"):
+    with pytest.raises(UsageError, match="scrambled has no tokenizer"):
         TrainerSettings(made / "scrambled", made / "r.jsonl", made / "t").check("trl")
-    with pytest.raises(UsageError, match="llamafactory reads a folder"):
+    with pytest.raises(UsageError, match=r"llamafactory .*r\.jsonl"):
         TrainerSettings(made / "exported", made / "r.jsonl", made / "t").check("llamafactory")
-    with pytest.raises(UsageError, match="there is no trainer 'x'"):
+    with pytest.raises(UsageError, match="trainer 'x'"):
         configuration("x", settings)
 
 
@@ -112,14 +112,14 @@ def trained(command: list[str], environment: dict[str, str], folder: Path) -> tu
     gloo's destructor and its threads can wait for each other for ever (pytorch/pytorch, issue 190489), when all is
     written; docs/cli.md says so.
     """
-    with (folder / "said.txt").open("w+", encoding="utf-8") as said:
+    with (folder / "output.txt").open("w+", encoding="utf-8") as output:
         process = subprocess.Popen(
-            command, env=environment, cwd=folder, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            command, env=environment, cwd=folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         saved, ends = 0.0, time.monotonic() + 900
         try:
             while process.poll() is None and time.monotonic() < ends:
-                if not saved and "Model saved to" in (folder / "said.txt").read_text("utf-8"):
+                if not saved and "Model saved to" in (folder / "output.txt").read_text("utf-8"):
                     saved = time.monotonic()
                 if saved and time.monotonic() - saved > 120:
                     break
@@ -130,7 +130,7 @@ def trained(command: list[str], environment: dict[str, str], folder: Path) -> tu
                 os.killpg(process.pid, signal.SIGTERM)
             process.wait(60)
     assert saved or code is not None, "TRL neither saved a model nor ended within 900 s"
-    return code, (folder / "said.txt").read_text("utf-8")
+    return code, (folder / "output.txt").read_text("utf-8")
 
 
 @pytest.mark.engines
@@ -153,9 +153,9 @@ def test_trl_trains_a_scrambled_model_in_two_processes(made: Path, tmp_path: Pat
         "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache"),
     }  # fmt: skip
     command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-    code, said = trained(command, environment, tmp_path)
-    assert code in (0, None), said[-6000:]
-    assert "Model saved to" in said
+    code, output = trained(command, environment, tmp_path)
+    assert code in (0, None), output[-6000:]
+    assert "Model saved to" in output
     from milkglass.client.key.file import read_key
 
     key = read_key(made / "k.mgkey", PASSPHRASE)

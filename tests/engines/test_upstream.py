@@ -140,7 +140,7 @@ def embedding(answer: object, rows: list[list[int]]) -> list[list[float]]:
 def test_vectors_come_in_the_order_of_their_rows() -> None:
     data = [{"index": 1, "embedding": [3, 4.5]}, {"index": 0, "embedding": [1.0, 2.0]}]
     assert embedding({"data": data}, [[1], [2]]) == [[1.0, 2.0], [3.0, 4.5]]
-    with pytest.raises(RemoteError, match="1 vectors for 2 rows"):
+    with pytest.raises(RemoteError, match=r"\b1 vectors\b.*\b2 rows"):
         embedding({"data": data[:1]}, [[1], [2]])
     with pytest.raises(RemoteError, match="not numbers"):
         embedding({"data": [{"index": 0, "embedding": "QUJD"}]}, [[1]])
@@ -150,21 +150,21 @@ def test_vectors_come_in_the_order_of_their_rows() -> None:
 
 
 def test_what_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="in the clear"):
+    with pytest.raises(UsageError, match=r"http://gpu\.example"):
         Upstream(LlamaCpp(), "http://gpu.example:8000")
     Upstream(LlamaCpp(), "http://gpu.example:8000", allow_http=True)
-    with pytest.raises(UsageError, match="not a plain"):
+    with pytest.raises(UsageError, match=r"ftp://gpu\.example"):
         Upstream(LlamaCpp(), "ftp://gpu.example")
-    with pytest.raises(UsageError, match="token has a space"):
+    with pytest.raises(UsageError, match="space"):
         Upstream(LlamaCpp(), "http://127.0.0.1:1", token="a b")
-    with pytest.raises(UsageError, match="no certificate file"):
+    with pytest.raises(UsageError, match=r"none\.pem"):
         Upstream(LlamaCpp(), "https://gpu.example", authority=tmp_path / "none.pem")
 
     async def run() -> None:
         async with wire(sending(HEAD)) as server:
             upstream = server.upstream(LlamaCpp())
             asked = IdsRequest(prompt=[1], max_tokens=2, presence_penalty=0.5)
-            with pytest.raises(UsageError, match="presence_penalty is not offered by the engine llamacpp"):
+            with pytest.raises(UsageError, match="presence_penalty .*llamacpp"):
                 await anext(upstream.generate("tiny", asked))
             assert not server.calls
             await upstream.close()
@@ -180,7 +180,7 @@ def test_an_engine_without_embeddings_says_so() -> None:
 
     async def run() -> None:
         upstream = Upstream(Bare(), "http://127.0.0.1:1")
-        with pytest.raises(UnsupportedModel, match="makes no embeddings"):
+        with pytest.raises(UnsupportedModel, match="embeddings"):
             await upstream.embed("tiny", [[1]])
         await upstream.close()
 
@@ -206,7 +206,7 @@ def test_a_connection_that_was_not_made_is_tried_again() -> None:
         assert await task == [ServedModel("tiny", 32, kind="decoder")]
         server.close()
         await upstream.close()
-        with pytest.raises(Unreachable, match="does not answer"):
+        with pytest.raises(Unreachable, match=f"127.0.0.1:{port} does not"):
             await Upstream(LlamaCpp(), f"http://127.0.0.1:{port}", timeouts=HASTY).models()
 
     asyncio.run(run())
@@ -226,12 +226,12 @@ REFUSALS: dict[str, tuple[Script, type[RemoteError], str]] = {
     "400": (
         sending(whole({"error": {"message": "Token id 4711 is unknown", "type": "BadRequestError"}}, "400 X")),
         RemoteError,
-        r"answered 400 \(BadRequestError\)",
+        r"\b400 \(BadRequestError\)",
     ),
-    "401": (sending(whole({"error": "Unauthorized"}, "401 X")), Unauthorized, "answered 401"),
-    "403": (sending(whole({"error": {"type": "a 4711"}}, "403 X")), Unauthorized, "answered 403"),
-    "404": (sending(b"HTTP/1.1 404 X\r\nContent-Length: 4\r\n\r\n4711"), RemoteError, "answered 404"),
-    "503": (sending(b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n"), RemoteError, "answered 503"),
+    "401": (sending(whole({"error": "Unauthorized"}, "401 X")), Unauthorized, "401"),
+    "403": (sending(whole({"error": {"type": "a 4711"}}, "403 X")), Unauthorized, "403"),
+    "404": (sending(b"HTTP/1.1 404 X\r\nContent-Length: 4\r\n\r\n4711"), RemoteError, "404"),
+    "503": (sending(b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n"), RemoteError, "503"),
 }
 
 

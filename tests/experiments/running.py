@@ -22,8 +22,8 @@ def figures(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Every number of a result by its name: "measured", and what the recipe says of it."""
     found: dict[str, dict[str, Any]] = {}
     for one in read(result):
-        said = {"published": one.published, "asked": one.asked, "why": one.why}
+        recipes = {"published": one.published, "asked": one.asked, "why": one.why}
         found |= {name: {"measured": value} for name, value in one.numbers.items()}
         if one.name in found:
-            found[one.name] |= {word: value for word, value in said.items() if value not in (None, "")}
+            found[one.name] |= {word: value for word, value in recipes.items() if value not in (None, "")}
     return found

@@ -140,17 +140,17 @@ def test_batches_hold_each_text_once_and_texts_of_like_lengths() -> None:
 def test_training_learns_and_is_of_the_seed_alone(table: WordTable) -> None:
     made = sentences(240, 2)
     texts, labels = table.encoded(text for text, _ in made), np.array([label for _, label in made])
-    told: list[str] = []
+    lines: list[str] = []
     before = torch.get_rng_state()
-    net = train(table.rows, texts, labels, 2, SMALL, 3, told.append)
+    net = train(table.rows, texts, labels, 2, SMALL, 3, lines.append)
     assert torch.equal(torch.get_rng_state(), before)
     assert (predicted(net, texts) == labels).mean() > 0.97
-    assert told[0].startswith("epoch 1 of 6, step 0 of 15, loss 0.")
+    assert lines[0].startswith("epoch 1 of 6, step 0 of 15, loss 0.")
     assert torch.equal(net.table.weight, table.rows)  # the vectors stay
-    again = train(table.rows, texts, labels, 2, SMALL, 3, told.append)
+    again = train(table.rows, texts, labels, 2, SMALL, 3, lines.append)
     assert all(torch.equal(one, other) for one, other in zip(net.parameters(), again.parameters(), strict=True))
     open_table = LSTMTraining(**{**asdict(SMALL), "epochs": 1, "train_table": True})
-    moved = train(table.rows, texts, labels, 2, open_table, 3, told.append).table.weight
+    moved = train(table.rows, texts, labels, 2, open_table, 3, lines.append).table.weight
     seen = np.unique(texts.ids)
     changed = (moved != table.rows).any(1).numpy()
     assert changed[seen].all() and not changed[np.setdiff1d(np.arange(len(table)), seen)].any()
@@ -237,7 +237,7 @@ def test_a_recipe_runs_and_what_is_done_is_not_done_again(
     assert run(path, tmp_path, out, 1) == 0
     assert (out / "small.json").read_text() == first
     path.write_text(path.read_text().replace("epochs = 4", "epochs = 5"))
-    with pytest.raises(UsageError, match="a run of other settings"):
+    with pytest.raises(UsageError, match="other settings"):
         run(path, tmp_path, out, 1)
 
 
@@ -262,11 +262,11 @@ def test_the_transcript_holds_what_crosses_and_nothing_else(tmp_path: Path, glov
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("[variants.plain]", "", "no variant is plain"),
+        ("[variants.plain]", "", "plain"),
         ("texts = 40", "", "evaluation has no texts"),
-        ("beta = 0.9", "aliases = 2", "aliases, shared rows and plus"),
-        ('"knn+"]', '"nothing"]', "there is no attack 'nothing'"),
-        ("hidden = 8", "width = 8", "has no width"),
+        ("beta = 0.9", "aliases = 2", "aliases"),
+        ('"knn+"]', '"nothing"]', "attack 'nothing'"),
+        ("hidden = 8", "width = 8", "no width"),
         ("layers = 1", "layers = 0", "layers is 0"),
     ],
 )
@@ -281,7 +281,7 @@ def test_labels_that_the_training_data_lacks(tmp_path: Path, glove: Path) -> Non
     path = write_recipe(tmp_path, glove)
     with (tmp_path / "validation.tsv").open("a") as file:
         file.write("w1x\tother\n")
-    with pytest.raises(UsageError, match="1 labels that the training data lacks"):
+    with pytest.raises(UsageError, match=r"\b1 labels"):
         run(path, tmp_path, tmp_path / "run", 1)
 
 

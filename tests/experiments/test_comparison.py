@@ -19,7 +19,7 @@ from milkglass.audit.outcome import AttackResult
 from milkglass.client.alone import LinearModel
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.token_halves import TokenClient
-from milkglass.errors import UsageError
+from milkglass.errors import MilkglassError, UsageError
 from milkglass.experiments import runs
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison, with_training
@@ -218,13 +218,13 @@ def test_batches_of_another_order_beside_a_model_in_two_halves_are_said(
     recipe: Path, data: Path, tmp_path: Path
 ) -> None:
     """Batches by length are the server's default, and halves have none."""
-    said = dict[str, list[str]]()
+    lines = dict[str, list[str]]()
     for name, text in (("same", recipe.read_text("utf-8")), ("other", "")):
         path = tmp_path / f"{name}.toml"
         path.write_text(text or recipe.read_text("utf-8").replace("group_by_length = false\n", ""), "utf-8")
-        said[name] = []
-        reproduce(path, data, tmp_path / name, quick=True, at_once=1, progress=said[name].append)
-    warned = {name: [one for one in lines if "group_by_length = false" in one] for name, lines in said.items()}
+        lines[name] = []
+        reproduce(path, data, tmp_path / name, quick=True, at_once=1, progress=lines[name].append)
+    warned = {name: [one for one in found if "group_by_length = false" in one] for name, found in lines.items()}
     assert not warned["same"] and len(warned["other"]) == 1 and "noise: trained" in warned["other"][0]
 
 
@@ -256,7 +256,7 @@ def test_an_attack_that_its_budget_cut_is_no_figure() -> None:
     read = {"tokens top-1": Interval(0.5, 0.5, 0.5, 9)}
     cell = AttackResult("knn", "Nearest neighbour", "model only", "done", measures=read)
     assert numbers(_figures([cell]))["tokens top-1, knn, model only"] == 50
-    with pytest.raises(UsageError, match="did not end within its budget"):
+    with pytest.raises(UsageError, match="knn .*budget"):
         _figures([replace(cell, cut=True)])
 
 
@@ -292,7 +292,7 @@ def test_attacks_read_the_uploaded_table_and_the_tuned_one(recipe: Path, data: P
     assert "vocabulary top-1, knn, model only (tuned), small, plain" in found
     assert "vocabulary top-1, knn, model only, small, plain" not in found
     assert "tokens top-1, tfa, same kind of text, small, plain" in found, "what reads no table is still run"
-    with pytest.raises(UsageError, match="attacked.tables is 'old'"):
+    with pytest.raises(UsageError, match=r"attacked\.tables .*'old'"):
         LeakageTexts(1, 1, tables="old")  # type: ignore[arg-type]
 
 
@@ -317,7 +317,7 @@ def test_a_cell_is_its_owners_alone(done: tuple[Path, dict[str, Any]]) -> None:
 
 
 def test_other_settings_need_another_folder(done: tuple[Path, dict[str, Any]], recipe: Path, data: Path) -> None:
-    with pytest.raises(UsageError, match="holds a run of other settings"):
+    with pytest.raises(UsageError, match="other settings"):
         reproduce(recipe, data, done[0])
 
 
@@ -352,7 +352,7 @@ def test_early_stopping_is_by_a_tenth_of_the_training_rows(
     assert kept == [450, 50] and cell.figures["accuracy"] >= 0
     assert json.loads((job / "spec.json").read_text("utf-8"))["hyperparameters"]["early_stopping"] == 1
     few = replace(problem, train=rows.part(slice(0, 400)))
-    with pytest.raises(UsageError, match="400 rows are too few to stop early by"):
+    with pytest.raises(UsageError, match="400 rows"):
         trained(base, "digest", few, defence_of({}), settings, 1, tmp_path, 1)
 
 
@@ -399,18 +399,18 @@ def test_rows_are_drawn_by_the_seed(data: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('encoder = "dp-forward"', 'encoder = "none"', "there is no hidden-state defence 'none'"),
-        ('sanitizer = "custext"', 'sanitizer = "none"', "there is no sanitizer 'none'"),
-        ('words = "words.txt"', 'words = "gone.txt"', "there is no .*gone.txt"),
-        ("layer = 1", "layers = 1", "dp-forward has no parameter 'layers'"),
-        ("layer = 1", "layer = 9", "the cut comes after layer 9"),
-        ('held_out = "dev.tsv"', 'held_out = "gone.tsv"', "there is no .*gone.tsv"),
-        ('held_out = "dev.tsv"', 'test = "dev.tsv"', "data.small has no test"),
+        ('encoder = "dp-forward"', 'encoder = "none"', "hidden-state defence 'none'"),
+        ('sanitizer = "custext"', 'sanitizer = "none"', "sanitizer 'none'"),
+        ('words = "words.txt"', 'words = "gone.txt"', r"\bno .*gone\.txt"),
+        ("layer = 1", "layers = 1", "dp-forward .*'layers'"),
+        ("layer = 1", "layer = 9", "layer 9"),
+        ('held_out = "dev.tsv"', 'held_out = "gone.tsv"', r"\bno .*gone\.tsv"),
+        ('held_out = "dev.tsv"', 'test = "dev.tsv"', r"data\.small .*test"),
         ("batch_size = 4", "batch_size = 0", "training: batch_size"),
-        ("rows = 16", "rows = 99", "99 rows are needed, train.tsv has 24, of which 8 are an attacker's"),
-        ("public = 8", "public = 10", "16 rows are needed, train.tsv has 24, of which 10"),
-        ("rows = 8\n", "rows = 17\n", "17 private rows are more than the 16"),
-        ('"knn", ', '"none", ', "there is no attack 'none'"),
+        ("rows = 16", "rows = 99", r"\b99 .*train\.tsv .*\b24\b.*\b8\b"),
+        ("public = 8", "public = 10", r"\b16 .*train\.tsv .*\b24\b.*\b10\b"),
+        ("rows = 8\n", "rows = 17\n", r"\b17 .*\b16\b"),
+        ('"knn", ', '"none", ', "attack 'none'"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -419,14 +419,14 @@ def test_what_cannot_be_is_refused(
     text = recipe.read_text("utf-8")
     assert old in text
     (tmp_path / "r.toml").write_text(text.replace(old, new), "utf-8")
-    with pytest.raises(Exception, match=words) as caught:
+    with pytest.raises(MilkglassError, match=words) as caught:
         reproduce(tmp_path / "r.toml", data, tmp_path / "out", quick=True, cache=done[0].parent / "cells")
-    assert getattr(caught.value, "hint", "")
+    assert caught.value.hint
 
 
 def test_a_kind_with_nothing_to_share_has_no_cache(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text('kind = "attacks"\n', "utf-8")
-    with pytest.raises(UsageError, match="has nothing to share"):
+    with pytest.raises(UsageError, match=r"r\.toml .*attacks"):
         reproduce(tmp_path / "r.toml", tmp_path, tmp_path / "out", cache=tmp_path)
 
 
@@ -485,7 +485,7 @@ def test_held_out_texts_may_be_what_is_attacked(recipe: Path, data: Path, tmp_pa
     found = measured(json.loads(reproduce(path, data, tmp_path / "run", quick=True).read_text("utf-8")))
     assert found["texts, attacker, small, plain"] == 24
     assert found["tokens top-1, knn, model only, small, plain"] == 100
-    with pytest.raises(UsageError, match=r"attacked.private is 'all'"):
+    with pytest.raises(UsageError, match=r"attacked\.private .*'all'"):
         LeakageTexts(3, 99, private="all")  # type: ignore[arg-type]
 
 
@@ -504,9 +504,9 @@ def test_a_defence_may_have_an_attacked_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (('sanitizer = "custext"', 'sanitizer = "custex"'), "there is no sanitizer 'custex'"),
+        (('sanitizer = "custext"', 'sanitizer = "custex"'), "'custex'"),
         (("epsilon = 1.0\nk = 3", "epsilon = -1.0\nk = 3"), "epsilon is -1"),
-        (("public = 8", "public = 800"), "of which 800 are an attacker's"),
+        (("public = 8", "public = 800"), r"\b800\b"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_written(

@@ -158,9 +158,9 @@ def test_instructions_are_graded_by_their_rules(
     (tmp_path / asked.file).write_text("\n".join(map(json.dumps, rows)), "utf-8")
     one = variant(base, tmp_path, ObfusLM(4, 3.0, beta=0.9))
     codec, model = Codec.open(one.key, base.folder), AutoModelForCausalLM.from_pretrained(one.model).eval()
-    said = codec.encode(["the nurse called"]).ids[0]
+    answered = codec.encode(["the nurse called"]).ids[0]
     with monkeypatch.context() as patch:
-        patch.setattr(generation, "greedy", lambda *_: [said, said])
+        patch.setattr(generation, "greedy", lambda *_: [answered, answered])
         kept: dict[str, str] = {}
         found = followed(model, codec, asked.read(tmp_path), asked.new_tokens, {"variant": "v"}, kept)
         values = numbers(found)
@@ -176,9 +176,9 @@ def test_instructions_are_graded_by_their_rules(
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (None, "there is no"),
+        (None, r"\bno .*\.jsonl"),
         ("not json", "JSON Lines"),
-        ("[1]", "not a JSON object"),
+        ("[1]", "JSON object"),
         ('{"prompt": 1}', "lacks prompt"),
     ],
 )
@@ -197,7 +197,7 @@ def test_instructions_are_read_before_anything_is_trained(
 
 
 @pytest.mark.parametrize(
-    ("change", "fault"), [({"prompts": "all"}, "prompts is a string"), ({"new_tokens": 0}, "no tokens")]
+    ("change", "fault"), [({"prompts": "all"}, "prompts .*string"), ({"new_tokens": 0}, "no tokens")]
 )
 def test_instructions_have_the_types_of_their_fields(change: dict[str, Any], fault: str) -> None:
     recipe = GenerationRecipe(

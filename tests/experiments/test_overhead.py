@@ -83,7 +83,7 @@ def test_a_recipe_runs_and_measures_no_part_twice(tmp_path: Path, monkeypatch: p
     assert run(path, tmp_path, out, 1) == 0
     assert figures_of(json.loads((out / "small.json").read_text())) == figures_of(result)
     path.write_text(path.read_text().replace("repeats = 2", "repeats = 3"))
-    with pytest.raises(UsageError, match="a run of other settings"):
+    with pytest.raises(UsageError, match="other settings"):
         run(path, tmp_path, out, 1)
 
 
@@ -103,26 +103,26 @@ def test_a_part_that_failed_is_measured_again(tmp_path: Path) -> None:
     assert PartialResults(tmp_path / "parts.json").get("a", fails) == {"x": 1.0}
 
 
-def lines(*told: tuple[float, dict[str, Any]]) -> str:
-    return "".join(Event(time=at, message="m", data=data).model_dump_json() + "\n" for at, data in told)
+def lines(*events: tuple[float, dict[str, Any]]) -> str:
+    return "".join(Event(time=at, message="m", data=data).model_dump_json() + "\n" for at, data in events)
 
 
 def test_steps_are_timed_from_report_to_report() -> None:
     steps = [(10.0, {"step": 1, "loss": 2.0}), (12.5, {"step": 2, "loss": 1.0}), (14.0, {"step": 3, "loss": 1.0})]
     others = [(0.0, {"step": 0, "total_steps": 3}), (20.0, {"step": 3, "eval_loss": 1.0})]
     assert step_seconds(lines(others[0], *steps, others[1])) == [2.5, 1.5]
-    with pytest.raises(JobFailed, match="reported 2 steps, 3 are needed"):
+    with pytest.raises(JobFailed, match=r"\b2 steps\b.*\b3\b"):
         step_seconds(lines(*steps[:2]))
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("max_steps = 4", "max_steps = 2", "training times no steps"),
-        ("max_steps = 4", "", "training times no steps"),
-        ("max_steps = 4", "max_steps = 4\nlogging_steps = 2", "training times no steps"),
-        ("prompts = 3", "", "evaluation has no prompts"),
-        ("[variants.obfuslm]", "[variants.plain]\n[variants.obfuslm]", "2 variants, 1 with a scheme"),
+        ("max_steps = 4", "max_steps = 2", "no steps"),
+        ("max_steps = 4", "", "no steps"),
+        ("max_steps = 4", "max_steps = 4\nlogging_steps = 2", "no steps"),
+        ("prompts = 3", "", "no prompts"),
+        ("[variants.obfuslm]", "[variants.plain]\n[variants.obfuslm]", r"\b2 variants\b.*\b1\b"),
         ("batch_size = 6", "batch_size = 0", "training: batch_size"),
     ],
 )

@@ -36,8 +36,8 @@ def test_predictions_are_read_by_row_and_other_texts_are_refused(
     result.write_text(json.dumps({"predictions": {"sst2, rnm, 1": packed(np.array([0, 1, 0]))}}))
     assert program.rights(result, tmp_path, "validation")["sst2, rnm, 1"].tolist() == [True, True, False]
     result.write_text(json.dumps({"predictions": {"sst2, rnm, 1": packed(np.array([0, 1]))}}))
-    with pytest.raises(UsageError, match="2 predictions of 3 texts"):
+    with pytest.raises(UsageError, match=r"\b2 predictions\b.*\b3\b"):
         program.rights(result, tmp_path, "validation")
     result.write_text("{}")
-    with pytest.raises(UsageError, match="keeps no predictions"):
+    with pytest.raises(UsageError, match="no predictions"):
         program.rights(result, tmp_path, "validation")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import random
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,25 +97,22 @@ def test_every_field_of_a_shipped_recipe_with_every_value(path: Path, read: Any)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("seed = 1\n", "seed = -1\n"), "a seed is -1, a whole number from 0 is needed"),
-        (("seed = 1\n", 'seed = "1"\n'), "a seed is a string, a whole number from 0 is needed"),
-        (("seed = 1\n", "seed = true\n"), "a seed is true or false, a whole number"),
-        (("rows = 100\n", 'rows = "many"\n'), "rows is a string: input should be a valid integer"),
-        (("rows = 100\n", "rows = 1.5\n"), "rows is a number: input should be a valid integer"),
-        (("rows = 100\n", "rows = []\n"), "rows is a list: input should be a valid integer"),
-        (('private = "a.txt"', "private = 3"), "private is a whole number: input should be a valid string"),
-        (('one = ["rest"]', "one = [3]"), "public.one.0 is a whole number: input should be a valid string"),
-        (('one = ["rest"]', 'one = "rest"'), "public.one is a string"),
-        (("[variants.y]\nk = 8", "[variants.y]\nk = 8.5"), "k is 8.5, a whole number of 1 or more is needed"),
-        (
-            ("[variants.y]\nk = 8", '[variants.y]\nplus = "x"\nk = 8'),
-            "y: obfuslm: plus is 'x', a table, or none is needed",
-        ),
-        (("[variants.y]\nk = 8", "[variants.y]\nscheme = 3\nk = 8"), "y: there is no scheme '3'"),
-        (('"f, y" = 2.5', '"f, y" = "2.5"'), "published.f, y is a string: input should be a valid number"),
-        (('"f, y" = 2.5', '"f, y" = nan'), "published.f, y is a number: input should be a finite number"),
-        (("rows = 100\n", "rows = " + "9" * 5000 + "\n"), r"r.toml is not TOML"),
-        (("rows = 100\n", "rows = " + "[" * 5000 + "]" * 5000 + "\n"), r"r.toml is not TOML"),
+        (("seed = 1\n", "seed = -1\n"), "seed .*-1"),
+        (("seed = 1\n", 'seed = "1"\n'), "seed .*string"),
+        (("seed = 1\n", "seed = true\n"), "seed .*true or false"),
+        (("rows = 100\n", 'rows = "many"\n'), "rows .*string.*integer"),
+        (("rows = 100\n", "rows = 1.5\n"), "rows .*number.*integer"),
+        (("rows = 100\n", "rows = []\n"), "rows .*list.*integer"),
+        (('private = "a.txt"', "private = 3"), "private .*whole number.*string"),
+        (('one = ["rest"]', "one = [3]"), r"public\.one\.0 .*whole number.*string"),
+        (('one = ["rest"]', 'one = "rest"'), r"public\.one .*string"),
+        (("[variants.y]\nk = 8", "[variants.y]\nk = 8.5"), r"\bk .*8\.5\b.*whole number"),
+        (("[variants.y]\nk = 8", '[variants.y]\nplus = "x"\nk = 8'), "y: obfuslm: plus .*'x'.*table"),
+        (("[variants.y]\nk = 8", "[variants.y]\nscheme = 3\nk = 8"), "y: .*scheme '3'"),
+        (('"f, y" = 2.5', '"f, y" = "2.5"'), r"published\.f, y .*string.*number"),
+        (('"f, y" = 2.5', '"f, y" = nan'), r"published\.f, y .*finite"),
+        (("rows = 100\n", "rows = " + "9" * 5000 + "\n"), r"r\.toml .*TOML"),
+        (("rows = 100\n", "rows = " + "[" * 5000 + "]" * 5000 + "\n"), r"r\.toml .*TOML"),
     ],
 )
 def test_what_is_said_of_a_value_of_another_type(change: tuple[str, str], message: str, tmp_path: Path) -> None:
@@ -122,27 +120,27 @@ def test_what_is_said_of_a_value_of_another_type(change: tuple[str, str], messag
     assert base != BASE
     with pytest.raises(UsageError) as refused:
         READERS["attacks"].read(recipe(tmp_path, base=base))
-    assert message in refused.value.message and refused.value.hint
+    assert re.search(message, refused.value.message) and refused.value.hint
 
 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ('encoder = "dp-forward"\nepsilon = "8"', "epsilon is '8', a finite number above 0 is needed"),
-        ('encoder = "dp-forward"\nwhere = 3', "where is 3, one of local, central is needed"),
-        ("encoder = 3", "defences.d: there is no hidden-state defence 3"),
-        ('encoder = "dp-forward"\npaper = 3', "dp-forward has no parameter 'paper'"),
-        ('sanitizer = "custext+"\nk = "3"', "k is '3', a whole number of 2 or more is needed"),
-        ('sanitizer = "custext+"\nwords = 3', "defences.d: words is a whole number"),
-        ('k = 10\nepsilon = 1.0\nbands = "2"', "defences.d: bands is a string"),
-        ("training = 3", "training is a whole number, a table is needed"),
-        ("training = { batch_size = [] }", "training: batch_size: input should be a valid integer; it is a list"),
-        ("attacked = 3", "attacked is a whole number, a table is needed"),
+        ('encoder = "dp-forward"\nepsilon = "8"', r"epsilon .*'8'.*\b0\b"),
+        ('encoder = "dp-forward"\nwhere = 3', r"where .*\b3\b.*local, central"),
+        ("encoder = 3", r"defences\.d: .*defence 3"),
+        ('encoder = "dp-forward"\npaper = 3', "dp-forward .*'paper'"),
+        ('sanitizer = "custext+"\nk = "3"', r"\bk .*'3'.*\b2\b"),
+        ('sanitizer = "custext+"\nwords = 3', r"defences\.d: words .*whole number"),
+        ('k = 10\nepsilon = 1.0\nbands = "2"', r"defences\.d: bands .*string"),
+        ("training = 3", "training .*whole number.*table"),
+        ("training = { batch_size = [] }", "training: batch_size: .*integer.*list"),
+        ("attacked = 3", "attacked .*whole number.*table"),
     ],
 )
 def test_what_is_said_of_a_defences_entry(entry: str, message: str, tmp_path: Path) -> None:
     base = 'kind = "comparison"\npaper = "p"\nmodel = "m"\nseeds = [1]\n[data.x]\ntrain = "a"\nheld_out = "b"\n'
-    assert message in refusal("comparison", base, entry, tmp_path)
+    assert re.search(message, refusal("comparison", base, entry, tmp_path))
 
 
 def refusal(kind: str, base: str, entry: str, folder: Path) -> str:
@@ -155,14 +153,14 @@ def refusal(kind: str, base: str, entry: str, folder: Path) -> str:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("ghost = 3", "ghost is a whole number, a table is needed"),
-        ('shield = "gaussian"\nlevel = "0.05"', "level is '0.05', a finite number above 0 is needed"),
-        ('shield = "gaussian"\nlevel = true', "level is True, a finite number above 0 is needed"),
+        ("ghost = 3", "ghost .*whole number.*table"),
+        ('shield = "gaussian"\nlevel = "0.05"', r"level .*'0\.05'.*\b0\b"),
+        ('shield = "gaussian"\nlevel = true', r"level .*True.*\b0\b"),
     ],
 )
 def test_what_is_said_of_a_defence_of_gradients(entry: str, message: str, tmp_path: Path) -> None:
     base = 'kind = "shared-training"\npaper = "p"\nmodel = "m"\nseed = 1\ndata = "a"\n[training]\n'
-    assert message in refusal("shared-training", base, entry, tmp_path)
+    assert re.search(message, refusal("shared-training", base, entry, tmp_path))
 
 
 def test_what_has_no_value_says_why() -> None:

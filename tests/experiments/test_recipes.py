@@ -105,9 +105,9 @@ def test_a_result_of_a_bench_says_which_code_made_it(name: str) -> None:
 
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
 def test_a_shipped_result_says_which_code_made_it(path: Path) -> None:
-    told = shipped(path)["made"]
-    assert re.fullmatch(r"[0-9a-f]{7,40}\+?", told["commit"])
-    assert re.fullmatch(r"20\d\d-\d\d-\d\d", told["date"])
+    made = shipped(path)["made"]
+    assert re.fullmatch(r"[0-9a-f]{7,40}\+?", made["commit"])
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", made["date"])
     assert shipped(path)["recipe"] == result_of(path).name.removesuffix(".json")
 
 
@@ -124,9 +124,9 @@ def test_a_full_run_does_not_give_the_quick_runs_reasons(path: Path) -> None:
     raw = tomllib.loads(path.read_text("utf-8"))
     if str(raw["model"]).startswith("hf:"):
         assert not [one for one in raw.get("why", {}).values() if re.search("MiniLM|SmolLM2", one)]
-    said = raw.get("quick", {}).get("why", {})
+    why = raw.get("quick", {}).get("why", {})
     whole = KINDS[raw["kind"]].read(path, quick=True)
-    assert said.items() <= whole.why.items() and "why" not in (whole.quick or {})
+    assert why.items() <= whole.why.items() and "why" not in (whole.quick or {})
 
 
 @pytest.mark.parametrize("path", [path for path in TRAININGS if path in RUN], ids=lambda path: path.stem)
@@ -286,7 +286,7 @@ def test_a_recipe_runs_and_goes_on_where_it_stopped(kind: str, tmp_path: Path) -
     assert run(path, tmp_path, tmp_path / "run", at_once=2) == 0
     assert json.loads((tmp_path / "run" / "small.json").read_text()) == first
     path.write_text(path.read_text().replace("k = 4", "k = 5"))
-    with pytest.raises(UsageError, match="a run of other settings"):
+    with pytest.raises(UsageError, match="other settings"):
         run(path, tmp_path, tmp_path / "run", at_once=2)
     names = set(figures_of(first))
     if kind == "classification":
@@ -416,11 +416,11 @@ def test_attackers_may_see_a_share_of_what_is_sent(tmp_path: Path) -> None:
     assert figures["tokens top-1, tfa, same, part"] >= 0
     few = replace(AttackRecipe.read(path), public_rows=3)
     assert split_texts(few, tmp_path)[1]["same"] == split_texts(AttackRecipe.read(path), tmp_path)[1]["same"][:3]
-    with pytest.raises(UsageError, match="public_rows is 0"):
+    with pytest.raises(UsageError, match=r"public_rows .*\b0\b"):
         replace(few, public_rows=0).check()
     for wrong in ("0.0", "1.5"):
         path.write_text(path.read_text("utf-8").replace("observed = 0.25", f"observed = {wrong}"), "utf-8")
-        with pytest.raises(UsageError, match=f"observed is {wrong}"):
+        with pytest.raises(UsageError, match=f"observed .*{wrong}"):
             AttackRecipe.read(path)
         path.write_text(path.read_text("utf-8").replace(f"observed = {wrong}", "observed = 0.25"), "utf-8")
 
@@ -445,13 +445,13 @@ def test_attacks_have_names_parameters_and_leaked_text(tmp_path: Path) -> None:
     }
     assert figures["tokens top-1, sda, K_A=2, same, k=4"] != figures["tokens top-1, sda, K_A=3, same, k=4"]
     path.write_text(path.read_text("utf-8").replace("candidates = 2", "candidates = 4"), "utf-8")
-    with pytest.raises(UsageError, match="the work of an audit of another key, text or setting"):
+    with pytest.raises(UsageError, match="another key"):
         run(path, tmp_path, tmp_path / "out", 1)
 
 
 def test_an_attack_that_its_budget_cut_fails_the_recipe_and_what_ended_is_kept(tmp_path: Path) -> None:
     path = write_attacks(tmp_path, NAMED.replace("= 60", "= 5").replace("steps = 1", "training = 1.0, epochs = 9999"))
-    with pytest.raises(UsageError, match="sda, K_A=2 by same is not run: the budget was spent"):
+    with pytest.raises(UsageError, match="sda, K_A=2 by same .*not run"):
         run(path, tmp_path, tmp_path / "out", 1)
     assert (tmp_path / "out" / "k=4" / "same-tfa,_nearest.json").is_file()
     assert not (tmp_path / "out" / "small.json").exists()
@@ -459,7 +459,7 @@ def test_an_attack_that_its_budget_cut_fails_the_recipe_and_what_ended_is_kept(t
 
 def test_a_figure_that_nobody_measured_is_not_passed_over(tmp_path: Path) -> None:
     path = write_attacks(tmp_path, 'attacks = ["knn"]\n[public]\nsame = ["rest"]')
-    with pytest.raises(UsageError, match="was not measured: 'tokens top-1, decipherment, same, k=4'"):
+    with pytest.raises(UsageError, match="'tokens top-1, decipherment, same, k=4'"):
         run(path, tmp_path, tmp_path / "out", 1)
 
 
@@ -483,9 +483,9 @@ def test_a_share_of_the_private_texts_is_drawn_by_the_seed() -> None:
     assert all(np.array_equal(one, leaked(small(public=public))[who]) for who, one in found.items())
     assert not np.array_equal(found["some"], leaked(small(public=public, seed=2))["some"])
     for wrong in ("private 0 %", "private 101 %", "private half", "private 10%", "private -1 %"):
-        with pytest.raises(UsageError, match="is not a share of the private texts"):
+        with pytest.raises(UsageError, match=f"'{wrong}'"):
             leaked(small(public={"same": [wrong]}))
-    with pytest.raises(UsageError, match="same has 2 shares"):
+    with pytest.raises(UsageError, match="same .*2 shares"):
         leaked(small(public={"same": ["private 1 %", "private 2 %"]}))
 
 
@@ -498,28 +498,28 @@ def test_leaked_texts_come_after_those_that_are_taken_out(tmp_path: Path) -> Non
     other = encoded(codec, [Example(0, "text", "call my father on friday")]).original
     texts = Sequences.of((*other, *private.original))
     scene = assemble(
-        key, codec, base, private, {"bare": AttackerText(texts), "told": AttackerText(texts, np.array([1, 3]))}
+        key, codec, base, private, {"bare": AttackerText(texts), "leaked": AttackerText(texts, np.array([1, 3]))}
     )
     known = {one.name: one.knowledge.corpus for one in scene.adversaries}
     assert [one.tolist() for one in known["bare"]] == [one.tolist() for one in other]
     wanted = (*other, *private.original.chosen(np.array([1, 3])))
-    assert [one.tolist() for one in known["told"]] == [one.tolist() for one in wanted]
+    assert [one.tolist() for one in known["leaked"]] == [one.tolist() for one in wanted]
 
 
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        (["knn", "nothing"], "there is no attack 'nothing'"),
-        (["knn", "knn"], "knn is listed twice"),
-        ({"x": {"attack": "nothing"}}, "there is no attack 'nothing'"),
-        ({"x": {}}, "there is no attack 'x'"),
-        ({"x": {"attack": "sda", "beams": 3}}, "sda has no parameter 'beams'"),
-        ({"x": {"attack": "sda", "candidates": "3"}}, "sda: candidates is '3', a whole number is needed"),
-        ({"x": {"attack": "sda", "candidates": True}}, "sda: candidates is True, a whole number is needed"),
-        ({"x": {"attack": "tfa", "match": "best"}}, "match is 'best'"),
-        ({"knn": {"k": 3}}, "'knn' is the name of an attack with its own parameters"),
-        ({"knn": {"attack": "tfa"}}, "'knn' is the name of an attack with its own parameters"),
-        ({"a/b": {"attack": "tfa"}}, "'a/b' cannot be a name"),
+        (["knn", "nothing"], "attack 'nothing'"),
+        (["knn", "knn"], "knn .*twice"),
+        ({"x": {"attack": "nothing"}}, "attack 'nothing'"),
+        ({"x": {}}, "attack 'x'"),
+        ({"x": {"attack": "sda", "beams": 3}}, "sda .*'beams'"),
+        ({"x": {"attack": "sda", "candidates": "3"}}, "sda: candidates .*'3'"),
+        ({"x": {"attack": "sda", "candidates": True}}, "sda: candidates .*True"),
+        ({"x": {"attack": "tfa", "match": "best"}}, "match .*'best'"),
+        ({"knn": {"k": 3}}, "'knn' is the name"),
+        ({"knn": {"attack": "tfa"}}, "'knn' is the name"),
+        ({"a/b": {"attack": "tfa"}}, "'a/b'"),
     ],
 )
 def test_attacks_that_cannot_be_are_refused(entries: Entries, words: str) -> None:
@@ -546,7 +546,7 @@ def test_a_private_text_is_never_public(tmp_path: Path) -> None:
     assert len(private) == 20
     assert len(public["same"]) == 30
     assert not {one.text for one in private} & {one.text for one in public["same"]}
-    with pytest.raises(UsageError, match="50 private rows of 50 leave no rest"):
+    with pytest.raises(UsageError, match=r"\b50 .*\b50\b"):
         split_texts(replace(recipe, rows=50), tmp_path)
 
 

@@ -71,11 +71,11 @@ def test_quick_is_laid_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("", r"r\.toml has no table \[quick\]"),
-        ("[quick]\nseed = 2\n", r"\[quick\] must not change seed"),
-        ('[quick.published]\n"f, x" = 9.0\n', r"\[quick\] must not change published"),
-        ('[quick]\nprivate = "other.txt"\n', r"\[quick\] must not change private"),
-        ('[quick]\nvariants = ["z"]\n', r"\[quick\] names 'z', which is not in variants"),
+        ("", r"r\.toml .*\[quick\]"),
+        ("[quick]\nseed = 2\n", r"\[quick\] .*change seed"),
+        ('[quick.published]\n"f, x" = 9.0\n', r"\[quick\] .*change published"),
+        ('[quick]\nprivate = "other.txt"\n', r"\[quick\] .*change private"),
+        ('[quick]\nvariants = ["z"]\n', r"\[quick\] .*'z'.*variants"),
     ],
 )
 def test_quick_settings_that_cannot_be(more: str, message: str, tmp_path: Path) -> None:
@@ -86,22 +86,22 @@ def test_quick_settings_that_cannot_be(more: str, message: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        ("kind = ", r"r\.toml is not TOML"),
-        (BASE.replace("seed = 1\n", ""), "the recipe has no seed"),
-        ("rowz = 3\n" + BASE, "a recipe of this kind has no rowz"),
+        ("kind = ", r"r\.toml .*TOML"),
+        (BASE.replace("seed = 1\n", ""), "no seed"),
+        ("rowz = 3\n" + BASE, "no rowz"),
     ],
 )
 def test_a_file_that_is_no_recipe(base: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         AttackRecipe.read(recipe(tmp_path, base=base))
-    with pytest.raises(UsageError, match="there is no recipe"):
+    with pytest.raises(UsageError, match=r"no recipe .*other\.toml"):
         settings(tmp_path / "other.toml")
 
 
 def test_a_training_that_cannot_be_is_told_in_words(tmp_path: Path) -> None:
     base = 'kind = "classification"\npaper = "p"\nmodel = "m"\nseed = 1\n[variants.plain]\n'
     base += '[data]\nvalidation = "b"\ntrain = "a"\n'
-    with pytest.raises(UsageError, match="training: batch_size: input should be greater than or equal to 1"):
+    with pytest.raises(UsageError, match=r"training: batch_size: .*\b1\b"):
         ClassificationRecipe.read(recipe(tmp_path, "[training]\nbatch_size = 0\n", base))
     assert ClassificationRecipe.read(recipe(tmp_path, "", base)).training.num_labels == 2
     assert (
@@ -168,7 +168,7 @@ def test_figures_stand_beside_what_was_published_and_asked(tmp_path: Path) -> No
         "f, y": {"measured": 2.0, "published": 2.5, "why": "less data"},
         "g, y": {"measured": 3.0},
     }
-    with pytest.raises(UsageError, match="was not measured: 'f, y'"):
+    with pytest.raises(UsageError, match="'f, y'"):
         full.figures(f(x=1.0))
 
 
@@ -182,7 +182,7 @@ def test_a_quick_run_may_measure_less_but_for_what_it_is_asked_itself(tmp_path: 
     assert (found.value, found.published, found.asked) == (1.0, 1.5, "")
     asked = AttackRecipe.read(recipe(tmp_path, '[quick.asked]\n"f, x" = "some"\n'), quick=True)
     assert asked.figures(f(x=1.0))[0].asked == "some"
-    with pytest.raises(UsageError, match="r.quick names a figure that was not measured: 'f, x'"):
+    with pytest.raises(UsageError, match=r"r\.quick .*'f, x'"):
         asked.figures(f(y=1.0))
 
 
@@ -210,15 +210,15 @@ def test_data_by_name_and_by_path(tmp_path: Path) -> None:
     after = data_refs.sums(tmp_path, ["cola:train", "plain.txt"])
     assert before["plain.txt"] == after["plain.txt"]
     assert before["cola:train"] != after["cola:train"]
-    with pytest.raises(UsageError, match="there is no data set 'imdb'"):
+    with pytest.raises(UsageError, match="data set 'imdb'"):
         data_refs.examples(tmp_path, "imdb:train")
-    with pytest.raises(UsageError, match=r"there is no .*other\.txt"):
+    with pytest.raises(UsageError, match=r"other\.txt"):
         data_refs.sums(tmp_path, ["other.txt"])
 
 
 def test_scores_are_not_trained_as_classes(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t2.5\n", "utf-8")
-    with pytest.raises(UsageError, match="stsb is data for regression, which is not trained here"):
+    with pytest.raises(UsageError, match="stsb .*regression"):
         data_refs.as_file(tmp_path, "stsb:train", tmp_path / "data")
 
 

@@ -108,8 +108,8 @@ def written(text: str, model: Path, folder: Path) -> Path:
 def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     recipe = written(TRAINING, data / "bert", tmp_path)
-    said: list[str] = []
-    result = json.loads(reproduce(recipe, data, tmp_path / "run", progress=said.append).read_text("utf-8"))
+    lines: list[str] = []
+    result = json.loads(reproduce(recipe, data, tmp_path / "run", progress=lines.append).read_text("utf-8"))
     figures = figures_of(result)
     assert figures["f1, none"]["published"] == 0.9
     for name in ("untrained", "none", "ghost", "noise"):
@@ -127,8 +127,8 @@ def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monk
         ("loss", "gradient", "local", "epsilon", "loss after", "gradient after"), 4
     )
     assert "local epsilon" in (tmp_path / "run" / "theory.svg").read_text("utf-8")
-    told = {one["measure"] for one in result["figures"] if one["measure"].startswith("slope")}
-    assert len(told) == 8 and "slope of the loss deviation, local, theory" in figures
+    slopes = {one["measure"] for one in result["figures"] if one["measure"].startswith("slope")}
+    assert len(slopes) == 8 and "slope of the loss deviation, local, theory" in figures
     assert figures["slope of the loss deviation, local, theory"]["measured"] == pytest.approx(
         drawn["lines"]["loss, local epsilon"]["slope"], abs=1e-4
     )
@@ -137,15 +137,15 @@ def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monk
     again = json.loads(reproduce(recipe, data, tmp_path / "run").read_text("utf-8"))
     assert figures_of(again) == figures
     (tmp_path / "run" / "figures.json").unlink()  # shadows and trained models are still there
-    said.clear()
-    once_more = json.loads(reproduce(recipe, data, tmp_path / "run", progress=said.append).read_text("utf-8"))
+    lines.clear()
+    once_more = json.loads(reproduce(recipe, data, tmp_path / "run", progress=lines.append).read_text("utf-8"))
     assert figures_of(once_more) == figures
-    assert not [one for one in said if "epoch" in one or "have their shadows" in one]
+    assert not [one for one in lines if "epoch" in one or "have their shadows" in one]
 
 
 def test_recipes_share_shadows_and_trained_models(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
-    recipe, said, cells = written(TRAINING, data / "bert", tmp_path), list[str](), tmp_path / "cells"
+    recipe, lines, cells = written(TRAINING, data / "bert", tmp_path), list[str](), tmp_path / "cells"
     first = json.loads(reproduce(recipe, data, tmp_path / "one", cache=cells).read_text("utf-8"))
     other = tmp_path / "other.toml"
     other.write_text(recipe.read_text("utf-8").replace("f1, none", "accuracy, none"), "utf-8")
@@ -153,11 +153,11 @@ def test_recipes_share_shadows_and_trained_models(data: Path, tmp_path: Path, mo
     records = sorted(cells.rglob("*.made"))
     assert len(records) == len([*cells.rglob("*.jsonl"), *cells.rglob("*.safetensors")])
     records[0].write_text('["an earlier one"]\n', "utf-8")
-    second = json.loads(reproduce(other, data, tmp_path / "two", progress=said.append, cache=cells).read_text("utf-8"))
+    second = json.loads(reproduce(other, data, tmp_path / "two", progress=lines.append, cache=cells).read_text("utf-8"))
     for name, one in figures_of(first).items():
         assert one["measured"] == figures_of(second)[name]["measured"]
     assert second["made"]["cells"] == ["an earlier one"]
-    assert not [one for one in said if "epoch" in one or "have their shadows" in one]
+    assert not [one for one in lines if "epoch" in one or "have their shadows" in one]
     assert not (tmp_path / "two" / "shadows").exists()
 
 
@@ -175,7 +175,7 @@ def test_training_without_defence_is_ordinary_training(data: Path) -> None:
     """The same steps by transformers' own loss and AdamW."""
     rows = PrivateRows(Sequences.of([[5, 6, 7], [8, 9], [10, 11, 12], [13, 14, 15]]), np.array([0, 1, 1, 0]))
     ours, theirs = SharedStep.open(data / "bert"), SharedStep.open(data / "bert")
-    fit(ours, rows, NoDefence(), LocalTraining(epochs=2, batch=2, learning_rate=1e-3), 3, 0, lambda said: None)
+    fit(ours, rows, NoDefence(), LocalTraining(epochs=2, batch=2, learning_rate=1e-3), 3, 0, lambda line: None)
     rng = np.random.default_rng(3)
     optimizer = torch.optim.AdamW(theirs.module.parameters(), lr=1e-3)
     for _ in range(2):
@@ -197,7 +197,7 @@ def test_noise_reaches_the_weights(data: Path) -> None:
     found = []
     for shield in (NoDefence(), GaussianNoise()):
         step = SharedStep.open(data / "bert")
-        fit(step, rows, shield, LocalTraining(epochs=1, batch=2), 3, 0, lambda said: None)
+        fit(step, rows, shield, LocalTraining(epochs=1, batch=2), 3, 0, lambda line: None)
         found.append(step.module.classifier.weight.detach().clone())
     assert not torch.equal(*found)
 
@@ -240,9 +240,9 @@ def test_of_each_class_alike_many_are_held_out() -> None:
     assert np.flatnonzero(held_out(None, 10, 0.3)).tolist() == [0, 1, 2]
     assert held_out(np.arange(10) % 3, 10, 0.4).sum() == 4, "as many as were asked for"
     for odd in (np.arange(10), np.array([0] * 9 + [1])):
-        with pytest.raises(UsageError, match="2 of 10 rows are held out: of a class none, or all"):
+        with pytest.raises(UsageError, match="2 of 10 rows .*class"):
             held_out(odd, 10, 0.2)
-    with pytest.raises(UsageError, match="10 of 10 rows are held out"):
+    with pytest.raises(UsageError, match="10 of 10 rows"):
         LocalTraining(rows=10, held_out=10)
     assert LocalTraining(rows=10, held_out=4).share == pytest.approx(0.4) and LocalTraining().share == 0.2
 
@@ -276,7 +276,7 @@ def test_where_the_drift_is_epsilon_no_slope_is_told_but_the_local_one() -> None
     found = theory.figures(losses, gradients, after, 3 * gradients + 1, (1.4, 7.3))
     assert found.figures["epsilon is a drift"] == 1 and found.figures["epsilon, largest"] == 7.3
     for name in ("slope of the loss deviation", "slope of the gradient deviation, of its mean"):
-        assert name not in found.figures and "a drift is larger than every pair's deviations" in found.undefined[name]
+        assert name not in found.figures and "drift" in found.undefined[name]
     assert found.figures["slope of the gradient deviation, local"] == pytest.approx(3)
     assert set(found.lines) == {"loss, local epsilon", "gradient, local epsilon"}
     json.dumps(found.to_json(), allow_nan=False)
@@ -296,7 +296,7 @@ def test_rows_are_alike_many_of_each_class(data: Path) -> None:
     examples = [Example(i, "x", f"word {'more ' * (i % 7)}end", label=str(int(i % 5 == 0))) for i in range(60)]
     found = rows_of(tokenizer, examples, {"0": 0, "1": 1}, RowFilter(20, least=3, most=8), np.random.default_rng(0))
     assert found.labels is not None and np.bincount(found.labels).tolist() == [10, 10]
-    with pytest.raises(UsageError, match="50 texts of 3 to 8 words are needed"):
+    with pytest.raises(UsageError, match="50 texts of 3 to 8 words"):
         rows_of(tokenizer, examples, {"0": 0, "1": 1}, RowFilter(50, least=3, most=8), np.random.default_rng(0))
 
 
@@ -330,11 +330,11 @@ def test_one_gradient_at_a_time_is_kept_and_each_is_the_same_again(data: Path, d
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (("[defences.none]", "[defences.theory]"), "cannot be a defence's name"),
-        (("ghost = { k = 5", "ghost = { kk = 5"), "ghost has no 'kk'"),
-        (('shield = "gaussian"', 'shield = "gauss"'), "there is no gradient defence 'gauss'"),
+        (("[defences.none]", "[defences.theory]"), "'?theory'? cannot"),
+        (("ghost = { k = 5", "ghost = { kk = 5"), "ghost .*'kk'"),
+        (('shield = "gaussian"', 'shield = "gauss"'), "gradient defence 'gauss'"),
         (("epochs = 2", "epoch = 2"), "no epoch"),
-        (("theory = 4", "theories = 4"), "evaluation has no theories"),
+        (("theory = 4", "theories = 4"), "no theories"),
     ],
 )
 def test_recipes_that_cannot_be(data: Path, tmp_path: Path, change: tuple[str, str], match: str) -> None:
@@ -353,7 +353,7 @@ def test_a_gradient_recipe_needs_whole_batches(tmp_path: Path) -> None:
     path.write_text(
         'kind="gradients"\npaper="p"\nmodel="m"\nseed=1\ndata="d"\nattacks=[]\n[texts]\ntexts=3\nbatch=2\n[defences.none]\n'
     )
-    with pytest.raises(UsageError, match="not whole batches of 2"):
+    with pytest.raises(UsageError, match="batches of 2"):
         GradientRecipe.read(path)
 
 
@@ -380,15 +380,15 @@ ghost = { k = 5, lemma = false, sweeps = 1 }
 def test_a_recipe_of_gradients_end_to_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     recipe = written(GRADIENTS, data / "deep", tmp_path)
-    said: list[str] = []
-    result = json.loads(reproduce(recipe, data, tmp_path / "run", progress=said.append).read_text("utf-8"))
+    lines: list[str] = []
+    result = json.loads(reproduce(recipe, data, tmp_path / "run", progress=lines.append).read_text("utf-8"))
     figures = {name: row["measured"] for name, row in figures_of(result).items()}
     assert figures["token recall, dager, none"] == 1
     assert figures["rouge-1, dager, none"] == 1
     assert figures["token recall, free-tokens, none"] > 0.5
     assert figures["token recall +-, free-tokens, none"] > 0
     assert figures["token recall, dager, ghost"] < 0.5  # it reads the shadows, exactly, and these are other words
-    assert "none: shadow-max does not apply: no earlier attack found candidates" in said
+    assert any(one.startswith("none: shadow-max ") and "candidates" in one for one in lines)
     assert {"tokens top-1, shadow-max, ghost", "tokens top-1, shadow-decoding, ghost"} <= set(figures)
     again = json.loads(reproduce(recipe, data, tmp_path / "run").read_text("utf-8"))
     assert figures_of(again) == figures_of(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,7 @@ def test_layers_are_renumbered_whatever_stands_before_their_names(tmp_path: Path
 
 @pytest.mark.parametrize("kept", [[], [1, 0], [0, 0], [2], [-1]])
 def test_layers_that_a_model_lacks_are_refused(base: Checkpoint, kept: list[int], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="of a model with 2"):
+    with pytest.raises(UsageError, match=rf"{re.escape(str(kept))} .*\b2\b"):
         with_layers(base, kept, tmp_path / "none")
 
 
@@ -175,11 +176,11 @@ def test_a_pair_writes_what_its_client_would(base: Checkpoint, done: tuple[Path,
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
-        ("weights = [1.0, 0.0]", "weights = [1.5]", "weights is"),
+        ("weights = [1.0, 0.0]", "weights = [1.5]", r"weights .*\b1\.5\b"),
         ('[variants."8 symbols"]', "[variants.client]", "called client"),
-        ('scheme = "coarse"\nsymbols = 8\nkmeans = { vectors = "table" }', "k = 3", "has no symbols"),
-        ('public = "public.jsonl"\n', "", "data has no public"),
-        ("[variants.plain]", "", "without a scheme"),
+        ('scheme = "coarse"\nsymbols = 8\nkmeans = { vectors = "table" }', "k = 3", "8 symbols .*no symbols"),
+        ('public = "public.jsonl"\n', "", "no public"),
+        ("[variants.plain]", "", "one variant"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said_before_anything_is_run(old: str, new: str, fault: str, tmp_path: Path) -> None:

@@ -88,9 +88,9 @@ def test_a_comparison_has_its_defences_at_a_glance_and_drawn() -> None:
 
 
 def test_a_result_of_an_earlier_version_is_refused() -> None:
-    with pytest.raises(UsageError, match="small has no list of records") as refused:
+    with pytest.raises(UsageError, match="small .*records") as refused:
         table.read({**RESULT, "figures": {"accuracy, plain": {"measured": 90.0}}})
-    assert "reproduce" in str(refused.value.hint)
+    assert "reproduce" in refused.value.hint
 
 
 class Cells(HTMLParser):
@@ -145,7 +145,7 @@ def test_each_figure_stands_beside_the_papers_with_its_reason() -> None:
     text = table.markdown(found)
     assert "| accuracy, k=4 | 85.00 | 1.50 | 89.11 | \u22124.11 |  | 1 |" in text
     assert "1. a smaller model" in text
-    assert "2. Not explained: the recipe gives no reason." in text
+    assert f"2. {table.UNEXPLAINED}" in text
 
 
 def test_names_are_explained_to_who_has_not_read_the_code() -> None:
@@ -181,10 +181,10 @@ def test_a_quick_table_says_so() -> None:
     assert full.title == "small" and quick.title == "small (quick)"
     assert "<title>small (quick)</title>" in table.html(quick)
     assert "<h1>small (quick)</h1>" in table.html(quick)
-    assert "<b>A quick run: not the recipe's own figures.</b>" in table.html(quick)
+    assert "<b>A quick run" in table.html(quick)
     assert table.words(quick).splitlines()[0] == "small (quick)"
     assert table.markdown(quick).splitlines()[0] == "# small \\(quick\\)"
-    assert "A quick run: not the recipe's own figures" in table.markdown(quick)
+    assert "A quick run" in table.markdown(quick)
     assert "quick" not in table.markdown(full)
     assert "<b>A quick run" not in table.html(full)
 
@@ -253,7 +253,7 @@ def test_every_shipped_result_has_a_table(path: Path, tmp_path: Path) -> None:
 
 
 def test_only_a_result_has_a_table(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"r\.toml is not a result"):
+    with pytest.raises(UsageError, match=r"r\.toml .*result"):
         table.write(tmp_path / "r.toml")
 
 

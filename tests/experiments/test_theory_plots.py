@@ -11,7 +11,7 @@ from milkglass.experiments.procedures import theory
 from milkglass.experiments.report import theory_plots
 
 
-def told(count: int = 30, spread: float = 1.0) -> dict[str, Any]:
+def measured(count: int = 30, spread: float = 1.0) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     losses, gradients = spread * rng.random(count), 5 + spread * rng.random(count)
     found = theory.figures(losses, gradients, 2 * losses, 3 * gradients, (1.0, 2.0))
@@ -19,7 +19,7 @@ def told(count: int = 30, spread: float = 1.0) -> dict[str, Any]:
 
 
 def test_every_pair_is_drawn() -> None:
-    found = told()
+    found = measured()
     histogram, bounds, growth = theory_plots.figure(found).axes
     assert sum(bar.get_height() for bar in histogram.patches) == 30 and len(histogram.patches) == theory_plots.BARS
     _, pairs = bounds.lines
@@ -31,11 +31,11 @@ def test_every_pair_is_drawn() -> None:
 
 
 def test_alike_pairs_are_drawn_without_a_line() -> None:
-    found = told(spread=0.0)
+    found = measured(spread=0.0)
     assert found["lines"] == {}
     assert len(theory_plots.figure(found).axes[2].lines) == 2
     assert "nan" not in theory_plots.drawn(found)
 
 
 def test_a_drawing_is_the_same_again() -> None:
-    assert theory_plots.drawn(told()) == theory_plots.drawn(told())
+    assert theory_plots.drawn(measured()) == theory_plots.drawn(measured())

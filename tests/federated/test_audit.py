@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -127,7 +128,7 @@ def test_bare_texts_come_back_in_every_round(scene: Mapping[str, World], heard: 
     assert of(found, "free-tokens").measures["token recall"].value > 0.6, "all but what stands there twice"
     assert require_names(None, ghost=False) == ["free-tokens", "float-holes-rows", "dager", "surviving-entries"]
     sentence = found.to_json()["verdict"]
-    assert "at least 100.0 % of the tokens of site a's texts" in sentence and "did not pass through GHOST" in sentence
+    assert "at least 100.0 %" in sentence and "site a" in sentence and "not pass through GHOST" in sentence
     assert SECRET not in json.dumps(found.to_json())
     assert 0 < found.floor["commonest token"] < 1
 
@@ -147,12 +148,12 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
     assert any(SECRET in text for one in readings for text in one["texts"])
     sentence = found.to_json()["verdict"]
     most = max(100 * tokens(one.measures).value for one in found.found)
-    assert f"at least {most:.1f} % of the tokens" in sentence
-    assert "100.0 % were read" in sentence and "at least" in sentence and "Other attacks may read more" in sentence
-    assert "Anyone who sees these updates gets back" in sentence
+    assert f"at least {most:.1f} %" in sentence
+    assert "100.0 % were read" in sentence and "read more" in sentence
+    assert "sees these updates" in sentence
     half = {"tokens top-1": Interval(0.5, 0.4, 0.6, 9), "rouge-1": Interval(0.5, 0.4, 0.6, 9)}
     fewer = replace(found, found=(replace(dager, trained=half), *(of(found, name) for name in ADAPTIVE)))
-    assert "Anyone with all shadows gets back" in fewer.to_json()["verdict"]
+    assert "with all shadows" in fewer.to_json()["verdict"]
     late, _ = audited(scene["ghost"], "b", ["dager"])
     assert late.rounds == (1,) and late.texts == 1
 
@@ -173,9 +174,9 @@ def test_with_public_text_shadows_are_decoded_and_the_verdict_tells_it(
     read = tokens(best.measures).value
     assert read > 0.3 + max(tokens(of(found, name).measures).value for name in rules if name != best.attack)
     sentence = found.to_json()["verdict"]
-    assert f"at least {100 * read:.1f} % of the tokens of site a's texts (shadow-decoding;" in sentence
+    assert f"at least {100 * read:.1f} %" in sentence and "(shadow-decoding;" in sentence
     assert "of the shadows" not in sentence, "nothing was run that reads them"
-    assert "tokens (13 of f.txt, 1 of the site's own" in found.to_json()["attackers_know"][-1]
+    assert "(13 of f.txt, 1 of" in found.to_json()["attackers_know"][-1]
     assert "--public FILE" in found.advice, "a few hundred tokens are few"
     bare, _ = audited(world, names=["shadow-decoding"])
     assert tokens(of(bare, "shadow-decoding").measures).value < read
@@ -189,16 +190,16 @@ def test_sums_of_several_steps_are_refused_and_one_step_is_not(scene: Mapping[st
     sites = many.at(many.ready)
     many.run(tmp_path / "run", sites, AVG, InProcessSites(sites, many.step(), None))
     found, _ = audited(many)
-    assert found.rounds == () and found.refused == {0: "the sum of 2 steps is not the gradient of a batch"}
+    assert found.rounds == () and [*found.refused] == [0] and "sum of 2 steps" in found.refused[0]
     assert all(one.state == "does not apply" for one in found.found)
-    assert found.to_json()["verdict"].startswith("Nothing could be attacked (the sum of 2 steps")
+    assert found.to_json()["verdict"].startswith(f"Nothing could be attacked ({found.refused[0]}")
     shutil.copytree(world.ready, tmp_path / "one" / "sites")
     single = replace(world, ready=tmp_path / "one" / "sites")
     single.run(tmp_path / "one", sites, replace(AVG, batch_size=3), InProcessSites(sites, single.step(), None))
     found, _ = audited(single, names=["free-tokens", "surviving-entries", "shadow-max"])
     assert found.rounds == (0,) and found.texts == 3 and of(found, "free-tokens").state == "done"
-    assert of(found, "surviving-entries").reason.startswith("a batch holds 3 texts")
-    assert of(found, "shadow-max").reason.endswith("there are no shadows")
+    assert "3 texts" in of(found, "surviving-entries").reason
+    assert "no shadows" in of(found, "shadow-max").reason
 
 
 def test_what_does_not_belong_together_is_refused(
@@ -208,18 +209,18 @@ def test_what_does_not_belong_together_is_refused(
     run, model = world.ready.parent, world.model
     with pytest.raises(UsageError, match="no update of site z") as caught:
         RecordedRun(run, "z", model)
-    assert caught.value.hint == "its sites: a, b, c"
-    with pytest.raises(UsageError, match="is not a run"):
+    assert caught.value.hint.endswith(": a, b, c")
+    with pytest.raises(UsageError, match=r"run\.json"):
         RecordedRun(tmp_path, "a", model)
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     state = json.loads((copy / "run.json").read_text())
     for wrong in ({"seed": 1}, {"lr": 0.2}):
         (copy / "run.json").write_text(json.dumps(state | {"settings": state["settings"] | wrong}))
-        with pytest.raises(UsageError, match="do not lead from this model to the run's weights"):
+        with pytest.raises(UsageError, match="updates do not lead"):
             RecordedRun(copy, "a", model)
     (copy / "run.json").write_text(json.dumps({name: one for name, one in state.items() if name != "settings"}))
-    with pytest.raises(UsageError, match="does not say its settings"):
+    with pytest.raises(UsageError, match=f"{re.escape(str(copy))} .*settings"):
         RecordedRun(copy, "a", model)
     with pytest.raises((UsageError, PoisonedUpdate)):
         (copy / "run.json").write_text(json.dumps(state))
@@ -228,9 +229,9 @@ def test_what_does_not_belong_together_is_refused(
     for other in (lines[:2], [lines[1], lines[0], lines[2]], [*lines[:2], lines[2].replace(SECRET, "the nurse")]):
         path = tmp_path / "other.jsonl"
         path.write_text("\n".join(other) + "\n")
-        with pytest.raises(UsageError, match="other.jsonl holds other"):
+        with pytest.raises(UsageError, match=r"other\.jsonl"):
             SiteTexts(path, world.ready / "a", model)
-    with pytest.raises(UsageError, match="obfuscated for another model"):
+    with pytest.raises(UsageError, match="another model"):
         SiteTexts(world.files / "a.jsonl", scene["ghost"].ready / "a", tmp_path / "other")
 
 
@@ -272,16 +273,16 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     words += ("--text", world.files / "a.jsonl", "--budget", "2s")
     result = call(*words, "--out", tmp_path / "a.json", "--readings", tmp_path / "read.jsonl")
     assert result.exit_code == 0, result.stderr
-    assert "Of the shadows that were trained on" in result.stdout and "dager" in result.stdout
-    assert "attackers know the model in every round, the labels and the lengths" in result.stdout
+    assert "Of the shadows" in result.stdout and "dager" in result.stdout
+    assert all(known in result.stdout for known in ("model in every round", "labels", "lengths"))
     read = (tmp_path / "read.jsonl").read_text()
     assert SECRET in read and (tmp_path / "read.jsonl").stat().st_mode & 0o777 == 0o600
     answer = json.loads((tmp_path / "a.json").read_text())
     assert SECRET not in result.stdout + result.stderr + json.dumps(answer)
     assert answer["site"] == "a" and answer["ghost"] is True and answer["attackers_know"][3] == "lengths"
-    assert "(1 of the site's own that no" in answer["attackers_know"][-1] and "--public FILE" in result.stdout
+    assert "(1 of the site's own" in answer["attackers_know"][-1] and "--public FILE" in result.stdout
     assert "shadow-decoding" in result.stdout
-    refused(call(*words, "--out", tmp_path / "a.json"), 2, "exists already")
+    refused(call(*words, "--out", tmp_path / "a.json"), 2, "a.json exists")
     found = document(call(*words, "--json", "--attacks", "free-tokens"))
     assert [one["attack"] for one in found["found"]] == ["free-tokens", AS_THEY_ARE]
     assert np.isclose(found["found"][0]["trained"]["token recall"]["value"], 1, atol=0.3)
@@ -291,18 +292,18 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
         given["public"]["name"] == "public.txt" and given["public"]["given"] == 4 and "--public FILE" in given["advice"]
     )
     refused(call(*words, "--public", tmp_path / "none.txt"), 2, "none.txt")
-    refused(call(*words, "--attacks", "fog"), 2, "there is no attack 'fog' on gradients")
-    refused(call(*words, "--rows", tmp_path / "none"), 2, "no folder")
+    refused(call(*words, "--attacks", "fog"), 2, "attack 'fog'")
+    refused(call(*words, "--rows", tmp_path / "none"), 2, f"no folder {tmp_path / 'none'}")
     shutil.copytree(world.ready, tmp_path / "run" / "sites")
     begun = (words[0], words[1], tmp_path / "run", *words[3:5])
     given = ("--site", "north", "--text", world.files / "a.jsonl")
     answer = call(*begun, *given)
     refused(answer, 2, "no rows of a site north")
-    assert "its sites: a, b, c" in answer.stderr
+    assert ": a, b, c" in answer.stderr
     (tmp_path / "run" / "sites" / ".north.parts").mkdir()
     answer = call(*begun, *given)
-    refused(answer, 2, "the preparation of its sites was interrupted")
-    assert "run the same `milkglass federated run` command again" in answer.stderr and ".north" not in answer.stderr
+    refused(answer, 2, "interrupted")
+    assert "`milkglass federated run`" in answer.stderr and ".north" not in answer.stderr
     refused(call(*words, "--site", "../b"), 2, "a site's name")
 
 
@@ -316,18 +317,13 @@ def test_what_is_known_of_a_batch_is_told_and_is_no_reading() -> None:
     public = {"name": "no file", "given": 0, "own": 0, "left_out": 0, "tokens": 0}
     ghost = UpdateAudit("a", True, (0,), {}, 8, of_ghost, {}, public)
     sentence = verdict(ghost)
-    assert sentence.startswith(
-        "Of the shadows that were trained on, 30.0 % were read from these updates, and 100.0 % of the"
-    )
-    assert "Anyone with all shadows gets back at least 80.0 %" in sentence
+    assert re.match("Of the shadows .* 30.0 % were read .* 100.0 % of the", sentence)
+    assert re.search("with all shadows .* at least 80.0 %", sentence)
     noisy = replace(ghost, noise="dp-sgd (clip = 1.0, noise = 0.5)")
-    assert verdict(noisy) == f"{sentence} Noise was added to the gradients (dp-sgd (clip = 1.0, noise = 0.5))."
+    assert verdict(noisy).startswith(f"{sentence} Noise ") and "(dp-sgd (clip = 1.0, noise = 0.5))" in verdict(noisy)
     bare = UpdateResult("free-tokens", "", "server", "done", measures=bag)
     plain = verdict(replace(ghost, ghost=False, found=(bare,)))
-    assert "at least 30.0 % of the tokens of site a's texts" in plain
-    assert (
-        "and knows 100.0 % of the different tokens of each batch, if not which text they are from (free-tokens)"
-        in plain
-    )
+    assert "at least 30.0 %" in plain and "site a" in plain
+    assert re.search(r"knows 100\.0 % of the different tokens .*\(free-tokens\)", plain)
     alone = verdict(replace(ghost, found=of_ghost[:1]))
-    assert alone.endswith("No attack on shadows was run (shadow-...): they read most of what GHOST leaves.")
+    assert "No attack on shadows" in alone

@@ -42,13 +42,13 @@ def test_a_site_that_was_prepared_elsewhere(there: World, tmp_path: Path, cache:
     result = call(*words, "--out", out, "--seed", 7)
     assert result.exit_code == 0 and "prepared 5 texts for site a" in result.stdout
     tokens = json.loads((out / "report.json").read_text())["tokens"]
-    assert f"{tokens['fell_back']:,} of {tokens['all']:,} tokens fell back to near ones" in result.stdout
-    assert f"{tokens['one_shadow']:,} ({100 * tokens['one_shadow_share']:.1f} %) have one shadow only" in result.stdout
+    assert f"{tokens['fell_back']:,} of {tokens['all']:,} tokens" in result.stdout
+    assert f"{tokens['one_shadow']:,} ({100 * tokens['one_shadow_share']:.1f} %) have one shadow" in result.stdout
     assert json.loads((out / "stamp.json").read_text())["method"] == "ghost"
-    refused(call(*words, "--out", out, "--seed", 7), 2, "exists already")
+    refused(call(*words, "--out", out, "--seed", 7), 2, f"{out} exists")
     run = ("federated", "run", there.files, "--model", there.model, "--out", tmp_path, "--plain", *FEW)
     result = call(*run)
-    assert result.exit_code == 2 and "another choice of --plain" in result.stderr
+    assert result.exit_code == 2 and f"{out} " in result.stderr and "of --plain" in result.stderr
 
 
 def test_with_ghost_and_a_shield(there: World, tmp_path: Path, cache: None) -> None:
@@ -63,18 +63,18 @@ def test_with_ghost_and_a_shield(there: World, tmp_path: Path, cache: None) -> N
     assert all(found["ghost_reports"][name]["texts"] == 2 for name in "ab")
     again = call(*words[:-2], "--rounds", 10, "--method", "fedavg", "--shield", "dp-sgd")
     assert "all together: (46.2" in again.stdout and "DP after 10 rounds" in again.stdout
-    assert "- site a: " in again.stdout and "have one shadow only" in again.stdout
+    assert "- site a: " in again.stdout and "have one shadow" in again.stdout
     for path in (tmp_path / "run", *(tmp_path / "run").rglob("*")):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
     assert all((tmp_path / "run" / "sites" / name / "stamp.json").is_file() for name in "ab")
     result = call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--seed", 0)
-    refused(result, 2, "the run was begun without --seed")
+    refused(result, 2, "without --seed")
     rows_file(files / "c.jsonl", 2, 2)
-    refused(call(*words, "--method", "fedavg", "--shield", "dp-sgd"), 2, "was begun without c")
+    refused(call(*words, "--method", "fedavg", "--shield", "dp-sgd"), 2, "without c")
     assert not (tmp_path / "run" / "sites" / "c").exists()
     (files / "c.jsonl").unlink()
     (tmp_path / "run" / "sites" / "b" / "stamp.json").unlink()
-    refused(call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--rounds", 11), 2, "another choice of --plain")
+    refused(call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--rounds", 11), 2, "of --plain")
 
 
 def test_the_nearest_shadows_are_a_fast_preparation_that_is_recorded(there: World, tmp_path: Path, cache: None) -> None:
@@ -86,18 +86,18 @@ def test_the_nearest_shadows_are_a_fast_preparation_that_is_recorded(there: Worl
     words = ("federated", "run", files, "--model", there.model, "--out", tmp_path / "run", *FEW, "--rounds", 1)
     fast = call(*words, "--selection", "nearest")
     assert fast.exit_code == 0, fast.stderr
-    assert "--selection nearest is not the paper's" in fast.stderr and "in about" not in fast.stderr
-    assert "before the gradients: ghost, selection nearest; guarantee: none" in fast.stdout
+    assert "--selection nearest" in fast.stderr and "in about" not in fast.stderr
+    assert "ghost, selection nearest; guarantee: none" in fast.stdout
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["selection"] == "nearest"
     assert json.loads((tmp_path / "run" / "sites" / "a" / "stamp.json").read_text())["selection"]["way"] == "nearest"
-    refused(call(*words), 2, "was prepared with --selection nearest, not states")
+    refused(call(*words), 2, "--selection nearest, not states")
     audit = ("federated", "audit", tmp_path / "run", "--model", there.model, "--site", "a", "--budget", "1s")
     audit = (*audit, "--text", files / "a.jsonl", "--attacks", "free-tokens")
     assert document(call(*audit, "--json"))["selection"] == "nearest"
-    assert "ghost's selection of shadows: nearest, which is not the paper's" in call(*audit).stdout
+    assert "selection of shadows: nearest" in call(*audit).stdout
     slow = call(*words[:5], "--out", tmp_path / "slow", *FEW, "--rounds", 1)
     assert slow.exit_code == 0, slow.stderr
-    assert "8 texts pass through ghost, in about" in slow.stderr
+    assert "8 texts " in slow.stderr and "in about" in slow.stderr
     assert "selection" not in json.loads((tmp_path / "slow" / "run.json").read_text())["settings"], "as it always was"
 
 
@@ -106,8 +106,8 @@ def test_a_temporary_folder_is_no_site(there: World, tmp_path: Path) -> None:
         (tmp_path / "run" / "sites" / name).mkdir(parents=True)
     run = ("federated", "audit", tmp_path / "run", "--model", there.model, "--text", there.files / "a.jsonl")
     result = call(*run, "--site", "east")
-    refused(result, 2, "has no rows of a site east")
-    assert result.stderr.rstrip().endswith("its sites: north")
+    refused(result, 2, "site east")
+    assert result.stderr.rstrip().endswith(": north")
 
 
 def test_a_run_that_was_stopped_in_its_preparation_says_which_sites_are_missing(there: World, tmp_path: Path) -> None:
@@ -118,51 +118,49 @@ def test_a_run_that_was_stopped_in_its_preparation_says_which_sites_are_missing(
     run = ("federated", "audit", tmp_path / "run", "--model", tmp_path / "unread", "--text", there.files / "a.jsonl")
     for site in ("south", "west"):
         result = call(*run, "--site", site)
-        refused(result, 2, f"has no rows of a site {site}: the preparation of its sites was interrupted")
+        refused(result, 2, f"site {site}: ")
+        assert "interrupted" in result.stderr
     result = call(*run, "--site", "none")
-    refused(result, 2, "has no rows of a site none")
-    assert "interrupted" not in result.stderr and result.stderr.rstrip().endswith("its sites: north")
+    refused(result, 2, "site none")
+    assert "interrupted" not in result.stderr and result.stderr.rstrip().endswith(": north")
     result = call(*run, "--site", "north")
-    refused(result, 2, f"{tmp_path / 'run'} was stopped before its first round: it has no run.json")
-    assert "run the same `milkglass federated run` command again: it goes on" in result.stderr
+    refused(result, 2, f"{tmp_path / 'run'} was stopped")
+    assert "run.json" in result.stderr and "`milkglass federated run`" in result.stderr
     (sites / "begun.json").write_text("{")
     result = call(*run, "--site", "west")
-    refused(result, 2, "has no rows of a site west")
+    refused(result, 2, "site west")
     assert "interrupted" not in result.stderr
     other = call(*run[:2], tmp_path, *run[3:], "--site", "a", "--rows", sites)
-    refused(other, 2, f"{tmp_path} is not a run: it has no run.json")
+    refused(other, 2, f"{tmp_path} is not a run: ")
+    assert "run.json" in other.stderr
 
 
 def test_what_is_refused(there: World, tmp_path: Path) -> None:
     run = ("federated", "run", "--model", there.model, "--out", tmp_path / "run")
-    refused(call(*run, tmp_path / "none"), 2, "there is no folder")
-    refused(call(*run, tmp_path), 2, "has files of 0 sites")
+    refused(call(*run, tmp_path / "none"), 2, f"no folder {tmp_path / 'none'}")
+    refused(call(*run, tmp_path), 2, "0 sites")
     refused(call(*run, there.files, "--rounds", 0), 2, "--rounds is 0")
     refused(call(*run, there.files, "--batch-size", 0), 2, "--batch-size is 0")
     refused(call(*run, there.files, "--lr", "nan"), 2, "--lr is nan")
-    refused(call(*run, there.files, "--shield", "fog"), 2, "there is no gradient defence 'fog'")
-    refused(
-        call(*run, there.files, "--shield", "gaussian:levle=1"),
-        2,
-        "it has level (a finite number above 0; 0.05), clip (a finite number above 0, or none; 1.0)",
-    )
-    refused(
-        call(*run, there.files, "--shield", "gaussian:level=much"), 2, "level=much: a finite number above 0 is needed"
-    )
+    refused(call(*run, there.files, "--shield", "fog"), 2, "defence 'fog'")
+    result = call(*run, there.files, "--shield", "gaussian:levle=1")
+    refused(result, 2, "'levle'")
+    assert "level (" in result.stderr and "; 0.05)" in result.stderr and "clip (" in result.stderr
+    refused(call(*run, there.files, "--shield", "gaussian:level=much"), 2, "level=much")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
-    refused(call(*run[:-1], tmp_path / "other", there.files), 2, "is not a run and is not empty")
-    refused(call(*run[:-1], tmp_path / "other" / "letter.txt", there.files), 2, "is a file, not a folder")
+    refused(call(*run[:-1], tmp_path / "other", there.files), 2, f"{tmp_path / 'other'} is not a run")
+    refused(call(*run[:-1], tmp_path / "other" / "letter.txt", there.files), 2, "letter.txt is a file")
     (tmp_path / "run" / "sites" / "gone").mkdir(parents=True)
-    refused(call(*run, there.files), 2, "the run was begun with gone, whose file is missing")
+    refused(call(*run, there.files), 2, "with gone,")
     shutil.rmtree(tmp_path / "run")
     prepare = ("federated", "prepare", there.files / "a.jsonl", "--model", there.model, "--out", tmp_path / "a")
-    refused(call(*prepare, "--labels", "no"), 2, "fewer than 2 classes")
-    refused(call(*prepare, "--labels", "no,no"), 2, "fewer than 2 classes")
-    refused(call(*prepare, "--labels", "no,maybe"), 5, "line 2 of a.jsonl has another label")
+    refused(call(*prepare, "--labels", "no"), 2, "--labels ")
+    refused(call(*prepare, "--labels", "no,no"), 2, "--labels ")
+    refused(call(*prepare, "--labels", "no,maybe"), 5, "line 2 of a.jsonl")
     (tmp_path / "texts").mkdir()
     for name in "ab":
         (tmp_path / "texts" / f"{name}.jsonl").write_text(f'{{"text": "{SECRET}"}}\n')
     result = call(*run, tmp_path / "texts")
-    refused(result, 5, "a.jsonl has no labels: its rows are texts alone")
+    refused(result, 5, "a.jsonl has no labels")
     assert SECRET not in result.stderr and not (tmp_path / "run").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -114,7 +115,7 @@ def test_the_mod_refuses_before_anything_is_trained(
     trained: list[str] = []
     own = Site.train
     monkeypatch.setattr(Site, "train", lambda self, *given: (trained.append(self.name), own(self, *given))[1])
-    with pytest.raises(NotObfuscated, match="the rows of site b did not pass through ghost: nothing is sent"):
+    with pytest.raises(NotObfuscated, match="site b did not pass .*nothing is sent"):
         app.serve(Grid(there, sites), config(there, tmp_path / "run"), lambda text: None)
     assert trained == ["a", "c"] and not (tmp_path / "run" / "updates").exists()
 
@@ -125,7 +126,7 @@ def test_the_mod_refuses_what_was_trained_on_other_rows(
     sites = there.sites(tmp_path / "sites")
     own = Site.train
     monkeypatch.setattr(Site, "train", lambda self, *given: own(replace(self, folder=sites[0].folder), *given))
-    with pytest.raises(NotObfuscated, match="site b trained on other rows"):
+    with pytest.raises(NotObfuscated, match="site b .*other rows"):
         app.serve(Grid(there, sites), config(there, tmp_path / "run"), lambda text: None)
 
 
@@ -134,13 +135,13 @@ def test_sites_that_fail_never_come_or_are_silent_are_told(there: World, tmp_pat
     grid, reported = Grid(there, sites, [101, 102]), list[str]()
     grid.spoil = lambda node, reply: None if node == 102 else reply  # type: ignore[method-assign]
     app.serve(grid, config(there, tmp_path / "run", replace(SGD, rounds=1)), reported.append)
-    assert "round 1: site of node 102 dropped out: it did not answer in time" in reported
-    assert any("3 that were waited for dropped out: it never came" in one for one in reported)
+    assert any(one.startswith("round 1: site of node 102 ") and "in time" in one for one in reported)
+    assert any("3 that " in one and "never came" in one for one in reported)
     (sites[0].folder / "rows.safetensors").unlink()
-    with pytest.raises(TooFewSites, match="0 sites sent an update"):
+    with pytest.raises(TooFewSites, match="0 sites"):
         app.serve(Grid(there, sites, [101]), config(there, tmp_path / "run"), reported.append)
-    assert any(one.endswith(f"dropped out: {FAILED}") for one in reported)
-    with pytest.raises(TooFewSites, match="no site is connected"):
+    assert any(one.endswith(f": {FAILED}") for one in reported)
+    with pytest.raises(TooFewSites, match="connected"):
         app.serve(Grid(there, sites, []), config(there, tmp_path / "run"), reported.append)
 
 
@@ -157,7 +158,7 @@ def test_a_poisoned_reply_is_refused_by_its_name(there: World, tmp_path: Path) -
         return reply
 
     grid.spoil = spoil  # type: ignore[method-assign]
-    with pytest.raises(PoisonedUpdate, match="site c sent classifier.bias with 2 of 2 numbers not finite"):
+    with pytest.raises(PoisonedUpdate, match=r"site c .*classifier\.bias .*2 of 2 .*finite"):
         app.serve(grid, config(there, tmp_path / "run"), lambda text: None)
     grid.spoil = lambda node, reply: _renamed(reply)  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="a site's name"):
@@ -172,9 +173,9 @@ def _renamed(reply: Any) -> Any:
 def test_the_server_app_and_its_configuration(there: World, tmp_path: Path) -> None:
     sites = there.sites(tmp_path / "sites")
     given = config(there, tmp_path / "run", replace(SGD, rounds=1))
-    with pytest.raises(UsageError, match="lacks model, out"):
+    with pytest.raises(UsageError, match="model, out"):
         app.serve(Grid(there, sites), {"classes": 2, "sites": 3})
-    with pytest.raises(UsageError, match="has 'plain'"):
+    with pytest.raises(UsageError, match="'plain'"):
         app.serve(Grid(there, sites), given | {"plain": True})
     if STANDINS:
         app.server_app()(Grid(there, sites), SimpleNamespace(run_config=given))
@@ -182,24 +183,24 @@ def test_the_server_app_and_its_configuration(there: World, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "fault"),
     [
-        ({"rows": None}, "names no rows"),
-        ({"model": None}, "names no model"),
-        ({"overlay": 0.5}, "has 'overlay'"),
-        ({"k": "70"}, "the node's k is '70'"),
-        ({"lemma": 0}, "the node's lemma is 0"),
-        ({"selection": "best"}, "the selection is 'best'"),
-        ({"shield": "fog"}, "there is no gradient defence 'fog'"),
+        ({"rows": None}, "no rows"),
+        ({"model": None}, "no model"),
+        ({"overlay": 0.5}, "'overlay'"),
+        ({"k": "70"}, "k is '70'"),
+        ({"lemma": 0}, "lemma is 0"),
+        ({"selection": "best"}, "selection is 'best'"),
+        ({"shield": "fog"}, "defence 'fog'"),
     ],
 )
 def test_a_node_s_own_configuration_is_told_in_its_own_log(
-    there: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, wrong: dict[str, Any], said: str
+    there: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, wrong: dict[str, Any], fault: str
 ) -> None:
     given = {name: one for name, one in (own_config(there, there.ready / "a") | wrong).items() if one is not None}
     reply = asked(there, {}, node_config=given)
-    assert reply.error.reason == FAILED and said in caplog.text
-    with pytest.raises(UsageError):
+    assert reply.error.reason == FAILED and fault in caplog.text
+    with pytest.raises(UsageError, match=fault):
         Node.of(given)
 
 
@@ -227,7 +228,7 @@ def test_a_server_chooses_nothing_that_a_site_opens(there: World, monkeypatch: p
     monkeypatch.setattr(node, "resolve", lambda ref: (opened.append(ref), own(ref))[1])
     monkeypatch.setattr(app, "resolve", None)  # would fail if it were called
     reply = asked(there, {"model": str(there.model) if model == "own" else model})
-    assert reply.error.reason == "RefusedTask: the server trains another model than this site's own"
+    assert re.match("RefusedTask: .*another model", reply.error.reason)
     assert {*opened} == {str(there.model)}
 
 
@@ -258,8 +259,8 @@ def test_weights_that_fit_no_model_are_refused_before_any_is_loaded(there: World
     }[spoil]  # fmt: skip
     if spoil == "missing":
         del bad[name]
-    said = asked(there, {}, bad).error.reason
-    assert said.startswith("RefusedTask: the server sent ") and len(said) < 200
+    reason = asked(there, {}, bad).error.reason
+    assert reason.startswith("RefusedTask: the server sent ") and len(reason) < 200
     again = asked(there, {}, good).content["update"].to_torch_state_dict()
     assert equal(first, again), "nothing of the refused weights is left in the model"
     assert {one: tuple(value.shape) for one, value in again.items()} == {one: tuple(good[one].shape) for one in good}
@@ -288,24 +289,24 @@ def test_what_nobody_foresaw_is_one_sentence_and_a_class_in_the_log(
 
 
 def test_a_site_demands_of_ghost_what_its_own_configuration_says(there: World) -> None:
-    for stricter, said in (({"k": 11}, "k = 10 where 11"), ({"overlap": 0.4}, "overlap = 0.5 where 0.4")):
+    for stricter, fault in (({"k": 11}, "k = 10 where 11"), ({"overlap": 0.4}, "overlap = 0.5 where 0.4")):
         reply = asked(there, {}, node_config=own_config(there, there.ready / "a") | stricter)
-        assert reply.error.reason.startswith("NotObfuscated: ") and said in reply.error.reason
+        assert reply.error.reason.startswith("NotObfuscated: ") and fault in reply.error.reason
     paper = {name: one for name, one in own_config(there, there.ready / "a").items() if name in ("rows", "model")}
-    assert "k = 10 where 70 is demanded" in asked(there, {}, node_config=paper).error.reason
+    assert "k = 10 where 70" in asked(there, {}, node_config=paper).error.reason
 
 
 # --- what a site may say of itself ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("method", "claim", "said"),
-    [("fedsgd", {"texts": 4}, "saw 4 texts, at most 3 are believed .batch_size."),
-     ("fedavg", {"texts": 10**15}, "at most 7 are believed .most_texts."),
-     ("fedsgd", {"steps": 2}, "took 2 steps for 3 texts, which are 1"),
-     ("fedavg", {"steps": 1}, "took 1 steps for 7 texts, which are 3"),
-     ("fedsgd", {"texts": "many"}, "node 103 sent something else than an update")],
+    ("method", "claim", "fault"),
+    [("fedsgd", {"texts": 4}, r"\b4 texts\b.*\b3\b.*\(batch_size\)"),
+     ("fedavg", {"texts": 10**15}, rf"\b{10**15:,} texts\b.*\b7\b.*\(most_texts\)"),
+     ("fedsgd", {"steps": 2}, r"\b2 steps\b.*\b3 texts\b.*\b1\b"),
+     ("fedavg", {"steps": 1}, r"\b1 steps\b.*\b7 texts\b.*\b3\b"),
+     ("fedsgd", {"texts": "many"}, "node 103")],
 )  # fmt: skip
 def test_a_site_that_claims_more_than_it_can_have_is_refused(
-    there: World, tmp_path: Path, method: Any, claim: dict[str, Any], said: str
+    there: World, tmp_path: Path, method: Any, claim: dict[str, Any], fault: str
 ) -> None:
     grid = Grid(there, there.sites(tmp_path / "sites"))
 
@@ -315,14 +316,14 @@ def test_a_site_that_claims_more_than_it_can_have_is_refused(
         return reply
 
     grid.spoil = spoil  # type: ignore[method-assign]
-    with pytest.raises(PoisonedUpdate, match=said):
+    with pytest.raises(PoisonedUpdate, match=fault):
         app.serve(grid, config(there, tmp_path / "run", replace(SGD, method=method, most_texts=7)), lambda text: None)
     assert not (tmp_path / "run" / "updates").exists()
 
 
 def test_fedavg_is_not_begun_without_a_bound(there: World, tmp_path: Path) -> None:
     grid = Grid(there, there.sites(tmp_path / "sites"))
-    with pytest.raises(UsageError, match="most_texts does not bound them"):
+    with pytest.raises(UsageError, match="most_texts"):
         app.serve(grid, config(there, tmp_path / "run", replace(SGD, method="fedavg")), lambda text: None)
     assert grid.asked == []
 
@@ -330,6 +331,6 @@ def test_fedavg_is_not_begun_without_a_bound(there: World, tmp_path: Path) -> No
 def test_without_flower_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr", None)
     for made in (app.client_app, app.server_app):
-        with pytest.raises(MissingExtra, match="flwr is not installed") as found:
+        with pytest.raises(MissingExtra, match="flwr") as found:
             made()
         assert "milkglass[flower]" in found.value.hint

@@ -85,16 +85,16 @@ def test_a_seed_that_was_drawn_is_kept_until_all_is_done(there: World, source: P
 def test_parts_of_another_job_and_damaged_ones_are_refused(there: World, source: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     interrupted(there, source, site, 7)
-    with pytest.raises(UsageError, match="holds an unfinished run with other options"):
+    with pytest.raises(UsageError, match="unfinished run"):
         prepare(source, site, LABELS, there.model, there.ghost, 8)
     source.write_text(source.read_text("utf-8").replace('"text": "', '"text": "a ', 1), "utf-8")
-    with pytest.raises(UsageError, match="or of another file"):
+    with pytest.raises(UsageError, match="unfinished run"):
         prepare(source, site, LABELS, there.model, there.ghost, 7)
     rows_file(source, ROWS, 0)
     part = sorted(parts_folder(site).glob("[0-9]*.json"))[0]
     for damaged in ('{"ids": [], "tally": {}}', "{"):
         part.write_text(damaged, "utf-8")
-        with pytest.raises(CorruptCheckpoint, match=r"part 0 of \.site\.parts is damaged"):
+        with pytest.raises(CorruptCheckpoint, match=r"part 0 of \.site\.parts"):
             prepare(source, site, LABELS, there.model, there.ghost, 7)
     part.unlink()
     assert len(prepare(source, site, LABELS, there.model, there.ghost, 7)) == ROWS
@@ -109,7 +109,7 @@ def test_what_died_after_the_folder_had_its_name_goes(
         prepare(source, site, LABELS, there.model, there.ghost, None)
     assert parts_folder(site).is_dir()
     assert '"seed": null' in (parts_folder(site) / "job.json").read_text("utf-8")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="site exists"):
         prepare(source, site, LABELS, there.model, there.ghost, None)
     assert not parts_folder(site).exists()
 
@@ -120,21 +120,21 @@ def test_rows_of_another_model_or_text_are_not_taken_up(there: World, source: Pa
     other = tiny.save("gpt2", tmp_path / "other")
     for name, way, not_it in (("plain", None, "states"), ("ghost", "states", None)):
         matches(source, tmp_path / name, LABELS, way, there.model)
-        with pytest.raises(UsageError, match="or with another choice of --plain"):
+        with pytest.raises(UsageError, match=f"{name} .*--plain"):
             matches(source, tmp_path / name, LABELS, not_it, there.model)
-    with pytest.raises(UsageError, match="for another model"):
+    with pytest.raises(UsageError, match="another model"):
         matches(source, tmp_path / "ghost", LABELS, "states", other)
-    with pytest.raises(UsageError, match="was prepared with --selection states, not nearest"):
+    with pytest.raises(UsageError, match="--selection states, not nearest"):
         matches(source, tmp_path / "ghost", LABELS, "nearest", there.model)
     lines = source.read_text("utf-8").splitlines()
     source.write_text("\n".join([lines[2], lines[1], lines[0], *lines[3:]]) + "\n", "utf-8")  # of the same classes
-    with pytest.raises(UsageError, match="long.jsonl has changed since"):
+    with pytest.raises(UsageError, match=r"long\.jsonl has changed"):
         matches(source, tmp_path / "ghost", LABELS, "states", there.model)
     (tmp_path / "ghost" / "texts.mark").unlink()
-    with pytest.raises(CorruptCheckpoint, match="ghost has no texts.mark"):
+    with pytest.raises(CorruptCheckpoint, match=r"ghost .*texts\.mark"):
         matches(source, tmp_path / "ghost", LABELS, "states", there.model)
     rows_file(source, ROWS, 2)
-    with pytest.raises(UsageError, match="was prepared from other rows"):
+    with pytest.raises(UsageError, match="other rows"):
         matches(source, tmp_path / "plain", LABELS, None, there.model)
 
 
@@ -143,20 +143,20 @@ def test_a_run_has_one_seed_and_its_sites(tmp_path: Path) -> None:
         ghost_stage.begin(tmp_path / "sites", ["b", "a"], 7)
     assert (tmp_path / "sites" / "begun.json").stat().st_mode & 0o777 == 0o600
     for other in (None, 0):
-        with pytest.raises(UsageError, match="the run was begun with --seed 7"):
+        with pytest.raises(UsageError, match="with --seed 7"):
             ghost_stage.begin(tmp_path / "sites", ["a", "b"], other)
-    with pytest.raises(UsageError, match="the run was begun without c"):
+    with pytest.raises(UsageError, match="without c"):
         ghost_stage.begin(tmp_path / "sites", ["a", "b", "c"], 7)
     (tmp_path / "sites" / "begun.json").write_text("{")
-    with pytest.raises(CorruptCheckpoint, match="begun.json is damaged"):
+    with pytest.raises(CorruptCheckpoint, match=r"begun\.json"):
         ghost_stage.begin(tmp_path / "sites", ["a", "b"], 7)
     ghost_stage.begin(tmp_path / "more", ["a"], None)
-    with pytest.raises(UsageError, match="the run was begun without --seed"):
+    with pytest.raises(UsageError, match="without --seed"):
         ghost_stage.begin(tmp_path / "more", ["a"], 0)
 
 
 def test_plain_takes_up_no_shadows(there: World, source: Path, tmp_path: Path) -> None:
     interrupted(there, source, tmp_path / "site", 7)
-    with pytest.raises(UsageError, match="holds an unfinished preparation with ghost"):
+    with pytest.raises(UsageError, match="unfinished preparation"):
         prepare(source, tmp_path / "site", LABELS, there.model, None, 7)
     assert parts_folder(tmp_path / "site").is_dir()

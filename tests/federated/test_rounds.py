@@ -39,28 +39,28 @@ def spoiled(name: str, tensor: torch.Tensor | None) -> Update:
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "said"),
+    ("name", "tensor", "fault"),
     [
         ("w", torch.zeros(3, 2), "w of shape (3, 2), not (2, 3)"),
         ("w", torch.zeros(2, 3, 1), "w of shape (2, 3, 1)"),
         ("w", torch.zeros(2, 3, dtype=torch.float64), "w as torch.float64"),
-        ("w", torch.tensor([[0, 0, 0], [0, 0, float("nan")]]), "w with 1 of 6 numbers not finite"),
-        ("b", torch.tensor([float("inf"), float("-inf")]), "b with 2 of 2 numbers not finite"),
+        ("w", torch.tensor([[0, 0, 0], [0, 0, float("nan")]]), "w with 1 of 6 "),
+        ("b", torch.tensor([float("inf"), float("-inf")]), "b with 2 of 2 "),
         ("b", None, "no b"),
-        ("x" * 200, torch.zeros(1), f"not trained ({'x' * 60})"),
+        ("x" * 200, torch.zeros(1), f"({'x' * 60})"),
     ],
 )
 def test_an_update_that_does_not_fit_is_refused_by_site_and_tensor(
-    name: str, tensor: torch.Tensor | None, said: str
+    name: str, tensor: torch.Tensor | None, fault: str
 ) -> None:
     for refused in (lambda one: check(one, WEIGHTS), lambda one: mean([update("a", 1, 3), one], WEIGHTS)):
-        with pytest.raises(PoisonedUpdate, match=f"site north sent .*{re.escape(said)}"):
+        with pytest.raises(PoisonedUpdate, match=f"site north .*{re.escape(fault)}"):
             refused(spoiled(name, tensor))
 
 
 @pytest.mark.parametrize("texts", [0, -1, 2.5, True])
 def test_a_site_that_counts_wrongly_is_refused(texts: int) -> None:
-    with pytest.raises(PoisonedUpdate, match="site a says that it saw"):
+    with pytest.raises(PoisonedUpdate, match=f"site a .*{texts} texts"):
         check(replace(update("a", 1, 3), texts=texts), WEIGHTS)
 
 
@@ -73,14 +73,14 @@ def test_what_came_from_elsewhere_fits_or_is_told() -> None:
 def test_finite_updates_that_add_up_to_more_than_fits() -> None:
     large = [replace(update(site, 1, 1), tensors={n: torch.full_like(w, 3e38) for n, w in WEIGHTS.items()})
              for site in "ab"]  # fmt: skip
-    with pytest.raises(PoisonedUpdate, match="leave w not finite"):
+    with pytest.raises(PoisonedUpdate, match="w not finite"):
         stepped(WEIGHTS, mean(large, WEIGHTS), 100.0)
 
 
 def test_too_few_and_two_of_one_name() -> None:
-    with pytest.raises(TooFewSites, match="1 sites sent an update, at least 2 are needed"):
+    with pytest.raises(TooFewSites, match=r"\b1 sites\b.*\b2\b"):
         mean([update("a", 1, 3)], WEIGHTS, 2)
     with pytest.raises(TooFewSites, match="0 sites"):
         mean([], WEIGHTS)
-    with pytest.raises(UsageError, match="have the same site"):
+    with pytest.raises(UsageError, match="same site"):
         mean([update("a", 1, 3), update("a", 2, 3)], WEIGHTS)

@@ -14,7 +14,15 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from milkglass.errors import CorruptCheckpoint, NotObfuscated, PoisonedUpdate, TooFewSites, UsageError
+from milkglass.errors import (
+    CodecError,
+    CorruptCheckpoint,
+    NotObfuscated,
+    PoisonedUpdate,
+    TooFewSites,
+    TooLong,
+    UsageError,
+)
 from milkglass.federated import checks
 from milkglass.federated.checks import GhostDemand, weaker
 from milkglass.federated.prepare import files_of, labels_of, prepare, require_name
@@ -108,13 +116,13 @@ def test_without_a_seed_what_is_drawn_is_a_secret(there: World, tmp_path: Path) 
 
 
 def test_files_that_are_no_sites(there: World, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match="no folder .*none"):
         files_of(tmp_path / "none")
     rows_file(tmp_path / "a.jsonl", 2, 0)
-    with pytest.raises(UsageError, match="has files of 1 sites"):
+    with pytest.raises(UsageError, match="1 sites"):
         files_of(tmp_path)
     (tmp_path / "a.csv").write_text("text,label\nx,1\n")
-    with pytest.raises(UsageError, match="two files are called a"):
+    with pytest.raises(UsageError, match=r"called a\b"):
         files_of(tmp_path)
     for wrong in ("", "../b", "b c", "-b", "b" * 41, "b\n"):
         with pytest.raises(UsageError, match="a site's name"):
@@ -127,14 +135,14 @@ def test_a_row_that_cannot_be_prepared_is_named_by_its_line_alone(there: World, 
     for ghost in (there.ghost, None):
         source.write_text(json.dumps({"text": "the", "label": "no"}) + "\n" +
                           json.dumps({"text": f"{SECRET} " * 200, "label": "yes"}) + "\n")  # fmt: skip
-        with pytest.raises(Exception, match="line 2 of a.jsonl is .* tokens long") as found:
+        with pytest.raises(TooLong, match=r"line 2 of a\.jsonl") as found:
             prepare(source, tmp_path / "out", {"no": 0, "yes": 1}, there.model, ghost, 0)
         assert SECRET not in str(found.value) and not (tmp_path / "out").exists()
-    with pytest.raises(Exception, match="line 2 of a.jsonl has another label"):
+    with pytest.raises(CodecError, match=r"line 2 of a\.jsonl .*label"):
         prepare(source, tmp_path / "out", {"no": 0, "maybe": 1}, there.model, None, 0)
     assert not [one for one in tmp_path.iterdir() if one.suffix == ".tmp"]
     source.write_text('{"text": "the", "label": "no"}\n')
-    with pytest.raises(Exception, match="1 label only"):
+    with pytest.raises(CodecError, match="1 label "):
         labels_of([source])
 
 
@@ -192,7 +200,7 @@ def test_what_is_recorded_is_what_the_server_saw(there: World, tmp_path: Path) -
     assert answer == {"milkglass_update": 1, "site": "b", "round": 0, "method": "fedsgd", "texts": 3, "steps": 1}
     path = updates / "round-0" / "b.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(CorruptCheckpoint, match="round-0/b.safetensors, of round 1, is damaged"):
+    with pytest.raises(CorruptCheckpoint, match=r"round-0/b\.safetensors, of round 1,"):
         read_update(path.with_suffix(".json"))
 
 
@@ -317,16 +325,16 @@ def test_more_rounds_go_on_and_another_job_does_not(there: World, tmp_path: Path
     others = (
         (replace(SGD, lr=0.2), "lr = "),
         (replace(SGD, batch_size=2), "batch_size = "),
-        (AVG, "method = fedsgd, not"),
+        (AVG, "method = fedsgd"),
     )
     for another, differs in others:
         with pytest.raises(UsageError, match=f"a run with .*{differs}"):
             there.run(tmp_path / "run", sites, another)
-    with pytest.raises(UsageError, match="a run with another model, other sites' rows or another shield"):
+    with pytest.raises(UsageError, match="a run with another model"):
         there.run(tmp_path / "run", sites[:2], SGD)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
-    with pytest.raises(UsageError, match="is not a run and is not empty"):
+    with pytest.raises(UsageError, match="full is not a run"):
         there.run(tmp_path / "full", sites, SGD)
     (tmp_path / "run" / "run.json").write_text('{"milkglass_federated": 9}')
     with pytest.raises(CorruptCheckpoint, match="run.json"):
@@ -349,7 +357,7 @@ def test_a_site_that_drops_out_is_told_and_the_others_go_on(there: World, tmp_pa
     assert {one.stem for one in (tmp_path / "run" / "updates" / "round-1").iterdir()} == {"a", "c"}
     rows.write_bytes(kept)
     strict = replace(SGD, rounds=3, minimum=3)
-    with pytest.raises(TooFewSites, match="2 sites sent an update, at least 3 are needed"):
+    with pytest.raises(TooFewSites, match=r"\b2 sites\b.*\b3\b"):
         there.run(tmp_path / "run", sites, strict, Gone(there.here(sites, there.step())))
     rows.write_bytes(kept)
     again = there.run(tmp_path / "run", sites, strict)
@@ -438,10 +446,9 @@ def plain(there: World, folder: Path) -> None:
 
 
 SPOILT = {
-    bare: "did not pass", swapped: "changed after ghost", edited: "changed after ghost", relabelled: "changed after",
-    elsewhere: "not this site's own", otherwise: "did not pass", by_hand: "not this site's own",
-    copied: "not this site's own", unsealed: "not this site's own", loosened: "not this site's own",
-    impossible: "ids that ghost gives to no token",
+    bare: "not pass", swapped: "changed after", edited: "changed after", relabelled: "changed after",
+    elsewhere: "stamp", otherwise: "not pass", by_hand: "stamp", copied: "stamp", unsealed: "stamp",
+    loosened: "stamp", impossible: "ids",
 }  # fmt: skip
 
 
@@ -463,13 +470,13 @@ def test_rows_that_change_between_the_check_and_the_training_are_not_sent(there:
     swapped(there, [Site("b", tmp_path / "sites" / "b"), site])
     step = there.step()
     trained = site.train(step, 0, weights_of(step), SGD)
-    with pytest.raises(NotObfuscated, match="site a trained on other rows"):
+    with pytest.raises(NotObfuscated, match="site a .*other rows"):
         checks.after(trained, passed)
     assert checks.after(LocalResult(trained.update, passed, 0.0), passed) is trained.update
 
 
 @pytest.mark.parametrize(
-    ("search", "way", "said"),
+    ("search", "way", "fault"),
     [
         ({"k": 1}, "states", "k = 1 where 70"),
         ({"overlap": 1.0}, "states", "overlap = 1.0 where 0.1"),
@@ -483,11 +490,13 @@ def test_rows_that_change_between_the_check_and_the_training_are_not_sent(there:
         ({}, "states", None),
     ],
 )
-def test_a_ghost_that_is_weaker_than_what_a_site_demands(search: dict[str, object], way: str, said: str | None) -> None:
+def test_a_ghost_that_is_weaker_than_what_a_site_demands(
+    search: dict[str, object], way: str, fault: str | None
+) -> None:
     """By default the paper's is demanded."""
     described = Search().document() | search
     found = weaker(described, Selection().document() | {"way": way, "beams": 3}, GhostDemand(Path(), ""))
-    assert found is said is None or (found is not None and said is not None and said in found)
+    assert found is fault is None or (found is not None and fault is not None and fault in found)
     del described["k"]
     assert "k = None where 70" in str(weaker(described, Selection().document(), GhostDemand(Path(), "")))
 
@@ -498,14 +507,14 @@ def test_rows_of_a_weak_ghost_are_not_sent(there: World, tmp_path: Path) -> None
     lax = Ghost.open(there.model, Search(1, 1.0, False, False, False), Selection("nearest"))
     shutil.rmtree(sites[1].folder)
     prepare(there.files / "b.jsonl", sites[1].folder, {"no": 0, "yes": 1}, there.model, lax, None)
-    with pytest.raises(NotObfuscated, match="site b were obfuscated with k = 1 where 10 is demanded"):
+    with pytest.raises(NotObfuscated, match="site b .*k = 1 where 10"):
         there.run(tmp_path / "run", sites, SGD)
 
 
 def test_a_stamp_of_the_version_before_is_told(there: World, tmp_path: Path) -> None:
     site = there.sites(tmp_path / "sites")[0]
     (site.folder / "stamp.json").write_text('{"milkglass_stamp": 1, "method": "ghost", "model": "", "rows": ""}')
-    with pytest.raises(CorruptCheckpoint, match="not of version 2"):
+    with pytest.raises(CorruptCheckpoint, match="version 2"):
         checks.before(site, there.demand)
 
 
@@ -527,12 +536,12 @@ def test_rows_of_another_vocabulary_are_told(there: World, tmp_path: Path) -> No
     site = there.sites(tmp_path / "sites")[0]
     path, step = site.folder / "rows.safetensors", there.step()
     arrays = load_file(path)
-    for name, value, said in (("ids", tiny.VOCAB, "outside a vocabulary of 300"), ("labels", 2, "outside 2")):
+    for name, value, fault in (("ids", tiny.VOCAB, r"ids .*\b300\b"), ("labels", 2, r"classes .*\b2\b")):
         save_file(arrays | {name: np.where(np.arange(len(arrays[name])) == 0, value, arrays[name])}, path)
-        with pytest.raises(CorruptCheckpoint, match=said):
+        with pytest.raises(CorruptCheckpoint, match=fault):
             site.train(step, 0, weights_of(step), SGD)
     path.write_bytes(b"nothing")
-    with pytest.raises(CorruptCheckpoint, match="is damaged"):
+    with pytest.raises(CorruptCheckpoint, match=r"rows\.safetensors of"):
         load(site.folder)
 
 

@@ -58,7 +58,7 @@ def test_what_a_gaussian_promises() -> None:
     """Sensitivity 2 C: twice the clip, whatever the clip is. Never below what holds."""
     for clip in (0.1, 1.0, 7.0):
         guarantee = GaussianNoise(4.0, clip).guarantee
-        assert guarantee is not None and "one batch in the place of another" in guarantee
+        assert guarantee is not None and "one batch" in guarantee
         number = float(guarantee[1:].split(",")[0])
         exact = get_epsilon_gaussian(2.0, 1e-5)
         assert exact <= number <= 1.001 * exact
@@ -67,7 +67,7 @@ def test_what_a_gaussian_promises() -> None:
     assert LaplaceNoise().guarantee is None
     guarantee = GaussianNoise().guarantee
     assert guarantee is not None and float(guarantee[1:].split(",")[0]) > 500, (
-        "the paper's level is told to be next to nothing"
+        "the paper's level promises next to nothing"
     )
 
 
@@ -84,7 +84,7 @@ def test_what_dp_sgd_spends_in_a_run() -> None:
     once = DPSGD().guarantee
     assert once is not None and once.split(",")[0] == str(DPSGD().spent(1)).split(",")[0]
     assert NoDefence().spent(10) is None and LaplaceNoise().spent(10) is None
-    with pytest.raises(UsageError, match="the number of steps is 0"):
+    with pytest.raises(UsageError, match="steps is 0"):
         DPSGD().spent(0)
 
 
@@ -208,7 +208,7 @@ def test_epsilon_with_sampling() -> None:
 
 def test_what_dp_sgd_promises_is_rounded_up() -> None:
     guarantee = DPSGD(1.3).guarantee
-    assert guarantee is not None and "one text or label exchanged" in guarantee
+    assert guarantee is not None and "one text or label" in guarantee
     assert epsilon(0.65, 1e-5, 1) <= float(guarantee[1:].split(",")[0]) <= 1.001 * epsilon(0.65, 1e-5, 1)
     for wrong in ({"steps": 0}, {"delta": 0.0}, {"delta": 1.0}, {"rate": 0.0}, {"rate": 1.1}, {"noise": math.nan}):
         with pytest.raises(UsageError):

@@ -55,7 +55,7 @@ def test_a_seed_decides_all_and_nothing_else_is_moved(step: SharedStep, shield: 
 def test_a_gradient_that_is_not_finite_is_not_shared(bert: SharedStep, shield: GradientDefence) -> None:
     with torch.no_grad():
         bert.module.classifier.weight[0, 0] = torch.nan
-    with pytest.raises(UsageError, match="is not finite"):
+    with pytest.raises(UsageError, match="not finite"):
         shared(bert, shield)
 
 
@@ -64,9 +64,9 @@ def test_by_name(shield: GradientDefence) -> None:
     assert gradient_defence_of({}) == NoDefence()
     assert gradient_defence_of({"shield": "gaussian", "level": 0.5}) != gradient_defence_of({"shield": "gaussian"})
     assert gradient_defence_of({"shield": "frozen-embeddings", "kinds": ["word"]}) == FrozenEmbeddings(("word",))
-    with pytest.raises(UsageError, match="no gradient defence 'fog'"):
+    with pytest.raises(UsageError, match="'fog'"):
         gradient_defence_of({"shield": "fog"})
-    with pytest.raises(UsageError, match="gaussian has no parameter 'rate'"):
+    with pytest.raises(UsageError, match="gaussian .*'rate'"):
         gradient_defence_of({"shield": "gaussian", "rate": 1})
 
 
@@ -113,7 +113,7 @@ def test_the_kinds_of_tables(bert: SharedStep) -> None:
 
 def test_a_model_without_such_a_table(step: SharedStep) -> None:
     if "type" not in tables(step).values():
-        with pytest.raises(UsageError, match="no embeddings of kind type"):
+        with pytest.raises(UsageError, match="kind type"):
             shared(step, FrozenEmbeddings(("type",)))
     else:
         assert len(shared(step, FrozenEmbeddings(("type",)))) == len(step.names) - 1
@@ -171,10 +171,10 @@ def test_a_shield_is_named_with_its_parameters() -> None:
     assert name_and_parameters(gradient_defence_named("dp-sgd:noise=3")) == "dp-sgd (noise = 3.0, clip = 1.0)"
     assert name_and_parameters(gradient_defence_named("none")) == "none"
     promise = gradient_defence_named("gaussian").guarantee, gradient_defence_named("gaussian:level=5").guarantee
-    assert "promises next to nothing" in str(promise[0]) and "next to nothing" not in str(promise[1])
+    assert "next to nothing" in str(promise[0]) and "next to nothing" not in str(promise[1])
     for text, words in (
-        ("gaussian:level", "sets nothing"),
-        ("gaussian:noise=1", "has no parameter"),
+        ("gaussian:level", "'level' sets"),
+        ("gaussian:noise=1", "gaussian .*'noise'"),
         ("fog:a=1", "fog"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -185,8 +185,8 @@ def test_a_slip_of_the_pen_never_switches_the_defence_off() -> None:
     for name in ("nope", "non", "nonne"):
         with pytest.raises(UsageError) as caught:
             gradient_defence_named(name)
-        assert "did you mean" not in caught.value.hint and caught.value.hint.startswith("one of none, gaussian, ")
+        assert "none?" not in caught.value.hint and "none, gaussian, " in caught.value.hint
     with pytest.raises(UsageError) as caught:
         gradient_defence_named("gausian")
-    assert caught.value.hint.startswith("did you mean gaussian? one of none, gaussian, ")
+    assert "gaussian? " in caught.value.hint and "none, gaussian, " in caught.value.hint
     assert gradient_defence_named("none") == NoDefence()

@@ -45,7 +45,7 @@ def test_a_text_replaced_by_another_is_twice_the_clip_away() -> None:
 
 
 def test_the_guarantee_names_what_holds_and_not_what_was_asked_for() -> None:
-    assert "each text sent is (8, 1e-05)-DP for one text replaced by any other" in str(DPForward().guarantee)
+    assert "(8, 1e-05)-DP for one text replaced" in str(DPForward().guarantee)
     paper = DPForward(sensitivity="paper")
     assert literal.delta_of(paper.sigma, paper.spent(), 2.0) == pytest.approx(1e-5, rel=1e-3)
     assert paper.spent() > 15
@@ -54,30 +54,30 @@ def test_the_guarantee_names_what_holds_and_not_what_was_asked_for() -> None:
 
 def test_the_guarantee_of_training_counts_every_epoch_unless_noise_is_drawn_once() -> None:
     five = DPForward(training=HalvesTraining(epochs=5))
-    assert f"({upward(five.spent(5))}, 1e-05)-DP, composed over 5 draws" in str(five.guarantee)
+    assert f"({upward(five.spent(5))}, 1e-05)-DP, " in str(five.guarantee) and "5 draws" in str(five.guarantee)
     once = DPForward(training=HalvesTraining(epochs=5), redraw=False)
-    assert "(8, 1e-05)-DP, composed over 1 draw;" in str(once.guarantee)
+    assert "(8, 1e-05)-DP, " in str(once.guarantee) and "1 draw;" in str(once.guarantee)
 
 
 def test_the_central_model_claims_nothing_of_texts_that_are_sent() -> None:
-    said = str(DPForward(where="central").guarantee)
-    assert said.startswith("the server's weights are")
-    assert "texts sent, are not" in said
+    guarantee = str(DPForward(where="central").guarantee)
+    assert guarantee.startswith("the server's weights are")
+    assert "texts sent, are not" in guarantee
 
 
 @pytest.mark.parametrize(
-    ("given_", "said"),
+    ("given_", "fault"),
     [
         ({"epsilon": 0.0}, "epsilon is 0"),
         ({"epsilon": float("inf")}, "epsilon is inf"),
         ({"delta": 1.0}, "delta is 1"),
         ({"clip": 0.0}, "clip is 0"),
-        ({"where": "here"}, "one of local, central"),
+        ({"where": "here"}, "where .*'here'.*local, central"),
         ({"layer": -1}, "layer is -1"),
     ],
 )
-def test_impossible_parameters_are_refused(given_: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_impossible_parameters_are_refused(given_: dict[str, object], fault: str) -> None:
+    with pytest.raises(UsageError, match=fault):
         DPForward(**given_)  # type: ignore[arg-type]
 
 

@@ -185,35 +185,35 @@ def test_an_attacker_observes_with_draws_of_its_own(made: Halves) -> None:
 def test_a_decoder_is_refused_with_the_reason_that_refuses_gives(name: str, tmp_path: Path) -> None:
     model = Checkpoint.open(save("gpt2", tmp_path / "gpt2"))
     reason = SMALL[name].refuses(model)
-    assert "is a decoder" in str(reason)
+    assert "decoder" in str(reason)
     with pytest.raises(UnsupportedModel, match=str(reason)):
         SMALL[name].split(model, CORPUS, SECRET, tmp_path / "server")
     assert not (tmp_path / "server").exists()
 
 
 @pytest.mark.parametrize(
-    ("corpus", "secret", "said"),
+    ("corpus", "secret", "fault"),
     [
-        (None, SECRET, "there is no text"),
-        (LabelledTexts([], []), SECRET, "there is no text"),
-        (LabelledTexts(["it"], [0, 1]), SECRET, "1 texts and 2 labels"),
-        (LabelledTexts(["it"], [-1]), SECRET, "not a whole number of 0 or more"),
-        (LabelledTexts(["it"], [0.5]), SECRET, "not a whole number of 0 or more"),  # type: ignore[list-item]
-        (CORPUS, b"short", "a secret of 5 bytes, 32 are needed"),
+        (None, SECRET, "no text"),
+        (LabelledTexts([], []), SECRET, "no text"),
+        (LabelledTexts(["it"], [0, 1]), SECRET, r"\b1 texts\b.*\b2 labels"),
+        (LabelledTexts(["it"], [-1]), SECRET, "whole number"),
+        (LabelledTexts(["it"], [0.5]), SECRET, "whole number"),  # type: ignore[list-item]
+        (CORPUS, b"short", r"\b5 bytes\b.*\b32\b"),
     ],
 )
 def test_what_cannot_be_is_refused(
-    name: str, bert: Checkpoint, corpus: LabelledTexts | None, secret: bytes, said: str, tmp_path: Path
+    name: str, bert: Checkpoint, corpus: LabelledTexts | None, secret: bytes, fault: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=fault):
         SMALL[name].split(bert, corpus, secret, tmp_path / "server")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_exists_is_not_written_to(name: str, made: Halves, bert: Checkpoint) -> None:
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="server exists"):
         SMALL[name].split(bert, CORPUS, SECRET, made[2] / "server")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="client exists"):
         made[0].save(made[2] / "client")
 
 
@@ -222,13 +222,13 @@ def test_other_parameters_do_not_load(name: str, made: Halves, bert: Checkpoint)
     with pytest.raises(UsageError, match="other parameters"):
         other.load(bert, made[2] / "client", made[2] / "server")
     stranger = SMALL["cape" if name != "cape" else "dp-forward"]
-    with pytest.raises(UsageError, match="is not a half of"):
+    with pytest.raises(UsageError, match="not a half"):
         stranger.load(bert, made[2] / "client", made[2] / "server")
 
 
 def test_another_model_does_not_load(name: str, made: Halves, tmp_path: Path) -> None:
     other = base(tmp_path, "roberta")
-    with pytest.raises(KeyForOtherModel, match="belongs to another model"):
+    with pytest.raises(KeyForOtherModel, match="another model"):
         SMALL[name].load(other, made[2] / "client", made[2] / "server")
 
 
@@ -262,10 +262,10 @@ def test_no_guarantee_is_printed_where_none_holds() -> None:
 
 def test_a_guarantee_names_its_neighbours_and_that_it_composes() -> None:
     for one in (*SMALL.values(), CAPE(calibration="strict")):
-        if said := one.guarantee:
-            assert "for one text replaced by any other" in said
-            assert "adds up" in said
-            assert "labels" in said
+        if guarantee := one.guarantee:
+            assert "one text replaced" in guarantee
+            assert "adds up" in guarantee
+            assert "labels" in guarantee
 
 
 def test_the_description_on_the_server_is_json_without_private_parameters(made: Halves) -> None:

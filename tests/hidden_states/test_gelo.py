@@ -67,7 +67,7 @@ def test_the_answer_rests_on_what_the_server_multiplied(bert: Checkpoint, tmp_pa
     answer = server.answer(client.send(TEXTS))
     found = client.receive(answer)
     assert not np.allclose(client.receive(answer + 0.5), found, atol=1e-3)
-    with pytest.raises(UsageError, match="receive before sending again"):
+    with pytest.raises(UsageError, match=rf"\b{len(answer) - 1} answers to the {len(answer)} "):
         client.receive(answer[1:])
 
 
@@ -95,10 +95,10 @@ def test_a_half_takes_its_own_kind_of_rows(bert: Checkpoint, tmp_path: Path) -> 
     client, server = split(SETTINGS["invertible"], bert, tmp_path / "server")
     (seen,) = client.send(TEXTS)
     assert isinstance(seen, Activations)
-    with pytest.raises(UsageError, match="the other kind"):
+    with pytest.raises(UsageError, match="not mixed"):
         server.answer((replace(seen, mixed=None),))
     about = {"layer": 0, "pooled": False, "classes": 2}
-    with pytest.raises(UsageError, match="the other kind"):
+    with pytest.raises(UsageError, match="are mixed"):
         EncoderServer(tmp_path, torch.nn.Identity(), about).answer((seen,))
 
 
@@ -114,7 +114,7 @@ def test_a_frame_whose_mixed_rows_cannot_be_is_refused(mixed: list[int]) -> None
 
 def test_no_layer_above_the_cut_is_refused(bert: Checkpoint) -> None:
     for layer in (2, None):
-        assert "no layer is left above the cut" in str(GELO(layer=layer).refuses(bert))
+        assert "no layer" in str(GELO(layer=layer).refuses(bert))
     assert GELO(layer=1).refuses(bert) is None
 
 

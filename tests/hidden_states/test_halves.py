@@ -104,25 +104,25 @@ def test_a_model_that_cannot_be_cut_is_refused_with_the_reason(
 def test_a_checkpoint_without_its_layers_is_not_filled_with_random_ones(bert: Checkpoint) -> None:
     kept = {name: ref for name, ref in bert.tensors.items() if "layer.1" not in name}
     cut = Checkpoint(bert.folder, bert.config, None, kept)
-    with pytest.raises(CorruptCheckpoint, match="tensors are not in the model"):
+    with pytest.raises(CorruptCheckpoint, match=r"\d+ tensors"):
         classifier(cut, 2)
 
 
 def test_a_half_with_other_weights_is_refused(bert: Checkpoint, tmp_path: Path) -> None:
     whole = classifier(bert, 2)
     halves.write(tmp_path, halves.Upper(whole, 1).state_dict(), {})
-    with pytest.raises(CorruptCheckpoint, match="is not this half's"):
+    with pytest.raises(CorruptCheckpoint, match="this half's"):
         halves.fill(tmp_path, halves.Upper(whole, 0))
 
 
 def test_texts_that_cannot_be_sent_are_named(bert: Checkpoint) -> None:
     reader = PublicTokenizer(bert.folder, 16)
-    with pytest.raises(TooLong, match="text 2 is .* at most 16 fit"):
+    with pytest.raises(TooLong, match=r"text 2 .*\b16\b"):
         reader.encode(["it", TEXTS[0]])
-    with pytest.raises(EmptyText, match="text 1 has no token"):
+    with pytest.raises(EmptyText, match="text 1 "):
         reader.encode([""])
     assert reader.encode([TEXTS[0]], cut=True).ids.lengths.tolist() == [16]
-    with pytest.raises(UsageError, match="2 texts and 1 pairs"):
+    with pytest.raises(UsageError, match=r"\b2 texts\b.*\b1 pairs"):
         reader.encode(["a", "b"], ["c"])
 
 
@@ -149,10 +149,10 @@ def test_batches_hold_the_ids_of_their_texts(bert: Checkpoint) -> None:
 
 def test_the_servers_half_takes_nothing_else(bert: Checkpoint) -> None:
     client, server = split(DPForward(layer=1, training=SHORT), bert, bert.folder.parent / "strict")
-    with pytest.raises(UsageError, match="takes hidden states, not tokens"):
+    with pytest.raises(UsageError, match="not tokens"):
         server.answer((Tokens(client.reader.encode(TEXTS).ids),))
     with pytest.raises(UsageError, match="nothing was sent"):
         server.answer(())
     other, _ = split(DPForward(layer=2, training=SHORT), bert, bert.folder.parent / "other")
-    with pytest.raises(UsageError, match="states after layer 2"):
+    with pytest.raises(UsageError, match="after layer 2"):
         server.answer(other.send(TEXTS))

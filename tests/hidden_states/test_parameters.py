@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from milkglass.errors import CorruptCheckpoint, UsageError
@@ -28,29 +30,29 @@ def test_a_methods_own_training_stands_but_for_what_is_given() -> None:
 @pytest.mark.parametrize(
     ("method", "word", "message"),
     [
-        ("dp-forward", "epsilon", "'epsilon' sets nothing"),
-        ("dp-forward", "epsilonn=3", "dp-forward has no parameter 'epsilonn'"),
-        ("dp-forward", "training=3", "dp-forward has no parameter 'training'"),
-        ("dp-forward", "name=x", "dp-forward has no parameter 'name'"),
-        ("dp-forward", "epsilon=much", "epsilon=much: a finite number above 0 is needed"),
-        ("dp-forward", "epsilon=nan", "epsilon=nan: a finite number above 0 is needed"),
-        ("dp-forward", "epsilon=none", "epsilon=none: a finite number above 0 is needed"),
-        ("dp-forward", "epsilon=inf", "epsilon=inf: a finite number above 0 is needed"),
-        ("dp-forward", "delta=1", "delta=1: a finite number above 0 and below 1 is needed"),
-        ("textobfuscator", "gamma_away=nan", "gamma_away=nan: a finite number of 0 or more is needed"),
-        ("textobfuscator", "clip=0", "clip=0: a finite number above 0, or none is needed"),
-        ("dp-forward", "layer=1.5", "layer=1.5: a whole number of 0 or more, or none is needed"),
-        ("dp-forward", "where=there", "where=there: one of local, central is needed"),
-        ("dp-forward", "redraw=maybe", "redraw=maybe: true or false is needed"),
-        ("dp-forward", "clip=-1", "clip=-1: a finite number above 0 is needed"),
+        ("dp-forward", "epsilon", "'epsilon' sets"),
+        ("dp-forward", "epsilonn=3", "dp-forward .*'epsilonn'"),
+        ("dp-forward", "training=3", "dp-forward .*'training'"),
+        ("dp-forward", "name=x", "dp-forward .*'name'"),
+        ("dp-forward", "epsilon=much", r"epsilon=much: .*\b0\b"),
+        ("dp-forward", "epsilon=nan", r"epsilon=nan: .*\b0\b"),
+        ("dp-forward", "epsilon=none", r"epsilon=none: .*\b0\b"),
+        ("dp-forward", "epsilon=inf", r"epsilon=inf: .*\b0\b"),
+        ("dp-forward", "delta=1", r"delta=1: .*\b0\b.*\b1\b"),
+        ("textobfuscator", "gamma_away=nan", r"gamma_away=nan: .*\b0\b"),
+        ("textobfuscator", "clip=0", r"clip=0: .*\b0\b.*none"),
+        ("dp-forward", "layer=1.5", r"layer=1\.5: .*whole number.*\b0\b.*none"),
+        ("dp-forward", "where=there", "where=there: .*local, central"),
+        ("dp-forward", "redraw=maybe", "redraw=maybe: .*true or false"),
+        ("dp-forward", "clip=-1", r"clip=-1: .*\b0\b"),
         ("cape", "layer=1", "layer is 1"),
-        ("other", "x=1", "there is no hidden-state defence 'other'"),
+        ("other", "x=1", "'other'"),
     ],
 )
 def test_words_that_cannot_be(method: str, word: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
         from_words(method, [word], {})
-    assert message in raised.value.message and raised.value.hint
+    assert re.search(message, raised.value.message) and raised.value.hint
 
 
 def test_what_there_is_is_listed() -> None:
@@ -58,7 +60,7 @@ def test_what_there_is_is_listed() -> None:
         from_words("dp-forward", ["x=1"], {})
     assert described(type(HIDDEN_STATE_DEFENCES["dp-forward"]), (TRAINING,)) in raised.value.hint
     assert "where (one of local, central; local)" in raised.value.hint
-    with pytest.raises(UsageError, match="set twice"):
+    with pytest.raises(UsageError, match="clip .*twice"):
         from_words("dp-forward", ["clip=1", "clip=2"], {})
 
 
@@ -66,5 +68,5 @@ def test_what_there_is_is_listed() -> None:
 def test_a_method_comes_back_from_what_is_values_of(method: str) -> None:
     defence = HIDDEN_STATE_DEFENCES[method]
     assert values_of(restored(method, values_of(defence))) == values_of(defence)
-    with pytest.raises(CorruptCheckpoint, match="has no parameter 'more'"):
+    with pytest.raises(CorruptCheckpoint, match="'more'"):
         restored(method, {**values_of(defence), "more": 1})

@@ -103,7 +103,7 @@ def test_the_order_of_examples_is_nothing_and_lengths_must_agree(name: str) -> N
     order = np.random.default_rng(3).permutation(10)
     one = glue.MEASURES[name](GUESS, TRUTH, rng())
     assert glue.MEASURES[name](GUESS[order], TRUTH[order], rng()).value == pytest.approx(one.value)
-    with pytest.raises(UsageError, match=r"guesses of shape \(9,\) for truth of shape \(10,\)"):
+    with pytest.raises(UsageError, match=r"\(9,\).*\(10,\)"):
         glue.MEASURES[name](GUESS[1:], TRUTH, rng())
     nothing: Any = np.zeros(0)
     assert math.isnan(glue.MEASURES[name](nothing, nothing, rng()).value)
@@ -124,7 +124,7 @@ def test_perplexity_counts_tokens_and_not_texts() -> None:
     assert found.low == pytest.approx(2)
     assert found.high == pytest.approx(1024)
     assert math.isnan(text.perplexity(np.zeros(2), np.zeros(2), rng()).value)
-    with pytest.raises(UsageError, match="losses of shape"):
+    with pytest.raises(UsageError, match=rf"\({len(losses)},\).*\(1,\)"):
         text.perplexity(losses, tokens[:1], rng())
 
 
@@ -133,7 +133,7 @@ def test_rouge_is_the_mean_over_texts() -> None:
     assert found["rouge-1"].value == pytest.approx(0.5)
     assert found["rouge-l"].value == pytest.approx(1 / 6)
     assert found["rouge-1"].units == 2
-    with pytest.raises(UsageError, match="1 texts for 2 references"):
+    with pytest.raises(UsageError, match=r"\b1 texts\b.*\b2 references"):
         text.rouge(["a"], ["a", "b"], rng())
 
 

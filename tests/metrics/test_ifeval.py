@@ -231,13 +231,13 @@ def test_a_row_of_the_data_set() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(UsageError, match="there is no rule"):
+    with pytest.raises(UsageError, match="keywords:none"):
         Instruction("keywords:none")
-    with pytest.raises(UsageError, match="has no num_words"):
+    with pytest.raises(UsageError, match="no num_words"):
         Instruction("length_constraints:number_words", {"relation": "at least", "num_words": None})
     with pytest.raises(UsageError, match="relation 'about'"):
         Instruction("length_constraints:number_words", {"relation": "about", "num_words": 3}).kept("a b")
     with pytest.raises(UsageError, match="lacks prompt"):
         Prompt.of({"prompt": "a"})
-    with pytest.raises(UsageError, match="1 answers for 2 prompts"):
+    with pytest.raises(UsageError, match=r"\b1 answers\b.*\b2 prompts"):
         score([prompt("punctuation:no_comma")] * 2, ["a"])

@@ -25,7 +25,7 @@ def test_made_once_and_read_again(tmp_path: Path) -> None:
         assert keep.reused is reused and len(made) == 1
     (path,) = (tmp_path / "things").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
-    with pytest.raises(CorruptCheckpoint, match="things/ab.safetensors"):
+    with pytest.raises(CorruptCheckpoint, match=r"things/ab\.safetensors"):
         keep("ab", make, lambda one: len(one["x"]) == 6)
     with pytest.raises(CorruptCheckpoint):
         ArrayCache("things", {"x": np.int64}, tmp_path / "things")("ab", make, lambda one: True)
@@ -38,7 +38,7 @@ def test_what_was_changed_or_has_no_digest_is_not_taken(tmp_path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(CorruptCheckpoint, match="ab.safetensors of the cache keeps is damaged"):
+    with pytest.raises(CorruptCheckpoint, match=r"ab\.safetensors"):
         keep("ab", lambda: {"x": np.arange(5)}, lambda one: True)
     save_file({"x": np.arange(5, dtype=np.int32)}, path)  # as an earlier version wrote it
     assert keep("ab", lambda: {"x": np.arange(1, 6)}, lambda one: True)["x"].tolist() == [1, 2, 3, 4, 5]

@@ -65,7 +65,7 @@ def test_a_delta_holds_only_the_tables_and_assembles_to_the_same_model(tmp_path:
     assert all(check.passed for check in verify(base, key, tmp_path / "delta"))
     assemble(base, key.model_digest, tmp_path / "delta", tmp_path / "again")
     assert Checkpoint.open(tmp_path / "again").digest() == Checkpoint.open(tmp_path / "whole").digest()
-    with pytest.raises(WrongBaseModel):
+    with pytest.raises(WrongBaseModel, match="sha256:other"):
         assemble(base, "sha256:other", tmp_path / "delta", tmp_path / "third")
 
 
@@ -108,7 +108,7 @@ def test_verify_notices_the_original_table_hidden_in_a_delta(tmp_path: Path) -> 
     file = tmp_path / "delta" / "delta.safetensors"
     save_file(load_file(file) | {"extra": base.read("model.embed_tokens.weight")}, file)
     assert failed(base, key, tmp_path / "delta") == {"tensors"}
-    with pytest.raises(CorruptCheckpoint, match="'extra' does not fit"):
+    with pytest.raises(CorruptCheckpoint, match="'extra'"):
         assemble(base, key.model_digest, tmp_path / "delta", tmp_path / "again")
 
 
@@ -137,7 +137,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     head = Checkpoint.open(folder).read("lm_head.weight")
     target = last if index["weight_map"]["lm_head.weight"] != last else first
     save_file(load_file(folder / target) | {"lm_head.weight": head}, folder / target)
-    with pytest.raises(CorruptCheckpoint, match="is in two files"):
+    with pytest.raises(CorruptCheckpoint, match="two files"):
         Checkpoint.open(folder)
 
 
@@ -185,7 +185,7 @@ def test_a_table_with_a_row_that_is_no_number_is_refused(tmp_path: Path) -> None
     tensors["model.embed_tokens.weight"][17, 3] = float("nan")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     base = Checkpoint.open(folder)
-    with pytest.raises(CorruptCheckpoint, match="1 rows of the embedding table are not finite"):
+    with pytest.raises(CorruptCheckpoint, match="1 rows "):
         scramble(base, new_key(base, "base", SCHEME, base.digest()), tmp_path / "out")
 
 
@@ -287,7 +287,7 @@ def test_a_mapped_tensor_is_the_one_that_is_read(padding: int, tmp_path: Path) -
     assert all(torch.equal(mapped(refs[name]), one) for name, one in made.items())
     assert mapped(refs["none"]).shape == (0, 5)
     os.truncate(tmp_path / "file", 20)
-    with pytest.raises(CorruptCheckpoint, match="became shorter"):
+    with pytest.raises(CorruptCheckpoint, match="shorter"):
         mapped(refs["F32"])
 
 
@@ -369,7 +369,7 @@ def test_writing_into_a_scrambled_folder_never_reaches_the_original(tmp_path: Pa
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     base, key = make(tmp_path)
     (tmp_path / "out").mkdir()
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="out exists"):
         scramble(base, key, tmp_path / "out")
 
 
@@ -420,11 +420,11 @@ def test_pickled_weights_are_refused_and_paths_in_an_index_too(tmp_path: Path) -
     with pytest.raises(ModelNotFound):
         Checkpoint.open(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
-    with pytest.raises(UnsafeWeights, match="pytorch_model.bin"):
+    with pytest.raises(UnsafeWeights, match=r"pytorch_model\.bin"):
         Checkpoint.open(tmp_path)
     index = {"weight_map": {"a": "../../secret.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CorruptCheckpoint, match="which is not in the folder"):
+    with pytest.raises(CorruptCheckpoint, match=r"\.\./\.\./secret\.safetensors"):
         Checkpoint.open(tmp_path)
 
 

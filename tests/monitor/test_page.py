@@ -170,7 +170,7 @@ def test_whatever_fails_ends_the_attacks_and_only_its_kind_is_said(
     with showing(tmp_path / "home") as one:
         until(lambda: one.state()["attack"]["state"] != "working")
         attack = one.state()["attack"]
-        assert (attack["state"], attack["reason"]) == ("failed", "an internal error (RuntimeError)")
+        assert attack["state"] == "failed" and "(RuntimeError)" in attack["reason"]
         assert "zanzibar" not in json.dumps(one.state())
 
 
@@ -195,7 +195,7 @@ def test_a_decipherment_that_fails_leaves_the_models_readings_and_is_tried_again
                 client.completions.create(model="scrambled", prompt=words, max_tokens=2)
             until(lambda: one.state()["attack"]["trouble"])
             attack = one.state()["attack"]
-            assert attack["trouble"] == "an internal error (ValueError)" and attack["state"] == "done"
+            assert "(ValueError)" in attack["trouble"] and attack["state"] == "done"
             assert attack["title"] and attack["right"] > 0  # read from the model alone
             works.set()
             for words in tiny.TEXTS:

@@ -145,13 +145,13 @@ def test_other_types_and_orders() -> None:
 def test_rows_without_numbers_are_refused() -> None:
     vectors = grouped(40, 4)
     vectors[3, 1] = np.nan
-    with pytest.raises(UsageError, match="1 of 40 rows are not finite"):
+    with pytest.raises(UsageError, match="1 of 40 rows"):
         nearest(vectors, 3)
 
 
 def test_k_that_does_not_fit() -> None:
     for k in (0, 40):
-        with pytest.raises(UsageError, match=f"k is {k}, from 1 to 39"):
+        with pytest.raises(UsageError, match=rf"k is {k}\b.*\b1 to 39\b"):
             nearest(grouped(40, 4), k)
 
 

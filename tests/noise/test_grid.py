@@ -92,7 +92,7 @@ def test_the_noise_has_its_law(mechanism: Any, law: str, width: float, bound: fl
 
 
 def test_data_far_beyond_its_noise_is_refused_and_never_cut_off() -> None:
-    with pytest.raises(UsageError, match="steps of its noise"):
+    with pytest.raises(UsageError, match="noise"):
         grid.gaussian(torch.tensor([0.5]), 1e-10, Stream(KEY))
 
 

@@ -129,5 +129,5 @@ def test_no_other_generator_is_asked(sample: Any, tail: Any, law: Any, monkeypat
 
 def test_noise_that_is_no_number_is_refused() -> None:
     for ratio in (0.0, -1.0, math.nan, math.inf, 2.0**56):
-        with pytest.raises(ValueError, match="grid steps wide"):
+        with pytest.raises(ValueError, match="grid steps"):
             rounded.gaussian(Stream(KEY), 1, ratio)

@@ -63,7 +63,7 @@ def test_the_delimiter_is_found(mark: str, suffix: str, tmp_path: Path) -> None:
     assert [(one.text, one.label) for one in read_examples(path)] == [(row["text"], row["label"]) for row in rows]
     assert summarise(DataFile(path, delimiter=mark)).labels == ("a", "b")
     other = ";" if mark != ";" else ","
-    with pytest.raises(CodecError, match="names no column text or sentence"):
+    with pytest.raises(CodecError, match="text or sentence"):
         summarise(DataFile(path, delimiter=other))
 
 
@@ -71,14 +71,14 @@ def test_the_delimiter_is_found(mark: str, suffix: str, tmp_path: Path) -> None:
 def test_a_column_that_is_not_there(suffix: str, tmp_path: Path) -> None:
     with pytest.raises(CodecError, match="no (column )?subject") as caught:
         list(read_examples(DataFile(write(tmp_path, suffix, ROWS), "body", "subject")))
-    assert caught.value.hint == "the columns there are: id, body, asks, kind"
+    assert caught.value.hint.endswith(": id, body, asks, kind")
     assert "arm" not in str(caught.value)
 
 
 def test_a_column_given_as_a_hyperparameter_is_told_apart() -> None:
-    with pytest.raises(UsageError, match="no hyperparameter 'text_column'") as caught:
+    with pytest.raises(UsageError, match="'text_column'") as caught:
         require_hyperparameters({"text_column": "Nachricht"}, str)
-    assert "columns are named by DataFile(path, text=NAME)" in caught.value.hint
+    assert "DataFile(path, text=NAME)" in caught.value.hint
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -105,10 +105,8 @@ def test_columns_of_known_names_are_found(suffix: str, tmp_path: Path) -> None:
     assert DataFile(path, text="sentence2").taken() == {"text": "sentence2", "label": "label", "text_pair": None}
     with pytest.raises(CodecError, match="no text|no column text") as caught:
         DataFile(write(tmp_path, suffix, ROWS)).taken()
-    assert caught.value.hint == (
-        "the columns there are: id, body, asks, kind; --text-column names the column of texts (in Python: "
-        "DataFile(path, text=NAME))"
-    )
+    assert ": id, body, asks, kind; --text-column " in caught.value.hint
+    assert "DataFile(path, text=NAME)" in caught.value.hint
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -116,8 +114,8 @@ def test_a_missing_label_column_is_answered_with_those_there_are(suffix: str, tm
     """`airline_sentiment,text` is read as text alone, and whoever needs labels says which columns there are."""
     path = write(tmp_path, suffix, [{"mood": "good", "text": SECRET}])
     error = unlabelled(path, summarise(path))
-    assert error.message == f"mine{suffix} has no labels: its rows are texts alone"
-    assert error.hint == "the columns there are: mood, text; --label-column names the column of labels"
+    assert error.message.startswith(f"mine{suffix} has no labels")
+    assert ": mood, text; --label-column " in error.hint
     assert summarise(DataFile(path, label="mood")).labels == ("good",)
 
 
@@ -132,29 +130,26 @@ def test_labels(value: Any, label: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "error", "message"),
     [
-        (
-            {"t": SECRET, "l": float("inf")},
-            CodecError,
-            "line 2 of mine.jsonl has a l that is neither a name nor a number",
-        ),
-        ({"t": SECRET, "l": None}, EmptyText, "line 2 of mine.jsonl has an empty l"),
-        ({"t": SECRET, "l": float("nan")}, EmptyText, "line 2 of mine.jsonl has an empty l"),
-        ({"t": None, "l": SECRET}, EmptyText, "line 2 of mine.jsonl has an empty t"),
-        ({"t": float("nan"), "l": SECRET}, EmptyText, "line 2 of mine.jsonl has an empty t"),
-        ({"t": SECRET, "l": [SECRET]}, CodecError, "line 2 of mine.jsonl has a l that is neither a name"),
-        ({"t": SECRET, "l": " "}, EmptyText, "line 2 of mine.jsonl has an empty l"),
-        ({"t": " ", "l": SECRET}, EmptyText, "line 2 of mine.jsonl has an empty t"),
-        ({"t": 7, "l": SECRET}, CodecError, "line 2 of mine.jsonl has a t that is not a string"),
-        ({"l": SECRET}, EmptyText, "line 2 of mine.jsonl has no t"),
-        ({"t": SECRET}, EmptyText, "line 2 of mine.jsonl has no l"),
+        ({"t": SECRET, "l": float("inf")}, CodecError, "a l that"),
+        ({"t": SECRET, "l": None}, EmptyText, "empty l"),
+        ({"t": SECRET, "l": float("nan")}, EmptyText, "empty l"),
+        ({"t": None, "l": SECRET}, EmptyText, "empty t"),
+        ({"t": float("nan"), "l": SECRET}, EmptyText, "empty t"),
+        ({"t": SECRET, "l": [SECRET]}, CodecError, "a l that"),
+        ({"t": SECRET, "l": " "}, EmptyText, "empty l"),
+        ({"t": " ", "l": SECRET}, EmptyText, "empty t"),
+        ({"t": 7, "l": SECRET}, CodecError, "a t that .*string"),
+        ({"l": SECRET}, EmptyText, "no t"),
+        ({"t": SECRET}, EmptyText, "no l"),
     ],
 )
 def test_rows_that_cannot_be(row: dict[str, Any], error: type[CodecError], message: str, tmp_path: Path) -> None:
     path = write(tmp_path, ".jsonl", [{"t": "fine", "l": "a"}, row])
     rows = read_examples(DataFile(path, "t", "l"))
     assert next(rows).text == "fine"
-    with pytest.raises(error, match=message.replace(".", r"\.")) as caught:
+    with pytest.raises(error, match=rf"line 2 of mine\.jsonl .*{message}\b") as caught:
         next(rows)
+    assert type(caught.value) is error
     assert SECRET not in str(caught.value)
 
 
@@ -167,10 +162,10 @@ def test_alpacas_own_file(tmp_path: Path) -> None:
         lined = write(tmp_path, ".jsonl", rows)
         assert [one.messages for one in read_examples(path)] == [one.messages for one in read_examples(lined)]
     path.write_text(json.dumps([*rows, {**rows[0], "output": ""}]), "utf-8")
-    with pytest.raises(EmptyText, match="entry 4 of alpaca_data.json has an empty output"):
+    with pytest.raises(EmptyText, match=r"entry 4 of alpaca_data\.json .*output"):
         summarise(path)
     path.write_text(json.dumps(["zanzibar"]), "utf-8")
-    with pytest.raises(CodecError, match="entry 1 of alpaca_data.json is not a JSON object"):
+    with pytest.raises(CodecError, match=r"entry 1 of alpaca_data\.json .*JSON object"):
         summarise(path)
 
 
@@ -184,7 +179,7 @@ def test_lines_of_text(tmp_path: Path) -> None:
         (6, "last"),
     ]
     assert (summarise(path).rows, summarise(path).blank, summarise(path).task) == (3, 3, "causal-lm")
-    with pytest.raises(UsageError, match="valid.txt has a text a line and no columns"):
+    with pytest.raises(UsageError, match=r"valid\.txt .*columns"):
         summarise(DataFile(path, "text"))
 
 
@@ -204,22 +199,22 @@ def test_a_headless_file_does_not_show_its_first_text(tmp_path: Path) -> None:
         with pytest.raises(CodecError) as caught:
             list(read_examples(columns))
         assert SECRET not in str(caught.value)
-        assert "looks like no header" in caught.value.hint or path.read_text().count("\n") == 1
+        assert "2 cells" in caught.value.hint
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "mine.docx").write_text("a\n")
-    with pytest.raises(UsageError, match=r"mine\.docx is of no kind that is read"):
+    with pytest.raises(UsageError, match=r"mine\.docx"):
         summarise(tmp_path / "mine.docx")
-    with pytest.raises(UsageError, match="there is no file"):
+    with pytest.raises(UsageError, match=r"no file .*other\.csv"):
         summarise(tmp_path / "other.csv")
-    with pytest.raises(UsageError, match="is a folder"):
+    with pytest.raises(UsageError, match=f"{tmp_path} is a folder"):
         summarise(tmp_path)
     (tmp_path / "mine.parquet").write_text(SECRET)
-    with pytest.raises(CodecError, match=r"mine\.parquet is not a Parquet file") as caught:
+    with pytest.raises(CodecError, match=r"mine\.parquet .*Parquet") as caught:
         summarise(tmp_path / "mine.parquet")
     assert SECRET not in str(caught.value)
-    with pytest.raises(UsageError, match="is not a table with delimiters"):
+    with pytest.raises(UsageError, match=r"mine\.jsonl .*delimiters"):
         summarise(DataFile(write(tmp_path, ".jsonl", ROWS), "body", delimiter=";"))
 
 
@@ -228,17 +223,17 @@ def test_texts_alone_do_not_look_at_labels(tmp_path: Path) -> None:
     assert [(str(one.place(path)), one.text, one.label) for one in read_texts(path)] == [
         ("line 2 of mine.csv", "a", None), ("line 3 of mine.csv", "b", None),
     ]  # fmt: skip
-    with pytest.raises(EmptyText, match="line 2 of mine.csv has an empty label"):
+    with pytest.raises(EmptyText, match=r"line 2 of mine\.csv .*label"):
         summarise(path)
 
 
 def test_columns_that_make_no_sense(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="one and the same"):
+    with pytest.raises(UsageError, match="same"):
         DataFile(tmp_path / "a.csv", "t", "t")
     path = write(tmp_path, ".jsonl", ROWS)
-    with pytest.raises(CodecError, match="has a asks and no label") as caught:
+    with pytest.raises(CodecError, match="asks .*label") as caught:
         summarise(DataFile(path, "body", pair="asks"))
-    assert caught.value.hint.endswith("--label-column names the column of labels")
+    assert "--label-column" in caught.value.hint
 
 
 # --- cells that hold nothing, and numbers as labels: one rule for all kinds -------------------------------------------
@@ -275,10 +270,10 @@ def test_a_cell_that_holds_nothing_is_refused_or_left_out(
         nothing = None  # a column of texts has no NaN there
     rows[3] = {**rows[3], column: nothing}
     path = as_written(tmp_path, suffix, rows)
-    with pytest.raises(EmptyText, match=f"has an empty {column}") as caught:
+    with pytest.raises(EmptyText, match=f"empty {column}") as caught:
         summarise(path)
     assert " 5 of" in caught.value.message if suffix in (".csv", ".tsv") else " 4 of" in caught.value.message
-    assert caught.value.hint == "fill it, or leave out all such rows with --skip-empty"
+    assert "--skip-empty" in caught.value.hint
     found = summarise(DataFile(path, skip_empty=True))
     assert (found.rows, found.empty, found.labels) == (5, 1, ("a", "b"))
     assert [one.text for one in read_examples(DataFile(path, skip_empty=True))] == [
@@ -288,7 +283,7 @@ def test_a_cell_that_holds_nothing_is_refused_or_left_out(
         skipped = list[int]()
         assert len(list(read_texts(DataFile(path, skip_empty=True), empty=skipped.append))) == 5
         assert skipped == [1]
-        with pytest.raises(EmptyText, match="has an empty text"):
+        with pytest.raises(EmptyText, match="empty text"):
             list(read_texts(path))
 
 
@@ -326,13 +321,13 @@ def test_a_label_has_one_name_in_every_kind_of_file(suffix: str, cells: Any, rea
 @pytest.mark.parametrize("nothing", [None, float("nan")])
 def test_a_gap_among_numbers_is_a_missing_label(nothing: Any, suffix: str, tmp_path: Path) -> None:
     path = as_written(tmp_path, suffix, [{"text": "x", "label": one} for one in (1.0, nothing, 0.0)])
-    with pytest.raises(EmptyText, match="has an empty label"):
+    with pytest.raises(EmptyText, match="empty label"):
         summarise(path)
     found = summarise(DataFile(path, skip_empty=True))
     assert (found.labels, found.rows, found.empty) == (("0", "1"), 2, 1)
     scored = summarise(DataFile(path, skip_empty=True), scores=True)
     assert (scored.rows, scored.empty) == (2, 1)
-    with pytest.raises(EmptyText, match="has an empty label"):
+    with pytest.raises(EmptyText, match="empty label"):
         summarise(path, scores=True)
 
 
@@ -357,7 +352,7 @@ def test_texts_that_are_numbers(suffix: str, cells: list[str], read: list[str], 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_words_for_nothing_among_numbers_are_missing_labels(suffix: str, tmp_path: Path) -> None:
     path = write(tmp_path, suffix, [{"text": "x", "label": one} for one in ("1.0", "nan", "0.0")])
-    with pytest.raises(EmptyText, match="has an empty label"):
+    with pytest.raises(EmptyText, match="empty label"):
         summarise(path)
     assert summarise(DataFile(path, skip_empty=True)).labels == ("0", "1")
     assert summarise(DataFile(path, skip_empty=True), scores=True).rows == 2
@@ -368,10 +363,10 @@ def test_words_for_nothing_among_numbers_are_missing_labels(suffix: str, tmp_pat
 def test_labels_with_a_fraction_are_no_classes(suffix: str, cells: list[Any], tmp_path: Path) -> None:
     path = as_written(tmp_path, suffix, [{"text": "x", "label": one} for one in cells])
     file = DataFile(path, skip_empty=True)
-    with pytest.raises(CodecError, match="the column label of mine") as caught:
+    with pytest.raises(CodecError, match="column label of mine") as caught:
         checked(file, None)
     assert "--task regression" in caught.value.hint
-    with pytest.raises(CodecError, match="the column label of mine"):
+    with pytest.raises(CodecError, match="column label of mine"):
         labels_of([file])
     assert checked(file, "regression").scale is not None
     assert checked(file, "classification").rows == len(cells) - cells.count("nan")  # names, such as versions
@@ -385,7 +380,7 @@ def test_a_column_that_is_there_twice_is_refused(suffix: str, tmp_path: Path) ->
     else:
         path.write_text(",".join(["text", "label", "text"]).replace(",", "\t" if suffix == ".tsv" else ",") + "\n")
     for source in (DataFile(path), DataFile(path, label="label")):
-        with pytest.raises(CodecError, match="the column text twice, as column 1 and as column 3"):
+        with pytest.raises(CodecError, match=r"text twice.*\b1\b.*\b3\b"):
             summarise(source)
 
 
@@ -394,7 +389,7 @@ def test_a_key_that_is_there_twice_is_refused(suffix: str, tmp_path: Path) -> No
     path = tmp_path / f"mine{suffix}"
     row = '{"text": "a", "label": "b", "text": "c"}'
     path.write_text(row if suffix == ".jsonl" else f"[{row}]")
-    with pytest.raises(CodecError, match="has the key text twice"):
+    with pytest.raises(CodecError, match="text twice"):
         summarise(path)
 
 
@@ -402,17 +397,15 @@ def test_a_key_that_is_there_twice_is_refused(suffix: str, tmp_path: Path) -> No
 def test_a_row_that_lacks_a_column_of_the_others(suffix: str, tmp_path: Path) -> None:
     rows = [{"label": "a", "text": "x"}, {"text": "y"}, {"label": "b"}, {"text": "z", "label": "b"}]
     path = write(tmp_path, suffix, rows)
-    with pytest.raises(EmptyText, match="has no label") as caught:
+    with pytest.raises(EmptyText, match="no label") as caught:
         summarise(path)
-    assert caught.value.hint == (
-        "give it one (the columns there are: text), or leave out all such rows with --skip-empty"
-    )
+    assert ": text)" in caught.value.hint and "--skip-empty" in caught.value.hint
     assert [one.text for one in read_examples(DataFile(path, skip_empty=True))] == ["x", "z"]
 
 
 def test_nothing_is_left_by_skipping(tmp_path: Path) -> None:
     path = write(tmp_path, ".csv", [{"text": "", "label": "a"}] * 2)
-    with pytest.raises(EmptyText, match="has no rows but those that --skip-empty leaves out: line 3 of mine"):
+    with pytest.raises(EmptyText, match="--skip-empty .*: line 3 of mine"):
         summarise(DataFile(path, skip_empty=True))
 
 

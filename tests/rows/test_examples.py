@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,9 @@ def test_a_row_that_is_weighed_is_refused(name: str, labelled: bool, tmp_path: P
     row: dict[str, Any] = {"text": "a", **({"label": "x"} if labelled else {})}
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({**row, name: None}) + "\n" + json.dumps({**row, name: 0}))
-    with pytest.raises(CodecError, match=f"line 2 of rows.jsonl has {name}, which is not honoured") as refused:
+    with pytest.raises(CodecError, match=rf"line 2 of rows\.jsonl has {name},") as refused:
         list(read_examples(path))
-    assert "--text-column and --label-column" in refused.value.hint
+    assert "--text-column" in refused.value.hint and "--label-column" in refused.value.hint
     named = DataFile(path, text="text", label="label" if labelled else None)
     assert [one.text for one in read_examples(named)] == ["a", "a"]
 
@@ -48,9 +49,9 @@ def test_a_table_with_a_column_of_weights_is_refused_and_other_columns_are_not_r
     for name in ("weight", "sample_weight"):
         path = tmp_path / f"{name}.csv"
         path.write_text(f"text,label,{name}\na,x,0\n")
-        with pytest.raises(CodecError, match=f"has {name}, which is not honoured"):
+        with pytest.raises(CodecError, match=f"has {name},"):
             list(read_examples(path))
-        with pytest.raises(CodecError, match=f"has {name}, which is not honoured"):
+        with pytest.raises(CodecError, match=f"has {name},"):
             list(read_examples(DataFile(path, label="label")))
         assert [one.label for one in read_examples(DataFile(path, text="text", label="label"))] == ["x"]
         assert [one.label for one in read_examples(DataFile(path, label=name))] == ["0"], "it is what is learnt"
@@ -90,58 +91,58 @@ def test_csv_with_quotes_and_a_byte_order_mark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "fault"),
     [
-        ('{"text": "zanzibar", ', "line 2 of data.jsonl is not JSON"),
-        ("[" * 100_000, "line 2 of data.jsonl is not JSON"),
-        ('["zanzibar"]', "line 2 of data.jsonl is not a JSON object"),
-        ({"txt": SECRET, "label": "a"}, "line 2 of data.jsonl has no text"),
-        ({"text": 5, "label": "a"}, "line 2 of data.jsonl has a text that is not a string"),
-        ({"text": " ", "label": SECRET}, "line 2 of data.jsonl has an empty text"),
-        ({"text": SECRET, "label": None}, "line 2 of data.jsonl has an empty label"),
-        ({"text": SECRET, "label": [True]}, "line 2 of data.jsonl has a label that is neither a name"),
-        ({"text": SECRET, "label": float("inf")}, "line 2 of data.jsonl has a label that is neither a name"),
-        ('{"text": "zanzibar", "label": "a", "text": "b"}', "line 2 of data.jsonl has the key text twice"),
-        ({"text": SECRET}, "line 2 of data.jsonl has no label"),
-        ({"text": SECRET, "text_pair": SECRET, "label": "a"}, "line 2 of data.jsonl holds another kind of row"),
-        ({"text": SECRET, "text_pair": SECRET}, "line 2 of data.jsonl has no label"),
-        ({"messages": SECRET}, "line 2 of data.jsonl: no list of messages"),
-        ({"messages": [{"role": SECRET, "content": "x"}]}, "line 2 of data.jsonl: message 1 has no known role"),
-        ({"messages": [{"role": "user", "content": SECRET}]}, "line 2 of data.jsonl: no assistant's answer"),
-        ({"instruction": SECRET, "output": ""}, "line 2 of data.jsonl has an empty output"),
+        ('{"text": "zanzibar", ', "JSON$"),
+        ("[" * 100_000, "JSON$"),
+        ('["zanzibar"]', "JSON object"),
+        ({"txt": SECRET, "label": "a"}, "no text"),
+        ({"text": 5, "label": "a"}, "a text that .*string"),
+        ({"text": " ", "label": SECRET}, "empty text"),
+        ({"text": SECRET, "label": None}, "empty label"),
+        ({"text": SECRET, "label": [True]}, "a label that"),
+        ({"text": SECRET, "label": float("inf")}, "a label that"),
+        ('{"text": "zanzibar", "label": "a", "text": "b"}', "text twice"),
+        ({"text": SECRET}, "no label"),
+        ({"text": SECRET, "text_pair": SECRET, "label": "a"}, "kind of row"),
+        ({"text": SECRET, "text_pair": SECRET}, "no label"),
+        ({"messages": SECRET}, "list of messages"),
+        ({"messages": [{"role": SECRET, "content": "x"}]}, "message 1 .*role"),
+        ({"messages": [{"role": "user", "content": SECRET}]}, "no assistant"),
+        ({"instruction": SECRET, "output": ""}, "empty output"),
     ],
 )
-def test_broken_lines_are_named_and_never_quoted(tmp_path: Path, row: Any, told: str) -> None:
+def test_broken_lines_are_named_and_never_quoted(tmp_path: Path, row: Any, fault: str) -> None:
     path = lines(tmp_path / "data.jsonl", {"text": "fine", "label": "a"}, row)
     with pytest.raises(CodecError) as caught:
         summarise(path)
-    assert caught.value.message.startswith(told)
+    assert re.match(rf"line 2 of data\.jsonl\b.*{fault}", caught.value.message)
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "fault"),
     [
-        ("a.tsv", "body\tlabel\nx\ty\n", "the header of a.tsv names no column text"),
-        ("a.tsv", "text\tlabel\nzanzibar\n", "line 2 of a.tsv has 1 cells, and there are 2 columns"),
-        ("a.csv", 'text,label\n"zanzibar" x,y\n', "line 2 of a.csv is not a row"),
-        ("a.csv", "", "a.csv is empty"),
-        ("a.jsonl", "", "a.jsonl is empty"),
-        ("a.jsonl", "\n\n", "a.jsonl has no rows"),
+        ("a.tsv", "body\tlabel\nx\ty\n", r"header of a\.tsv .*text"),
+        ("a.tsv", "text\tlabel\nzanzibar\n", r"line 2 of a\.tsv .*\b1 cells\b.*\b2 columns"),
+        ("a.csv", 'text,label\n"zanzibar" x,y\n', r"line 2 of a\.csv .*\brow$"),
+        ("a.csv", "", r"a\.csv .*empty"),
+        ("a.jsonl", "", r"a\.jsonl .*empty"),
+        ("a.jsonl", "\n\n", r"a\.jsonl .*no rows"),
     ],
 )
-def test_broken_files(tmp_path: Path, name: str, content: str, told: str) -> None:
+def test_broken_files(tmp_path: Path, name: str, content: str, fault: str) -> None:
     (tmp_path / name).write_text(content, "utf-8")
     with pytest.raises(CodecError) as caught:
         summarise(tmp_path / name)
-    assert caught.value.message.startswith(told)
+    assert re.search(fault, caught.value.message)
     assert SECRET not in str(caught.value)
 
 
 def test_other_encodings_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes('{"text": "grün", "label": "a"}'.encode("latin-1"))
-    with pytest.raises(CodecError, match=r"a\.jsonl is not UTF-8 text"):
+    with pytest.raises(CodecError, match=r"a\.jsonl .*UTF-8"):
         summarise(tmp_path / "a.jsonl")
 
 

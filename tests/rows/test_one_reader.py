@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -95,8 +96,8 @@ def test_the_same_rows_are_read_from_every_format_by_every_command(rows: list[Ro
     expected = [(text, pair, label.strip()) for text, pair, label in rows]
     for path in written(tmp_path, rows):
         file = COLUMNS.file(path)
-        told = "text from Question, label from Topic, text_pair from Asked; not read: Ticket No"
-        assert file.columns_read() == told, (path.name, rows)
+        read = "text from Question, label from Topic, text_pair from Asked; not read: Ticket No"
+        assert file.columns_read() == read, (path.name, rows)
         assert [(one.text, one.pair, one.label) for one in read_examples(file)] == expected, path.name
         assert [(one.text, one.pair) for one in read_texts(file)] == [one[:2] for one in expected], path.name
         found = to_classify(None, path, COLUMNS)
@@ -149,36 +150,36 @@ READERS: dict[str, Callable[[Path], Any]] = {
 }
 PLACE = {".csv": "line 3 of mine.csv", ".tsv": "line 3 of mine.tsv", ".jsonl": "line 2 of mine.jsonl"}
 BAD: list[tuple[str, bytes, str]] = [
-    ("mine.csv", b"text,label\nfine,a\ncaf\xe9 zanzibar,b\n", "is not UTF-8 text: line 3 looks like Latin-1"),
-    ("mine.tsv", b"text\tlabel\nfine\ta\n\x93zanzibar\x94\tb\n", "is not UTF-8 text: line 3 looks like Windows-1252"),
+    ("mine.csv", b"text,label\nfine,a\ncaf\xe9 zanzibar,b\n", r"mine\.csv .*line 3 .*Latin-1"),
+    ("mine.tsv", b"text\tlabel\nfine\ta\n\x93zanzibar\x94\tb\n", r"mine\.tsv .*line 3 .*Windows-1252"),
     ("mine.jsonl", b'{"text": "fine", "label": "a"}\n{"text": "zanzibar \xe9", "label": "b"}\n',
-     "is not UTF-8 text: line 2 looks like Latin-1"),
-    ("mine.json", b'[{"text": "zanzibar \xe9", "label": "b"}]', "is not UTF-8 text: line 1 looks like Latin-1"),
-    ("mine.csv", "text,label\nzanzibar,b\n".encode("utf-16"), "is not UTF-8 text: UTF-16 by its first bytes"),
-    ("mine.jsonl", '{"text": "zanzibar", "label": "b"}'.encode("utf-16"), "UTF-16 by its first bytes"),
-    ("mine.csv", b"text,label\n\xff\0zanzibar,b\n", "mine.csv is not a text file"),
-    ("mine.csv", b"text,label,text\nzanzibar,b,c\n", "names the column text twice, as column 1 and as column 3"),
-    ("mine.tsv", b"text\tlabel\tlabel\nzanzibar\tb\tc\n", "names the column label twice, as column 2 and as column 3"),
-    ("mine.jsonl", b'{"text": "zanzibar", "label": "b", "text": "c"}\n', "line 1 of mine.jsonl has the key text twice"),
-    ("mine.json", b'[{"text": "zanzibar", "label": "b", "text": "c"}]', "entry 1 of mine.json has the key text twice"),
-    ("mine.csv", b"text,label\nfine,a\nzanzibar\n", "line 3 of mine.csv has 1 cells, and there are 2 columns"),
-    ("mine.tsv", b"text\tlabel\nfine\ta\nzanzibar\tb\tc\n", "line 3 of mine.tsv has 3 cells, and there are 2 columns"),
-    ("mine.csv", b'text,label\nfine,a\n"zanzibar,b\n', "line 3 of mine.csv is not a row"),
-    ("mine.csv", b'text,label\nfine,a\n"zanzibar"x,b\n', "line 3 of mine.csv is not a row"),
-    ("mine.jsonl", b'{"text": "fine", "label": "a"}\n{"text": "zanzibar\n', "line 2 of mine.jsonl is not JSON"),
-    ("mine.jsonl", b'{"text": "fine", "label": "a"}\n["zanzibar"]\n', "line 2 of mine.jsonl is not a JSON object"),
-    ("mine.json", b'[{"text": "fine", "label": "a"}, "zanzibar"]', "entry 2 of mine.json is not a JSON object"),
-    ("mine.json", b'[{"text": "fine", "label": "a"}, {"text": "zanzibar', "entry 2 of mine.json is not JSON"),
+     r"mine\.jsonl .*line 2 .*Latin-1"),
+    ("mine.json", b'[{"text": "zanzibar \xe9", "label": "b"}]', r"mine\.json .*line 1 .*Latin-1"),
+    ("mine.csv", "text,label\nzanzibar,b\n".encode("utf-16"), r"mine\.csv .*UTF-16"),
+    ("mine.jsonl", '{"text": "zanzibar", "label": "b"}'.encode("utf-16"), r"mine\.jsonl .*UTF-16"),
+    ("mine.csv", b"text,label\n\xff\0zanzibar,b\n", r"mine\.csv .*text file"),
+    ("mine.csv", b"text,label,text\nzanzibar,b,c\n", r"mine\.csv .*text twice.*\b1\b.*\b3\b"),
+    ("mine.tsv", b"text\tlabel\tlabel\nzanzibar\tb\tc\n", r"mine\.tsv .*label twice.*\b2\b.*\b3\b"),
+    ("mine.jsonl", b'{"text": "zanzibar", "label": "b", "text": "c"}\n', r"line 1 of mine\.jsonl .*text twice"),
+    ("mine.json", b'[{"text": "zanzibar", "label": "b", "text": "c"}]', r"entry 1 of mine\.json .*text twice"),
+    ("mine.csv", b"text,label\nfine,a\nzanzibar\n", r"line 3 of mine\.csv .*\b1 cells\b.*\b2 columns"),
+    ("mine.tsv", b"text\tlabel\nfine\ta\nzanzibar\tb\tc\n", r"line 3 of mine\.tsv .*\b3 cells\b.*\b2 columns"),
+    ("mine.csv", b'text,label\nfine,a\n"zanzibar,b\n', r"line 3 of mine\.csv .*\brow$"),
+    ("mine.csv", b'text,label\nfine,a\n"zanzibar"x,b\n', r"line 3 of mine\.csv .*\brow$"),
+    ("mine.jsonl", b'{"text": "fine", "label": "a"}\n{"text": "zanzibar\n', r"line 2 of mine\.jsonl .*JSON$"),
+    ("mine.jsonl", b'{"text": "fine", "label": "a"}\n["zanzibar"]\n', r"line 2 of mine\.jsonl .*JSON object"),
+    ("mine.json", b'[{"text": "fine", "label": "a"}, "zanzibar"]', r"entry 2 of mine\.json .*JSON object"),
+    ("mine.json", b'[{"text": "fine", "label": "a"}, {"text": "zanzibar', r"entry 2 of mine\.json .*JSON$"),
     ("mine.jsonl", b'{"text": "a", "label": "a"}\n{"text": ["zanzibar"], "label": "b"}\n',
-     "line 2 of mine.jsonl has a text that is not a string"),
-    ("mine.csv", b"my zanzibar arm,b\nfine,a\n", "the header of mine.csv names no column text"),
-    ("mine.jsonl", b'{"other words": "fine", "label": "a"}\n', "line 1 of mine.jsonl has no text"),
-    ("mine.csv", b"", "mine.csv is empty"),
-    ("mine.csv", b"\n\n", "mine.csv is empty"),
-    ("mine.csv", b"text,label\n", "mine.csv has no rows"),
-    ("mine.jsonl", b"\xef\xbb\xbf", "mine.jsonl has no rows"),
-    ("mine.json", b"[]", "mine.json has no rows"),
-    ("mine.jsonl", b'{"text": "a", "label": ' + b"[" * 100_000 + b"\n", "line 1 of mine.jsonl is not JSON"),
+     r"line 2 of mine\.jsonl .*a text that .*string"),
+    ("mine.csv", b"my zanzibar arm,b\nfine,a\n", r"header of mine\.csv .*text"),
+    ("mine.jsonl", b'{"other words": "fine", "label": "a"}\n', r"line 1 of mine\.jsonl .*no text"),
+    ("mine.csv", b"", r"mine\.csv .*empty"),
+    ("mine.csv", b"\n\n", r"mine\.csv .*empty"),
+    ("mine.csv", b"text,label\n", r"mine\.csv .*no rows"),
+    ("mine.jsonl", b"\xef\xbb\xbf", r"mine\.jsonl .*no rows"),
+    ("mine.json", b"[]", r"mine\.json .*no rows"),
+    ("mine.jsonl", b'{"text": "a", "label": ' + b"[" * 100_000 + b"\n", r"line 1 of mine\.jsonl .*JSON$"),
 ]  # fmt: skip
 
 
@@ -191,7 +192,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_the_same_words(
     path.write_bytes(content)
     with pytest.raises(CodecError) as caught:
         READERS[command](path)
-    assert message in caught.value.message
+    assert re.search(message, caught.value.message)
     assert SECRET not in str(caught.value) and SECRET not in repr(caught.value.__cause__)
     assert {one.name for one in tmp_path.iterdir()} == {name}, "nothing half written"
 
@@ -210,7 +211,7 @@ def test_an_empty_cell_is_named_by_its_place(name: str, content: str, command: s
     path.write_text(content)
     with pytest.raises(EmptyText) as caught:
         READERS[command](path)
-    assert caught.value.message == f"{PLACE[path.suffix]} has an empty text"
+    assert caught.value.message.startswith(PLACE[path.suffix]) and "empty text" in caught.value.message
 
 
 NOISE = [b"\n", b"\r", b",", b"\t", b'"', b";", b"\0", b"\xff", b"{", b"]", b"\xef\xbb\xbf"]

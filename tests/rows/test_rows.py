@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -16,26 +17,21 @@ KNOWN = ("text", "label")
 
 
 @pytest.mark.parametrize(
-    ("encoding", "text", "told", "name"),
+    ("encoding", "text", "likely", "name"),
     [
-        ("latin-1", "fine\ngr\u00fcn\n", "line 2 looks like Latin-1 (ISO-8859-1)", "ISO-8859-1"),
-        (
-            "cp1252",
-            "fine\nfine\n\u201cgr\u00fcn\u201d \u2013 5 \u20ac\n",
-            "line 3 looks like Windows-1252",
-            "WINDOWS-1252",
-        ),
-        ("utf-16", "gr\u00fcn\n", "UTF-16 by its first bytes", "UTF-16"),
+        ("latin-1", "fine\ngr\u00fcn\n", r"line 2 .*\(ISO-8859-1\)", "ISO-8859-1"),
+        ("cp1252", "fine\nfine\n\u201cgr\u00fcn\u201d \u2013 5 \u20ac\n", "line 3 .*Windows-1252", "WINDOWS-1252"),
+        ("utf-16", "gr\u00fcn\n", "UTF-16", "UTF-16"),
     ],
 )
 def test_the_likely_encoding_is_named_and_iconv_converts(
-    encoding: str, text: str, told: str, name: str, tmp_path: Path
+    encoding: str, text: str, likely: str, name: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "my data.txt"
     path.write_bytes(text.encode(encoding))
     with pytest.raises(CodecError) as caught:
         list(lines(path))
-    assert caught.value.message == f"my data.txt is not UTF-8 text: {told}"
+    assert re.match(rf"my data\.txt .*{likely}", caught.value.message)
     command = caught.value.hint.removeprefix("convert it: ")
     assert command.startswith(f"iconv -f {name} ")
     subprocess.run(command, shell=True, cwd=tmp_path, check=True)
@@ -45,7 +41,7 @@ def test_the_likely_encoding_is_named_and_iconv_converts(
 def test_a_file_that_is_not_text_is_not_called_another_encoding(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"PK\x03\x04\x14\0\x06\xff\xfe\n")
-    with pytest.raises(CodecError, match=r"a\.txt is not a text file"):
+    with pytest.raises(CodecError, match=r"a\.txt .*text file"):
         list(lines(path))
 
 
@@ -83,7 +79,7 @@ def test_delimiters_by_name() -> None:
         "\t", "\t", "\t", ";", ";", "|", "|", ",",
     ]  # fmt: skip
     for bad in ("", "ab", '"', "x", "\n", "3"):
-        with pytest.raises(UsageError, match="is not one sign"):
+        with pytest.raises(UsageError, match=f"{re.escape(repr(bad))} .*one sign"):
             delimiter_named(bad)
 
 
@@ -97,9 +93,9 @@ def test_places_are_listed() -> None:
 
 
 def test_columns_that_there_are_and_what_a_wrong_delimiter_leaves() -> None:
-    assert columns_there(["instruction"]) == "the columns there are: instruction"
+    assert columns_there(["instruction"]).endswith(": instruction")
     assert "--delimiter" in columns_there(["ticket;customer said;mood"])
-    assert "looks like no header" in columns_there(["the wound", "is open again"])
+    assert "2 cells" in columns_there(["the wound", "is open again"])
 
 
 @pytest.mark.parametrize(
@@ -111,12 +107,12 @@ def test_columns_that_there_are_and_what_a_wrong_delimiter_leaves() -> None:
 def test_a_header_is_shown_whole_once_a_cell_is_a_column_that_is_looked_for(
     header: list[str], known: tuple[str, ...]
 ) -> None:
-    assert columns_there(header, known) == f"the columns there are: {', '.join(header)}"
+    assert columns_there(header, known).endswith(f": {', '.join(header)}")
 
 
 def test_a_first_line_that_may_be_a_row_of_text_shows_single_words_alone() -> None:
     hint = columns_there(["4711", "my arm hurts", "urgent"], ("body", "_"))
-    assert hint.startswith("the columns there are: urgent and 2 more, not shown") and "arm" not in hint
+    assert ": urgent and 2 more, not shown" in hint and "arm" not in hint
 
 
 def test_a_name_in_a_message_is_printable_and_bounded() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import tracemalloc
 from collections.abc import Iterator
 from functools import partial
@@ -105,7 +106,7 @@ def test_named_columns_are_texts_or_stay(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "b.jsonl").read_text())["text"] == SECRET
     assert report["fields_left_as_they_are"] == ["text"]
     (tmp_path / "in.csv").write_text("text\nx\n")
-    with pytest.raises(CodecError, match="names no column note"):
+    with pytest.raises(CodecError, match=r"in\.csv .*note"):
         run(tmp_path / "in.csv", tmp_path / "c.csv", also=["note"])
 
 
@@ -170,17 +171,17 @@ def test_counting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "error"),
     [
-        ("a.jsonl", '{"text": "a"}\nzanzibar\n', "line 2 of a.jsonl is not JSON"),
-        ("a.jsonl", '{"text": "a"}\n["zanzibar"]\n', "line 2 of a.jsonl is not a JSON object"),
-        ("a.jsonl", '{"label": "zanzibar"}\n', "line 1 of a.jsonl has no text"),
-        ("a.jsonl", '{"text": ["zanzibar"]}\n', "line 1 of a.jsonl has a text that is not a string"),
-        ("a.jsonl", '{"messages": [{"content": 3}]}\n', "line 1 of a.jsonl has no list of messages"),
-        ("a.csv", "label\nzanzibar\n", "names no column text or sentence"),
-        ("a.csv", 'text,label\na,b\nzanzibar\n', "line 3 of a.csv has 1 cells, and there are 2 columns"),
-        ("a.csv", 'text\n"zanzibar\n', "is not a row"),
-        ("a.txt", "", "a.txt is empty"),
-        ("a.csv", "", "a.csv is empty"),
-        ("a.csv", "text\n", "a.csv has no rows"),
+        ("a.jsonl", '{"text": "a"}\nzanzibar\n', r"line 2 of a\.jsonl .*JSON$"),
+        ("a.jsonl", '{"text": "a"}\n["zanzibar"]\n', r"line 2 of a\.jsonl .*JSON object"),
+        ("a.jsonl", '{"label": "zanzibar"}\n', r"line 1 of a\.jsonl .*no text"),
+        ("a.jsonl", '{"text": ["zanzibar"]}\n', r"line 1 of a\.jsonl .*a text that .*string"),
+        ("a.jsonl", '{"messages": [{"content": 3}]}\n', r"line 1 of a\.jsonl .*messages"),
+        ("a.csv", "label\nzanzibar\n", r"a\.csv .*text or sentence"),
+        ("a.csv", 'text,label\na,b\nzanzibar\n', r"line 3 of a\.csv .*\b1 cells\b.*\b2 columns"),
+        ("a.csv", 'text\n"zanzibar\n', r"a\.csv .*\brow$"),
+        ("a.txt", "", r"a\.txt .*empty"),
+        ("a.csv", "", r"a\.csv .*empty"),
+        ("a.csv", "text\n", r"a\.csv .*no rows"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("workers", [0, 1])
@@ -189,8 +190,9 @@ def test_bad_files_are_named_by_line_never_quoted_and_leave_nothing(
 ) -> None:
     source, out = tmp_path / name, tmp_path / f"out{Path(name).suffix}"
     source.write_text(text)
-    with pytest.raises(CodecError, match=error) as caught:
+    with pytest.raises(CodecError) as caught:
         run(source, out, workers=workers)
+    assert re.search(error, caught.value.message)
     assert SECRET not in str(caught.value)
     assert list(tmp_path.iterdir()) == [source]
 
@@ -198,11 +200,11 @@ def test_bad_files_are_named_by_line_never_quoted_and_leave_nothing(
 def test_text_that_is_not_utf8_and_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "in.txt"
     source.write_bytes(b"apple\n\xff\xfe\n")
-    with pytest.raises(CodecError, match="not UTF-8"):
+    with pytest.raises(CodecError, match=r"in\.txt .*UTF-8"):
         run(source, tmp_path / "out.txt")
     monkeypatch.setattr("milkglass.rows.encoding.LONGEST", 100)
     source.write_text("apple\n" + "x" * 200)
-    with pytest.raises(CodecError, match="line 2 of in.txt is longer than 100"):
+    with pytest.raises(CodecError, match=r"line 2 of in\.txt .*\b100\b"):
         run(source, tmp_path / "out.txt")
 
 
@@ -210,11 +212,11 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     source = lines_file(tmp_path / "in.txt", 3)
     for there in ("out.txt", "out.txt.report.json"):
         (tmp_path / there).write_text("mine")
-        with pytest.raises(UsageError, match="exists already"):
+        with pytest.raises(UsageError, match="exists"):
             run(source, tmp_path / "out.txt")
         assert (tmp_path / there).read_text() == "mine"
         (tmp_path / there).unlink()
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match=f"folder {tmp_path / 'none'}"):
         run(source, tmp_path / "none" / "out.txt")
 
 
@@ -245,7 +247,7 @@ def test_few_blocks_are_read_ahead() -> None:
 
 
 def test_a_worker_that_dies_is_told() -> None:
-    with pytest.raises(MilkglassError, match="a worker process was ended"):
+    with pytest.raises(MilkglassError, match="worker"):
         list(ordered(partial(steps.end, 0), range(3), 1))
 
 
@@ -263,14 +265,14 @@ def test_a_glove_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("", "has no words"),
-        (". 1 2\n", "has no words"),
-        ("fig 1 2\npear 1\n", "line 2 of g.txt has 1 numbers, the first 2"),
-        ("fig 1 2\npear 1 x\n", "not a number"),
+        ("", r"g\.txt .*words"),
+        (". 1 2\n", r"g\.txt .*words"),
+        ("fig 1 2\npear 1\n", r"line 2 of g\.txt .*\b1 numbers\b.*\b2\b"),
+        ("fig 1 2\npear 1 x\n", r"g\.txt .*a number"),
         ("fig 1 2\npear nan 1\n", "not finite"),
-        ("fig\n", "line 1 of g.txt has no numbers"),
-        ("fig 1 2\n", "has 1 words to draw from"),
-        ("x" * 70000, "longer than"),
+        ("fig\n", r"line 1 of g\.txt .*no numbers"),
+        ("fig 1 2\n", r"\b1 words\b.*\b2\b"),
+        ("x" * 70000, r"line 1 of g\.txt .*\d characters"),
     ],
 )
 def test_files_that_are_no_table(tmp_path: Path, text: str, error: str) -> None:
@@ -310,9 +312,9 @@ def test_tables_and_lists_as_people_have_them(mark: str, tmp_path: Path) -> None
     assert (shape.header, shape.delimiter, shape.kind) == (("id", "text"), mark, "csv")
     sanitize_file(TextSanitizer(SanText(TABLE, 400.0)), source, shape, out, 1, {})
     assert out.read_text("utf-8") == f'id{mark}text\n1{mark}apple garden\n2{mark}"garden{mark} apple"\n'
-    with pytest.raises(CodecError, match="names no column sentence") as caught:
+    with pytest.raises(CodecError, match="column sentence") as caught:
         shape_of(source, keep=frozenset({"text"}))
-    assert caught.value.hint.startswith("the columns there are: id, text")
+    assert ": id, text" in caught.value.hint
     listed = tmp_path / "in.json"
     listed.write_text(
         json.dumps([{"text": "apple", "label": "a"}, {"text": "garden", "label": "b"}], indent=1), "utf-8"
@@ -321,10 +323,10 @@ def test_tables_and_lists_as_people_have_them(mark: str, tmp_path: Path) -> None
     rows = [json.loads(line) for line in (tmp_path / "out.json").read_text("utf-8").splitlines()]
     assert rows == [{"text": "apple", "label": "a"}, {"text": "garden", "label": "b"}]
     listed.write_text('[{"text": "apple"}, {"text": 5}]', "utf-8")
-    with pytest.raises(CodecError, match=r"entry 2 of in\.json has a text that is not a string"):
+    with pytest.raises(CodecError, match=r"entry 2 of in\.json .*string"):
         require_rows(listed, shape_of(listed))
     (tmp_path / "in.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UsageError, match="Parquet, which is not sanitized"):
+    with pytest.raises(UsageError, match=r"in\.parquet"):
         shape_of(tmp_path / "in.parquet")
 
 

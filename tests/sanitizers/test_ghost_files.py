@@ -90,17 +90,17 @@ def test_the_ways_of_table_7(ghost: Ghost) -> None:
 
 
 def test_what_texts_and_ids_are_refused(ghost: Ghost) -> None:
-    with pytest.raises(EmptyText, match="text 2 has no token"):
+    with pytest.raises(EmptyText, match="text 2 "):
         ghost.sanitize(["a", ""])
-    with pytest.raises(TooLong, match=r"text 2 is \d+ tokens long, at most 128 fit") as caught:
+    with pytest.raises(TooLong, match=r"text 2 .*\b128\b") as caught:
         ghost.sanitize(["a", f"{SECRET} " * 200])
     assert SECRET not in str(caught.value)
     for bad in (-1, 300):
-        with pytest.raises(IdOutOfRange, match="an id is outside 0 to 299"):
+        with pytest.raises(IdOutOfRange, match="0 to 299"):
             ghost.shadows(Sequences.of([[5, bad]]))
     with pytest.raises(EmptyText):
         ghost.shadows(Sequences.of([[5], []]))
-    with pytest.raises(UsageError, match="no model was opened"):
+    with pytest.raises(UsageError, match="no model"):
         replace(ghost, network=None).shadows(Sequences.of([[5]]))
     assert ghost.sanitize([]) == [] and "987654" not in repr(replace(ghost, seed=987654))
 
@@ -148,7 +148,7 @@ def test_a_search_is_made_once(folder: Path, tmp_path: Path, monkeypatch: pytest
     ]
     for bad in (raw[:-9], b"", *(save(one, {DIGEST: content_digest(one)}) for one in wrong)):
         kept[0].write_bytes(bad)
-        with pytest.raises(CorruptCheckpoint, match="is damaged"):
+        with pytest.raises(CorruptCheckpoint, match=r"\.safetensors of the cache"):
             Ghost.open(folder, SEARCH, Selection("nearest"), kept=tmp_path)
 
 
@@ -262,7 +262,7 @@ def test_a_death_when_the_file_has_its_name_leaves_no_seed_and_the_next_call_cle
     assert out.is_file() and (parts / "00000000.json").is_file()
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     before = out.read_bytes()
-    refused(call("sanitize", "--method", "ghost", "--embeddings", folder, source, out), 2, "exists already")
+    refused(call("sanitize", "--method", "ghost", "--embeddings", folder, source, out), 2, f"{out} exists")
     assert not parts.exists() and out.read_bytes() == before
 
 
@@ -281,7 +281,7 @@ def test_a_death_before_the_file_has_its_name_needs_no_seed_to_go_on(
             run(ghost, source, out, None)
     made = json.loads(part.read_text())["rows"]
     part.rename(tmp_path / "aside")
-    with pytest.raises(CorruptCheckpoint, match="part 0 of .out.jsonl.parts was made and is gone"):
+    with pytest.raises(CorruptCheckpoint, match=r"part 0 of \.out\.jsonl\.parts .*gone"):
         run(ghost, source, out, None)
     (tmp_path / "aside").rename(part)
     run(ghost, source, out, None)
@@ -329,10 +329,10 @@ def test_an_unfinished_run_of_another_job_is_not_thrown_away(
     monkeypatch.setattr(files, "_sanitized", work)
     other = replace(ghost, selection=Selection(beams=2))
     for one, seed in ((other, 3), (ghost, 4), (ghost, None)):
-        with pytest.raises(UsageError, match="holds an unfinished run with other options"):
+        with pytest.raises(UsageError, match=r"\.out\.jsonl\.parts .*unfinished"):
             run(one, source, out, seed)
     (tmp_path / ".out.jsonl.parts" / "00000000.json").write_text("{}")
-    with pytest.raises(CorruptCheckpoint, match="part 0 of .out.jsonl.parts is damaged"):
+    with pytest.raises(CorruptCheckpoint, match=r"part 0 of \.out\.jsonl\.parts .*damaged"):
         run(ghost, source, out)
     (tmp_path / ".out.jsonl.parts" / "00000000.json").unlink()
     assert run(ghost, source, out)["rows"] == 4
@@ -341,9 +341,9 @@ def test_an_unfinished_run_of_another_job_is_not_thrown_away(
 @pytest.mark.parametrize(
     ("rows", "error"),
     [
-        (['{"text": "a"}', '{"text": "' + "zanzibar " * 200 + '"}'], "line 2 of in.jsonl is .* tokens long"),
-        (['{"text": "a", "ids": "zanzibar"}'], "line 1 of in.jsonl has a field for ids already"),
-        (['{"text": "a"}', '{"label": "zanzibar"}'], "line 2 of in.jsonl has no text"),
+        (['{"text": "a"}', '{"text": "' + "zanzibar " * 200 + '"}'], r"line 2 of in\.jsonl .*\d tokens"),
+        (['{"text": "a", "ids": "zanzibar"}'], r"line 1 of in\.jsonl .*ids"),
+        (['{"text": "a"}', '{"label": "zanzibar"}'], r"line 2 of in\.jsonl .*no text"),
     ],
 )
 def test_bad_rows_are_told_before_anything_is_done(ghost: Ghost, tmp_path: Path, rows: list[str], error: str) -> None:
@@ -355,13 +355,13 @@ def test_bad_rows_are_told_before_anything_is_done(ghost: Ghost, tmp_path: Path,
 
 def test_names_that_do_not_fit_and_files_that_are_there(ghost: Ghost, tmp_path: Path) -> None:
     source = lines_file(tmp_path / "in.jsonl", 1)
-    with pytest.raises(UsageError, match="out.csv does not name json rows"):
+    with pytest.raises(UsageError, match=r"out\.csv .*json"):
         run(ghost, source, tmp_path / "out.csv")
     (tmp_path / "in.csv").write_text("text,ids\na,1\n")
-    with pytest.raises(UsageError, match="has a column of ids already"):
+    with pytest.raises(UsageError, match=r"in\.csv .*column of ids"):
         run(ghost, tmp_path / "in.csv", tmp_path / "out.csv")
     (tmp_path / "out.jsonl").write_text("mine")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="exists"):
         run(ghost, source, tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_text() == "mine"
 
@@ -394,13 +394,9 @@ def test_from_the_command_line(folder: Path, tmp_path: Path, monkeypatch: pytest
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["ids"] for row in rows] == [one.ids.tolist() for one in ghost.sanitize(texts)]
     result = call(*words, tmp_path / "b.jsonl", "--k", 10, "--set", "selection=nearest")
-    assert (
-        result.exit_code == 0
-        and "100.0 % of the others replaced" in result.stdout
-        and "ROUGE-1, METEOR" in result.stdout
-    )
+    assert result.exit_code == 0 and "100.0 % of" in result.stdout and "ROUGE-1, METEOR" in result.stdout
     assert "loss" not in result.stdout and "guarantee: none" in result.stdout
-    assert "not meant to be read: training uses the `ids` beside it" in result.stderr
+    assert "`ids`" in result.stderr
 
 
 def test_what_the_command_line_refuses(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,23 +404,21 @@ def test_what_the_command_line_refuses(folder: Path, tmp_path: Path, monkeypatch
     source, out = lines_file(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
     words = ("sanitize", "--method", "ghost", "--embeddings", folder)
     for option in (("--epsilon", 2), ("--workers", 2), ("--keep-stopwords",), ("--allow", "a")):
-        refused(call(*words, source, out, *option), 2, f"ghost has no use for {option[0]}")
-    refused(
-        call("sanitize", "--method", "custext", source, out, "--set", "beams=2"), 2, "custext has no parameter 'beams'"
-    )
-    refused(call(*words, "-"), 2, "ghost does not read stdin")
-    refused(call(*words, source), 2, "no OUT was given")
-    refused(call(*words, tmp_path / "none", out), 2, "there is no file")
-    refused(call(*words, source, out, "--set", "without=all"), 2, "ghost has no parameter 'without'")
-    refused(call(*words, source, out, "--set", "language=xx"), 2, "no lemmas of the language 'xx'")
-    refused(call(*words, source, out, "--k", 0), 2, "k=0: a whole number of 1 or more is needed")
-    refused(call("sanitize", "--method", "ghost", "--table", tmp_path / "no", source, out), 3, "there is no model")
+        refused(call(*words, source, out, *option), 2, f"for {option[0]}")
+    refused(call("sanitize", "--method", "custext", source, out, "--set", "beams=2"), 2, "'beams'")
+    refused(call(*words, "-"), 2, "stdin")
+    refused(call(*words, source), 2, "no OUT")
+    refused(call(*words, tmp_path / "none", out), 2, f"no file {tmp_path / 'none'}")
+    refused(call(*words, source, out, "--set", "without=all"), 2, "'without'")
+    refused(call(*words, source, out, "--set", "language=xx"), 2, "language 'xx'")
+    refused(call(*words, source, out, "--k", 0), 2, "k=0")
+    refused(call("sanitize", "--method", "ghost", "--table", tmp_path / "no", source, out), 3, f"{tmp_path / 'no'}")
     (tmp_path / "blank.jsonl").write_text("\n")
     (tmp_path / "blank.txt").write_text("\n\n")
     (tmp_path / "broken.jsonl").write_text('{"text": "a b"}\n{"text"\n')
     none = ("sanitize", "--method", "ghost", "--embeddings", tmp_path / "no model")  # what needs none is told first
     for name in ("blank.jsonl", "blank.txt"):
-        refused(call(*none, tmp_path / name, out), 5, "at least one row")
-    refused(call(*none, tmp_path / "broken.jsonl", out), 5, "line 2")
-    refused(call(*none, source, source / "out.jsonl"), 2, "there is no folder")
+        refused(call(*none, tmp_path / name, out), 5, f"{name} has no")
+    refused(call(*none, tmp_path / "broken.jsonl", out), 5, "line 2 of broken.jsonl")
+    refused(call(*none, source, source / "out.jsonl"), 2, f"no folder {source}")
     assert not out.exists() and not list(tmp_path.glob(".out*"))

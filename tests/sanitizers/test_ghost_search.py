@@ -95,9 +95,9 @@ def test_markers_are_told_by_what_most_tokens_have() -> None:
 def test_another_language() -> None:
     assert lemmas_of(["ging", "gehen"], ["ging", "gehen"], "de").tolist() == [0, 0]
     assert lemmas_of(["ging", "gehen"], ["ging", "gehen"], "en").tolist() == [0, 1]
-    with pytest.raises(UsageError, match="no lemmas of the language 'xx'"):
+    with pytest.raises(UsageError, match="language 'xx'"):
         lemmas_of(["a"], ["a"], "xx")
-    with pytest.raises(UsageError, match="no lemmas of the language 'xx'"):
+    with pytest.raises(UsageError, match="language 'xx'"):
         Search(language="xx")
 
 
@@ -106,9 +106,9 @@ def test_what_is_refused() -> None:
     with pytest.raises(UsageError, match="k is 0"):
         Search(0)
     for overlap in (-0.1, 1.1, float("nan")):
-        with pytest.raises(UsageError, match="overlap is"):
+        with pytest.raises(UsageError, match=f"overlap is {overlap}"):
             Search(overlap=overlap)
-    with pytest.raises(UsageError, match="k is 146, from 1 to 145"):
+    with pytest.raises(UsageError, match=r"k is 146\b.*\b1 to 145\b"):
         search(vocabulary(), None, Search(146, lemma=False))
-    with pytest.raises(UsageError, match="lemmas are missing"):
+    with pytest.raises(UsageError, match="lemmas"):
         search(vocabulary(), None, Search(10))

@@ -54,14 +54,14 @@ def test_draws_repeat_from_a_seed_and_survive_a_copy() -> None:
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_epsilon_that_cannot_be(epsilon: float) -> None:
     for make in (SanText, CusText, Rnm):
-        with pytest.raises(UsageError, match="epsilon is"):
+        with pytest.raises(UsageError, match=f"epsilon is {epsilon}"):
             make(table(), epsilon)
 
 
 def test_ids_that_the_table_does_not_have() -> None:
     for sanitizer in every(table()):
         for bad in (12, -2):
-            with pytest.raises(UnknownWord, match="outside the table of 12 words"):
+            with pytest.raises(UnknownWord, match=r"\b12 words"):
                 sanitizer.sanitize(np.array([0, bad]), Stream.of_seed(0))
         with pytest.raises(UsageError, match="float64"):
             sanitizer.sanitize(np.array([0.0]), Stream.of_seed(0))
@@ -71,12 +71,12 @@ def test_ids_that_the_table_does_not_have() -> None:
 
 def test_parameters_that_cannot_be() -> None:
     words = table()
-    with pytest.raises(UsageError, match="k is 13, from 2 to 12"):
+    with pytest.raises(UsageError, match=r"k is 13\b.*\b2 to 12\b"):
         CusText(words, 1.0, k=13)
-    with pytest.raises(UsageError, match="k is 12, from 2 to 11"):
+    with pytest.raises(UsageError, match=r"k is 12\b.*\b2 to 11\b"):
         Rnm(words, 1.0, k=12)
     Rnm(words, 1.0, k=12, guaranteed="strict")
-    with pytest.raises(UsageError, match="p is 1.5"):
+    with pytest.raises(UsageError, match=r"p is 1\.5"):
         SanTextPlus(words, 1.0, spared=Spared(np.ones(12, np.bool_), 1.5), occurring=np.ones(12, np.bool_))
     with pytest.raises(UsageError, match="mask of 12"):
         Rnm(words, 1.0, 5, spared=Spared(np.ones(11, np.bool_), 0.5))
@@ -88,15 +88,15 @@ def test_parameters_that_cannot_be() -> None:
 
 def test_tables_that_cannot_be() -> None:
     good = np.ones((2, 3), np.float32)
-    with pytest.raises(BadTable, match="1 words do not fit"):
+    with pytest.raises(BadTable, match=r"\b1 words .*\(2, 3\)"):
         WordVectors(("a",), good)
     with pytest.raises(BadTable, match="not finite"):
         WordVectors(("a", "b"), good * np.nan)
     with pytest.raises(BadTable, match="too large"):
         WordVectors(("a", "b"), good * 1e30)
-    with pytest.raises(BadTable, match="has 1 words to draw from"):
+    with pytest.raises(BadTable, match=r"\b1 words\b.*\b2\b"):
         WordVectors(("a", "b"), good, np.array([True, False]))
-    with pytest.raises(BadTable, match="has 0 words"):
+    with pytest.raises(BadTable, match=r"\b0 words\b.*\b2\b"):
         WordVectors((), np.zeros((0, 3), np.float32))
 
 
@@ -154,5 +154,5 @@ def test_sensitive_are_the_rarest_and_what_never_occurs() -> None:
     assert np.flatnonzero(sensitive_words(counts, 0)).tolist() == [0, 7]
     assert sensitive_words(counts, 1).all()
     assert sensitive_words(np.zeros(3, np.int64), 0.2).all()
-    with pytest.raises(UsageError, match="share of sensitive words is 2"):
+    with pytest.raises(UsageError, match=r"sensitive words is 2\b"):
         sensitive_words(counts, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 import numpy as np
@@ -102,16 +103,14 @@ def test_kept_words_cross_in_small_letters_and_nothing_else_is_kept() -> None:
     out = text.text("The ZANZIBAR and zanzibars in 2024 or 2025", rng())
     assert out.startswith("the zanzibar and ") and " in 2024 or " in out
     assert "zanzibars" not in out and "2025" not in out
-    with pytest.raises(UsageError, match="1 of the allowed words"):
+    with pytest.raises(UsageError, match="1 of the allowed"):
         TextSanitizer(CusText(TABLE, 1.0, 5), allow=frozenset({"two words"}))
 
 
 def test_the_guarantee_says_what_it_leaves_out() -> None:
-    assert OF_TEXTS["santext"].guarantee == (
-        "metric local DP: 1 times the distance of two words, for one word, down to probabilities of 2^-52"
-    )
-    assert "words that are kept have none" in (OF_TEXTS["custext+"].guarantee or "")
-    assert "between sensitive words only" in (OF_TEXTS["santext+"].guarantee or "")
+    assert re.match(r"metric local DP: 1 times .*\b2\^-52$", OF_TEXTS["santext"].guarantee or "")
+    assert "kept have none" in (OF_TEXTS["custext+"].guarantee or "")
+    assert "sensitive words only" in (OF_TEXTS["santext+"].guarantee or "")
     assert OF_TEXTS["rnm"].guarantee is None
 
 
@@ -158,7 +157,7 @@ def test_texts_that_are_sanitized_together_keep_their_order() -> None:
     "option", [{"k": 3}, {"p": 0.5}, {"sensitive": 0.1}, {"metric": "cosine"}, {"guarantee": "paper"}]
 )
 def test_options_that_a_method_has_no_use_for_are_refused(option: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="santext has no parameter"):
+    with pytest.raises(UsageError, match=f"santext .*'{next(iter(option))}'"):
         SANITIZERS.make("santext", option)
 
 
@@ -166,9 +165,9 @@ def test_methods_refuse_early_what_cannot_be() -> None:
     for bad in ({"epsilon": 0.0}, {"p": -0.1}, {"sensitive": 2.0}, {"metric": "dot"}, {"guarantee": "some"}):
         with pytest.raises(UsageError):
             SANITIZERS.make("rnm" if "metric" not in bad else "custext", bad)
-    with pytest.raises(UsageError, match="no sanitizer 'dp'"):
+    with pytest.raises(UsageError, match="'dp'"):
         SANITIZERS.make("dp", {})
-    with pytest.raises(UsageError, match="must know how often"):
+    with pytest.raises(UsageError, match="how often"):
         SANITIZERS["rnm"].over(TABLE)
 
 

@@ -100,9 +100,9 @@ def test_an_instruction_that_no_text_begins_with_is_refused(tmp_path: Path) -> N
     source = chats(tmp_path / "in.jsonl")
     shape = shape_of(source)
     require_rows(source, FileShape(shape.kind, shape.texts, file="in.jsonl", instruction=ASKED))
-    with pytest.raises(CodecError, match="no text of in.jsonl begins with the instruction"):
+    with pytest.raises(CodecError, match=r"in\.jsonl .*instruction"):
         require_rows(source, FileShape(shape.kind, shape.texts, file="in.jsonl", instruction="Sumarize"))
-    with pytest.raises(CodecError, match="line 1 of in.jsonl has no message of the roles bot"):
+    with pytest.raises(CodecError, match=r"line 1 of in\.jsonl .*\bbot\b"):
         sanitize_file(
             None, source, FileShape("json", shape.texts, file="in.jsonl", roles=frozenset({"bot"})),  # type: ignore[arg-type]
             tmp_path / "out.jsonl", 1, {},
@@ -114,7 +114,7 @@ def test_a_message_without_a_role_is_refused_where_roles_decide(tmp_path: Path) 
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps({"messages": [CHAT[1], {"content": "the fever"}]}) + "\n", "utf-8")
     shape = FileShape("json", frozenset(), file="in.jsonl", roles=frozenset({"user"}))
-    with pytest.raises(CodecError, match="line 1 of in.jsonl has a message without a role"):
+    with pytest.raises(CodecError, match=r"line 1 of in\.jsonl .*without a role"):
         require_rows(source, shape)
 
 
@@ -126,5 +126,5 @@ def test_workers_have_the_tokenizer_too(reader: TokenReader, tmp_path: Path) -> 
 
 
 def test_a_method_that_keeps_words_is_by_words(reader: TokenReader) -> None:
-    with pytest.raises(UsageError, match="custext\\+ keeps some words"):
+    with pytest.raises(UsageError, match=r"custext\+ keeps"):
         SANITIZERS.make("custext+", {"k": 4}).reading(reader)

@@ -237,7 +237,7 @@ def test_slots_put_the_first_aliases_first() -> None:
 @pytest.mark.parametrize(
     ("parameters", "named"),
     [
-        ({"aliases": 1}, "aliases is 1, a whole number from 2 to 16, or none is needed"),
+        ({"aliases": 1}, r"aliases is 1\b.*\b2 to 16\b"),
         ({"aliases": 17}, "aliases is 17"),
         ({"rows": "own"}, "rows is 'own'"),
         ({"rows": "shared", "aliases": 2}, "aliases and rows = shared"),
@@ -252,7 +252,7 @@ def test_parameters_that_cannot_be_are_named(parameters: dict[str, object], name
 
 def test_a_model_that_generates_cannot_share_rows(tmp_path: Path) -> None:
     base = Checkpoint.open(tiny.save("gpt2", tmp_path / "base"))
-    with pytest.raises(UnsupportedModel, match="rows = shared is for models that read"):
+    with pytest.raises(UnsupportedModel, match="rows = shared"):
         made(base, ObfusLM(4, 0.1, 0.9, rows="shared"))
 
 
@@ -261,7 +261,7 @@ def test_a_config_that_names_an_ordinary_token_is_refused(tmp_path: Path) -> Non
     config = json.loads((folder / "generation_config.json").read_text("utf-8")) | {"suppress_tokens": [77]}
     (folder / "generation_config.json").write_text(json.dumps(config), "utf-8")
     base = Checkpoint.open(folder)
-    with pytest.raises(UnsupportedModel, match="a config names token 77, which would have 2 ids"):
+    with pytest.raises(UnsupportedModel, match=r"token 77\b.*\b2 ids"):
         scramble(base, made(base, ObfusLM(4, 1.0, 0.9, aliases=2)), tmp_path / "out")
 
 

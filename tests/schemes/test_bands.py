@@ -55,9 +55,9 @@ def test_a_key_keeps_them() -> None:
 
 def test_bands_that_cannot_be() -> None:
     for factor in (1.0, 0.0, float("nan"), float("inf")):
-        with pytest.raises(UsageError, match="a finite number above 1 is needed"):
+        with pytest.raises(UsageError, match=rf"\b{factor}\b.*\b1\b"):
             Bands.counted(counts(), factor)
-    with pytest.raises(UsageError, match="has no tokens"):
+    with pytest.raises(UsageError, match="no tokens"):
         Bands.counted(np.zeros(5, np.int64), 2.0)
-    with pytest.raises(UsageError, match="are of 900 tokens, the table has 5"):
+    with pytest.raises(UsageError, match=r"\b900 tokens\b.*\b5\b"):
         Bands.counted(counts(), 2.0).split(np.arange(5), 5, 1)

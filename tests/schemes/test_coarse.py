@@ -211,7 +211,7 @@ def test_a_token_without_company_is_refused_beside_an_epsilon() -> None:
     numbers = found(bare, evidence()).token_symbols
     single = np.setdiff1d(np.flatnonzero(np.bincount(numbers) == 1), numbers[SPECIAL])
     assert len(single)
-    with pytest.raises(UsageError, match=rf"{len(single)} of the symbols would stand for one token each"):
+    with pytest.raises(UsageError, match=rf"\b{len(single)} of the symbols\b.*epsilon = 1\b"):
         found(replace(bare, epsilon=1.0), evidence())
     kept = found(Coarse(30, epsilon=1.0, kmeans=KMeans("table")), evidence())
     assert np.bincount(kept.token_symbols)[kept.token_symbols[3:]].min() > 1
@@ -237,7 +237,7 @@ def test_pinned_tokens_keep_their_number() -> None:
     assert numbers[1] == 1 and numbers[9] == 9
     assert (numbers == 1).sum() == (numbers == 9).sum() == 1
     assert sorted(set(numbers.tolist())) == list(range(int(numbers.max()) + 1))
-    with pytest.raises(UsageError, match="token 300 must keep its number"):
+    with pytest.raises(UsageError, match="token 300 "):
         found(Coarse(30, kmeans=KMeans("table")), evidence(pinned=(300,)))
 
 
@@ -256,15 +256,15 @@ def test_a_document_keeps_the_map_and_its_repr_does_not_show_it() -> None:
 
 
 def test_maps_that_cannot_be() -> None:
-    with pytest.raises(UsageError, match="leaves a number out"):
+    with pytest.raises(UsageError, match="a number out"):
         SymbolMap.of(np.array([0, 2]), np.ones(2))
     with pytest.raises(UsageError, match="not above 0"):
         SymbolMap.of(np.array([0, 1]), np.array([1.0, 0.0]))
     with pytest.raises(UsageError, match="cannot be read"):
         Coarse(map=SymbolMap("no", "map"))
-    with pytest.raises(UsageError, match="no map from tokens to symbols"):
+    with pytest.raises(UsageError, match="no map"):
         _ = Coarse().token_symbols
-    with pytest.raises(UsageError, match="at most 198 as --symbols"):
+    with pytest.raises(UsageError, match=r"\b250 symbols(.|\n)*\b198 as --symbols"):
         found(Coarse(250), evidence())
     with pytest.raises(UsageError, match="symbols is 1"):
         Coarse(1)

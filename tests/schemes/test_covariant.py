@@ -182,7 +182,7 @@ def test_heads_divide_the_new_width() -> None:
     assert AloePri().stream_width(576, 9) == 846  # h = 128 would give 832, which 9 does not divide
     assert AloePri().stream_width(2048, 32) == 2304
     assert Orthogonal().stream_width(576, 9) == 576
-    with pytest.raises(UsageError, match="a stream of 63 dimensions cannot be widened"):
+    with pytest.raises(UsageError, match=r"\b63 dimensions\b.*\b4 heads"):
         AloePri().stream_width(63, 4)
 
 
@@ -193,11 +193,11 @@ def test_half_precision_is_verified_too(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "bert": "aloepri is for decoders of the Llama family, and this model is of BERT",
-    "gpt2": "aloepri is for decoders of the Llama family",
-    "gemma": "multiplies embeddings by the square root",
-    "gemma2": "norms what its layers write",
-    "qwen3": "norms queries and keys",
+    "bert": "aloepri .*BERT",
+    "gpt2": "aloepri .*GPT-2",
+    "gemma": "embeddings",
+    "gemma2": "layers write",
+    "qwen3": "queries and keys",
 }
 
 
@@ -216,7 +216,7 @@ def test_values_out_of_range_are_refused(tmp_path: Path) -> None:
         AloePri(alpha_e=-1.0)
     with pytest.raises(UsageError, match="window is 0"):
         AloePri(window=0)
-    with pytest.raises(UsageError, match="aloepri changes every layer"):
+    with pytest.raises(UsageError, match="aloepri "):
         require_scramblable(base, AloePri(), True)
 
 

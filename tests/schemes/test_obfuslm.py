@@ -126,13 +126,13 @@ def test_parameters_out_of_range_are_named(parameters: dict[str, object], named:
 
 
 def test_too_few_candidates_is_refused_before_any_work() -> None:
-    with pytest.raises(UsageError, match=r"500 tokens at beta = 0.99 leave 5 candidates for clusters of 10") as caught:
+    with pytest.raises(UsageError, match=r"\b500 tokens\b.*\b0\.99\b.*\b5 candidates\b.*\b10\b") as caught:
         ObfusLM().cluster(torch.randn(500, 8), np.arange(500))
-    assert caught.value.hint == "take --k 5 or less, or a beta of 0.981 or less (--set beta=0.981)"
+    assert "--k 5 " in caught.value.hint and "--set beta=0.981" in caught.value.hint
     ObfusLM(beta=0.981).require_candidates(500)
     with pytest.raises(UsageError) as caught:
         ObfusLM(k=501, beta=0).require_candidates(500)
-    assert caught.value.hint == "take --k 500 or less", "no beta leaves more than there are"
+    assert "--k 500 " in caught.value.hint and "beta" not in caught.value.hint, "no beta leaves more than there are"
 
 
 def test_a_half_precision_table_stays_so() -> None:

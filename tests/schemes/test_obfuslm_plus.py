@@ -144,7 +144,7 @@ def test_a_tensor_that_nothing_explains_is_refused(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "model.layers.0.adapter.weight": torch.ones(4, 32)}, folder / "model.safetensors")
     base, key = key_for(folder, PLUS)
-    with pytest.raises(UnsupportedModel, match=r"layers\.0\.adapter\.weight may meet the residual stream"):
+    with pytest.raises(UnsupportedModel, match=r"layers\.0\.adapter\.weight"):
         scramble(base, key, tmp_path / "out")
 
 
@@ -153,12 +153,12 @@ def test_parameters_that_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             Plus(**wrong)  # type: ignore[arg-type]
     base, key = key_for(tiny.save("llama-tied", tmp_path / "base"), Plus(k=4, beta=0.99))
-    with pytest.raises(UsageError, match="leave 1 candidates for clusters of 4"):
+    with pytest.raises(UsageError, match=r"\b1 candidates\b.*\b4\b"):
         scramble(base, key, tmp_path / "out")
     _, key = key_for(tmp_path / "base", PLUS)
-    with pytest.raises(UsageError, match="a delta would be the whole model"):
+    with pytest.raises(UsageError, match="delta"):
         scramble(base, key, tmp_path / "delta", delta=True)
-    with pytest.raises(UsageError, match="would be noise"):
+    with pytest.raises(UsageError, match="condition number"):
         Turn.of(torch.ones(8, 8), np.arange(8), "exact")
 
 

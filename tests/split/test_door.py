@@ -77,30 +77,30 @@ def test_only_the_token_opens(served: TestClient) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"", "is not a safetensors file"),
-        (b"\x80\x04K\x01.", "is not a safetensors file"),  # a pickle
-        (b"the private diagnosis", "is not a safetensors file"),
-        (states()[:-8], "is not a safetensors file"),
-        (states(width=16), "16 wide, 32 is needed"),
-        (states(layer=0), "states after layer 0"),
+        (b"", "safetensors"),
+        (b"\x80\x04K\x01.", "safetensors"),  # a pickle
+        (b"the private diagnosis", "safetensors"),
+        (states()[:-8], "safetensors"),
+        (states(width=16), "16 wide, 32 "),
+        (states(layer=0), "layer 0"),
         (states(rows=1, pooled=1), "pooled True"),
         (states(value=float("nan")), "not finite"),
         (states(value=float("inf")), "not finite"),
-        (states(rows=200), "200 tokens long, at most 130 fit"),
-        (raw(hidden=torch.zeros(4, WIDTH), lengths=torch.tensor([3]), about=torch.tensor([1, 0])), "do not add up"),
-        (raw(hidden=torch.zeros(4, WIDTH), lengths=torch.tensor([5, -1]), about=torch.tensor([1, 0])), "not add up"),
-        (raw(hidden=torch.zeros(4, WIDTH), lengths=torch.tensor([4])), "holds 2 tensors"),
+        (states(rows=200), "200 tokens long, at most 130 "),
+        (raw(hidden=torch.zeros(4, WIDTH), lengths=torch.tensor([3]), about=torch.tensor([1, 0])), "the 4 rows"),
+        (raw(hidden=torch.zeros(4, WIDTH), lengths=torch.tensor([5, -1]), about=torch.tensor([1, 0])), "the 4 rows"),
+        (raw(hidden=torch.zeros(4, WIDTH), lengths=torch.tensor([4])), "2 tensors"),
         (
             raw(hidden=torch.zeros(4, WIDTH).double(), lengths=torch.tensor([4]), about=torch.tensor([1, 0])),
             "hidden is torch.float64",
         ),
         (
             raw(hidden=torch.zeros(0, WIDTH), lengths=torch.zeros(0, dtype=torch.int64), about=torch.tensor([1, 0])),
-            "holds 0 texts, 1 to 256 fit",
+            "0 texts, 1 to 256 ",
         ),
         (
             raw(hidden=torch.zeros(300, WIDTH), lengths=torch.ones(300, dtype=torch.int64), about=torch.tensor([1, 0])),
-            "holds 300 texts, 1 to 256 fit",
+            "300 texts, 1 to 256 ",
         ),
     ],
 )  # fmt: skip
@@ -122,7 +122,7 @@ def test_a_body_that_is_too_large_is_not_read(noisy: Made) -> None:
 
 def test_states_that_no_number_answers(served: TestClient) -> None:
     answer = post(served, states(value=3e38))
-    assert (answer.status_code, error(answer)["message"][:24]) == (400, "the states are too large")
+    assert answer.status_code == 400 and "too large" in error(answer)["message"]
 
 
 def test_too_many_at_a_time_are_sent_away(served: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,10 +208,10 @@ def test_nothing_of_a_frame_is_logged(served: TestClient, caplog: pytest.LogCapt
 def test_a_server_half_that_is_damaged(fresh: Made) -> None:
     weights = fresh.server / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(CorruptCheckpoint, match="is not this half's"):
+    with pytest.raises(CorruptCheckpoint, match="this half's"):
         ServerHalf.open(fresh.server)
     (fresh.server / "config.json").write_text("{}", "utf-8")
-    with pytest.raises(CorruptCheckpoint, match="lacks an entry"):
+    with pytest.raises(CorruptCheckpoint, match=r"config\.json .*entry"):
         ServerHalf.open(fresh.server)
 
 

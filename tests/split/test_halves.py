@@ -116,22 +116,22 @@ def test_steps_are_counted(bert: Checkpoint, tmp_path: Path) -> None:
 
 
 def test_places_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match=f"{tmp_path} exists"):
         train.require_free(tmp_path, tmp_path / "s")
     for client, server in (("a", "a"), ("a/b", "a"), ("a", "a/b")):
-        with pytest.raises(UsageError, match="one folder, or one is in the other"):
+        with pytest.raises(UsageError, match="one folder"):
             train.require_free(tmp_path / client, tmp_path / server)
 
 
 def test_halves_of_two_trainings_are_no_model(noisy: Made, fresh: Made, bert: Checkpoint, tmp_path: Path) -> None:
     assert folders.require_one_split(noisy.client, noisy.server) == noisy.about
-    with pytest.raises(UsageError, match="are halves of dp-forward from two different trainings"):
+    with pytest.raises(UsageError, match="dp-forward from two"):
         folders.require_one_split(noisy.client, fresh.server)
     other = made("textobfuscator", bert, tmp_path / "other")
-    with pytest.raises(UsageError, match="is a half of dp-forward, and .* one of textobfuscator"):
+    with pytest.raises(UsageError, match="dp-forward, .*textobfuscator"):
         folders.require_one_split(noisy.client, other.server)
     (fresh.server / "model.safetensors").unlink()
-    with pytest.raises(CorruptCheckpoint, match=r"has no model\.safetensors"):
+    with pytest.raises(CorruptCheckpoint, match=r"no model\.safetensors"):
         folders.require_one_split(fresh.client, fresh.server)
 
 
@@ -141,12 +141,10 @@ def test_what_a_model_cannot_read_is_told_before_it_is_trained(bert: Checkpoint)
 
     required(DATA)
     required(DATA, 1)  # this tokenizer adds no special token
-    with pytest.raises(
-        UsageError, match="max_length is 1048576, and this model reads 2 to .* tokens, 0 of them special"
-    ):
+    with pytest.raises(UsageError, match=r"max_length is 1048576\b.*\b2 to \d+ tokens, 0 "):
         required(TrainingTexts(LabelledTexts(["a", "b"], [0, 1], ["c", "d"]), LABELS), 1 << 20)
     blank = TrainingTexts(LabelledTexts(["a", ""], [0, 1]), LABELS, ["line 2 of a.tsv", "line 7 of a.tsv"])
-    with pytest.raises(EmptyText, match=r"line 7 of a\.tsv has no token"):
+    with pytest.raises(EmptyText, match=r"line 7 of a\.tsv"):
         required(blank)
 
 
@@ -160,12 +158,12 @@ def test_halves_that_do_not_belong_together(each: Made, fresh: Made) -> None:
 
     with pytest.raises(KeyForOtherModel, match="another half"):
         fresh.half().classify(TEXTS, None, other.info, answer)
-    with pytest.raises(UsageError, match="reads single texts"):
+    with pytest.raises(UsageError, match="single texts"):
         each.half().classify(TEXTS, TEXTS, other.info, answer)
     assert not sent, "nothing left"
-    with pytest.raises(UsageError, match="holds the other half"):
+    with pytest.raises(UsageError, match="other half"):
         folders.client_about(each.server)
-    with pytest.raises(UsageError, match="not a half of a split model"):
+    with pytest.raises(UsageError, match="not a half"):
         folders.server_about(each.base.folder)
 
 
@@ -193,10 +191,10 @@ def test_data_is_read_with_its_labels(tmp_path: Path) -> None:
     assert {yes, no} == {0, 1} and [*data.labels] == sorted(data.labels, key=data.labels.__getitem__)
     assert (list(data.corpus.labels), data.corpus.pairs) == ([yes, no, yes], ["x"] * 3)
     rows.write_text('{"text": "a"}\n')
-    with pytest.raises(CodecError, match="has no labels"):
+    with pytest.raises(CodecError, match="no labels"):
         train.read_data(rows)
     rows.write_text('{"text": "a", "label": "one"}\n')
-    with pytest.raises(CodecError, match="1 label only"):
+    with pytest.raises(CodecError, match="1 label "):
         train.read_data(rows)
 
 
@@ -205,7 +203,7 @@ def test_a_model_of_pairs_reads_pairs(bert: Checkpoint, tmp_path: Path) -> None:
     it = made("dp-forward", bert, tmp_path, paired)
     other = it.other()
     assert it.half().classify(TEXTS, SECOND, other.info, other.answer).shape == (4, 2)
-    with pytest.raises(UsageError, match="reads pairs"):
+    with pytest.raises(UsageError, match="pairs"):
         it.half().classify(TEXTS, None, other.info, other.answer)
 
 
@@ -217,7 +215,7 @@ def test_judging_counts_what_is_right(each: Made) -> None:
     reported: list[int] = []
     judged = evaluate(each.half(), other, LabelledTexts(texts, wrong), reported.append)
     assert (judged.right, judged.texts, judged.left_out, sum(reported)) == (0.75, 4, 1, 4)
-    with pytest.raises(CodecError, match="all 1 texts are too long"):
+    with pytest.raises(CodecError, match="all 1 texts"):
         evaluate(each.half(), other, LabelledTexts(texts[-1:], [0]), reported.append)
 
 
@@ -239,7 +237,7 @@ def test_an_audits_texts(noisy: Made, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"5 of the 20 texts"):
         staged()
     text.write_text("\n".join(lines[:1] * 40) + "\n", "utf-8")
-    with pytest.raises(UsageError, match="0 texts are left to the attacker"):
+    with pytest.raises(UsageError, match=r"\b0 texts "):
         staged()
 
 

@@ -115,7 +115,7 @@ def test_the_server_refuses_by_http(live: Running, noisy: Made, tmp_path: Path) 
     run = ("split", "classify", noisy.client, "--url", live.url, "--text", "a text")
     (tmp_path / "token").write_text("not-the-token-at-all\n")
     refused(call(*run, "--token-file", tmp_path / "token"), 6, "401")
-    refused(call("split", "classify", noisy.client, "--url", "http://10.1.1.1:1", "--text", "a"), 2, "in the clear")
+    refused(call("split", "classify", noisy.client, "--url", "http://10.1.1.1:1", "--text", "a"), 2, "http://10.1.1.1 ")
 
 
 def test_the_noise_that_crosses_has_its_law(noisy: Made) -> None:
@@ -161,7 +161,7 @@ def test_frames_stay_below_the_limit_that_was_told() -> None:
 
 @pytest.mark.parametrize("logits", [None, "x", [[1.0], [1.0, 2.0]], [[float("inf")]], [], 3, [[None]], [[10**400]]])
 def test_an_answer_that_is_no_table_is_refused(logits: Any) -> None:
-    with pytest.raises(RemoteError, match="not a table of numbers"):
+    with pytest.raises(RemoteError, match="table of numbers"):
         _logits(logits)
 
 
@@ -180,8 +180,8 @@ def test_a_stranger_gets_no_state(noisy: Made, tmp_path: Path) -> None:
             "a b",
         )
         stub.replies["GET /v1/split"] = lambda h: h.answer(200, GOOD)
-        refused(call(*run), 4, "another half than this client's")
+        refused(call(*run), 4, "another half")
         stub.replies["GET /v1/split"] = lambda h: h.answer(200, {**GOOD, "weights": noisy.about.server})
         stub.replies["POST /v1/split"] = lambda h: h.answer(200, {"logits": [[1.0, 2.0, 3.0]]})
-        refused(call(*run), 6, "have an answer of another shape")
+        refused(call(*run), 6, "1 texts of 2 classes")
         assert stub.count("POST /v1/split") == 1

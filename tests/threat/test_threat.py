@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ def test_a_guess_about_places_has_no_vocabulary_measure() -> None:
     found = score(Guess(running=np.array([[0], [1], [3]])), about, np.random.default_rng(0))
     assert found["tokens top-1"].value == 0.5
     assert "vocabulary top-1" not in found.measures
-    with pytest.raises(ValueError, match="1 guesses for 3 tokens"):
+    with pytest.raises(ValueError, match=r"\b1 guesses\b.*\b3 tokens"):
         score(Guess(running=np.array([[0]])), about, np.random.default_rng(0))
 
 
@@ -78,7 +79,7 @@ def test_content_tokens_are_rare_and_have_a_letter() -> None:
 
 
 def test_an_id_outside_the_vocabulary_is_refused() -> None:
-    with pytest.raises(UsageError, match="id of 7 in a vocabulary of 5"):
+    with pytest.raises(UsageError, match=r"id of 7\b.*\b5\b"):
         Transcript((Tokens(Sequences.of([[1, 7]])),), 5)
 
 
@@ -100,7 +101,7 @@ def test_budgets(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0m", "fast", "-3m", "2d"])
 def test_what_is_no_budget(text: str) -> None:
-    with pytest.raises(UsageError, match="more than 0 is needed" if text[:1] == "0" else "not a length of time"):
+    with pytest.raises(UsageError, match=f"{re.escape(repr(text))} is {'zero' if text[:1] == '0' else 'not'}"):
         Budget.parse(text)
 
 
@@ -127,25 +128,25 @@ def test_a_transcript_comes_back_from_disk(tmp_path: Path) -> None:
 
 
 def test_a_transcript_that_is_not_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"has no transcript\.jsonl"):
+    with pytest.raises(UsageError, match=r"no transcript\.jsonl"):
         on_disk.load(tmp_path)
     folder = tmp_path / "seen"
     on_disk.Recorder.open(folder, 10)
-    with pytest.raises(UsageError, match="transcript of 10 ids, this model has 11"):
+    with pytest.raises(UsageError, match=r"\b10 ids\b.*\b11\b"):
         on_disk.Recorder.open(folder, 11)
-    with pytest.raises(UsageError, match="transcript of another key"):
+    with pytest.raises(UsageError, match="another key"):
         on_disk.Recorder.open(folder, 10, "other")
     index = folder / "transcript.jsonl"
     good = index.read_text()
     index.write_text(good + '{"kind": "tokens", "file": "../x"}\n')
-    with pytest.raises(CorruptCheckpoint, match="names a path"):
+    with pytest.raises(CorruptCheckpoint, match=r"transcript\.jsonl names a path"):
         on_disk.load(folder)
     index.write_text(good + '{"kind": "tokens", "file": "x"}\n')
     (folder / "x").write_bytes(b"garbage")
-    with pytest.raises(CorruptCheckpoint, match="is not a safetensors file"):
+    with pytest.raises(CorruptCheckpoint, match="safetensors file"):
         on_disk.load(folder)
     index.write_text(good.replace("1", "9", 1))
-    with pytest.raises(CorruptCheckpoint, match="not of version 1"):
+    with pytest.raises(CorruptCheckpoint, match="version 1"):
         on_disk.load(folder)
 
 
@@ -177,7 +178,7 @@ def test_whole_texts_are_given_to_true_ones_of_their_batch_once_each() -> None:
     assert found["tokens named"].value == pytest.approx(5 / 8)
     assert found["exact texts"].value == pytest.approx(1 / 3)
     assert found["rouge-1"].value == pytest.approx(2 / 3)
-    with pytest.raises(ValueError, match="2 guesses for 3 texts"):
+    with pytest.raises(ValueError, match=r"\b2 guesses\b.*\b3 texts"):
         score(Guess(texts=Sequences.of([[2], [3]])), truth, np.random.default_rng(0))
 
 

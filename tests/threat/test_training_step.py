@@ -108,12 +108,12 @@ def test_the_head_comes_from_the_seed(home: Path) -> None:
 
 
 def test_what_is_refused(home: Path) -> None:
-    with pytest.raises(UsageError, match="an encoder does not predict the next token"):
+    with pytest.raises(UsageError, match="encoder"):
         SharedStep.open(home / "bert", "next-token")
     step = SharedStep.open(home / "gpt2", "next-token")
-    with pytest.raises(UsageError, match="no text has a second token"):
+    with pytest.raises(UsageError, match="second token"):
         step.gradient(torch.tensor([[5]]), torch.tensor([[1]]), None)
-    with pytest.raises(UsageError, match="a class is needed"):
+    with pytest.raises(UsageError, match="a class"):
         SharedStep.open(home / "gpt2").gradient(torch.tensor([[5, 6]]), torch.tensor([[1, 1]]), None)
-    with pytest.raises(UsageError, match="no parameter of this model is trained"):
+    with pytest.raises(UsageError, match="no parameter"):
         SharedStep(step.module.requires_grad_(False), "next-token")

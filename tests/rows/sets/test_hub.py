@@ -82,7 +82,7 @@ def test_conversations_of_the_hub(name: str, hub: dict[str, Any]) -> None:
 
 def test_all_sets_but_two_are_on_the_hub() -> None:
     assert {*ROWS, *CHATS} == {name for name, about in SETS.items() if about.hub} == {*SETS} - {"enron", "legal"}
-    with pytest.raises(UsageError, match="enron is on no hub"):
+    with pytest.raises(UsageError, match="enron .*hub"):
         load("enron", None, "train")
 
 
@@ -91,36 +91,37 @@ def test_splits_have_the_hubs_names(hub: dict[str, Any]) -> None:
     assert len(list(load("mnli", None, "validation"))) == 1
     assert hub["asked"][:2] == ("nyu-mll/glue", "mnli")
     assert hub["asked"][2]["split"] == "validation_matched"
-    with pytest.raises(UsageError, match="the hub's mnli has no split 'test'"):
+    with pytest.raises(UsageError, match="mnli .*'test'"):
         load("mnli", None, "test")
 
 
 def test_a_row_without_a_label_is_told(hub: dict[str, Any]) -> None:
     hub["rows"] = [ROWS["sst2"][1], {"sentence": "zanzibar", "label": -1}]
-    with pytest.raises(CodecError, match="row 2 of nyu-mll/glue on the hub has a label that") as caught:
+    with pytest.raises(CodecError, match="row 2 of nyu-mll/glue .*label") as caught:
         list(load("sst2", None, "train"))
     assert "zanzibar" not in str(caught.value)
 
 
 def test_blank_lines_of_the_hub_are_counted(hub: dict[str, Any]) -> None:
     hub["rows"] = [{"text": ""}, {"text": " = Head = \n"}]
-    told: list[str] = []
-    assert [one.text for one in load("wikitext2", None, "train", told.append)] == ["= Head ="]
-    assert told == ["1 row was left out of wikitext2 on the hub: blank lines"]
+    notes: list[str] = []
+    assert [one.text for one in load("wikitext2", None, "train", notes.append)] == ["= Head ="]
+    [note] = notes
+    assert note.startswith("1 row ") and "wikitext2" in note
 
 
 @pytest.mark.parametrize("error", [ConnectionError("proxy of zanzibar"), ValueError("unknown split")])
 def test_a_hub_that_cannot_be_read(error: Exception, hub: dict[str, Any]) -> None:
     hub["rows"] = error
-    with pytest.raises(UsageError, match="could not be read after 0 rows") as caught:
+    with pytest.raises(UsageError, match="after 0 rows") as caught:
         list(load("sst2", None, "train"))
     assert type(error).__name__ in caught.value.message
     assert "zanzibar" not in str(caught.value)
-    assert "give a folder" in caught.value.hint
+    assert "folder" in caught.value.hint
 
 
 def test_without_the_library_the_way_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError, match="the library datasets is not installed") as caught:
+    with pytest.raises(UsageError, match="datasets") as caught:
         list(load("sst2", None, "train"))
     assert "pip install datasets" in caught.value.hint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def expected(root: Path) -> dict[tuple[str, str], list[Expected]]:
 
 def test_the_names_that_are_promised_are_there() -> None:
     assert sorted(SETS) == sorted(NAMES)
-    with pytest.raises(UsageError, match="there is no data set 'imdb'"):
+    with pytest.raises(UsageError, match="'imdb'"):
         describe("imdb")
 
 
@@ -46,14 +47,14 @@ def test_the_names_that_are_promised_are_there() -> None:
 def test_a_split_reads_as_it_was_published(
     name: str, split: str, root: Path, expected: dict[tuple[str, str], list[Expected]]
 ) -> None:
-    told: list[str] = []
-    found = list(load(name, root, split, told.append))
+    notes: list[str] = []
+    found = list(load(name, root, split, notes.append))
     if (name, split) in CHATS:
         assert [(one.messages[0]["content"], one.messages[1]["content"]) for one in found] == CHATS[name, split]
         assert all([turn["role"] for turn in one.messages] == ["user", "assistant"] for one in found)
     else:
         assert [(one.text, one.pair, one.label) for one in found] == expected[name, split]
-    assert told == ([LEFT_OUT[name, split]] if (name, split) in LEFT_OUT else [])
+    assert notes == ([LEFT_OUT[name, split]] if (name, split) in LEFT_OUT else [])
     inside = files(name, root, split)[0].parent
     assert list(load(name, inside, split)) == found  # the data set's own folder is as good
 
@@ -104,7 +105,7 @@ def test_what_is_exported_reads_back(
         if all(float(b.label or "nan").is_integer() for b in before):
             assert [a.label for a in read_examples(out)] == [f"{float(b.label or 'nan'):.0f}" for b in before]
             return
-        with pytest.raises(CodecError, match="the column label of out.jsonl"):
+        with pytest.raises(CodecError, match=r"label of out\.jsonl"):
             checked(out, None)
         return
     again = list(read_examples(out))
@@ -131,41 +132,37 @@ def broken(name: str, split: str, folder: Path) -> CodecError:
 @pytest.mark.parametrize(
     ("name", "file", "text", "message", "hint"),
     [
-        ("sst2", "train.tsv", f"text\tlabel\n{SECRET}\t1\n", "the header of train.tsv names no column sentence",
-         "the columns there are: text, label"),
-        ("sst2", "train.tsv", f"a {SECRET} day\t1\n", "the header of train.tsv names no column sentence",
-         "its first line has 2 cells and looks like no header"),
-        ("sst2", "train.tsv", f"sentence\tlabel\tlabel\n{SECRET}\t1\t1\n", "names the column label twice", "rename"),
+        ("sst2", "train.tsv", f"text\tlabel\n{SECRET}\t1\n", r"train\.tsv .*sentence$", ": text, label"),
+        ("sst2", "train.tsv", f"a {SECRET} day\t1\n", r"train\.tsv .*sentence$", "2 cells"),
+        ("sst2", "train.tsv", f"sentence\tlabel\tlabel\n{SECRET}\t1\t1\n", "label twice", "rename"),
         ("sst2", "train.tsv", f"sentence\tlabel\nok\t1\n{SECRET}\t1\tmore\n",
-         "line 3 of train.tsv has 3 cells, and there are 2 columns", "tabs"),
-        ("sst2", "train.tsv", f"sentence\tlabel\nok\t{SECRET}\n",
-         "line 2 of train.tsv has a label that the data set does not have", "it has: 0, 1"),
-        ("sst2", "train.tsv", "sentence\tlabel\n \t1\n", "line 2 of train.tsv has an empty sentence", "fill"),
-        ("sst2", "train.tsv", "sentence\tlabel\n", "train.tsv has no rows", "at least one"),
-        ("sst2", "train.tsv", "", "train.tsv is empty", "at least one"),
-        ("cola", "train.tsv", f"gj04\t1\t{SECRET}\n", "line 1 of train.tsv has 3 cells, and there are 4", "tabs"),
+         r"line 3 of train\.tsv .*\b3 cells\b.*\b2 columns", "tabs"),
+        ("sst2", "train.tsv", f"sentence\tlabel\nok\t{SECRET}\n", r"line 2 of train\.tsv .*label", ": 0, 1"),
+        ("sst2", "train.tsv", "sentence\tlabel\n \t1\n", r"line 2 of train\.tsv .*empty sentence", "fill"),
+        ("sst2", "train.tsv", "sentence\tlabel\n", r"train\.tsv .*no rows", "at least one"),
+        ("sst2", "train.tsv", "", r"train\.tsv .*empty", "at least one"),
+        ("cola", "train.tsv", f"gj04\t1\t{SECRET}\n", r"line 1 of train\.tsv .*\b3 cells\b.*\b4\b", "tabs"),
         ("stsb", "train.tsv", f"sentence1\tsentence2\tscore\na\tb\t{SECRET}\n",
-         "line 2 of train.tsv has a score that is not a number from 0 to 5", "check"),
-        ("stsb", "train.tsv", "sentence1\tsentence2\tscore\na\tb\t5.2\n", "not a number from 0 to 5", "check"),
-        ("stsb", "train.tsv", "sentence1\tsentence2\tscore\na\tb\tnan\n", "not a number from 0 to 5", "check"),
-        ("ag_news", "train.csv", f'"1","{SECRET}"\n', "line 1 of train.csv has 2 cells, and there are 3", "quotes"),
-        ("ag_news", "train.csv", f'"1","a","b"\n"2","{SECRET}', "line 2 of train.csv is not a row", "quotes"),
-        ("ag_news", "train.csv", f'"5","a","{SECRET}"\n', "line 1 of train.csv has a class that", "1, 2, 3, 4"),
-        ("dolly", "train.jsonl", f'{{"instruction": "{SECRET}\n', "line 1 of train.jsonl is not JSON", "object"),
-        ("dolly", "train.jsonl", f'["{SECRET}"]\n', "line 1 of train.jsonl is not a JSON object", "object"),
-        ("dolly", "train.jsonl", f'{{"instruction": "{SECRET}"}}\n', "line 1 of train.jsonl has no response",
-         "the columns there are: instruction"),
+         r"line 2 of train\.tsv .*score .*\b0 to 5\b", "check"),
+        ("stsb", "train.tsv", "sentence1\tsentence2\tscore\na\tb\t5.2\n", r"score .*\b0 to 5\b", "check"),
+        ("stsb", "train.tsv", "sentence1\tsentence2\tscore\na\tb\tnan\n", r"score .*\b0 to 5\b", "check"),
+        ("ag_news", "train.csv", f'"1","{SECRET}"\n', r"line 1 of train\.csv .*\b2 cells\b.*\b3\b", "quotes"),
+        ("ag_news", "train.csv", f'"1","a","b"\n"2","{SECRET}', r"line 2 of train\.csv .*\brow$", "quotes"),
+        ("ag_news", "train.csv", f'"5","a","{SECRET}"\n', r"line 1 of train\.csv .*class", "1, 2, 3, 4"),
+        ("dolly", "train.jsonl", f'{{"instruction": "{SECRET}\n', r"line 1 of train\.jsonl .*JSON$", "object"),
+        ("dolly", "train.jsonl", f'["{SECRET}"]\n', r"line 1 of train\.jsonl .*JSON object", "object"),
+        ("dolly", "train.jsonl", f'{{"instruction": "{SECRET}"}}\n', r"line 1 of train\.jsonl .*no response",
+         ": instruction"),
         ("dolly", "train.jsonl", f'{{"instruction": 7, "response": "{SECRET}"}}\n',
-         "line 1 of train.jsonl has a instruction that is not a string", "string"),
+         r"line 1 of train\.jsonl .*instruction .*string", "string"),
         ("dolly", "train.jsonl", f'{{"instruction": "a", "context": 3, "response": "{SECRET}"}}\n',
-         "line 1 of train.jsonl has a context that is not a string", "string"),
-        ("alpaca", "alpaca_data.json", f'{{"instruction": "{SECRET}"}}', "alpaca_data.json is not a JSON list",
-         "write"),
-        ("alpaca", "alpaca_data.json", f'["{SECRET}"]', "entry 1 of alpaca_data.json is not a JSON object", "write"),
-        ("enron", "sentences.json", f'["ok", "{SECRET}', "entry 2 of sentences.json is not JSON", "cut off"),
-        ("enron", "sentences.json", f'["ok" "{SECRET}"]', "entry 1 of sentences.json is not JSON", "broken"),
-        ("enron", "sentences.json", '["ok", " "]', "entry 2 of sentences.json is empty", "leave"),
-        ("enron", "sentences.json", "[]", "sentences.json has no rows", "at least one"),
+         r"line 1 of train\.jsonl .*context .*string", "string"),
+        ("alpaca", "alpaca_data.json", f'{{"instruction": "{SECRET}"}}', r"^alpaca_data\.json .*JSON list", "write"),
+        ("alpaca", "alpaca_data.json", f'["{SECRET}"]', r"entry 1 of alpaca_data\.json .*JSON object", "write"),
+        ("enron", "sentences.json", f'["ok", "{SECRET}', r"entry 2 of sentences\.json .*JSON$", "cut off"),
+        ("enron", "sentences.json", f'["ok" "{SECRET}"]', r"entry 1 of sentences\.json .*JSON$", "broken"),
+        ("enron", "sentences.json", '["ok", " "]', r"entry 2 of sentences\.json .*empty", "leave"),
+        ("enron", "sentences.json", "[]", r"sentences\.json .*no rows", "at least one"),
     ],
 )  # fmt: skip
 def test_a_broken_file_is_told_without_its_text(
@@ -173,18 +170,17 @@ def test_a_broken_file_is_told_without_its_text(
 ) -> None:
     put(tmp_path, file, text)
     error = broken(name, "train", tmp_path)
-    assert message in error.message
+    assert re.search(message, error.message)
     assert hint in error.hint
 
 
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     put(tmp_path, "train.tsv", f"sentence\tlabel\n{SECRET} caf\xe9\t1\n", "latin-1")
-    latin = "looks like Latin-1 (ISO-8859-1)"
-    assert broken("sst2", "train", tmp_path).message == f"train.tsv is not UTF-8 text: line 2 {latin}"
+    assert re.search(r"train\.tsv .*line 2 .*\(ISO-8859-1\)", broken("sst2", "train", tmp_path).message)
     put(tmp_path, "train.csv", f'"1","{SECRET} \xe9","b"\n', "latin-1")
-    assert broken("ag_news", "train", tmp_path).message == f"train.csv is not UTF-8 text: line 1 {latin}"
+    assert re.search(r"train\.csv .*line 1 .*\(ISO-8859-1\)", broken("ag_news", "train", tmp_path).message)
     put(tmp_path, "sentences.json", f'["{SECRET} \xe9"]', "latin-1")
-    assert broken("enron", "train", tmp_path).message == f"sentences.json is not UTF-8 text: line 1 {latin}"
+    assert re.search(r"sentences\.json .*line 1 .*\(ISO-8859-1\)", broken("enron", "train", tmp_path).message)
 
 
 @pytest.mark.parametrize(
@@ -193,30 +189,28 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
 def test_two_files_side_by_side_are_of_one_length(texts: str, labels: str, short: str, tmp_path: Path) -> None:
     put(tmp_path, "val_text.txt", texts)
     put(tmp_path, "val_labels.txt", labels)
-    assert (
-        broken("tweet_sentiment", "validation", tmp_path).message == f"{short} has fewer lines than the file beside it"
-    )
+    assert re.match(f"{re.escape(short)} .*fewer lines", broken("tweet_sentiment", "validation", tmp_path).message)
 
 
 def test_a_folder_or_split_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no train split of mrpc") as caught:
+    with pytest.raises(UsageError, match="train split of mrpc") as caught:
         load("mrpc", tmp_path, "train")
     folders = ", ".join(map(str, (tmp_path / "mrpc", tmp_path / "MRPC", tmp_path)))
-    looked = "looked for train.tsv or msr_paraphrase_train.txt in"
-    assert caught.value.hint == f"{looked} {folders}; there of mrpc: nothing"
+    assert f"train.tsv or msr_paraphrase_train.txt in {folders}" in caught.value.hint
+    assert caught.value.hint.endswith("of mrpc: nothing")
     put(tmp_path, "dev.tsv", "x\n")
     with pytest.raises(UsageError) as caught:
         load("mrpc", tmp_path, "train")
-    assert caught.value.hint.endswith("; there of mrpc: validation (dev.tsv)")
-    with pytest.raises(UsageError, match="there is no folder /nowhere"):
+    assert caught.value.hint.endswith("of mrpc: validation (dev.tsv)")
+    with pytest.raises(UsageError, match="folder /nowhere"):
         load("mrpc", Path("/nowhere"), "train")
     put(tmp_path, "val_text.txt", "a\n")
-    with pytest.raises(UsageError, match="has no validation split") as caught:
+    with pytest.raises(UsageError, match="validation split") as caught:
         load("tweet_sentiment", tmp_path, "validation")
-    assert caught.value.hint.startswith("looked for val_text.txt with val_labels.txt in ")
-    with pytest.raises(UsageError, match="sst2 has no split 'test'") as caught:
+    assert "val_text.txt with val_labels.txt in " in caught.value.hint
+    with pytest.raises(UsageError, match="sst2 .*'test'") as caught:
         load("sst2", tmp_path, "test")
-    assert caught.value.hint == "it has: train, validation"
+    assert caught.value.hint.endswith(": train, validation")
 
 
 def test_rows_stream(tmp_path: Path) -> None:
@@ -241,7 +235,7 @@ def test_a_json_list_is_read_in_blocks_of_any_size(block: int, tmp_path: Path, m
 def test_a_headless_file_with_one_word_cells_shows_no_text_with_a_space(tmp_path: Path) -> None:
     put(tmp_path, "train.tsv", lines().strip() + f"my {SECRET} note\tcode-7\n")
     hint = broken("sst2", "train", tmp_path).hint
-    assert hint.startswith("the columns there are: code-7 and 1 more, not shown") and SECRET not in hint
+    assert ": code-7 and 1 more, not shown" in hint and SECRET not in hint
 
 
 def test_an_example_is_the_clients_own(root: Path, expected: dict[tuple[str, str], list[Expected]]) -> None:
@@ -251,5 +245,5 @@ def test_an_example_is_the_clients_own(root: Path, expected: dict[tuple[str, str
 
 def test_an_empty_row_of_a_plain_file_is_refused(tmp_path: Path) -> None:
     put(tmp_path, "enron.jsonl", lines({"text": ""}))
-    with pytest.raises(EmptyText, match=r"line 1 of enron\.jsonl has an empty text"):
+    with pytest.raises(EmptyText, match=r"line 1 of enron\.jsonl .*text"):
         list(load("enron", tmp_path, "train"))

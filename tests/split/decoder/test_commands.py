@@ -34,7 +34,7 @@ def enclave(served: Served, token: Path, tmp_path_factory: pytest.TempPathFactor
     about = document(built)
     assert (about["kind"], about["attested"], about["rows"], about["k"]) == ("process", False, 300, 8)
     assert "NOT ATTESTED" in built.stderr and "NOT ATTESTED" in about["proof"]
-    assert "no --corpus" in built.stderr and "a list of English words" in built.stderr
+    assert "no --corpus" in built.stderr and "English words" in built.stderr
     assert about["sensitive_by"] == "word list" and len(json.loads((out / "counts.json").read_text())) == 300
     return out
 
@@ -43,10 +43,10 @@ def test_verify_says_what_holds(enclave: Path) -> None:
     about = document(call("split", "enclave", "verify", enclave, "--json"))
     assert about["attested"] is False and "no network calls" in about["holds"] and about["rows"] == 300
     shown = call("split", "enclave", "verify", enclave).stdout
-    assert "NOT ATTESTED" in shown and "the rarest 20 % by a list of English words" in shown
+    assert "NOT ATTESTED" in shown and "rarest 20 %" in shown and "English words" in shown
     measured = ("split", "enclave", "verify", enclave, "--measurement")
     assert call(*measured, about["measurement"].upper()).exit_code == 0
-    refused(call(*measured, "ab" * 32), 8, "is expected")
+    refused(call(*measured, "ab" * 32), 8, "ab" * 32)
 
 
 def test_an_answer_over_the_split_is_the_unsplit_models(
@@ -62,8 +62,8 @@ def test_an_answer_over_the_split_is_the_unsplit_models(
     assert answer["text"] == tokenizer.decode(expected, skip_special_tokens=True)
     assert answer["replaced_tokens"] == 0 and answer["attested"] is False and "NOT ATTESTED" in answer["proof"]
     shown = call(*run, "--max-tokens", 8)
-    assert "NOT ATTESTED" in shown.stderr and "the server reads the answer" in shown.stderr
-    assert PRIVATE not in shown.stderr and "of these were replaced" in shown.stderr
+    assert "NOT ATTESTED" in shown.stderr and "reads the answer" in shown.stderr
+    assert PRIVATE not in shown.stderr and "replaced" in shown.stderr
 
 
 def test_an_instruction_keeps_the_chat_template(enclave: Path, served: Served, token: Path) -> None:
@@ -77,7 +77,7 @@ def test_an_instruction_keeps_the_chat_template(enclave: Path, served: Served, t
     raw = document(call("generate", PRIVATE, "--instruction", asked, "--no-sanitize", "--raw", *options))
     assert raw["prompt_tokens"] < kept["prompt_tokens"] and raw["private_tokens"] <= kept["private_tokens"]
     blank = call("generate", PRIVATE, "--instruction", " x", *options)
-    assert blank.exit_code == 2 and "begins with a blank" in blank.stderr
+    assert blank.exit_code == 2 and "--instruction begins" in blank.stderr
 
 
 def test_chat_sends_each_turn(enclave: Path, served: Served, token: Path) -> None:
@@ -99,7 +99,7 @@ def test_an_audit_reads_what_crosses(enclave: Path, folder: Path, tmp_path: Path
     raised = {one["title"]: one for one in result["warnings"]}
     assert "The provider reads every answer" in raised
     explained = raised["An attacker reads your text"]
-    assert "finds the row of each vector" in explained["explanation"] and "--epsilon" in explained["change"]
+    assert "each vector" in explained["explanation"] and "--epsilon" in explained["change"]
     assert "cipher" not in explained["explanation"] and "key" not in explained["change"]
     assert "bears that risk" in (tmp_path / "audit" / "audit.html").read_text("utf-8")
     for path in (tmp_path / "audit" / "audit.json", tmp_path / "audit" / "audit.html"):
@@ -114,16 +114,16 @@ def late(result: Result, code: int, message: str) -> None:
 def test_use_refuses(enclave: Path, served: Served, token: Path, tmp_path: Path) -> None:
     run = ("generate", "x", "--split", served.server.url, "--token-file", token)
     refused(call(*run), 2, "--split needs --enclave")
-    refused(call(*run, "--enclave", tmp_path), 2, "holds no enclave")
-    refused(call("generate", "x", "y", "--split", served.server.url), 2, "two arguments were given with --split")
-    refused(call("generate"), 2, "the model's id is missing")
+    refused(call(*run, "--enclave", tmp_path), 2, f"{tmp_path} holds no enclave")
+    refused(call("generate", "x", "y", "--split", served.server.url), 2, "two arguments")
+    refused(call("generate"), 2, "id is missing")
     refused(call("generate", "x"), 2, "--key is missing")
-    refused(call("generate", "x", "--instruction", "y"), 2, "--instruction is for --split")
-    refused(call("chat"), 2, "the model's id is missing")
+    refused(call("generate", "x", "--instruction", "y"), 2, "--instruction is")
+    refused(call("chat"), 2, "id is missing")
     refused(call(*run, "--enclave", enclave, "--epsilon", -1), 2, "epsilon")
     refused(call(*run, "--enclave", enclave, "--p", 2), 2, "p is 2")
-    late(call(*run, "--enclave", enclave, "--max-tokens", 500), 2, "max_tokens is 500, 1 to 127")
-    refused(call("generate", "x", "--split", "http://127.0.0.1:9", "--enclave", enclave), 6, "does not answer")
+    late(call(*run, "--enclave", enclave, "--max-tokens", 500), 2, "max_tokens is 500, ")
+    refused(call("generate", "x", "--split", "http://127.0.0.1:9", "--enclave", enclave), 6, "127.0.0.1:9")
     refused(call(*run, "--enclave", enclave, "--engine-model", "m"), 6, "")
     build = ("split", "enclave", "build", served.server.url, "--token-file", token)
     words = call(*build, "--out", tmp_path / "words", "--k", 8)
@@ -131,11 +131,11 @@ def test_use_refuses(enclave: Path, served: Served, token: Path, tmp_path: Path)
     late(call(*build, "--out", enclave), 2, f"{enclave} exists")
     for command in (build, ("split", "enclave", "build", "http://127.0.0.1:9", "--token-file", tmp_path / "none")):
         wrong = call(*command, "--out", tmp_path / "e", "--kind", "magic")
-        assert wrong.exit_code == 2 and "'magic' is not one of 'process', 'gramine-direct'" in wrong.stderr
+        assert wrong.exit_code == 2 and "'magic'" in wrong.stderr and "'process', 'gramine-direct'" in wrong.stderr
     wrong = call("split", "enclave", "prepare", tmp_path / "e", "--kind", "process")
-    assert wrong.exit_code == 2 and "'process' is not one of 'gramine-direct'" in wrong.stderr
-    refused(call(*build, "--out", tmp_path / "e", "--corpus", tmp_path / "none"), 2, "there is no file")
+    assert wrong.exit_code == 2 and "'process' is" in wrong.stderr and "'gramine-direct'" in wrong.stderr
+    refused(call(*build, "--out", tmp_path / "e", "--corpus", tmp_path / "none"), 2, f"no file {tmp_path / 'none'}")
     (tmp_path / "empty.txt").write_text("\n \n")
-    refused(call(*build, "--out", tmp_path / "e", "--corpus", tmp_path / "empty.txt"), 2, "empty.txt holds no text")
-    refused(call("split", "serve", "model", "--allow-measurement", "abc"), 2, "'abc' is not 64 hex digits")
+    refused(call(*build, "--out", tmp_path / "e", "--corpus", tmp_path / "empty.txt"), 2, "empty.txt")
+    refused(call("split", "serve", "model", "--allow-measurement", "abc"), 2, "'abc'")
     assert not (tmp_path / "e").exists()

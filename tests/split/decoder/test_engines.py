@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -130,14 +131,14 @@ def test_the_engine_loads_the_vectors_and_nothing_beside_them(stub: Server, dtyp
 def test_vectors_that_cannot_be_sent(stub: Server) -> None:
     good = table(stub)[:3]
     for bad in (good[0], good[None], good[:0], good[:, :-1], good.long()):
-        with pytest.raises(UsageError, match="vectors of shape"):
+        with pytest.raises(UsageError, match=re.escape(str(tuple(bad.shape)))):
             packed_vectors(bad, good.shape[1])
     with pytest.raises(UsageError, match="not finite"):
         packed_vectors(good * torch.nan, good.shape[1])
 
 
 def test_a_prompt_that_is_too_long_is_not_sent(stub: Server) -> None:
-    with pytest.raises(TooLong, match="53 tokens and 12 of an answer exceed 64"):
+    with pytest.raises(TooLong, match=r"\b53 tokens\b.*\b12\b.*\b64\b"):
         ids(stub, prompt=[5] * 53)
     assert not stub.engine.requests
     assert len(ids(stub, prompt=[5] * 52)) <= 12
@@ -156,15 +157,15 @@ def test_the_engines_own_refusals_come_with_a_hint(stub: Server, streaming: bool
 
     prompt = table(stub)[PROMPT]
     error = refusal(engine, table(stub)[[5] * 70], max_length=100)
-    assert error.status == 400 and "longer than the maximum model length of 64" in error.message and error.hint
+    assert error.status == 400 and "length of 64" in error.message and error.hint
     error = refusal(engine, prompt[:, :-1], width=info.width - 1)
-    assert "does not match the model's hidden_size" in error.message
-    assert "The model `other` does not exist" in refusal(replace(engine, model="other"), prompt).message
+    assert "hidden_size" in error.message
+    assert "`other`" in refusal(replace(engine, model="other"), prompt).message
     error = refusal(replace(engine, token="wrong"), prompt)
     assert isinstance(error, Unauthorized) and "--api-key" in error.hint
     stub.engine.enabled = False
     error = refusal(engine, prompt)
-    assert error.status == 400 and error.hint == "start the engine with --enable-prompt-embeds"
+    assert error.status == 400 and "--enable-prompt-embeds" in error.hint
 
 
 def choice(**fields: Any) -> Callable[[dict[str, Any]], Any]:
@@ -178,28 +179,28 @@ def choice(**fields: Any) -> Callable[[dict[str, Any]], Any]:
     return mangled
 
 
-BAD = {
-    "has no token_ids": choice(token_ids=None),
-    "are not numbers below": choice(token_ids=[1 << 40]),
-    "ids are not numbers": choice(token_ids=[-1]),
-    "engine's ids are not": choice(token_ids=["7"]),
-    "not numbers": choice(token_ids="7"),
-    "sent more than the 12 ids": choice(token_ids=[7] * 13),
-    "ended the answer with 'abort'": choice(finish_reason="abort"),
-    "ended the answer with \\['stop'\\]": choice(finish_reason=["stop"]),
-    "has no finish_reason": choice(finish_reason=None),
-    "has no list of choices": lambda value: {"id": "x"},
-    "the engine stopped: Internal server error": lambda value: {"error": {"message": "Internal server error"}},
+BAD: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "no ids": (choice(token_ids=None), "token_ids"),
+    "a huge id": (choice(token_ids=[1 << 40]), r"ids .*below 300\b"),
+    "a negative id": (choice(token_ids=[-1]), r"ids .*below 300\b"),
+    "an id that is a text": (choice(token_ids=["7"]), r"ids .*below 300\b"),
+    "ids that are a text": (choice(token_ids="7"), r"ids .*below 300\b"),
+    "too many ids": (choice(token_ids=[7] * 13), r"\b12 ids"),
+    "an unknown end": (choice(finish_reason="abort"), "'abort'"),
+    "a list for an end": (choice(finish_reason=["stop"]), r"\['stop'\]"),
+    "no end": (choice(finish_reason=None), "finish_reason"),
+    "no choices": (lambda value: {"id": "x"}, "choices"),
+    "an error": (lambda value: {"error": {"message": "Internal server error"}}, ": Internal server error"),
 }
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-@pytest.mark.parametrize("words", BAD)
-def test_answers_that_cannot_be(stub: Server, words: str, streaming: bool) -> None:
+@pytest.mark.parametrize("what", BAD)
+def test_answers_that_cannot_be(stub: Server, what: str, streaming: bool) -> None:
     engine = client(stub, streaming=streaming)
     info = engine.info(about(stub))
-    stub.engine.mangle = BAD[words]
-    with pytest.raises(RemoteError, match=words) as found:
+    stub.engine.mangle, fault = BAD[what]
+    with pytest.raises(RemoteError, match=fault) as found:
         list(engine.stream(info, TWELVE, "float32").ids(table(stub)[PROMPT], unused))
     assert found.value.hint
 
@@ -212,15 +213,15 @@ def test_streams_that_go_on_or_break_off(stub: Server) -> None:
         return [*engine.stream(info, TWELVE, "float32").ids(table(stub)[PROMPT], unused)]
 
     stub.engine.mangle = choice(finish_reason="length")
-    with pytest.raises(RemoteError, match="more than the 12 ids"):
+    with pytest.raises(RemoteError, match=r"\b12 ids"):
         read()  # ids after the end
     stub.engine.mangle = lambda value: None if value["choices"] and value["choices"][0]["finish_reason"] else value
-    with pytest.raises(RemoteError, match="has no finish_reason"):
+    with pytest.raises(RemoteError, match="finish_reason"):
         read()
     endless = {"choices": [{"index": 0, "token_ids": [], "finish_reason": None}]}
     stub.engine.answer = lambda asked: ([endless] * 1500, True)  # type: ignore[method-assign]
     stub.engine.mangle = lambda value: value
-    with pytest.raises(RemoteError, match="more than 1000 events without an id"):
+    with pytest.raises(RemoteError, match="1000 events"):
         read()
 
 
@@ -228,7 +229,7 @@ def test_a_connection_that_is_lost(stub: Server, monkeypatch: pytest.MonkeyPatch
     engine = client(stub)
     info = engine.info(about(stub))
     monkeypatch.setattr(vllm_stub.Handler, "do_POST", lambda handler: handler.connection.shutdown(2))
-    with pytest.raises(Unreachable, match="is vLLM's server there"):
+    with pytest.raises(Unreachable, match="not answer"):
         next(engine.stream(info, TWELVE, "float32").ids(table(stub)[PROMPT], unused))
 
     def half(handler: Any) -> None:
@@ -239,14 +240,14 @@ def test_a_connection_that_is_lost(stub: Server, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(vllm_stub.Handler, "do_POST", half)
     found = engine.stream(info, TWELVE, "float32").ids(table(stub)[PROMPT], unused)
     assert next(found) == 7
-    with pytest.raises(Unreachable, match="broke off before its end"):
+    with pytest.raises(Unreachable, match="broke off before"):
         next(found)
 
 
 def test_what_the_engine_serves_is_read_before_a_prompt_is(stub: Server) -> None:
-    with pytest.raises(RemoteError, match="serves no model 'other'") as found:
+    with pytest.raises(RemoteError, match="'other'") as found:
         client(stub, model="other").info(about(stub))
-    assert "it serves tiny" in found.value.hint
+    assert "tiny" in found.value.hint
     for longest in (None, 1, "64", True, 1 << 41):
         stub.engine.longest = longest  # type: ignore[assignment]
         with pytest.raises(RemoteError, match="max_model_len"):

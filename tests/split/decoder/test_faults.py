@@ -88,7 +88,8 @@ def test_two_vectors_after_the_prompt_are_refused(served: Served) -> None:
     made = socket(served)
     made.send(first(served))
     made.send(frames.encode_vectors(served.table[[5, 6]]))
-    assert "2 vectors" in refusal(made)["message"] or "bytes" in refusal(made)["message"]
+    message = refusal(made)["message"]
+    assert "2 vectors" in message or "bytes" in message
 
 
 @pytest.mark.parametrize("fields", [
@@ -131,7 +132,7 @@ def test_a_client_that_falls_silent_is_told_so_and_leaves_no_session(folder: Pat
     with serving(folder, tmp_path, idle=0.3) as served:
         made = socket(served)
         made.send(first(served))
-        assert "no message came" in refusal(made)["message"]
+        assert "no message" in refusal(made)["message"]
         assert served.settled()
 
 
@@ -142,7 +143,7 @@ def test_no_more_sessions_than_the_limit(folder: Path, tmp_path: Path) -> None:
             made.send(first(served))
             made.recv(timeout=60)
         three = socket(served)
-        assert "2 sessions are open" in refusal(three)["message"]
+        assert "2 sessions" in refusal(three)["message"]
         one.close(), two.close()
         assert served.settled()
         assert served.answer(PROMPT, 4)

@@ -53,7 +53,7 @@ def test_an_answer_that_does_not_end_is_refused() -> None:
         return torch.zeros(1, 8)
 
     with stream_of(lambda socket: answers(socket, 5, None), SplitSampling(max_tokens=8)) as stream:
-        with pytest.raises(RemoteError, match="goes on after 8 ids, 8 were asked for"):
+        with pytest.raises(RemoteError, match=r"\b8 ids\b.*\b8\b"):
             list(stream.ids(torch.zeros(3, 8), row_of))
         assert len(asked) == 7, "no row leaves for an id beyond the last"
 
