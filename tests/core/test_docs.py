@@ -56,7 +56,28 @@ def test_every_symbol_exists(page: str) -> None:
     assert count or page == "docs/design.md"
 
 
-def test_the_rooms_are_those_of_the_packages() -> None:
-    program = runpy.run_path(str(ROOT / "docs" / "rooms.py"))
-    page = (ROOT / "docs" / "design.md").read_text("utf-8")
-    assert program["filled"](page) == page, "run `make figures`"
+@pytest.mark.parametrize(("program", "page"), [("rooms.py", "design.md"), ("commands.py", "cli.md")])
+def test_a_table_that_a_program_fills_is_of_today(program: str, page: str) -> None:
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    assert runpy.run_path(str(ROOT / "docs" / program))["filled"](text) == text, "run `make figures`"
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them of headings, and those that stand in it."""
+    text = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)
+    titles = [re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+    return {*titles, *re.findall(r'<a id="([^"]+)">', text)}
+
+
+@pytest.mark.parametrize("page", [one for one in PAGES if one != "docs/log.md"])
+def test_every_link_leads_somewhere(page: str) -> None:
+    path, lost = ROOT / page, []
+    text = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)
+    for target, anchor in LINK.findall(text):
+        to = (path.parent / target).resolve() if target else path
+        if not to.exists() or anchor and to.suffix == ".md" and anchor not in anchors(to):
+            lost.append(f"{target}#{anchor}")
+    assert not lost
