@@ -27,7 +27,8 @@ def leaves(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
 def commands() -> str:
     """Returns the table."""
     lines = ["| command | what it does |", "|---|---|"]
-    lines += [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in leaves(typer.main.get_command(app), "")]
+    for name, text in leaves(typer.main.get_command(app), ""):
+        lines.append(f"| `{name}` | {text.replace('|', chr(92) + '|')} |")
     return "\n".join(lines) + "\n"
 
 
