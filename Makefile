@@ -121,10 +121,12 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# Fills the figures of README, THREATS and docs from recipes/results, and the rooms of docs/design.md from the packages.
+# Fills the figures of README, THREATS and docs from recipes/results, the rooms of docs/design.md from the packages, and
+# the table of docs/cli.md from --help.
 figures: setup
 	$(BIN)/python recipes/fill_figures.py
 	$(BIN)/python docs/rooms.py
+	$(BIN)/python docs/commands.py
 
 # Speed and memory, beside the literal programs and limits, in 20 to 30 minutes on two cores; with committed code docs/performance.md
 # is filled from it.

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
+
+from milkglass.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "milkglass"
@@ -56,7 +60,62 @@ def test_every_symbol_exists(page: str) -> None:
     assert count or page == "docs/design.md"
 
 
-def test_the_rooms_are_those_of_the_packages() -> None:
-    program = runpy.run_path(str(ROOT / "docs" / "rooms.py"))
-    page = (ROOT / "docs" / "design.md").read_text("utf-8")
-    assert program["filled"](page) == page, "run `make figures`"
+@pytest.mark.parametrize(("program", "page"), [("rooms.py", "design.md"), ("commands.py", "cli.md")])
+def test_a_table_that_a_program_fills_is_of_today(program: str, page: str) -> None:
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    assert runpy.run_path(str(ROOT / "docs" / program))["filled"](text) == text, "run `make figures`"
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them of headings, and those that stand in it."""
+    text = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)
+    heads = (one.lower() for one in re.findall(r"^#+ (.+)$", text, re.MULTILINE))
+    titles = [re.sub(r"[^\w\- ]", "", one).replace(" ", "-") for one in heads]
+    return {*titles, *re.findall(r'<a id="([^"]+)">', text)}
+
+
+@pytest.mark.parametrize("page", [one for one in PAGES if one != "docs/log.md"])
+def test_every_link_leads_somewhere(page: str) -> None:
+    path, lost = ROOT / page, []
+    text = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)
+    for target, anchor in LINK.findall(text):
+        to = (path.parent / target).resolve() if target else path
+        if not to.exists() or anchor and to.suffix == ".md" and anchor not in anchors(to):
+            lost.append(f"{target}#{anchor}")
+    assert not lost
+
+
+COMMAND = re.compile(r"(?:^milkglass |`milkglass (?=[^`\n]*--))([^`#\n]+)", re.MULTILINE)
+
+
+def options_of(words: list[str]) -> set[str] | None:
+    """The options of the command that a line names. None: there is no such command."""
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        if not (below := getattr(command, "commands", None)):
+            break
+        if word.startswith("-"):
+            return None
+        if (command := below.get(word)) is None:
+            return None
+    return {"--help"}.union(*(one.opts for one in command.params))
+
+
+@pytest.mark.parametrize("page", [one for one in PAGES if not one.startswith("docs/log")])
+def test_commands_and_options_of_a_page_exist(page: str) -> None:
+    """Of lines that begin with milkglass, joined by a backslash, and of code in a sentence that has an option."""
+    text, wrong = (ROOT / page).read_text("utf-8").replace("\\\n", " "), []
+    for line in COMMAND.findall(text):
+        words = [word for word in line.split() if re.fullmatch(r"[a-z-]+|--[a-z-]+", word)]
+        if not words or words[0].startswith("--"):
+            continue
+        known = options_of(words)
+        wrong += (
+            [line]
+            if known is None
+            else [f"{line}: {one}" for one in words if one.startswith("--") and one not in known]
+        )
+    assert not wrong

@@ -1,4 +1,4 @@
-"""What the README shows is run unchanged, and figures are those of recipes/results."""
+"""What the guides show in Python is run unchanged, and figures are those of recipes/results."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def python_blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
 
 
-def test_the_lines_of_the_readme_run(
+def test_the_lines_of_the_whole_job_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, proxied = python_blocks("README.md")
+    (code,), (proxied,) = (python_blocks(f"docs/{name}.md") for name in ("whole-job", "proxy"))
     assert "127.0.0.1:8422/v1" in proxied  # tests/proxy runs it
     assert URL in code and len(code.strip().splitlines()) <= 6
     monkeypatch.chdir(tmp_path)
@@ -73,7 +73,21 @@ def test_the_python_page_runs_from_top_to_bottom(
     assert said[0].split()[0] in TEXTS and said[-1] == "text 2 is empty | leave empty texts out"
 
 
-@pytest.mark.parametrize("page", ["README.md", "THREATS.md"])
+def test_the_page_of_ones_own_defence_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny.save("bert", tmp_path / "my-model")
+    rows = [f"{text}, and so on {number}" for number in range(20) for text in tiny.TEXTS]
+    names = {"private": rows[:30], "public": rows[30:]}
+    for code in python_blocks("docs/own-defence.md"):
+        exec(code, names)
+    verdict, best, alone = capsys.readouterr().out.splitlines()[-3:]
+    assert verdict and float(best.split()[-1]) > 0.9, "ids cross as they are"
+    assert float(alone) == 1
+
+
+@pytest.mark.parametrize("page", ["README.md", "THREATS.md", "docs/evidence.md"])
 def test_a_share_is_filled_in_or_dated(page: str) -> None:
     """A share that was written by hand stands beside filled ones, as a setting, or says when it was measured."""
     blocks = re.split(r"\n\s*\n|\n(?=- )|\n(?=\|)", (ROOT / page).read_text("utf-8"))

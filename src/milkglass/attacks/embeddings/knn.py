@@ -1,7 +1,7 @@
 """KNN: reads each scrambled id as the public token whose embedding is nearest (Qu et al. 2021).
 
 This is the weakest attack, and every paper reports it. A scheme that mixes an embedding with others, or adds noise to
-it, mostly leaves it near its old place. The attack uses no frequencies, neighbours or repetition (THREATS.md).
+it, mostly leaves it near its old place. The attack uses no frequencies, neighbours or repetition (docs/evidence.md).
 
 `NearestRows` is the base of all attacks that compare rows, by any features.
 """

@@ -4,9 +4,9 @@ A job's key has a new permutation and, by choice, new clusters. Its root is HKDF
 `job/NAME` (docs/formats.md). Anyone with the parent can make every child; a child reveals nothing of the parent or of
 other children.
 
-**Clusters of jobs.** A server keeps the tables of all jobs. Measured on MiniLM, k = 10, epsilon = 0.1 (THREATS.md): the
-rows of one job's table whose nearest row in another job's table is their own token's; and what KNN reads of the mean of
-four jobs' rows (of one row: 11.3 %):
+**Clusters of jobs.** A server keeps the tables of all jobs. Measured on MiniLM, k = 10, epsilon = 0.1
+(docs/evidence.md): the rows of one job's table whose nearest row in another job's table is their own token's; and what
+KNN reads of the mean of four jobs' rows (of one row: 11.3 %):
 
     the child has                    linked      KNN of the mean, links   by the server   from elsewhere
     the same rows                    100 %                                11.3 %          11.3 %
