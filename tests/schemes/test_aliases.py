@@ -48,10 +48,10 @@ def made(base: Checkpoint, scheme: ObfusLM) -> Key:
 
 def table_of(base: Checkpoint, key: Key) -> torch.Tensor:
     """(n, d) the scrambled input embeddings."""
-    from milkglass.models.families import of
+    from milkglass.models.families import architecture_of
 
-    found = replacements(base, of(base), key, lambda name, total: lambda done: None)
-    return found.rows[of(base).table].rows(0, len(key.sigma))
+    found = replacements(base, architecture_of(base), key, lambda name, total: lambda done: None)
+    return found.rows[architecture_of(base).table].rows(0, len(key.sigma))
 
 
 def test_the_lowest_id_of_a_cluster_is_its_seed_no_more_than_any_other(bert: Checkpoint) -> None:
@@ -67,7 +67,9 @@ def test_the_lowest_id_of_a_cluster_is_its_seed_no_more_than_any_other(bert: Che
 def test_a_key_with_aliases_has_known_answers() -> None:
     root, digest = bytes.fromhex(VECTOR["root"]), VECTOR["model_digest"]
     slots = Slots.of(9, VECTOR["copies"], VECTOR["single"])
-    assert list(zip(slots.origin.tolist(), slots.copy.tolist(), strict=True)) == [tuple(one) for one in VECTOR["slots"]]
+    assert list(zip(slots.origin.tolist(), slots.alias.tolist(), strict=True)) == [
+        tuple(one) for one in VECTOR["slots"]
+    ]
     about = {"slots": {"copies": VECTOR["copies"], "single": VECTOR["single"]}, "scheme": {}, "order": "own"}
     key = Key.new(digest, len(slots.origin), (4,), KeyInfo(about), permutation, root)
     assert key.sigma.tolist() == VECTOR["sigma"]
@@ -230,7 +232,7 @@ def test_options_that_are_off_are_not_in_the_key(bert: Checkpoint) -> None:
 def test_slots_put_the_first_aliases_first() -> None:
     slots = Slots.of(5, 2, (0, 3))
     assert slots.origin.tolist() == [0, 1, 2, 3, 4, 1, 2, 4]
-    assert slots.copy.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert slots.alias.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
     assert Slots.of(4).origin.tolist() == [0, 1, 2, 3]
 
 

@@ -26,7 +26,7 @@ from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.noise.root import NoiseStream
 from milkglass.schemes.aloepri import AloePri
 from milkglass.schemes.covariant import Covariant
@@ -77,7 +77,7 @@ def test_the_function_is_kept_exactly(name: str, scheme: Covariant, tmp_path: Pa
 def test_what_is_computed_is_what_the_literal_program_computes(scheme: AloePri, tmp_path: Path) -> None:
     base, key = made("llama-tied", scheme, tmp_path)
     tensors = {name: base.read(name).double().numpy() for name in base.tensors}
-    keys = CovariantKeys.of(scheme, key, of(base).layout(base), 32)
+    keys = CovariantKeys.of(scheme, key, architecture_of(base).layout(base), 32)
     writers = [name for name in tensors if name.endswith(("o_proj.weight", "down_proj.weight"))]
     held = {name: keys.writing(name).numpy() for name in (TABLE, *writers)}
     # the pairs' order, from what each layer's keys do to a vector that has one entry

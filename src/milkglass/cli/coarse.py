@@ -112,14 +112,14 @@ def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -
     from milkglass.client.data.texts import pieces
     from milkglass.client.key.generate import scheme_of
     from milkglass.client.obfuscate.symbol_rate import rate_of
-    from milkglass.models.families import of
+    from milkglass.models.families import architecture_of
     from milkglass.schemes.coarse import Coarse
     from milkglass.threat.truth import content_tokens
 
     scheme = scheme_of(key)
     assert isinstance(scheme, Coarse)
     content = content_tokens(texts.counts, pieces(Codec.open(key, base.folder), len(texts.own)))
-    exempt = scheme.exempt(texts.counts, texts.special, of(base).pinned)
+    exempt = scheme.exempt(texts.counts, texts.special, architecture_of(base).pinned)
     rate = rate_of(scheme, texts.counts, texts.own, content, exempt)
     usage.rated(path, {name: float(one) for name, one in asdict(rate).items()})
 

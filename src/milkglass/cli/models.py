@@ -124,10 +124,10 @@ def _catalogue() -> tuple[dict[str, Any], str]:
 
 def _one(ref: str) -> tuple[dict[str, Any], str]:
     from milkglass.client.obfuscate.preflight import assumed, require_sound
-    from milkglass.models.families import of
+    from milkglass.models.families import architecture_of
 
     base = original(ref)
-    result = of(base)
+    result = architecture_of(base)
     require_sound(base)
     if said := assumed(base):
         note(said)

@@ -183,7 +183,7 @@ def obfuscate(
     from milkglass.client.obfuscate.preflight import assumed, require_room, require_scramblable
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.families import of
+    from milkglass.models.families import architecture_of
 
     band_file = _band_file(bands, band_text, columns)
     short = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
@@ -256,7 +256,9 @@ def obfuscate(
         document["base"] = {"model": ref, "digest": opened.key.model_digest}
     if rate := usage.read(key).rate:
         document["rate"] = dict(rate)
-    better = [f"  {coarse.BETTER}"] if old is None and scheme is None and of(base).kind == "encoder" else []
+    better = (
+        [f"  {coarse.BETTER}"] if old is None and scheme is None and architecture_of(base).kind == "encoder" else []
+    )
     steps = next_steps(opened, out, delta, passphrase_file, data, "" if data is None else columns.words())
     emit(as_json, document, lambda: "\n".join([*done(opened, out, promise, seconds), *better, *steps]))
 

@@ -26,7 +26,7 @@ from milkglass.experiments.kinds.comparison import with_training
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, trained
 from milkglass.experiments.runs import unpacked
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.models.resolve import resolve
 from milkglass.progress import Log
 from milkglass.server.spec import Hyperparameters
@@ -208,7 +208,7 @@ class EncoderWay(Way):
 
     def base(self, setting: Setting) -> Checkpoint:
         """Returns what is trained. Raises ModelNotFound if the embedded model is not installed."""
-        if of(setting.base).kind == "encoder" and weight_bytes(setting.base) <= MAX_SMALL_BYTES:
+        if architecture_of(setting.base).kind == "encoder" and weight_bytes(setting.base) <= MAX_SMALL_BYTES:
             return setting.base
         return Checkpoint.open(resolve(self.model))
 

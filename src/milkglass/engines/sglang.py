@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from milkglass.client.remote.responses import is_count
-from milkglass.engines.answers import HINT, EmbedsIds, best_first, finish_of, ids_of, logprob, require_no_error
 from milkglass.engines.engine import Call, IdLogprob, IdsChunk, IdsRequest, Reader
+from milkglass.engines.events import HINT, EmbedsIds, best_first, finish_of, ids_of, logprob, require_no_error
 from milkglass.errors import RemoteError
 
 

@@ -28,7 +28,7 @@ from milkglass.errors import (
     UnsupportedModel,
     UsageError,
 )
-from milkglass.proxy.answers import AnswerMemory
+from milkglass.proxy.answer_memory import AnswerMemory
 from milkglass.proxy.observe import NoObserver, Observer
 from milkglass.proxy.reply import Question, Reply
 from milkglass.proxy.text.calls import requirements, tool_format, with_short_ids
@@ -40,7 +40,7 @@ from milkglass.rows.messages import Message
 EMBEDDED = 64  # rows of one request to the engine
 LETTERS = 128  # the most letters of a token, on average over a text
 DEFAULT_TOKENS = 4096  # the most tokens of an answer if the application sets no limit
-MAX_NAMES = 10  # names of models in a message
+MAX_NAMES_SHOWN = 10  # names of models in a message
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Backend:
         for index in range(count):
             seed = question.request.seed
             request = question.request if seed is None else replace(question.request, seed=(seed + index) % 2**63)
-            received = self.observer.sent(request.prompt)
+            received = self.observer.begin_exchange(request.prompt)
             one = replace(question, request=request)
             result.append(Reply(self.codec, self.upstream, one, received, index, self.memory))
         return result
@@ -226,7 +226,7 @@ class Backend:
         for start in range(0, len(rows), EMBEDDED):
             some = rows[start : start + EMBEDDED]
             for row in some:
-                self.observer.sent(row)
+                self.observer.begin_exchange(row)
             vectors += await self.upstream.embed(model.name, some)
         return vectors
 
@@ -248,8 +248,8 @@ def exceeded(limit: int, what: str, tokens: int | None, asked: int | None = None
 
 def names_shown(models: Sequence[ServedModel]) -> str:
     """Returns the names of models, shortened if there are many: "a, b and 3 more"."""
-    more = f" and {len(models) - MAX_NAMES} more" if len(models) > MAX_NAMES else ""
-    return f"{', '.join(one.name for one in models[:MAX_NAMES]) or 'none'}{more}"
+    more = f" and {len(models) - MAX_NAMES_SHOWN} more" if len(models) > MAX_NAMES_SHOWN else ""
+    return f"{', '.join(one.name for one in models[:MAX_NAMES_SHOWN]) or 'none'}{more}"
 
 
 def no_such_model(name: str, models: Sequence[ServedModel]) -> ModelNotFound:

@@ -38,7 +38,7 @@ def stub(model: Any) -> Iterator[Server]:
 
 
 def client(stub: Server, **fields: Any) -> PromptEmbedsEngine:
-    return replace(PromptEmbedsEngine(stub.url, NAME, API_KEY, patience=PATIENCE), **fields)
+    return replace(PromptEmbedsEngine(stub.url, NAME, API_KEY, retry=PATIENCE), **fields)
 
 
 def table(stub: Server) -> torch.Tensor:

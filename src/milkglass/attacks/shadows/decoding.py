@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milkglass import papers
-from milkglass.attacks.token_ids.channel import Channel, Neighbours, became, read, rehearsed
+from milkglass.attacks.token_ids.channel import Channel, Neighbours, read, rehearsed, replacement_counts
 from milkglass.sequences import Ids, Sequences, looked_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -68,17 +68,17 @@ class ShadowDecoding(Attack):
         An id that is no shadow stands for itself.
         """
         share = corpus.counts(size) / len(corpus.ids)
-        keys, counts = became(corpus, sent, size)
-        times = np.bincount(keys % size, counts, size)  # how often each t became anything
-        behind = np.arange(size, dtype=np.int64)[:, None].repeat(self.candidates, 1)
-        behind[:, 1:] = NO_BELIEF
-        p = np.zeros(behind.shape)
+        keys, counts = replacement_counts(corpus, sent, size)
+        token_counts = np.bincount(keys % size, counts, size)  # how often each t became anything
+        originals = np.arange(size, dtype=np.int64)[:, None].repeat(self.candidates, 1)
+        originals[:, 1:] = NO_BELIEF
+        p = np.zeros(originals.shape)
         p[:, 0] = 1.0
         for group, evenly in zip(known.groups, known.likelihood, strict=True):
             for row, even in zip(group.rows.tolist(), evenly, strict=True):
                 hits = looked_up(keys, counts, row * size + group.members)
-                likelihood = (hits + self.prior * np.exp(even)) / (times[group.members] + self.prior)
+                likelihood = (hits + self.prior * np.exp(even)) / (token_counts[group.members] + self.prior)
                 best = np.argsort(-likelihood * (share[group.members] + 1e-9), kind="stable")[: self.candidates]
-                behind[row], p[row] = NO_BELIEF, 0.0
-                behind[row, : len(best)], p[row, : len(best)] = group.members[best], likelihood[best]
-        return Channel(behind, p, share)
+                originals[row], p[row] = NO_BELIEF, 0.0
+                originals[row, : len(best)], p[row, : len(best)] = group.members[best], likelihood[best]
+        return Channel(originals, p, share)

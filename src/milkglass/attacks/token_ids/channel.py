@@ -47,7 +47,7 @@ class Channel:
     share: Floats
 
 
-def became(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids]:
+def replacement_counts(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids]:
     """Returns the sorted pairs s * n + x, and how often the rehearsals sent x as s."""
     keys = [np.empty(0, np.int64)]
     for seen, origin in sent:
@@ -60,7 +60,7 @@ def became(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int) ->
 def learnt(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int, candidates: int) -> Channel:
     """Returns the channel that rehearsals of `original` show, each with the place at which every token was sent."""
     share = original.counts(size) / max(1, len(original.ids))
-    pairs, counts = became(original, sent, size)
+    pairs, counts = replacement_counts(original, sent, size)
     seen_ids, behind = pairs // size, pairs % size
     order = np.lexsort((-counts, seen_ids))
     seen_ids, behind, counts = seen_ids[order], behind[order], counts[order].astype(np.float64)

@@ -187,7 +187,7 @@ def _encoded(
         if batch[0].kind == "chat":
             done = codec.encode_cut([one.messages for one in batch], limit, [one.tools for one in batch])
         else:
-            done = codec.encode_plain([one.text for one in batch], limit, truncate=True)
+            done = codec.encode_causal([one.text for one in batch], limit, truncate=True)
     except CodecError as error:
         if error.place is not None:
             raise error.renamed(str(batch[error.place].place(source))) from None

@@ -35,7 +35,7 @@ from milkglass.client.layout import tokenizer_digest
 from milkglass.client.model_config import ModelSampling, special_ids
 from milkglass.errors import CorruptCheckpoint, MissingExtra, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint, read_model_json
-from milkglass.models.families import Architecture, of
+from milkglass.models.families import Architecture, architecture_of
 from milkglass.noise.stream import subkey
 from milkglass.progress import Stage, no_stage
 from milkglass.schemes.aliases import Slots
@@ -57,7 +57,7 @@ def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
 
 def scheme_for(base: Checkpoint, name: str = "obfuslm", **selected: Any) -> Scheme:
     """Returns the scheme with these parameters, and with its paper's suggestions for such a model."""
-    return scheme_named(name, {**SCHEMES[name.removesuffix("+")].suggested(of(base).kind), **selected})
+    return scheme_named(name, {**SCHEMES[name.removesuffix("+")].suggested(architecture_of(base).kind), **selected})
 
 
 def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes | None = None) -> Key:
@@ -65,7 +65,7 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
 
     A root that is given is no secret: it is for attackers and recipes.
     """
-    architecture = of(base)
+    architecture = architecture_of(base)
     scheme = scheme or scheme_for(base)
     require_kind(architecture, scheme)
     info = KeyInfo.new(ref, architecture.kind, tokenizer_digest(base.folder), scheme.document())
@@ -126,7 +126,7 @@ def visited(key: Key) -> NDArray[np.int64]:
 
 def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
     """Returns the key with its clusters in it: the codec needs them and does not have the table."""
-    table = base.mapped(of(base).table)
+    table = base.mapped(architecture_of(base).table)
     require_finite(table)
     order = visited(key)
     result = scheme_of(key).groups(table, order, reserved_ids(base, len(table)), stage("cluster", len(order)))
@@ -177,5 +177,5 @@ def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept
     if clusters == "kept":
         known = parent if parent.groups is not None else with_groups(base, parent, stage)
         assert known.groups is not None
-        info = info.with_groups(packed_groups(known.groups, of(base).vocab_size))
+        info = info.with_groups(packed_groups(known.groups, architecture_of(base).vocab_size))
     return replace(child, info=info)

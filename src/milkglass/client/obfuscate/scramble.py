@@ -40,7 +40,7 @@ from milkglass.client.obfuscate.plus import turn_of, turned, with_head
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, write_json
 from milkglass.models.config_entries import GENERATION, check_ids
-from milkglass.models.families import Architecture, of
+from milkglass.models.families import Architecture, architecture_of
 from milkglass.models.safetensors_file import RowBlocks
 from milkglass.models.staging import Configs, Staging, reshaped, resized, rewrite, write_delta
 from milkglass.progress import Stage, no_stage
@@ -93,7 +93,7 @@ def _tied(base: Checkpoint) -> dict[str, bool]:
 
 def _widened(base: Checkpoint, key: Key) -> dict[str, int]:
     """Returns the sizes to write for a wider residual stream, since a head's size does not follow from its width."""
-    scheme, architecture = scheme_of(key), of(base)
+    scheme, architecture = scheme_of(key), architecture_of(base)
     if not scheme.needs_heads:
         return {}
     return {"hidden_size": new_width(base, architecture, scheme), "head_dim": architecture.layout(base).head_size}
@@ -182,7 +182,7 @@ def scramble(
     Args:
         key: must be of this model: call `key.require_model(base.digest())` first.
     """
-    architecture = of(base)
+    architecture = architecture_of(base)
     if len(key.first) != architecture.vocab_size:
         raise CorruptCheckpoint(
             f"the key has {len(key.first)} tokens, the model {architecture.vocab_size}", "give the key's own model"

@@ -13,7 +13,7 @@ from milkglass.client.key.key import Key
 from milkglass.client.layout import MARKED, MARKER, TOKENIZER
 from milkglass.client.obfuscate.scramble import replacements, scrambled_configs
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_json
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.models.safetensors_file import RowBlocks, read_bytes
 from milkglass.models.safetensors_header import TensorRef, has_notes, read_header
 from milkglass.models.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, index_of
@@ -37,7 +37,7 @@ def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_stage) ->
     """
     delta = (out / DELTA_CONFIG).is_file()
     written = read_header(out / DELTA_WEIGHTS) if delta else Checkpoint.open(out).tensors
-    result = replacements(base, of(base), key, progress)
+    result = replacements(base, architecture_of(base), key, progress)
     expected = scrambled_configs(base, key)  # from the sizes that the base has, not from those of the replacement
     base, replaced = result.base, result.rows
     kept = set() if delta else set(base.tensors) - set(replaced)

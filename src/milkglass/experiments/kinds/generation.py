@@ -302,7 +302,7 @@ def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, answered: 
         ),
         len(codec.inverse),
     )
-    knowledge = Knowledge(public_model=Model.open(base.folder), aliases=variant.key.slots.copies)
+    knowledge = Knowledge(public_model=Model.open(base.folder), aliases=variant.key.slots.aliases_per_token)
 
     def rng() -> np.random.Generator:
         return np.random.default_rng(seed)

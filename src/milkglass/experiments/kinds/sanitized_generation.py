@@ -95,7 +95,7 @@ class SanitizedGeneration(GeneratorTuning):
     keep_instruction: bool = True
     words: int | None = None
 
-    told = ("seed", "rows", "words", "instruction", "keep_instruction", "training", "variants", "evaluation")
+    reported_fields = ("seed", "rows", "words", "instruction", "keep_instruction", "training", "variants", "evaluation")
 
     def check(self) -> None:
         require_names(self.data, "data", SPLITS)

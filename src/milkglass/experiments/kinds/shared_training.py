@@ -108,7 +108,8 @@ class SharedTraining(SharedStepRecipe):
             run.progress(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in part.items()))
             result += records(part, variant=name)
         if self.evaluation.get("theory"):
-            undefined = json.loads((run.out / THEORY).read_text("utf-8"))["untold"]
+            figures = json.loads((run.out / THEORY).read_text("utf-8"))
+            undefined = figures["untold"] if "untold" in figures else figures["undefined"]  # older code wrote "untold"
             result += [
                 ResultRecord(measure=one, value=math.nan, variant="theory", undefined=why)
                 for one, why in undefined.items()

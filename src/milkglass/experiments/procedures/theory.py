@@ -59,7 +59,7 @@ class TheoryFigures:
     def to_json(self) -> dict[str, Any]:
         """Returns the data of Figures 3 and 4."""
         lines = {name: asdict(one) for name, one in self.lines.items()}
-        return {"pairs": self.pairs, "lines": lines, "untold": self.undefined}
+        return {"pairs": self.pairs, "lines": lines, "undefined": self.undefined}
 
 
 def check(
