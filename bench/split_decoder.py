@@ -179,7 +179,7 @@ class Bench:
         began = time.perf_counter()
         sent = text.prompt(self.text, "", self.sampling)
         before = time.perf_counter() - began
-        made = sum(1 for _ in text.ids(sent, self.sampling))
+        made = sum(1 for _ in text.generate_ids(sent, self.sampling))
         total = time.perf_counter() - began
         server = self._server_seconds()
         wire = total - before - enclave.rows.seconds - server

@@ -69,7 +69,7 @@ def test_figures_over_epsilon_are_drawn() -> None:
     assert found.lines == {"after": ((1.0, 70.0, 5.0), (3.0, 80.0, 0.0))}, "one point is no line"
     result = {"recipe": "a", "paper": "b", "variants": variants, "figures": [one.to_json() for one in records]}
     page = table.html(table.read(result))
-    assert "Over epsilon" in page and "dashed: plain" in page and curves.drawn([found]) in page
+    assert "Over epsilon" in page and "dashed: plain" in page and curves.curves_svg([found]) in page
     assert "Over epsilon" not in table.html(table.read(COMPARED)) and curves.of(records[:2], variants) == ()
     assert curves.of(records, {**variants, "one": {"k": 2, "epsilon": 1}}) == (), "they differ in more than epsilon"
 

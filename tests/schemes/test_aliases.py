@@ -19,7 +19,7 @@ from milkglass.client.codec.aliases import (
     drawn_from,
 )
 from milkglass.client.codec.codec import Codec  # noqa: E402
-from milkglass.client.key.generate import new_key, visited  # noqa: E402
+from milkglass.client.key.generate import cluster_order, new_key  # noqa: E402
 from milkglass.client.key.key import Key, KeyInfo, permutation, unpacked_groups  # noqa: E402
 from milkglass.client.obfuscate.scramble import mix, replacements, scramble  # noqa: E402
 from milkglass.client.obfuscate.verify import verify  # noqa: E402
@@ -51,16 +51,16 @@ def table_of(base: Checkpoint, key: Key) -> torch.Tensor:
     from milkglass.models.families import architecture_of
 
     found = replacements(base, architecture_of(base), key, lambda name, total: lambda done: None)
-    return found.rows[architecture_of(base).table].rows(0, len(key.sigma))
+    return found.tensors[architecture_of(base).table].block(0, len(key.sigma))
 
 
 def test_the_lowest_id_of_a_cluster_is_its_seed_no_more_than_any_other(bert: Checkpoint) -> None:
     """Only keys of before begin clusters in the order of the scrambled ids."""
     key = made(bert, ObfusLM(4, 0.1, 0.9))
-    assert visited(key).tolist() != np.argsort(key.sigma).tolist()
-    assert sorted(visited(key).tolist()) == list(range(len(key.sigma)))
+    assert cluster_order(key).tolist() != np.argsort(key.sigma).tolist()
+    assert sorted(cluster_order(key).tolist()) == list(range(len(key.sigma)))
     old = replace(key, info=KeyInfo({name: value for name, value in key.info.document.items() if name != "order"}))
-    assert visited(old).tolist() == np.argsort(key.sigma).tolist()
+    assert cluster_order(old).tolist() == np.argsort(key.sigma).tolist()
 
 
 # --- against the literal program --------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_a_key_with_aliases_has_known_answers() -> None:
         start = choices.starts[token]
         assert choices.ids[start : start + choices.counts[token]].tolist() == ids
         assert (key.inverse[ids] == token).all()
-    assert visited(key).tolist() == VECTOR["order"]
+    assert cluster_order(key).tolist() == VECTOR["order"]
     noises = []
     for label, known in zip(noise_labels(3), VECTOR["noises"], strict=True):
         noises.append(Stream(subkey(root, digest, label)).laplace(len(known)))
@@ -105,7 +105,7 @@ def test_a_scrambled_table_is_the_literal_programs(bert: Checkpoint) -> None:
     from milkglass.client.key.generate import reserved_ids, scheme_of
 
     special = reserved_ids(bert, tiny.VOCAB)
-    clusters = scheme_of(key).groups(plain, visited(key), special, lambda done: None)
+    clusters = scheme_of(key).groups(plain, cluster_order(key), special, lambda done: None)
     count = sum(len(one) ** 2 for one in clusters)
     noises = [key.stream(label).laplace(count) for label in noise_labels(3)]
     single = set(key.info.document["slots"]["single"])

@@ -101,21 +101,21 @@ def test_what_is_computed_is_what_the_literal_program_computes(scheme: AloePri, 
 
 def unit_noise(key: Key, name: str) -> np.ndarray:
     zeros = torch.zeros(tiny.VOCAB, 32)
-    return NoisyRows(_Held(zeros), 1.0, key.stream(f"covariant/noise/{name}")).rows(0, tiny.VOCAB).double().numpy()
+    return NoisyRows(_Held(zeros), 1.0, key.stream(f"covariant/noise/{name}")).block(0, tiny.VOCAB).double().numpy()
 
 
 class _Held:
     def __init__(self, whole: torch.Tensor) -> None:
         self.whole = whole
 
-    def rows(self, start: int, stop: int) -> torch.Tensor:
+    def block(self, start: int, stop: int) -> torch.Tensor:
         return self.whole[start:stop]
 
 
 def test_any_block_of_noise_is_drawn_again_alike() -> None:
     noisy = NoisyRows(_Held(torch.ones(1500, 3)), 0.5, draws(4).stream)
-    whole = noisy.rows(0, 1500)
-    parts = torch.cat([noisy.rows(a, b) for a, b in ((0, 5), (5, 511), (511, 513), (513, 1024), (1024, 1500))])
+    whole = noisy.block(0, 1500)
+    parts = torch.cat([noisy.block(a, b) for a, b in ((0, 5), (5, 511), (511, 513), (513, 1024), (1024, 1500))])
     assert torch.equal(whole, parts)
     assert abs(float(whole.mean()) - 1) < 0.03 and abs(float(whole.std()) - 0.5) < 0.02
 

@@ -82,7 +82,7 @@ def test_every_tensor_is_what_equation_2_says(form: Form, tmp_path: Path) -> Non
     plain = replacements(
         base, architecture_of(base), replace(key, info=KeyInfo({**key.info.document, "scheme": bare(key)})), no_stage
     )
-    table = plain.rows["model.embed_tokens.weight"].rows(0, tiny.VOCAB).numpy()
+    table = plain.tensors["model.embed_tokens.weight"].block(0, tiny.VOCAB).numpy()
 
     def drawn(label: str) -> np.ndarray:
         return permutation(subkey(key.root, key.model_digest, label), 32).astype(np.int64)
@@ -90,11 +90,11 @@ def test_every_tensor_is_what_equation_2_says(form: Form, tmp_path: Path) -> Non
     noise = key.stream("noise/dimension").laplace(32 * 32)
     w = literal.mixing(table, PLUS.k, PLUS.epsilon, PLUS.beta, drawn("order/dimension"), noise)
     names = {name: base.read(name).numpy() for name in base.tensors}
-    names |= {name: plain.rows[name].rows(0, tiny.VOCAB).numpy() for name in plain.rows}
+    names |= {name: plain.tensors[name].block(0, tiny.VOCAB).numpy() for name in plain.tensors}
     wanted = literal.apply(names, w, drawn("permutation/dimension"), form)
     assert set(wanted) == set(base.tensors)
     for name, value in wanted.items():
-        rows = found.rows[name].rows(0, len(value)) if name in found.rows else base.read(name)
+        rows = found.tensors[name].block(0, len(value)) if name in found.tensors else base.read(name)
         assert np.allclose(rows.numpy(), value, atol=2e-4 if form == "exact" else 1e-5), name
 
 

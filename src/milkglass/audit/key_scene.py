@@ -101,7 +101,7 @@ class AttackerText:
 def uploaded(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, Promise]:
     """Returns the scrambled model as `milkglass obfuscate` writes it for this key, and what the scheme promises."""
     result = replacements(base, architecture_of(base), key, stage)
-    changed = {name: rows.rows(0, result.base.tensors[name].shape[0]) for name, rows in result.rows.items()}
+    changed = {name: rows.block(0, result.base.tensors[name].shape[0]) for name, rows in result.tensors.items()}
     config = scrambled_configs(base, key).config
     promise = replace(result.mixture.promise(scheme_of(key).k), condition=result.condition)
     return Model(overlaid(Stored(result.base), changed), config), promise

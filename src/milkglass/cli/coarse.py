@@ -97,7 +97,7 @@ class CoarseFiles:
 
 
 def make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts | None, stage: Stage) -> Key:
-    """A new key; the scheme's map is found where there are texts."""
+    """Makes a new key. If there are texts, the map of the coarse vocabulary is found from them."""
     from milkglass.client.key.generate import new_key
     from milkglass.client.obfuscate.symbols import coarse_key
 
@@ -107,7 +107,7 @@ def make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: Cou
 
 
 def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -> None:
-    """Measure what the map lets through, and keep the figures beside the key."""
+    """Measures what the map lets through, and keeps the figures beside the key."""
     from milkglass.client.codec.codec import Codec
     from milkglass.client.data.texts import pieces
     from milkglass.client.key.generate import scheme_of
@@ -124,8 +124,8 @@ def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -
     usage.rated(path, {name: float(one) for name, one in asdict(rate).items()})
 
 
-def words(path: Path, key: Key, promise: Any) -> list[str]:
-    """What was made: symbols, the rate where it was measured when the key was made, and what a decoder is good for."""
+def summary_lines(path: Path, key: Key, promise: Any) -> list[str]:
+    """Returns lines on the symbols, on their rate if it was measured with the key, and on the use of a decoder."""
     sizes = sorted(promise.sizes)
     spread = f" of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
     made = f"{promise.clusters:,} symbols{spread}; {promise.verbatim:,} tokens have one of their own"

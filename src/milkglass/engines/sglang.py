@@ -71,7 +71,10 @@ class _SGLangAnswer:
         return IdsChunk(ids[len(ids) - fresh :][:kept], logprobs[:kept], finish)
 
     def _logprobs(self, meta: Mapping[str, Any], fresh: int, total: int) -> list[list[IdLogprob]]:
-        """Returns log-probabilities. Both lists have [log-probability, id, text] for as many tokens as ids."""
+        """Returns the log-probabilities of the last `fresh` of `total` tokens.
+
+        Both lists of `meta` are of the new tokens or of all. An entry is [log-probability, id, text].
+        """
         taken, best = meta.get("output_token_logprobs"), meta.get("output_top_logprobs")
         count = self._request.logprobs or 0
         if count and (not isinstance(best, list) or len(best) not in (fresh, total)):

@@ -45,7 +45,10 @@ class SkipInitialisation(TorchFunctionMode):
 
 
 def classifier(base: Checkpoint, classes: int, attention: str | None = None) -> Any:
-    """Returns the whole model with a head of `classes`. Raises CorruptCheckpoint if more than that is missing."""
+    """Returns the whole model with a head of `classes`. Raises CorruptCheckpoint if more than that is missing.
+
+    `attention` is transformers' `attn_implementation`, here and below. None: transformers chooses.
+    """
     from transformers import AutoModelForSequenceClassification
 
     raw = {name: value for name, value in base.config.items() if name not in ("id2label", "label2id")}

@@ -33,7 +33,7 @@ B = TypeVar("B", bound=BaseModel)
 LONG = 64 << 10  # bytes of a request that is encoded in a thread
 
 
-class Exchange(Protocol):
+class ApiExchange(Protocol):
     """The answer to a checked request, which has not begun."""
 
     async def whole(self) -> dict[str, Any]: ...
@@ -82,7 +82,7 @@ async def _body(request: Request, kind: type[B]) -> B:
 
 
 async def _answer(
-    request: Request, make: Callable[[], Exchange], stream: bool | None, done_event: bool = True
+    request: Request, make: Callable[[], ApiExchange], stream: bool | None, done_event: bool = True
 ) -> Response:
     """Answers a request. `make` refuses or encodes it, in a thread if a long prompt would delay other answers."""
     long = len(await request.body()) > LONG
@@ -93,7 +93,7 @@ async def _answer(
     return GONE if found is None else JSONResponse(found)
 
 
-async def _stream(answer: Exchange, done_event: bool) -> AsyncGenerator[str, None]:
+async def _stream(answer: ApiExchange, done_event: bool) -> AsyncGenerator[str, None]:
     """Yields an answer's events. An error is an event with `error`, which official clients raise."""
     number = 0
     try:

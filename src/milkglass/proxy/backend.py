@@ -103,7 +103,8 @@ class Backend:
             UsageError: the template has no place for tools or options, or the engine does not offer an option.
         """
         template = str(self.codec.tokenizer.chat_template or "")
-        form, begun = tool_format(template) if tools else None, ""
+        written, begun = tool_format(template), ""
+        form = written if tools else None
         if tools and form is None:
             raise UsageError("the model's chat template shows no way to call tools", "leave tools out")
         if choice is not None and form is not None:
@@ -113,7 +114,7 @@ class Backend:
         variables = template_options(asked or {}, self.codec.template_options, reasons(template))
         with self._counting("messages"):
             turns = self.memory.with_ids(self.model(name).name, messages)
-            if (written := tool_format(template)) is not None and written.short_ids:
+            if written is not None and written.short_ids:
                 turns = [with_short_ids(one) for one in turns]
             ids = self.codec.encode_chat(turns, tools=tools, begun=begun, options=variables)
         thinks = reasons(template) and not begun

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from milkglass.errors import EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.place import SHOWN, Place, Row, Rows, no_text, shown_name
+from milkglass.rows.place import MAX_COLUMNS_SHOWN, Place, Row, Rows, no_text, shown_name
 from milkglass.rows.tables import delimiter_of, json_rows, parquet, quotes_are_text, table, text_lines
 
 TEXTS, PAIRS, LABELS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
@@ -167,8 +167,8 @@ class DataFile:
             words = ", ".join(f"{role} from {shown_name(name)}" for role, name in roles.items() if name is not None)
             words += "; no labels (--label-column)" if labels and taken["label"] is None else ""
         others = [shown_name(name) for name in columns if name not in read and name.strip()]
-        more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
-        return words + (f"; not read: {', '.join(others[:SHOWN])}{more}" if others else "")
+        more = f" and {len(others) - MAX_COLUMNS_SHOWN} more" if len(others) > MAX_COLUMNS_SHOWN else ""
+        return words + (f"; not read: {', '.join(others[:MAX_COLUMNS_SHOWN])}{more}" if others else "")
 
 
 Source = Path | DataFile

@@ -1,7 +1,7 @@
 """Reads OpenAI's messages for the chat template, in requests, training rows and lines.
 
-What is not text is refused. Training rows are read more strictly than requests: a model would learn from a field that
-is ignored in another way than its author meant.
+What is not text is refused. Training rows are read more strictly than requests: if a field of a row were ignored, the
+model would learn something else than the row's author meant.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _message(number: int, given: Mapping[str, Any]) -> Message:
 
 
 def text_of(content: Any, number: int) -> str:
-    """Returns the text of a content: a text, a list of text parts, or None."""
+    """Returns the text of a content: a text, a list of text parts, or None. Raises UsageError for anything else."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -100,7 +100,10 @@ def text_of(content: Any, number: int) -> str:
 
 
 def _call(number: int, given: Any) -> dict[str, Any]:
-    """Returns a tool call with its arguments as an object, as templates want it. OpenAI has them as JSON text."""
+    """Returns a tool call with its arguments as an object, as templates want it. OpenAI has them as JSON text.
+
+    Raises UsageError.
+    """
     function = given.get("function") if isinstance(given, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UsageError(f"a tool call of message {number} names no function", "give it as it was answered")
@@ -210,7 +213,7 @@ def _turn(number: int, given: Mapping[str, Any], trained: bool) -> Message:
 
 
 def _require_parts(number: int, given: Mapping[str, Any]) -> None:
-    """Checks the fields of the calls and of the parts of a message that `_message` accepted."""
+    """Raises UsageError for an unknown field of a call or a part. `_message` must have accepted the message."""
     content = given.get("content")
     for part in content if isinstance(content, list) else ():
         _require_known(_nonempty(part), PART_FIELDS[part["type"]], f"a part of message {number}")

@@ -47,7 +47,7 @@ class WordGroups:
     def cached(
         cls, vectors: Vectors, k: int, metric: Metric, progress: Progress, folder: Path | None = None
     ) -> tuple[WordGroups, bool]:
-        """Returns the lists of a table whose words are visited in its own order, and whether they were cached."""
+        """Returns the groups of a table's words, taken in the table's order, and whether they were in the cache."""
         keep = ArrayCache("lists", {"group": np.int64, "members": np.int64, "scores": np.float64}, folder)
         digest = digest_of(["milkglass-shared-lists/1", k, metric, vectors.shape], vectors)
         order = np.arange(len(vectors))
@@ -62,6 +62,7 @@ class WordGroups:
 
     @classmethod
     def of(cls, vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> WordGroups:
+        """Groups words: the first free one in `order` with the k - 1 free words nearest to it, and so on."""
         result = groups(vectors, order, k, metric, progress)
         width = max(len(one) for one in result)
         group, members = np.empty(len(vectors), np.int64), np.full((len(result), width), -1, np.int64)
@@ -85,7 +86,7 @@ def _all_pairs(rows: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]
 
 
 def normalised(similarity: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Returns each row scaled to 0 to 1. A row whose differences are rounding is 0."""
+    """Returns each row scaled to 0 to 1, or 0 if its values differ by rounding errors only."""
     similarity = similarity.astype(np.float64)
     low, high = similarity.min(1, keepdims=True), similarity.max(1, keepdims=True)
     flat = high - low <= 1e-6 * np.maximum(1, np.abs(high))

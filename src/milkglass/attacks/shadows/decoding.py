@@ -5,10 +5,11 @@ shadow can stand for. This attack combines both:
 
     p(t_1 ... t_n | s_1 ... s_n)  ~  prod_i p(s_i | t_i) p(t_i | t_(i-1)),    t_i in T_ori(s_i) only
 
-p(t | t') comes from pairs of neighbours in a public text, mixed with frequency, as in `channel.py`. p(s | t) is how
-often the attacker's own rehearsal of the defence replaced t by s, plus `prior` choices spread evenly over its |S_t|
-shadows; without a rehearsal only these count. Each place takes the likeliest original, summed over all readings of the
-rest of the text (forward-backward).
+T_ori(s) is the set of tokens that have the shadow s, and S_t the set of t's shadows. GHOST's search is public, so that
+the attacker knows both. p(t | t') comes from pairs of neighbours in a public text, mixed with frequency, as in
+`channel.py`. p(s | t) is how often t became s when the attacker ran the defence on its own text (a rehearsal), plus
+`prior` choices spread evenly over S_t; without a rehearsal only these count. Each place takes the likeliest original,
+summed over all readings of the rest of the text (forward-backward).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class ShadowDecoding(Attack):
         prior: the weight of the even choice, in tokens.
         candidates: how many originals are weighed at each place, the likeliest by frequency.
         mix: the weight of neighbours beside frequency.
-        rehearsals: how often the public text is rehearsed.
+        rehearsals: how often the defence is run on the public text.
+        k: how many guesses a token has.
     """
 
     prior: float = 5.0
@@ -69,7 +71,7 @@ class ShadowDecoding(Attack):
         """
         share = corpus.counts(size) / len(corpus.ids)
         keys, counts = replacement_counts(corpus, sent, size)
-        token_counts = np.bincount(keys % size, counts, size)  # how often each t became anything
+        token_counts = np.bincount(keys % size, counts, size)
         originals = np.arange(size, dtype=np.int64)[:, None].repeat(self.candidates, 1)
         originals[:, 1:] = NO_BELIEF
         p = np.zeros(originals.shape)

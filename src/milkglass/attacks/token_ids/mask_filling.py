@@ -67,7 +67,7 @@ def masks(texts: Sequences, tokenizer: Tokenizer) -> list[Mask]:
     return found
 
 
-def hidden(
+def hidden_spans(
     corpus: Sequences, sent: Sequences, origin: Ids, tokenizer: Tokenizer
 ) -> dict[str, Counter[tuple[int, ...]]]:
     """Returns what each kind of mask hid in text that the attacker masked, and how often.
@@ -129,7 +129,7 @@ class MaskFilling(Attack):
         sent, origin = required(knowledge.rehearse)(corpus, 0)
         known = {
             kind: counts.most_common(self.candidates)
-            for kind, counts in hidden(corpus, sent, origin, tokenizer).items()
+            for kind, counts in hidden_spans(corpus, sent, origin, tokenizer).items()
         }
         running = np.full((len(texts.ids), RANKS), NO_BELIEF, np.int64)
         running[:, 0] = texts.ids

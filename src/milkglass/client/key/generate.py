@@ -42,6 +42,9 @@ from milkglass.schemes.aliases import Slots
 from milkglass.schemes.catalogue import SCHEMES, scheme_named
 from milkglass.schemes.scheme import Scheme
 
+Clusters = Literal["kept", "new"]
+MAX_JOB_NAME = 200  # characters
+
 
 def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
     """Returns the ids of special tokens: those that the tokenizer marks as special, and those that the configs name."""
@@ -111,7 +114,7 @@ def require_delta(scheme: Scheme, delta: bool) -> None:
         raise UsageError(why, "leave --delta out")
 
 
-def visited(key: Key) -> NDArray[np.int64]:
+def cluster_order(key: Key) -> NDArray[np.int64]:
     """Returns (n,) the tokens in the order in which clusters are begun.
 
     The order is the key's own. Older keys use the order of scrambled ids, and must keep their clusters. The lowest id
@@ -128,7 +131,7 @@ def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
     """Returns the key with its clusters in it: the codec needs them and does not have the table."""
     table = base.mapped(architecture_of(base).table)
     require_finite(table)
-    order = visited(key)
+    order = cluster_order(key)
     result = scheme_of(key).groups(table, order, reserved_ids(base, len(table)), stage("cluster", len(order)))
     return replace(key, info=key.info.with_groups(packed_groups(result, len(table))))
 
@@ -153,16 +156,12 @@ def require_finite(table: torch.Tensor) -> None:
         raise CorruptCheckpoint(f"{bad} rows of the embedding table are not finite", "repair or fetch the model again")
 
 
-Clusters = Literal["kept", "new"]
-LONGEST = 200  # characters of a job's name
-
-
 def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept", stage: Stage = no_stage) -> Key:
     """Returns the child of `parent`, whose model `base` is, with this name. The same name gives the same child."""
     parent.require_whole()
     name = unicodedata.normalize("NFC", name).strip()
-    if not 0 < len(name) <= LONGEST:
-        raise UsageError(f"the job's name has {len(name)} characters, 1 to {LONGEST} are possible", "name the job")
+    if not 0 < len(name) <= MAX_JOB_NAME:
+        raise UsageError(f"the job's name has {len(name)} characters, 1 to {MAX_JOB_NAME} are possible", "name the job")
     if clusters not in get_args(Clusters):
         raise UsageError(f"clusters is {clusters!r}", f"give one of {', '.join(get_args(Clusters))}")
     root = subkey(parent.root, parent.model_digest, f"job/{name}")

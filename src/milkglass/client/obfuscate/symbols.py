@@ -26,6 +26,7 @@ from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, digest_of
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
+from milkglass.models.pieces import special_around
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.torch_model import body
 from milkglass.noise.stream import Stream, subkey
@@ -49,7 +50,7 @@ def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> F
     table = architecture_of(base).table
     if kind == "table":
         return base.mapped(table).to(torch.float32, copy=True).numpy()
-    before, after = frame(load_tokenizer(base.folder))
+    before, after = special_around(load_tokenizer(base.folder))
     size = base.tensors[table].shape[0]
     progress = stage("vectors of tokens", size)
     loaded: list[Any] = []  # only where a block is missing
@@ -78,14 +79,6 @@ def _kept(name: str, ids: torch.Tensor, encoded: Callable[[torch.Tensor], Floats
     if keep.reused:
         progress(len(ids))
     return found["vectors"]
-
-
-def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Returns the ids that the tokenizer puts before and after a text."""
-    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
-    start = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
-    return whole[:start], whole[start + len(bare) :]
 
 
 def _encoded(model: Any, ids: torch.Tensor, before: Sequence[int], after: Sequence[int], progress: Progress) -> Floats:

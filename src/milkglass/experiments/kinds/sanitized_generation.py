@@ -121,7 +121,7 @@ class SanitizedGeneration(GeneratorTuning):
         for split, path in plain.items():
             if not path.is_file():
                 sanitized_chats.write(
-                    sanitized_chats.drawn(self._chats(run, split), many[split], self.seed, split), path
+                    sanitized_chats.sample(self._chats(run, split), many[split], self.seed, split), path
                 )
         result: dict[str, Mapping[str, Path]] = {}
         for name, sanitizer in self._sanitizers(base, run).items():
@@ -191,7 +191,7 @@ class SanitizedGeneration(GeneratorTuning):
             whole = [codec.encode_chat(one).astype(np.int64) for one in conversations]
             lengths = np.array([len(one) for one in whole])
             return PromptSet(whole, references, lengths, lengths)
-        sent = [sanitizer.prompt(codec.tokenizer, one, codec.limit) for one in conversations]
+        sent = [sanitizer.sent_prompt(codec.tokenizer, one, codec.limit) for one in conversations]
         private, unchanged = (np.array(one) for one in zip(*((it.private, it.unchanged) for it in sent), strict=True))
         return PromptSet([one.ids for one in sent], references, private, unchanged)
 
