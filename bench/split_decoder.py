@@ -147,7 +147,7 @@ class Bench:
     @torch.inference_mode()
     def one_process(self) -> Timing:
         began = time.perf_counter()
-        read, embedding = Watch(self.runner.read), Watch(self._tokens)
+        read, embedding = Watch(self.runner.prefill), Watch(self._tokens)
         rows, logits = read([embedding().ids.tolist()])
         advance = Watch(rows.advance)
         newest = int(logits.argmax())

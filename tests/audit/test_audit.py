@@ -33,7 +33,7 @@ from milkglass.audit.report.result import Audit, BudgetPoint
 from milkglass.audit.report.verdict import verdict
 from milkglass.audit.resume import ResumeStore, packed, unpacked
 from milkglass.audit.scene import Scene
-from milkglass.cli.audit import line, words
+from milkglass.cli.audit import line, report_text
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import CLASSES, classes, read
 from milkglass.client.key.generate import new_key, scheme_for
@@ -233,7 +233,7 @@ def test_where_no_content_was_sent_nobody_is_said_to_read_it(setting: Setting, t
     assert "An attacker reads your text" not in [one.title for one in raised]
     assert "nan" not in " ".join(one.raised_if for one in raised)
     without = replace(result, cells=cells, warnings=raised)
-    for shown in (words(without, tmp_path), render(without), verdict(strongest(cells), WHO, cells)):
+    for shown in (report_text(without, tmp_path), render(without), verdict(strongest(cells), WHO, cells)):
         assert "nan" not in shown.replace(str(tmp_path), "") and "of 100 words" in shown
     assert str(nothing) == percent(math.nan) == "-"
 
@@ -261,7 +261,7 @@ def test_what_was_cut_or_failed_is_tried_again(setting: Setting, tmp_path: Path)
     parts = [*raw["measures"].values(), *raw["by_class"].values()]
     assert parts and all(one["low"] is None and one["high"] is None for one in parts), "no interval of a cut figure"
     write(result, tmp_path / "out")
-    page, terminal = (tmp_path / "out" / "audit.html").read_text("utf-8"), words(result, tmp_path)
+    page, terminal = (tmp_path / "out" / "audit.html").read_text("utf-8"), report_text(result, tmp_path)
     assert "nan" not in page and "at least" in terminal
 
 

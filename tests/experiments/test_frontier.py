@@ -60,7 +60,7 @@ def test_a_defence_that_sends_one_vector_a_text_is_named_below() -> None:
     pooled = [accuracy("cape", 86.0), accuracy("commonest class", 50.0), accuracy("client alone", 70.0, "x")]
     assert frontier.unplaced([FIRST + pooled], "sst2") == ["cape"]
     result = {"figures": [one.to_json() for one in FIRST + pooled]}
-    assert "one vector crosses for a text: cape." in frontier.of([result], "sst2", "")
+    assert "one vector crosses for a text: cape." in frontier.svg_of_results([result], "sst2", "")
 
 
 def test_those_on_the_frontier_have_a_colour_of_their_own() -> None:

@@ -116,7 +116,7 @@ def scene_of(base: Checkpoint, rows: Sequence[CapturedRow], seed: int, layer: in
     private, others = ([rows[i] for i in part] for part in (order[:half], order[half:]))
     require_enough(private, "the attacked half of the captured rows")
     captured = _Captured(base, codec, layer)
-    mine, theirs = captured.of(private), captured.of(others)
+    mine, theirs = captured.sent_texts(private), captured.sent_texts(others)
     truth = replace(truth_of(codec, mine.sent, mine.original, [theirs.original]), origin=mine.origin)
     about = {"name": f"captured {WHAT[rows[0].kind]}"}
     alike = Knowledge(corpus=theirs.original)
@@ -151,7 +151,7 @@ class _Captured:
     codec: Codec
     layer: int
 
-    def of(self, rows: Sequence[CapturedRow]) -> _SentTexts:
+    def sent_texts(self, rows: Sequence[CapturedRow]) -> _SentTexts:
         original = Sequences.of(self.codec.encode([row.text for row in rows], truncate=True).ids)
         if rows[0].kind == "vectors":
             return self._vectors(rows, original)

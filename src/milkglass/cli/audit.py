@@ -215,7 +215,7 @@ def print_audit(context: typer.Context, done: tuple[Audit, Path, str], out: Path
     """Prints an audit. `done` is what `attacked` returned."""
     result, page, larger = done
     more = "" if not result.unfinished else same_command(context, budget=larger)
-    emit(as_json, {"out": str(out), **result.to_json()}, lambda: words(result, page, more))
+    emit(as_json, {"out": str(out), **result.to_json()}, lambda: report_text(result, page, more))
 
 
 def same_command(context: typer.Context, **changed: Any) -> str:
@@ -255,8 +255,8 @@ def line(cell: AttackResult) -> str:
     return f"{what}: {cell.measures[name]} {noun}, {cell.seconds:.0f} s{short}"
 
 
-def words(result: Audit, page: Path, more: str = "") -> str:
-    """more: the command that goes on with a larger budget."""
+def report_text(result: Audit, page: Path, more: str = "") -> str:
+    """Returns the audit as text. `more` is the command that continues it with a larger budget."""
     from milkglass.audit.report.verdict import LABELS
 
     rows: list[tuple[str, ...]] = [("attack", "attacker", "tokens", "content")]

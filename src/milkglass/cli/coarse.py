@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from milkglass.client.key.key import Key
     from milkglass.client.obfuscate.symbols import CountedTexts
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.progress import Stage
-    from milkglass.schemes.scheme import Scheme
 
 
 NAME = "coarse"
@@ -94,16 +92,6 @@ class CoarseFiles:
         if texts.public is None:
             note(PLAIN_MEANS.format(self.data.name))
         return texts
-
-
-def make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts | None, stage: Stage) -> Key:
-    """Makes a new key. If there are texts, the map of the coarse vocabulary is found from them."""
-    from milkglass.client.key.generate import new_key
-    from milkglass.client.obfuscate.symbols import coarse_key
-
-    if texts is None:
-        return new_key(base, ref, scheme, digest)
-    return coarse_key(base, ref, scheme, digest, texts, stage=stage)
 
 
 def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -> None:

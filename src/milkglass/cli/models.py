@@ -174,7 +174,8 @@ def upload(
     """
     _require_ours(path, name)
     unlocked = _key_of(path, key, passphrase_file)
-    from milkglass.client.obfuscate.upload_check import is_plain, others_in
+    from milkglass.client.obfuscate.upload_check import others_in
+    from milkglass.client.plain_names import is_plain
 
     with server.open() as remote, bars(as_json) as stage:
         if path.is_dir():

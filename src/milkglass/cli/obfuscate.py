@@ -37,9 +37,12 @@ from milkglass.progress import duration
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
     from milkglass.client.key.key import Key
+    from milkglass.client.obfuscate.symbols import CountedTexts
     from milkglass.models.checkpoint import Checkpoint
+    from milkglass.progress import Stage
     from milkglass.rows.data_file import DataFile
     from milkglass.schemes.mixture import Promise
+    from milkglass.schemes.scheme import Scheme
 
 
 LOSS = (
@@ -224,7 +227,7 @@ def obfuscate(
             if old is None:
                 from milkglass.client.key.file import UnlockedKey
 
-                made = coarse.make_key(base, ref, expected, digest, texts, stage)
+                made = _make_key(base, ref, expected, digest, texts, stage)
                 opened = UnlockedKey.new(
                     key, made, passphrase, weak=weak_passphrase
                 )  # before anything is scrambled with it
@@ -275,6 +278,16 @@ def _resumable(key: Path, insisted: bool) -> Iterator[None]:
         else:
             note_apart("stopped: no key was made, and a passphrase that was generated for it is of no use")
         raise
+
+
+def _make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts | None, stage: Stage) -> Key:
+    """Makes a new key. If there are texts, the map of the coarse vocabulary is found from them."""
+    from milkglass.client.key.generate import new_key
+    from milkglass.client.obfuscate.symbols import coarse_key
+
+    if texts is None:
+        return new_key(base, ref, scheme, digest)
+    return coarse_key(base, ref, scheme, digest, texts, stage=stage)
 
 
 def _unfinished(out: Path) -> Path:

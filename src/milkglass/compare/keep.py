@@ -107,7 +107,7 @@ def answers(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = No
     types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
     logits = TokenServer(folder).answer((Tokens(ids, types=types),))
     if about["task"] == "regression":
-        scale = Scale.kept(about["scale"])
+        scale = Scale.stored(about["scale"])
         return [LocalAnswer("", {}, float(one) if scale is None else scale.read(float(one))) for one in logits[:, 0]]
     names = [base.config["id2label"][str(n)] for n in range(logits.shape[1])]
     return _named(softmax(logits.astype(np.float64), axis=1), names)

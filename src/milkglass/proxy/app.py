@@ -36,7 +36,7 @@ LONG = 64 << 10  # bytes of a request that is encoded in a thread
 class ApiExchange(Protocol):
     """The answer to a checked request, which has not begun."""
 
-    async def whole(self) -> dict[str, Any]: ...
+    async def response(self) -> dict[str, Any]: ...
     def events(self) -> AsyncGenerator[dict[str, Any], None]: ...
 
 
@@ -89,7 +89,7 @@ async def _answer(
     answer = await asyncio.to_thread(make) if long else make()
     if stream:
         return EventStream(_stream(answer, done_event), lambda: None)
-    found = await first(answer.whole(), disconnect(request))
+    found = await first(answer.response(), disconnect(request))
     return GONE if found is None else JSONResponse(found)
 
 

@@ -44,7 +44,7 @@ class ChatExchange:
         self._begin: Callable[[], list[Reply]] = lambda: backend.replies(question, body.n or 1)
         self.replies: list[Reply] = []
 
-    async def whole(self) -> dict[str, Any]:
+    async def response(self) -> dict[str, Any]:
         self.replies = self._begin()
         found = await gathered(self.replies)
         answers = [_message(reply, pieces) for reply, pieces in zip(self.replies, found, strict=True)]
@@ -144,7 +144,7 @@ class CompletionExchange:
         every = [reply for one in self._questions for reply in self._backend.replies(one, self._body.n or 1)]
         return [replace(reply, index=index) for index, reply in enumerate(every)]
 
-    async def whole(self) -> dict[str, Any]:
+    async def response(self) -> dict[str, Any]:
         self.replies = self._begin()
         found = await gathered(self.replies)
         answers = []

@@ -75,7 +75,7 @@ class ResponseExchange:
             "store": False, "text": {"format": {"type": "text"}}, "truncation": "disabled",
         }  # fmt: skip
 
-    async def whole(self) -> dict[str, Any]:
+    async def response(self) -> dict[str, Any]:
         items, reply = _Items(), self._begin()
         for piece in (await gathered([reply]))[0]:
             items.take(piece)

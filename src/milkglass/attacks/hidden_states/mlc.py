@@ -64,7 +64,7 @@ class LinearWords(Attack):
     )
 
     @torch.inference_mode()
-    def named(
+    def predicted_words(
         self, layer: torch.nn.Linear, seen: torch.Tensor, reached: NDArray[np.bool_], words: Ids
     ) -> tuple[Ids, ...]:
         """Returns the words of each text; none for a text that was not reached."""
@@ -133,4 +133,4 @@ class MLC(LinearWords):
         seen, reached = embeddings(transcript.model, sent, batches_within(sent, budget, other, SENT * seconds))
         words = np.unique(public.ids)
         layer = self.train((means - centre) / spread, public, words, budget, rng)
-        return Guess(bags=self.named(layer, (seen - centre) / spread, reached, words))
+        return Guess(bags=self.predicted_words(layer, (seen - centre) / spread, reached, words))

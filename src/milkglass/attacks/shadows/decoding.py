@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milkglass import papers
-from milkglass.attacks.token_ids.channel import Channel, Neighbours, read, rehearsed, replacement_counts
+from milkglass.attacks.token_ids.channel import Channel, Neighbours, rehearsed, replacement_counts, write_guesses
 from milkglass.sequences import Ids, Sequences, looked_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -62,7 +62,7 @@ class ShadowDecoding(Attack):
         channel = self.channel(required(knowledge.candidates), corpus, sent, transcript.size)
         neighbours = Neighbours(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
-        return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))
+        return Guess(running=write_guesses(transcript.tokens, channel, neighbours, guess, budget))
 
     def channel(self, known: Candidates, corpus: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> Channel:
         """Returns p(s | t) for every shadow, by rehearsals of the corpus, and the share of each t.

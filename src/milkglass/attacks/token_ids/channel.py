@@ -109,7 +109,7 @@ def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[
     return [(part, _unit(one * other)) for part, one, other in both]
 
 
-def read(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids, budget: Budget) -> Ids:
+def write_guesses(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids, budget: Budget) -> Ids:
     """Writes the likeliest candidates of each place into `guess` (tokens, k), for as many texts as time allows."""
     at = 0
     for number, text in enumerate(tokens):
@@ -164,4 +164,4 @@ class ChannelAttack(Attack):
         neighbours = Neighbours(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         guess[:, 0] = transcript.tokens.ids  # what time does not reach is read as it was sent
-        return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))
+        return Guess(running=write_guesses(transcript.tokens, channel, neighbours, guess, budget))

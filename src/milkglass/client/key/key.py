@@ -131,11 +131,11 @@ class KeyInfo:
     @property
     def scale(self) -> Scale | None:
         """Returns the scale of the scores that were sent last."""
-        return Scale.kept(self.document.get("scale"))
+        return Scale.stored(self.document.get("scale"))
 
     @property
     def scales_by_job(self) -> dict[str, Scale | None]:
-        return {job: Scale.kept(raw) for job, raw in (self.document.get("scales") or {}).items()}
+        return {job: Scale.stored(raw) for job, raw in (self.document.get("scales") or {}).items()}
 
     # --- its models at servers ----------------------------------------------------------------------------------------
     @property

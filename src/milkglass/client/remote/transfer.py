@@ -20,7 +20,7 @@ from typing import Any, final
 
 from milkglass import files
 from milkglass.client.layout import MARKED, MARKER, TOKENIZER
-from milkglass.client.obfuscate.upload_check import is_plain
+from milkglass.client.plain_names import is_plain
 from milkglass.client.remote.connection import Connection
 from milkglass.client.remote.responses import FILE, is_count, is_text, response_id, response_number, rows
 from milkglass.client.remote.strict_json import HINT

@@ -38,7 +38,7 @@ class ClassificationRecipe(FineTuning):
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns figures in percent, with a named data set's own measures, such as Matthews' correlation of CoLA."""
-        data_set = data_refs.named(self.data["validation"])
+        data_set = data_refs.parse_ref(self.data["validation"])
         metrics = [name for name in data_set[0].metrics if name != "accuracy"] if data_set else []
         more = graded_by_metrics(variants, metrics, self.training.max_length, self.seed, run.predictions)
         return recovery(base, variants, statuses) + more

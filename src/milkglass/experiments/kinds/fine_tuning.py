@@ -119,7 +119,7 @@ class FineTuning(Recipe):
 def _classes(data: Mapping[str, str]) -> dict[str, int]:
     """Returns how many classes a named data set has, as a setting."""
     train = data.get("train", "")
-    result = data_refs.named(train) if isinstance(train, str) else None
+    result = data_refs.parse_ref(train) if isinstance(train, str) else None
     return {"num_labels": len(result[0].labels)} if result and result[0].labels else {}
 
 

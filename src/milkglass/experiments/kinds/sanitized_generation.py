@@ -213,7 +213,7 @@ class SanitizedGeneration(GeneratorTuning):
     ) -> list[ResultRecord]:
         of = {"variant": variant.name, "when": when}
         losses = np.array(answered["losses"], np.float64), np.array(answered["tokens"], np.float64)
-        about = data_refs.named(self.data["validation"])
+        about = data_refs.parse_ref(self.data["validation"])
         if labels := about[0].labels if about else ():
             result = loss_figures(losses, self.seed, of, run.predictions)
             result += self._graded_classes(answered["texts"], asked.references, labels, of, run.predictions)

@@ -32,7 +32,7 @@ class Curves:
     levels: Mapping[str, float]
 
 
-def of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[str, Any]]) -> tuple[Curves, ...]:
+def curves_of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[str, Any]]) -> tuple[Curves, ...]:
     """Returns the measures of a result that have a line of two points, in the figures' order.
 
     Args:

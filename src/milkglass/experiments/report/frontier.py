@@ -183,7 +183,7 @@ def frontier_svg(every: Sequence[DefencePoint], level: float | None, about: str,
         return svg(figure, about)
 
 
-def of(results: Sequence[Mapping[str, Any]], data: str, about: str) -> str:
+def svg_of_results(results: Sequence[Mapping[str, Any]], data: str, about: str) -> str:
     """Returns the frontier of results as their files have them."""
     figures = [read(result) for result in results]
     left = unplaced(figures, data)

@@ -106,7 +106,7 @@ def read(result: Mapping[str, Any]) -> ResultTable:
         paper=str(result["paper"]),
         about=tuple(_about(result)),
         glance=frontier.defences(records),
-        curves=curves.of(records, result.get("variants", {})),
+        curves=curves.curves_of(records, result.get("variants", {})),
         beside=tuple(one for one in lines if one.record.published is not None or one.record.asked),
         groups=tuple((what, tuple(rest[what])) for what in sorted(rest, key=lambda what: what in NOT_RESULTS)),
         undefined=tuple(
