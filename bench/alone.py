@@ -72,7 +72,7 @@ def grid(train: Rows, labels: np.ndarray, asked: Rows, truth: np.ndarray) -> tup
 
 
 def measured(data: Path, name: str, rows: int, seed: int) -> dict[str, float]:
-    about = data_refs.named(name)
+    about = data_refs.parse_ref(name)
     examples = data_refs.examples(data, name)
     order = np.random.default_rng(seed).permutation(len(examples))[:rows]
     drawn = [examples[i] for i in order]

@@ -147,7 +147,7 @@ class Bench:
     @torch.inference_mode()
     def one_process(self) -> Timing:
         began = time.perf_counter()
-        read, embedding = Watch(self.runner.read), Watch(self._tokens)
+        read, embedding = Watch(self.runner.prefill), Watch(self._tokens)
         rows, logits = read([embedding().ids.tolist()])
         advance = Watch(rows.advance)
         newest = int(logits.argmax())
@@ -179,7 +179,7 @@ class Bench:
         began = time.perf_counter()
         sent = text.prompt(self.text, "", self.sampling)
         before = time.perf_counter() - began
-        made = sum(1 for _ in text.ids(sent, self.sampling))
+        made = sum(1 for _ in text.generate_ids(sent, self.sampling))
         total = time.perf_counter() - began
         server = self._server_seconds()
         wire = total - before - enclave.rows.seconds - server

@@ -24,7 +24,7 @@ from frame.result import show
 from milkglass.attacks.embeddings.matching import ClusterBatch, likelihood
 from milkglass.client.key.generate import reserved_ids
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.models.resolve import resolve
 from milkglass.noise.stream import Stream
 from milkglass.schemes.clustering import embed_cluster, weight_synth
@@ -36,7 +36,7 @@ BATCH = 400  # clusters at a time
 def measured(model: str, k: int, beta: float, keys: int) -> dict[str, dict[str, float]]:
     """The figures by name: percent, or cosines. "+-" is twice the standard deviation over keys of their mean."""
     base = Checkpoint.open(resolve(model))
-    table = base.read(of(base).table).float()
+    table = base.read(architecture_of(base).table).float()
     rows = np.setdiff1d(np.arange(len(table)), reserved_ids(base, len(table)))
     found: dict[str, list[float]] = {}
     for key in range(keys):

@@ -82,7 +82,7 @@ def frontier_plot(results: Path, plot: Plot) -> str | None:
     """The plot of the results that there are; of a defence in two of them, the one read more. None: there is none."""
     files = [one for name in plot.results if (one := results / f"{name}.json").is_file()]
     found = [json.loads(one.read_text("utf-8")) for one in files]
-    return frontier.of(found, plot.data, plot.about) if found else None
+    return frontier.svg_of_results(found, plot.data, plot.about) if found else None
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ from milkglass.models.resolve import resolve
 from milkglass.models.torch_model import body
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search, Shadows, lemmas_of, search
-from milkglass.sanitizers.ghost.selection import drawn
+from milkglass.sanitizers.ghost.selection import draw_shadows
 from milkglass.sanitizers.table import opened, table_of
 
 SHORTEST, LONGEST = 14, 18  # tokens of a sentence
@@ -68,7 +68,7 @@ def _selection(ghost: Ghost, plain: Any, count: int, rounds: int, threads: int) 
     program, threshold = literal("ghost"), ghost.selection.threshold
     states, ids = program.states_of(plain), ghost.encode(_sentences(ghost, count))
     lists = {int(token): ghost.candidates.of(int(token)).tolist() for token in np.unique(ids.ids)}
-    starts = [drawn(one, ghost.candidates, ghost._stream(one)).tolist() for one in ids]
+    starts = [draw_shadows(one, ghost.candidates, ghost._stream(one)).tolist() for one in ids]
 
     def ours() -> None:
         found["ours"] = [one.ids.tolist() for one in ghost.choices(ids)]

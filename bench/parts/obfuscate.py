@@ -13,7 +13,7 @@ from frame.rounds import interleaved, seconds
 from numpy.typing import NDArray
 
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.models.resolve import resolve
 from milkglass.nearest.products import onednn_linear, packed
 from milkglass.schemes.obfuslm import ObfusLM
@@ -50,7 +50,7 @@ def measure(quick: bool) -> Iterator[Figure]:
 
 def _table(rows: int | None) -> tuple[torch.Tensor, NDArray[np.int64]]:
     base = Checkpoint.open(resolve("demo:minilm"))
-    table = base.read(of(base).table)[:rows].clone()
+    table = base.read(architecture_of(base).table)[:rows].clone()
     return table, np.random.default_rng(0).permutation(len(table))
 
 

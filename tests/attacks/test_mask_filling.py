@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from milkglass.attacks.token_ids.decipherment.reader import tokenizer_of
-from milkglass.attacks.token_ids.mask_filling import MaskFilling, hidden, masks
+from milkglass.attacks.token_ids.mask_filling import MaskFilling, hidden_spans, masks
 from milkglass.models.resolve import resolve
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -68,7 +68,7 @@ def test_what_masks_hide_is_counted_whole(tokenizer: Tokenizer) -> None:
         [("anna", "<PERSON>"), ("left", "left")],
     ]
     corpus, sent, origin = masked(tokenizer, parts)
-    found = hidden(corpus, sent, origin, tokenizer)
+    found = hidden_spans(corpus, sent, origin, tokenizer)
     name = tuple(tokenizer.encode("anna maria sanchez y lopez de la cruz", add_special_tokens=False).ids)
     assert found["person"] == Counter({name: 1, tuple(tokenizer.encode("anna", add_special_tokens=False).ids): 1})
     assert found["location"].total() == 1

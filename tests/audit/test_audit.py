@@ -34,7 +34,7 @@ from milkglass.audit.report.result import Audit, BudgetPoint
 from milkglass.audit.report.verdict import verdict
 from milkglass.audit.resume import ResumeStore, packed, unpacked
 from milkglass.audit.scene import Scene
-from milkglass.cli.audit import line, words
+from milkglass.cli.audit import line, report_text
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import CLASSES, classes, read
 from milkglass.client.key.generate import new_key, scheme_for
@@ -234,7 +234,7 @@ def test_where_no_content_was_sent_nobody_is_said_to_read_it(setting: Setting, t
     assert "An attacker reads your text" not in [one.title for one in raised]
     assert "nan" not in " ".join(one.raised_if for one in raised)
     without = replace(result, cells=cells, warnings=raised)
-    for shown in (words(without, tmp_path), render(without), verdict(strongest(cells), WHO, cells)):
+    for shown in (report_text(without, tmp_path), render(without), verdict(strongest(cells), WHO, cells)):
         assert "nan" not in shown.replace(str(tmp_path), "") and "of 100 words" in shown
     assert str(nothing) == percent(math.nan) == "-"
 
@@ -262,7 +262,7 @@ def test_what_was_cut_or_failed_is_tried_again(setting: Setting, tmp_path: Path)
     parts = [*raw["measures"].values(), *raw["by_class"].values()]
     assert parts and all(one["low"] is None and one["high"] is None for one in parts), "no interval of a cut figure"
     write(result, tmp_path / "out")
-    page, terminal = (tmp_path / "out" / "audit.html").read_text("utf-8"), words(result, tmp_path)
+    page, terminal = (tmp_path / "out" / "audit.html").read_text("utf-8"), report_text(result, tmp_path)
     assert "nan" not in page and "at least" in terminal
 
 
@@ -389,7 +389,7 @@ def test_what_an_audit_writes_is_the_owners_alone_even_in_an_open_folder(setting
 
 def recorded(it: Setting, folder: Path, key: Key) -> Transcript:
     recorder = on_disk.Recorder.open(folder, len(key.sigma), key.identifier)
-    recorder.tokens(scene(it).truth.sent, "train")
+    recorder.add_tokens(scene(it).truth.sent, "train")
     return on_disk.load(folder)
 
 
@@ -471,7 +471,7 @@ def test_a_transcript_of_the_audited_texts_leaves_the_attacker_its_half(
         file = tmp_path / "known.txt"
         file.write_text("\n".join(setting.text.read_text("utf-8").splitlines()[:known]) + "\n", "utf-8")
     recorder = on_disk.Recorder.open(tmp_path / "all", len(setting.key.sigma), setting.key.identifier)
-    recorder.tokens(everything(setting), "train")
+    recorder.add_tokens(everything(setting), "train")
     seen = on_disk.load(tmp_path / "all")
     without = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=file))
     it = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=file), seen=seen)

@@ -989,7 +989,7 @@ def test_an_interruption_before_the_key_says_that_there_is_none(
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("milkglass.cli.coarse.make_key", interrupt)
+    monkeypatch.setattr("milkglass.cli.obfuscate._make_key", interrupt)
     words = ("--key", tmp_path / "k", "--passphrase-file", tmp_path / "phrase", "--generate-passphrase")
     stopped = call("obfuscate", encoder.model, tmp_path / "out", *SMALL, *words, passphrase=None)
     assert stopped.exit_code == 130 and "no key was made" in stopped.stderr and not (tmp_path / "k").exists()

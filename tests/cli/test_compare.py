@@ -16,9 +16,9 @@ from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import Compared, Group, Reading, WayResult
 from milkglass.compare.rows import OwnRows
 from milkglass.compare.run import read_way, weighted_correlation
-from milkglass.compare.training import cut_words, fall, reported
+from milkglass.compare.training import cut_words, loss_fall, reported_losses
 from milkglass.compare.verdict import verdict
-from milkglass.compare.ways import WAYS, chosen
+from milkglass.compare.ways import WAYS, chosen_ways
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
@@ -64,17 +64,17 @@ def test_rows_that_are_cut_are_reported_with_what_they_cost(tmp_path: Path) -> N
 def test_a_loss_is_called_falling_only_where_the_noise_of_batches_does_not_explain_it(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 0.1, 40)
-    assert fall((noise + 0.8).tolist()) is None
-    found = fall((noise + np.linspace(2, 0.8, 40)).tolist())
+    assert loss_fall((noise + 0.8).tolist()) is None
+    found = loss_fall((noise + np.linspace(2, 0.8, 40)).tolist())
     assert found is not None and found[0] > found[1]
-    assert fall((noise + np.linspace(0.8, 2, 40)).tolist()) is None, "it rises"
-    assert fall([3.0, 2.0, 1.0]) is None, "too few to say"
+    assert loss_fall((noise + np.linspace(0.8, 2, 40)).tolist()) is None, "it rises"
+    assert loss_fall([3.0, 2.0, 1.0]) is None, "too few to say"
     events = tmp_path / "events.jsonl"
     data = [{"step": 2, "loss": 9.0}, {"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"eval_loss": 1.0}]
     lines = [Event(time=0.0, message="", data=one).model_dump_json() for one in data]
     events.write_text("\n".join(lines) + '\n{"time": 1, "mes')
-    assert reported(tmp_path) == [3.0, 2.0]
-    assert reported(tmp_path / "none") == []
+    assert reported_losses(tmp_path) == [3.0, 2.0]
+    assert reported_losses(tmp_path / "none") == []
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:
     assert one.reading is not None
     found = compared(replace(one, reading=replace(one.reading, cut=True)))
     assert "More time may read more of: the way ids." in found.verdict
-    assert words.read(found.ways[1]) == "at least 60 %"
+    assert words.read_by_attacks(found.ways[1]) == "at least 60 %"
 
 
 def test_nothing_is_said_without_a_way_to_compare_with() -> None:
@@ -143,15 +143,15 @@ def test_the_page_has_every_way_once_and_escapes_what_it_quotes() -> None:
 
 def test_the_picture_draws_only_what_is_known() -> None:
     unread = replace(way("cape", "states are sent", 0.7, -0.02, 0.1), reading=None)
-    svg = picture.drawn(compared(unread, way("ids", "words are scrambled", 0.6, -0.1, 0.3)))
+    svg = picture.picture_svg(compared(unread, way("ids", "words are scrambled", 0.6, -0.1, 0.3)))
     assert ">ids<" in svg and ">home<" in svg and ">cape<" not in svg
-    assert picture.drawn(Compared("a model", "classification", "accuracy", 9, 9, 9, 3, ())) == ""
+    assert picture.picture_svg(Compared("a model", "classification", "accuracy", 9, 9, 9, 3, ())) == ""
 
 
 def test_a_way_is_read_back_as_it_was_kept() -> None:
     for one in (HOME, way("ids", "words are scrambled", 0.6, -0.1, 0.3)):
         again = read_way(json.loads(json.dumps(compared(one).to_json()["ways"][1])))
-        assert repr(again) == repr(one) and math.isnan(again.read) == math.isnan(one.read)
+        assert repr(again) == repr(one) and math.isnan(again.percent_read) == math.isnan(one.percent_read)
 
 
 def test_weighted_correlation_is_pearsons_of_the_drawn_rows() -> None:
@@ -163,14 +163,14 @@ def test_weighted_correlation_is_pearsons_of_the_drawn_rows() -> None:
 
 # --- ways -------------------------------------------------------------------------------------------------------------
 def test_ways_are_chosen_by_name_in_their_order() -> None:
-    assert [one.name for one in chosen(["plain", "linear"], False, False)] == ["linear", "plain"]
-    quick, usual, every = (chosen([], *one) for one in ((True, False), (False, False), (False, True)))
+    assert [one.name for one in chosen_ways(["plain", "linear"], False, False)] == ["linear", "plain"]
+    quick, usual, every = (chosen_ways([], *one) for one in ((True, False), (False, False), (False, True)))
     assert len(quick) < len(usual) <= len(every) == len(WAYS)
     assert [one.group for one in every][:3] == ["nothing is sent"] * 3 and every[-1].group == "sent as it is"
     with pytest.raises(UsageError, match="obfuslm"):
-        chosen(["nonsense"], False, False)
+        chosen_ways(["nonsense"], False, False)
     with pytest.raises(UsageError, match="--quick"):
-        chosen(["plain"], True, False)
+        chosen_ways(["plain"], True, False)
 
 
 def test_every_way_says_whom_one_trusts_and_what_comes_next() -> None:

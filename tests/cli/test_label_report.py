@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milkglass.cli.ui.label_report import words
+from milkglass.cli.ui.label_report import report_lines
 from milkglass.metrics.confusion import Confusion
 
 
@@ -21,6 +21,6 @@ from milkglass.metrics.confusion import Confusion
     ],
 )
 def test_uneven_classes_are_named(names: tuple[str, ...], counts: list[list[int]], said: str | None) -> None:
-    shown = "\n".join(words(Confusion(names, np.array(counts, np.int64))))
+    shown = "\n".join(report_lines(Confusion(names, np.array(counts, np.int64))))
     assert ("the classes are uneven" in shown) == (said is not None)
     assert said is None or said in shown

@@ -70,7 +70,7 @@ def test_every_alias_is_decoded_and_labels_are_the_ids(base: Checkpoint) -> None
     encoded = codec.encode(tiny.TEXTS * 5).ids
     assert codec.decode_batch(encoded) == tiny.TEXTS * 5
     assert len({one.tobytes() for one in encoded}) == len(encoded), "the same text is sent as other ids"
-    done = codec.encode_plain(tiny.TEXTS)
+    done = codec.encode_causal(tiny.TEXTS)
     for ids, labels in zip(done.ids, done.labels, strict=True):
         assert (ids == labels).all() and ids[-1] == codec.stop_ids[0]
     chats = [[{"role": "user", "content": one}, {"role": "assistant", "content": one}] for one in tiny.TEXTS]
@@ -92,9 +92,9 @@ def test_a_generator_makes_the_same_ids_again_and_the_system_does_not(base: Chec
 
 def test_the_plain_twin_of_a_codec_gives_original_ids(base: Checkpoint) -> None:
     _, codec = codec_of(base, ObfusLM(4, 0.1, 0.9, rows="shared"))
-    (ids,) = codec.plain.encode(tiny.TEXTS[:1]).ids
+    (ids,) = codec.unscrambling.encode(tiny.TEXTS[:1]).ids
     assert ids.tolist() == codec.tokenizer(tiny.TEXTS[0])["input_ids"]
-    assert codec.plain.decode(ids) == tiny.TEXTS[0]
+    assert codec.unscrambling.decode(ids) == tiny.TEXTS[0]
 
 
 def test_ids_of_clusters_are_not_read_back(base: Checkpoint) -> None:

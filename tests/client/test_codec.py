@@ -140,7 +140,7 @@ def test_special_tokens_in_a_text_are_text(which: str, request: pytest.FixtureRe
     for one in (codec.encode([text]), codec.encode(["x " + text], [text]), codec.encode([text], None, 12, True)):
         found = np.isin(codec.inverse[one.ids[0]], special).sum()
         assert found <= around + 1
-    plain = codec.encode_plain([text], max_length=12, truncate=True).ids[0]
+    plain = codec.encode_causal([text], max_length=12, truncate=True).ids[0]
     assert np.isin(codec.inverse[plain], special).sum() == around + len(codec.stop_ids)
 
 
@@ -174,7 +174,7 @@ def test_the_text_of_a_special_token_in_a_message_stays_text(smollm: Codec, cont
 def test_a_prompt_that_a_program_put_together_keeps_its_special_tokens(smollm: Codec) -> None:
     talk = [{"role": "user", "content": "hi"}]
     prompt = templated(smollm, talk, True)
-    assert smollm.encode([prompt], templated=True).ids[0].tolist() == smollm.encode_chat(talk).tolist()
+    assert smollm.encode([prompt], parse_special=True).ids[0].tolist() == smollm.encode_chat(talk).tolist()
     assert len(smollm.encode([prompt]).ids[0]) > len(smollm.encode_chat(talk))
 
 
@@ -282,12 +282,12 @@ def test_limits_too_small_for_any_text_are_refused(minilm: Codec, small: Codec) 
     with pytest.raises(UsageError, match="limit is 4, at least 5 is needed"):
         minilm.encode(["hello"], ["there"], 4, truncate=True)
     with pytest.raises(UsageError, match="limit is 1, at least 2 is needed"):
-        small.encode_plain(["hello"], 1, truncate=True)
+        small.encode_causal(["hello"], 1, truncate=True)
     assert len(minilm.encode(["hello there my friend"], None, 3, truncate=True).ids[0]) == 3
     assert len(minilm.encode(["hello there"], ["my good friend"], 5, truncate=True).ids[0]) == 5
-    assert len(small.encode_plain(["hello there"], 2, truncate=True).ids[0]) == 2
+    assert len(small.encode_causal(["hello there"], 2, truncate=True).ids[0]) == 2
     with pytest.raises(TooLong, match="at most 5 fit"):  # the number that was given, with the end token counted
-        small.encode_plain(["hello there my friend"], 5)
+        small.encode_causal(["hello there my friend"], 5)
 
 
 def test_refusals(minilm: Codec, small: Codec) -> None:
@@ -377,7 +377,7 @@ def test_a_conversation_that_loses_its_answer_is_refused(smollm: Codec) -> None:
 
 
 def test_plain_texts_end_with_the_end_token(small: Codec) -> None:
-    found = small.encode_plain(["the nurse called", "please " * 40], max_length=20, truncate=True)
+    found = small.encode_causal(["the nurse called", "please " * 40], max_length=20, truncate=True)
     assert [len(one) for one in found.ids][1] == 20 and found.long == (1,)
     assert all(one[-1] == small.stop_ids[0] for one in found.ids)
     assert all((one == other).all() for one, other in zip(found.ids, found.labels, strict=True))

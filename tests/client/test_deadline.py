@@ -190,7 +190,7 @@ def test_a_download_has_to_get_on(stub: Stub, quick: Remote, tmp_path: Path, mon
     monkeypatch.setattr(transfer, "STEADILY", SHORT)
     stub.replies["GET /file"] = dripping(b"x")
     with pytest.raises(Unreachable, match="did not come within"):
-        transfer.receive(quick.connection, "/file", tmp_path / "file", 1 << 20)
+        transfer.download(quick.connection, "/file", tmp_path / "file", 1 << 20)
     assert left(stub)
 
 

@@ -25,7 +25,7 @@ def readable(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(readable, value))
     if isinstance(value, str):
-        return value.isprintable() and len(value) <= strict_json.MAX_STRING
+        return value.isprintable() and len(value) <= strict_json.MAX_STRING_SHOWN
     return value is None or (math.isfinite(value) if isinstance(value, float) else abs(value) < 1 << 63)
 
 

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from milkglass.client.remote.connection import MAX_COMMENTS, MAX_EVENT
-from milkglass.engines.answers import EMPTY_EVENTS
 from milkglass.engines.engine import IdsRequest
+from milkglass.engines.events import EMPTY_EVENTS
 from milkglass.engines.upstream import AFTER_END, Timeouts
 from milkglass.errors import EngineBusy, RemoteError, Unreachable
 from tests.engines.kit import ASKED, HEAD, Script, answer_to, collect, event, sending, wire

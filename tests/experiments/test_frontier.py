@@ -35,8 +35,8 @@ def test_a_defence_is_on_the_frontier_where_no_other_is_better_in_both() -> None
     assert [one.defence for one in every] == ["plain", "good", "worse", "careful"]
     assert every[1] == DefencePoint("sst2", "good", "accuracy", 80.0, 50.0, 10.0, 2.5, 1.5)  # as it is read more
     assert {one.defence for one in every if not one.beaten(every)} == {"plain", "good", "careful"}
-    assert frontier.useful(every, None) == [False, True, False, True], "of plain all content is read"
-    assert frontier.useful(every, 80.0) == [False] * 4, "a client alone is as good"
+    assert frontier.on_frontier(every, None) == [False, True, False, True], "of plain all content is read"
+    assert frontier.on_frontier(every, 80.0) == [False] * 4, "a client alone is as good"
 
 
 def test_results_of_other_trainings_are_refused() -> None:
@@ -46,24 +46,24 @@ def test_results_of_other_trainings_are_refused() -> None:
 
 def test_the_best_that_a_client_does_alone_is_a_line() -> None:
     own = [accuracy("client alone", 78.0, "logistic"), accuracy("client alone", 80.0, "bayes")]
-    assert frontier.alone([FIRST + own], "sst2") == 80.0
-    assert frontier.alone([FIRST], "sst2") is None
-    svg = frontier.drawn(frontier.points([FIRST], "sst2"), 80.0, "about <this>")
+    assert frontier.best_alone([FIRST + own], "sst2") == 80.0
+    assert frontier.best_alone([FIRST], "sst2") is None
+    svg = frontier.frontier_svg(frontier.points([FIRST], "sst2"), 80.0, "about <this>")
     assert "the client alone, 80.0" in svg and "the client alone with the same model, 85.0" in svg
     assert "about &lt;this&gt;" in svg and "<this>" not in svg
-    assert "No result" in frontier.drawn(frontier.points([FIRST], "sst2"), None, "")
+    assert "No result" in frontier.frontier_svg(frontier.points([FIRST], "sst2"), None, "")
 
 
 def test_a_defence_that_sends_one_vector_a_text_is_named_below() -> None:
     pooled = [accuracy("cape", 86.0), accuracy("commonest class", 50.0), accuracy("client alone", 70.0, "x")]
     assert frontier.unplaced([FIRST + pooled], "sst2") == ["cape"]
     result = {"figures": [one.to_json() for one in FIRST + pooled]}
-    assert "one vector" in (svg := frontier.of([result], "sst2", "")) and ": cape." in svg
+    assert "one vector" in (svg := frontier.svg_of_results([result], "sst2", "")) and ": cape." in svg
 
 
 def test_those_on_the_frontier_have_a_colour_of_their_own() -> None:
-    svg = frontier.drawn(frontier.points([FIRST, SECOND], "sst2"), None, "")
+    svg = frontier.frontier_svg(frontier.points([FIRST, SECOND], "sst2"), None, "")
     lines = {name: next(line for line in svg.splitlines() if f"  {name}: " in line or f" {name}: " in line)
              for name in ("plain", "good", "worse", "careful")}  # fmt: skip
-    assert {name for name, line in lines.items() if f"fill: {frontier.OFF}" in line} == {"worse", "plain"}
-    assert {name for name, line in lines.items() if f"fill: {frontier.ON}" in line} == {"good", "careful"}
+    assert {name for name, line in lines.items() if f"fill: {frontier.OFF_FRONTIER}" in line} == {"worse", "plain"}
+    assert {name for name, line in lines.items() if f"fill: {frontier.ON_FRONTIER}" in line} == {"good", "careful"}

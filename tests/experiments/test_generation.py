@@ -21,13 +21,13 @@ from milkglass.experiments.kinds.generation import (
     GenerationRecipe,
     InstructionFile,
     answers,
+    attack_figures,
     ended,
     followed,
     graded,
     greedy,
     loss_figures,
     mean_figures,
-    read,
     row_losses,
 )
 from milkglass.experiments.record import numbers
@@ -72,7 +72,7 @@ def run(base: Checkpoint, one: Variant, questions: Path) -> tuple[Codec, Generat
     codec = Codec.open(one.key, base.folder)
     model = AutoModelForCausalLM.from_pretrained(one.model).eval()
     made = answers(model, codec, questions, {"answers": 4, "new_tokens": 12})
-    return codec, made, numbers(read(1, base, one, codec, made))
+    return codec, made, numbers(attack_figures(1, base, one, codec, made))
 
 
 def test_era_reads_all_where_nothing_is_scrambled(base: Checkpoint, questions: Path, tmp_path: Path) -> None:

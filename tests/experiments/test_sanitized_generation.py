@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.sanitized_generation import NO_CLASS, SanitizedGeneration, class_of
-from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer, chats, counted, drawn
+from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer, chats, counted, sample
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import unpacked
 from milkglass.models.tokenizer import load_tokenizer
@@ -148,8 +148,8 @@ def test_a_prompt_is_the_template_with_the_users_tokens_replaced(base: Path, kee
     kept = ASKED if keep else ""
     counts = counted(reader, rows, kept)
     sanitizer = ChatSanitizer.of(RnmMethod(k=4, p=1.0), reader, counts, kept, 5)
-    sent = sanitizer.prompt(reader.tokenizer, rows[0].messages[:-1], 128)
-    assert sanitizer.prompt(reader.tokenizer, rows[0].messages[:-1], 128).ids.tolist() == sent.ids.tolist()
+    sent = sanitizer.sent_prompt(reader.tokenizer, rows[0].messages[:-1], 128)
+    assert sanitizer.sent_prompt(reader.tokenizer, rows[0].messages[:-1], 128).ids.tolist() == sent.ids.tolist()
     own = (ASKED if not keep else "") + tiny.TEXTS[0]
     head = "<s>user: " + kept
     plain = reader.tokenizer(head + own + "</s><s>assistant: ", add_special_tokens=False, return_offsets_mapping=True)
@@ -159,7 +159,7 @@ def test_a_prompt_is_the_template_with_the_users_tokens_replaced(base: Path, kee
     assert (sent.ids[~users] == ids[~users]).all() and (sent.ids[users] != ids[users]).all()
     assert (sent.private, sent.unchanged) == (users.sum(), 0)
     spared = ChatSanitizer.of(RnmMethod(k=4, p=0.0, sensitive=0.01), reader, counts + 5, kept, 5)
-    assert spared.prompt(reader.tokenizer, rows[0].messages[:-1], 128).unchanged > 0
+    assert spared.sent_prompt(reader.tokenizer, rows[0].messages[:-1], 128).unchanged > 0
 
 
 def test_rows_that_cannot_be_asked_are_refused() -> None:
@@ -173,7 +173,7 @@ def test_rows_that_cannot_be_asked_are_refused() -> None:
     with pytest.raises(UsageError, match=r"row 1\b"):
         chats([one, Example(1, "chat", messages=({"role": "user", "content": "x"},))], ASKED, None)
     with pytest.raises(UsageError, match=r"\b3 rows of train\b.*\b1\b"):
-        drawn([one], 3, 1, "train")
+        sample([one], 3, 1, "train")
 
 
 @pytest.mark.parametrize(

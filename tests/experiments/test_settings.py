@@ -198,7 +198,7 @@ def test_data_by_name_and_by_path(tmp_path: Path) -> None:
     train = tmp_path / "cola" / "train.tsv"
     train.write_text("s\t1\t\tIt works.\ns\t0\t*\tWorks it.\n", "utf-8")
     (tmp_path / "plain.txt").write_text("one\ntwo\n", "utf-8")
-    assert data_refs.named("cola/train.tsv") is None
+    assert data_refs.parse_ref("cola/train.tsv") is None
     assert [one.label for one in data_refs.examples(tmp_path, "cola:train")] == ["acceptable", "unacceptable"]
     assert [one.text for one in data_refs.examples(tmp_path, "plain.txt")] == ["one", "two"]
     out = data_refs.as_file(tmp_path, "cola:train", tmp_path / "run" / "data")

@@ -64,14 +64,16 @@ def test_figures_over_epsilon_are_drawn() -> None:
         epsilon(50.0, "one", "before"), ResultRecord(measure="tokens unchanged", value=60.0, variant="one"),
     ]  # fmt: skip
     variants = {"plain": {}, "three": {"k": 1, "epsilon": 3}, "one": {"k": 1, "epsilon": 1}}
-    (found,) = curves.of(records, variants)
+    (found,) = curves.curves_of(records, variants)
     assert found.measure == "accuracy" and found.levels["after"] == 90.0
     assert found.lines == {"after": ((1.0, 70.0, 5.0), (3.0, 80.0, 0.0))}, "one point is no line"
     result = {"recipe": "a", "paper": "b", "variants": variants, "figures": [one.to_json() for one in records]}
     page = table.html(table.read(result))
-    assert "Over epsilon" in page and "dashed: plain" in page and curves.drawn([found]) in page
-    assert "Over epsilon" not in table.html(table.read(COMPARED)) and curves.of(records[:2], variants) == ()
-    assert curves.of(records, {**variants, "one": {"k": 2, "epsilon": 1}}) == (), "they differ in more than epsilon"
+    assert "Over epsilon" in page and "dashed: plain" in page and curves.curves_svg([found]) in page
+    assert "Over epsilon" not in table.html(table.read(COMPARED)) and curves.curves_of(records[:2], variants) == ()
+    assert curves.curves_of(records, {**variants, "one": {"k": 2, "epsilon": 1}}) == (), (
+        "they differ in more than epsilon"
+    )
 
 
 def test_a_comparison_has_its_defences_at_a_glance_and_drawn() -> None:

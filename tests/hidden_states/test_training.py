@@ -189,10 +189,10 @@ def test_textobfuscators_losses_pull_tokens_to_their_centres_and_keep_these_apar
 
 def test_capes_adversary_names_neither_the_commonest_words_nor_absent_ones() -> None:
     texts = Sequences.of([[1, 2, 3, 7], [1, 2, 4, 7], [1, 5, 6, 7], [1, 2, 3, 3]])
-    named = cape.named(TokenizedTexts(texts), 10, 2000)
+    named = cape.words_present(TokenizedTexts(texts), 10, 2000)
     assert named.tolist() == [4, 5, 6] or set(named) <= {3, 4, 5, 6}
     assert not {1, 2, 7, 0, 8, 9} & set(named.tolist())
-    assert len(cape.named(TokenizedTexts(texts), 10, 2)) == 2
+    assert len(cape.words_present(TokenizedTexts(texts), 10, 2)) == 2
 
 
 def test_capes_bag_is_of_the_text_and_not_of_its_padding() -> None:

@@ -19,7 +19,7 @@ from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import family_of, of
+from milkglass.models.families import architecture_of, family_of
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
@@ -75,7 +75,7 @@ def test_what_is_written_is_verified_and_holds_no_tokenizer(name: str, tmp_path:
 def test_tied_stays_tied_and_untied_heads_mix_with_the_same_weights(tmp_path: Path) -> None:
     for name, heads in (("llama-tied", 0), ("llama-untied", 1)):
         base, key = key_for(tiny.save(name, tmp_path / name))
-        assert len(of(base).heads) == heads
+        assert len(architecture_of(base).heads) == heads
         scramble(base, key, tmp_path / f"{name}-out")
         model = AutoModelForCausalLM.from_pretrained(tmp_path / f"{name}-out")
         tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
@@ -166,10 +166,10 @@ def test_quantised_and_multimodal_checkpoints_are_refused(tmp_path: Path) -> Non
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"bits": 4}}))
     with pytest.raises(UnsupportedModel, match="quantised"):
-        of(Checkpoint.open(folder))
+        architecture_of(Checkpoint.open(folder))
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
     with pytest.raises(UnsupportedModel, match=r"\b0 tensors .*wte\.weight"):
-        of(Checkpoint.open(folder))
+        architecture_of(Checkpoint.open(folder))
 
 
 def test_without_a_tokenizer_there_is_no_key(tmp_path: Path) -> None:

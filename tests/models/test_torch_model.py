@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.torch_model import Undrawn, body, classifier, language_model
+from milkglass.models.torch_model import SkipInitialisation, body, classifier, language_model
 from milkglass.models.view import Model, overlaid
 from tests import tiny
 
@@ -91,7 +91,7 @@ def test_a_model_that_lacks_weights_is_refused(tmp_path: Path) -> None:
 
 def test_other_threads_draw_meanwhile() -> None:
     drawn: list[torch.Tensor] = []
-    with Undrawn():
+    with SkipInitialisation():
         other = threading.Thread(target=lambda: drawn.append(torch.nn.init.normal_(torch.full((8,), 7.0))))
         other.start()
         other.join()

@@ -18,7 +18,7 @@ def log() -> Iterator[ExchangeLog]:
 
 
 def test_an_answer_belongs_to_its_question(log: ExchangeLog) -> None:
-    first, second = log.sent([1, 2, 3]), log.sent([7, 8])
+    first, second = log.begin_exchange([1, 2, 3]), log.begin_exchange([7, 8])
     second([9])
     first([4, 5])
     second([9, 9])
@@ -29,37 +29,37 @@ def test_an_answer_belongs_to_its_question(log: ExchangeLog) -> None:
 
 
 def test_what_a_conversation_repeats_is_counted_and_not_kept_twice(log: ExchangeLog) -> None:
-    log.sent([1, 2, 3])([4, 5])
-    log.sent([50, 2, 3])
-    log.sent([1, 2, 3, 4, 5, 6, 7])
+    log.begin_exchange([1, 2, 3])([4, 5])
+    log.begin_exchange([50, 2, 3])
+    log.begin_exchange([1, 2, 3, 4, 5, 6, 7])
     again = log.exchanges[-1]
     assert (again.repeated, again.question) == (5, [6, 7])
-    assert log.crossed() == [[1, 2, 3], [4, 5], [50, 2, 3], [6, 7]]
-    log.sent([1, 2, 3])
+    assert log.kept_texts() == [[1, 2, 3], [4, 5], [50, 2, 3], [6, 7]]
+    log.begin_exchange([1, 2, 3])
     assert log.exchanges[-1].question == [] and log.count == 4
 
 
 def test_the_oldest_go_first(log: ExchangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(exchanges.EXCHANGES_KEPT + 5):
-        log.sent([number, number])
+        log.begin_exchange([number, number])
     assert len(log.exchanges) == exchanges.EXCHANGES_KEPT and log.exchanges[0].number == 6
     monkeypatch.setattr(exchanges, "MAX_TOKENS_KEPT", 100)
-    log.sent(list(range(1000, 1090)))
+    log.begin_exchange(list(range(1000, 1090)))
     assert [one.number for one in log.exchanges] == [*range(101, 107)]
-    log.sent(list(range(2000, 2500)))
+    log.begin_exchange(list(range(2000, 2500)))
     assert [one.number for one in log.exchanges] == [107]  # the newest stays, however long it is
 
 
 def test_who_waits_is_called(log: ExchangeLog) -> None:
     async def run() -> int:
-        waiting = asyncio.create_task(log.after(log.version, 60))
+        waiting = asyncio.create_task(log.wait_for_change(log.version, 60))
         await asyncio.sleep(0)
         assert not waiting.done()
-        log.sent([1])
+        log.begin_exchange([1])
         await asyncio.wait_for(waiting, 60)
-        await log.after(log.version - 1, 60)  # there is something newer already
-        await log.after(log.version + 5, 60)  # of another run: this one's version is news
-        await log.after(log.version, 0.01)
+        await log.wait_for_change(log.version - 1, 60)  # there is something newer already
+        await log.wait_for_change(log.version + 5, 60)  # of another run: this one's version is news
+        await log.wait_for_change(log.version, 0.01)
         return log.version
 
     assert asyncio.run(run()) == 1

@@ -84,7 +84,7 @@ def test_a_conversation_is_shown_as_each_side_sees_it(shown: Shown) -> None:
 
 def test_ids_that_no_row_has_break_nothing(shown: Shown) -> None:
     log = ExchangeLog()
-    log.sent([1, 2, 10**6])([-1, 3, 2**40])
+    log.begin_exchange([1, 2, 10**6])([-1, 3, 2**40])
     backend = Backend(shown.model.codec, Upstream(MilkglassServer(), "http://127.0.0.1:1", TOKEN), [])
     view = MonitorView(backend, shown.key, log, shown.attacker)
     (one,) = json.loads(asyncio.run(view.document(-1)))["exchanges"]
@@ -103,7 +103,7 @@ def test_what_did_not_change_is_not_made_again_and_others_have_their_turn(shown:
     """A full log is made a text at a time, a poll without news is made of nothing."""
     until(lambda: shown.state()["attack"]["state"] == "done")
     log, ids = ExchangeLog(), shown.model.codec.encode(tiny.TEXTS).ids[0].tolist()
-    received = [log.sent([number, *ids])(ids) or log.exchanges[-1] for number in range(5, 25)]
+    received = [log.begin_exchange([number, *ids])(ids) or log.exchanges[-1] for number in range(5, 25)]
     backend = Backend(shown.model.codec, Upstream(MilkglassServer(), "http://127.0.0.1:1", TOKEN), [])
     view = MonitorView(backend, shown.key, log, shown.attacker)
     most = 0
@@ -126,7 +126,7 @@ def test_what_did_not_change_is_not_made_again_and_others_have_their_turn(shown:
             again = json.loads(await view.document(since))
             assert view.texts.made == made and again["attack"] == first["attack"]
         assert again["exchanges"] == []
-        log.sent([5, *ids, *ids, 7])
+        log.begin_exchange([5, *ids, *ids, 7])
         newest = json.loads(await view.document(first["version"]))
         assert view.texts.made <= made + 6 and len(newest["exchanges"]) == 1
         assert newest["attack"]["tokens"] > first["attack"]["tokens"]

@@ -19,7 +19,7 @@ from milkglass.client.layout import tokenizer_digest
 from milkglass.client.results import Answer, Conversation
 from milkglass.engines.engine import IdsChunk, IdsRequest
 from milkglass.models.resolve import resolve
-from milkglass.proxy.answers import AnswerMemory
+from milkglass.proxy.answer_memory import AnswerMemory
 from milkglass.proxy.text.calls import letter_escapes
 from tests.proxy.test_bodies import Asking
 

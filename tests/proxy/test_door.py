@@ -172,10 +172,10 @@ def test_a_count_that_cannot_be_written_is_kept_told_once_and_written_later(
 
     async def run() -> None:
         async with counter.running():
-            counter.sent([1, 2, 3])([4])
+            counter.begin_exchange([1, 2, 3])([4])
             while tries < 2:
                 await asyncio.sleep(0.01)
-            counter.sent([5, 6])
+            counter.begin_exchange([5, 6])
             while counter.tokens:
                 await asyncio.sleep(0.01)
 
@@ -199,7 +199,7 @@ def test_what_stays_uncounted_is_said_at_the_end(
 
     async def run() -> None:
         async with counter.running():
-            counter.sent([1, 2, 3])([4])
+            counter.begin_exchange([1, 2, 3])([4])
 
     asyncio.run(run())
     assert "4 tokens in 1 texts stay uncounted" in reported[-1]

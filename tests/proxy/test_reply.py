@@ -12,7 +12,7 @@ import pytest
 from milkglass.client.codec.codec import Codec
 from milkglass.engines.engine import Finish, IdsChunk, IdsRequest
 from milkglass.errors import ToolUseFailed
-from milkglass.proxy.observe import unheard
+from milkglass.proxy.observe import ignore_ids
 from milkglass.proxy.reply import Piece, Question, Reply
 from milkglass.proxy.text.calls import HERMES, LLAMA
 from tests.real_models import real_codec
@@ -40,7 +40,7 @@ def codec() -> Codec:
 def read(codec: Codec, text: str, size: int, end: Finish = "stop", **more: Any) -> tuple[list[Piece], str]:
     ids = codec.sigma[codec.tokenizer(text, add_special_tokens=False)["input_ids"]].tolist()
     question = Question("m", IdsRequest([1], 500), tools=TOOLS, **more)
-    reply = Reply(codec, Scripted(ids, size, end), question, unheard)  # type: ignore[arg-type]
+    reply = Reply(codec, Scripted(ids, size, end), question, ignore_ids)  # type: ignore[arg-type]
 
     async def run() -> list[Piece]:
         return [one async for one in reply.pieces()]

@@ -131,11 +131,11 @@ def test_options_of_columns_make_rows_of_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"text": "a", "Asked": "b", "id": 7}) + "\n")
     [found] = to_classify(None, path, ColumnOptions(pair_column="Asked"))
-    assert (found.text, found.pair, found.mark) == ("a", "b", "7")
+    assert (found.text, found.pair, found.output_id) == ("a", "b", "7")
     [found] = to_classify(None, path, ColumnOptions(), id_column="id")
-    assert (found.text, found.pair, found.mark) == ("a", None, "7")
+    assert (found.text, found.pair, found.output_id) == ("a", None, "7")
     [found] = to_classify(None, path, ColumnOptions())
-    assert (found.text, found.pair, found.mark) == ("a", None, ""), "a line of its own has no place in a table"
+    assert (found.text, found.pair, found.output_id) == ("a", None, ""), "a line of its own has no place in a table"
 
 
 # --- files that cannot be read: one message, whoever reads ------------------------------------------------------------

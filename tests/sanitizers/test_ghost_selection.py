@@ -16,7 +16,7 @@ from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.ghost import selection, states
 from milkglass.sanitizers.ghost.search import Shadows
-from milkglass.sanitizers.ghost.selection import Selection, drawn, nearest, select, worth
+from milkglass.sanitizers.ghost.selection import Selection, draw_shadows, nearest, select, worth
 from milkglass.sanitizers.ghost.states import Encoder, Prefix
 from tests import tiny
 
@@ -67,7 +67,7 @@ def sentences(lengths: tuple[int, ...] = LENGTHS, seed: int = 1) -> list[np.ndar
 
 def starts_of(originals: list[np.ndarray], of: Shadows) -> list[np.ndarray]:
     stream = Stream.of_seed(2)
-    return [drawn(one, of, stream) for one in originals]
+    return [draw_shadows(one, of, stream) for one in originals]
 
 
 def literally(model: Any, of: Shadows, original: np.ndarray, start: np.ndarray, chosen: Selection) -> Any:
@@ -230,10 +230,10 @@ def test_the_most_sweeps_end_it_and_are_told() -> None:
 def test_drawing_is_even_and_the_nearest_is_the_first() -> None:
     of = shadows(4)
     token = next(t for t in range(4, 300) if len(of.of(t)) == 4)
-    many = drawn(np.full(8000, token), of, Stream.of_seed(0))
+    many = draw_shadows(np.full(8000, token), of, Stream.of_seed(0))
     counts = np.array([(many == one).sum() for one in of.of(token)])
     assert counts.sum() == 8000 and ((counts - 2000) ** 2 / 2000).sum() < 16.3  # chi-square, 3 degrees, p = 0.001
-    assert drawn(np.array(SPECIAL), of, Stream.of_seed(0)).tolist() == [*SPECIAL]
+    assert draw_shadows(np.array(SPECIAL), of, Stream.of_seed(0)).tolist() == [*SPECIAL]
     assert nearest(np.array([token, 2]), of).tolist() == [of.of(token)[0], 2]
 
 

@@ -13,7 +13,7 @@ import pytest
 from milkglass.errors import UsageError
 from milkglass.rows.blocks import shape_of
 from milkglass.sanitizers import masking
-from milkglass.sanitizers.masking import analyzer, mask_file, masked_parts, spans
+from milkglass.sanitizers.masking import analyzer, mask_file, masked_parts, private_spans
 from tests.cli.kit import call, document, refused
 
 TEXT = "My patient Maria Keller in Basel is HIV positive, call 555-0142-555 or maria@clinic.org on 3 May 2024."
@@ -46,7 +46,9 @@ def test_parts_are_the_text_and_masks_stand_for_whole_entities() -> None:
         assert all(
             new == old or (new.startswith("<") and new.endswith(">")) for old, new in zip(before, after, strict=True)
         )
-    assert all(a[1] <= b[0] for a, b in zip(spans(TEXT, 0.0), spans(TEXT, 0.0)[1:], strict=False)), "none overlap"
+    assert all(a[1] <= b[0] for a, b in zip(private_spans(TEXT, 0.0), private_spans(TEXT, 0.0)[1:], strict=False)), (
+        "none overlap"
+    )
 
 
 def test_a_higher_score_masks_less() -> None:
@@ -56,7 +58,7 @@ def test_a_higher_score_masks_less() -> None:
 def test_a_text_that_is_too_long_is_refused_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masking, "MAX_CHARACTERS", 100)
     with pytest.raises(UsageError, match="101.*100"):
-        spans("x" * 101, 0.35)
+        private_spans("x" * 101, 0.35)
 
 
 def test_nothing_is_logged_of_a_text(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from milkglass.client.codec.aliases import (
     drawn_from,
 )
 from milkglass.client.codec.codec import Codec  # noqa: E402
-from milkglass.client.key.generate import new_key, visited  # noqa: E402
+from milkglass.client.key.generate import cluster_order, new_key  # noqa: E402
 from milkglass.client.key.key import Key, KeyInfo, permutation, unpacked_groups  # noqa: E402
 from milkglass.client.obfuscate.scramble import mix, replacements, scramble  # noqa: E402
 from milkglass.client.obfuscate.verify import verify  # noqa: E402
@@ -48,26 +48,28 @@ def made(base: Checkpoint, scheme: ObfusLM) -> Key:
 
 def table_of(base: Checkpoint, key: Key) -> torch.Tensor:
     """(n, d) the scrambled input embeddings."""
-    from milkglass.models.families import of
+    from milkglass.models.families import architecture_of
 
-    found = replacements(base, of(base), key, lambda name, total: lambda done: None)
-    return found.rows[of(base).table].rows(0, len(key.sigma))
+    found = replacements(base, architecture_of(base), key, lambda name, total: lambda done: None)
+    return found.tensors[architecture_of(base).table].block(0, len(key.sigma))
 
 
 def test_the_lowest_id_of_a_cluster_is_its_seed_no_more_than_any_other(bert: Checkpoint) -> None:
     """Only keys of before begin clusters in the order of the scrambled ids."""
     key = made(bert, ObfusLM(4, 0.1, 0.9))
-    assert visited(key).tolist() != np.argsort(key.sigma).tolist()
-    assert sorted(visited(key).tolist()) == list(range(len(key.sigma)))
+    assert cluster_order(key).tolist() != np.argsort(key.sigma).tolist()
+    assert sorted(cluster_order(key).tolist()) == list(range(len(key.sigma)))
     old = replace(key, info=KeyInfo({name: value for name, value in key.info.document.items() if name != "order"}))
-    assert visited(old).tolist() == np.argsort(key.sigma).tolist()
+    assert cluster_order(old).tolist() == np.argsort(key.sigma).tolist()
 
 
 # --- against the literal program --------------------------------------------------------------------------------------
 def test_a_key_with_aliases_has_known_answers() -> None:
     root, digest = bytes.fromhex(VECTOR["root"]), VECTOR["model_digest"]
     slots = Slots.of(9, VECTOR["copies"], VECTOR["single"])
-    assert list(zip(slots.origin.tolist(), slots.copy.tolist(), strict=True)) == [tuple(one) for one in VECTOR["slots"]]
+    assert list(zip(slots.origin.tolist(), slots.alias.tolist(), strict=True)) == [
+        tuple(one) for one in VECTOR["slots"]
+    ]
     about = {"slots": {"copies": VECTOR["copies"], "single": VECTOR["single"]}, "scheme": {}, "order": "own"}
     key = Key.new(digest, len(slots.origin), (4,), KeyInfo(about), permutation, root)
     assert key.sigma.tolist() == VECTOR["sigma"]
@@ -78,7 +80,7 @@ def test_a_key_with_aliases_has_known_answers() -> None:
         start = choices.starts[token]
         assert choices.ids[start : start + choices.counts[token]].tolist() == ids
         assert (key.inverse[ids] == token).all()
-    assert visited(key).tolist() == VECTOR["order"]
+    assert cluster_order(key).tolist() == VECTOR["order"]
     noises = []
     for label, known in zip(noise_labels(3), VECTOR["noises"], strict=True):
         noises.append(Stream(subkey(root, digest, label)).laplace(len(known)))
@@ -103,7 +105,7 @@ def test_a_scrambled_table_is_the_literal_programs(bert: Checkpoint) -> None:
     from milkglass.client.key.generate import reserved_ids, scheme_of
 
     special = reserved_ids(bert, tiny.VOCAB)
-    clusters = scheme_of(key).groups(plain, visited(key), special, lambda done: None)
+    clusters = scheme_of(key).groups(plain, cluster_order(key), special, lambda done: None)
     count = sum(len(one) ** 2 for one in clusters)
     noises = [key.stream(label).laplace(count) for label in noise_labels(3)]
     single = set(key.info.document["slots"]["single"])
@@ -230,7 +232,7 @@ def test_options_that_are_off_are_not_in_the_key(bert: Checkpoint) -> None:
 def test_slots_put_the_first_aliases_first() -> None:
     slots = Slots.of(5, 2, (0, 3))
     assert slots.origin.tolist() == [0, 1, 2, 3, 4, 1, 2, 4]
-    assert slots.copy.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert slots.alias.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
     assert Slots.of(4).origin.tolist() == [0, 1, 2, 3]
 
 

@@ -26,7 +26,7 @@ from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.noise.root import NoiseStream
 from milkglass.schemes.aloepri import AloePri
 from milkglass.schemes.covariant import Covariant
@@ -77,7 +77,7 @@ def test_the_function_is_kept_exactly(name: str, scheme: Covariant, tmp_path: Pa
 def test_what_is_computed_is_what_the_literal_program_computes(scheme: AloePri, tmp_path: Path) -> None:
     base, key = made("llama-tied", scheme, tmp_path)
     tensors = {name: base.read(name).double().numpy() for name in base.tensors}
-    keys = CovariantKeys.of(scheme, key, of(base).layout(base), 32)
+    keys = CovariantKeys.of(scheme, key, architecture_of(base).layout(base), 32)
     writers = [name for name in tensors if name.endswith(("o_proj.weight", "down_proj.weight"))]
     held = {name: keys.writing(name).numpy() for name in (TABLE, *writers)}
     # the pairs' order, from what each layer's keys do to a vector that has one entry
@@ -101,21 +101,21 @@ def test_what_is_computed_is_what_the_literal_program_computes(scheme: AloePri, 
 
 def unit_noise(key: Key, name: str) -> np.ndarray:
     zeros = torch.zeros(tiny.VOCAB, 32)
-    return NoisyRows(_Held(zeros), 1.0, key.stream(f"covariant/noise/{name}")).rows(0, tiny.VOCAB).double().numpy()
+    return NoisyRows(_Held(zeros), 1.0, key.stream(f"covariant/noise/{name}")).block(0, tiny.VOCAB).double().numpy()
 
 
 class _Held:
     def __init__(self, whole: torch.Tensor) -> None:
         self.whole = whole
 
-    def rows(self, start: int, stop: int) -> torch.Tensor:
+    def block(self, start: int, stop: int) -> torch.Tensor:
         return self.whole[start:stop]
 
 
 def test_any_block_of_noise_is_drawn_again_alike() -> None:
     noisy = NoisyRows(_Held(torch.ones(1500, 3)), 0.5, draws(4).stream)
-    whole = noisy.rows(0, 1500)
-    parts = torch.cat([noisy.rows(a, b) for a, b in ((0, 5), (5, 511), (511, 513), (513, 1024), (1024, 1500))])
+    whole = noisy.block(0, 1500)
+    parts = torch.cat([noisy.block(a, b) for a, b in ((0, 5), (5, 511), (511, 513), (513, 1024), (1024, 1500))])
     assert torch.equal(whole, parts)
     assert abs(float(whole.mean()) - 1) < 0.03 and abs(float(whole.std()) - 0.5) < 0.02
 

@@ -18,7 +18,7 @@ from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.noise.stream import subkey
 from milkglass.progress import no_stage
 from milkglass.schemes.mixture import Mixture
@@ -51,7 +51,7 @@ def test_without_mixing_the_model_is_the_same(name: str, form: Form, tmp_path: P
     sigma = torch.from_numpy(key.sigma).long()
     plain, hidden = logits(base.folder, ids), logits(tmp_path / "out", sigma[ids])
     assert (hidden[..., sigma] - plain).abs().max() <= 1e-5
-    before, after = (Checkpoint.open(one).read(of(base).table) for one in (base.folder, tmp_path / "out"))
+    before, after = (Checkpoint.open(one).read(architecture_of(base).table) for one in (base.folder, tmp_path / "out"))
     assert not torch.allclose(after[sigma], before, atol=1e-2), "the dimensions moved"
 
 
@@ -78,11 +78,11 @@ def test_half_precision_is_verified_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", get_args(Form))
 def test_every_tensor_is_what_equation_2_says(form: Form, tmp_path: Path) -> None:
     base, key = key_for(tiny.save("llama-untied", tmp_path / "base"), replace(PLUS, form=form, leftover="paper"))
-    found = replacements(base, of(base), key, no_stage)
+    found = replacements(base, architecture_of(base), key, no_stage)
     plain = replacements(
-        base, of(base), replace(key, info=KeyInfo({**key.info.document, "scheme": bare(key)})), no_stage
+        base, architecture_of(base), replace(key, info=KeyInfo({**key.info.document, "scheme": bare(key)})), no_stage
     )
-    table = plain.rows["model.embed_tokens.weight"].rows(0, tiny.VOCAB).numpy()
+    table = plain.tensors["model.embed_tokens.weight"].block(0, tiny.VOCAB).numpy()
 
     def drawn(label: str) -> np.ndarray:
         return permutation(subkey(key.root, key.model_digest, label), 32).astype(np.int64)
@@ -90,11 +90,11 @@ def test_every_tensor_is_what_equation_2_says(form: Form, tmp_path: Path) -> Non
     noise = key.stream("noise/dimension").laplace(32 * 32)
     w = literal.mixing(table, PLUS.k, PLUS.epsilon, PLUS.beta, drawn("order/dimension"), noise)
     names = {name: base.read(name).numpy() for name in base.tensors}
-    names |= {name: plain.rows[name].rows(0, tiny.VOCAB).numpy() for name in plain.rows}
+    names |= {name: plain.tensors[name].block(0, tiny.VOCAB).numpy() for name in plain.tensors}
     wanted = literal.apply(names, w, drawn("permutation/dimension"), form)
     assert set(wanted) == set(base.tensors)
     for name, value in wanted.items():
-        rows = found.rows[name].rows(0, len(value)) if name in found.rows else base.read(name)
+        rows = found.tensors[name].block(0, len(value)) if name in found.tensors else base.read(name)
         assert np.allclose(rows.numpy(), value, atol=2e-4 if form == "exact" else 1e-5), name
 
 

@@ -296,7 +296,7 @@ def test_a_pass_of_a_classifier_is_bounded(folders: dict[str, Any], monkeypatch:
 class Counting:
     """A runner without a model: the next id is the last one plus 1."""
 
-    def read(self, prompts: list[list[int]]) -> tuple[CountingRows, torch.Tensor]:
+    def prefill(self, prompts: list[list[int]]) -> tuple[CountingRows, torch.Tensor]:
         return CountingRows(len(prompts)), likely([prompt[-1] + 1 for prompt in prompts])
 
 

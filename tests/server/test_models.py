@@ -292,7 +292,7 @@ class Doubled:
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table
 
-    def rows(self, start: int, stop: int) -> torch.Tensor:
+    def block(self, start: int, stop: int) -> torch.Tensor:
         return self.table[start:stop] * 2
 
 

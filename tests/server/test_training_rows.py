@@ -262,7 +262,7 @@ def test_a_worker_trains_with_the_rows_that_were_encoded(
     dataset = TrainingDataset(folder / "a.safetensors", task, spec.MAX_LENGTH)
     assert len(dataset) == about.rows == len(texts)
     if task == "causal-lm":
-        done = codec.encode_plain(texts, length, truncate=True)
+        done = codec.encode_causal(texts, length, truncate=True)
         for row, (ids, expected) in enumerate(zip(done.ids, done.labels, strict=True)):
             assert dataset[row]["input_ids"].tolist() == ids.tolist()
             assert dataset[row]["labels"].tolist() == expected.tolist()

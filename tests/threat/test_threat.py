@@ -109,9 +109,9 @@ def test_a_transcript_comes_back_from_disk(tmp_path: Path) -> None:
     model = save("bert", tmp_path / "model")
     folder = tmp_path / "seen"
     recorder = on_disk.Recorder.open(folder, 300)
-    recorder.weights(model, tuned=False)
-    recorder.tokens(Sequences.of([[1, 2], [], [299]]), "train")
-    on_disk.Recorder.open(folder, 300).outputs(Sequences.of([[5]]), Sequences.of([[1, 2]]))
+    recorder.add_weights(model, tuned=False)
+    recorder.add_tokens(Sequences.of([[1, 2], [], [299]]), "train")
+    on_disk.Recorder.open(folder, 300).add_outputs(Sequences.of([[5]]), Sequences.of([[1, 2]]))
     seen = on_disk.load(folder)
     assert [type(one) for one in seen.observations] == [Weights, Tokens, Outputs]
     assert [one.tolist() for one in seen.tokens] == [[1, 2], [], [299]]
@@ -153,12 +153,12 @@ def test_a_transcript_that_is_not_one_is_refused(tmp_path: Path) -> None:
 def test_a_kill_loses_the_last_observation_only(tmp_path: Path) -> None:
     folder = tmp_path / "seen"
     recorder = on_disk.Recorder.open(folder, 10)
-    recorder.tokens(Sequences.of([[1]]), "infer")
-    recorder.tokens(Sequences.of([[2]]), "infer")
+    recorder.add_tokens(Sequences.of([[1]]), "infer")
+    recorder.add_tokens(Sequences.of([[2]]), "infer")
     index = folder / "transcript.jsonl"
     index.write_text(index.read_text()[:-5])
     assert [one.tolist() for one in on_disk.load(folder).tokens] == [[1]]
-    on_disk.Recorder.open(folder, 10).tokens(Sequences.of([[3]]), "infer")
+    on_disk.Recorder.open(folder, 10).add_tokens(Sequences.of([[3]]), "infer")
     assert [one.tolist() for one in on_disk.load(folder).tokens] == [[1], [3]]
 
 

@@ -150,9 +150,9 @@ def test_what_a_recorder_writes_is_read(tmp_path: Path) -> None:
     model = tiny.save("bert", tmp_path / "model")
     recorder = transcript_file.Recorder.open(tmp_path / "t", 300, "ab" * 16)
     texts, none = Sequences.of([[1, 299], [0]]), Sequences.of([])
-    recorder.weights(model, False)
-    recorder.tokens(texts, "train")
-    recorder.outputs(texts, none)
+    recorder.add_weights(model, False)
+    recorder.add_tokens(texts, "train")
+    recorder.add_outputs(texts, none)
     weights, tokens, outputs = transcript_file.load(tmp_path / "t").observations
     assert tokens.ids.ids.tolist() == outputs.ids.ids.tolist() == [1, 299, 0]  # type: ignore[attr-defined]
     assert not weights.tuned and len(outputs.prompts) == 0  # type: ignore[attr-defined]

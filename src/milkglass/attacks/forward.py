@@ -44,7 +44,7 @@ def batches(sequences: Sequences, tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
             yield alike[start : start + step]
 
 
-def within(
+def batches_within(
     sequences: Sequences, budget: Budget, rng: np.random.Generator, floor: float = 0.0, tokens: int = BATCH_TOKENS
 ) -> Iterator[Ids]:
     """Yields batches in random order, at least one, until less than `floor` seconds are left: a sample of all."""
@@ -83,21 +83,21 @@ def state(model: PreTrainedModel, ids: torch.Tensor, layer: int | None = None) -
 def sampled(
     model: PreTrainedModel, sequences: Sequences, groups: Iterable[Ids], layer: int | None = None
 ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-    """Returns the states of the sequences in `groups` (see `within`).
+    """Returns the states of the sequences in `groups` (see `batches_within`).
 
     Returns:
         (total, d) the state of every token, 0 if its sequence was not run, and (b,) whether each sequence was.
     """
     out = torch.zeros(len(sequences.ids), model.config.hidden_size)
-    read = np.zeros(len(sequences), np.bool_)
+    was_run = np.zeros(len(sequences), np.bool_)
     for numbers in groups:
         result = state(model, stacked(sequences, numbers), layer)
         out[torch.from_numpy(places(sequences, numbers))] = result.flatten(0, 1)
-        read[numbers] = True
-    return out, read
+        was_run[numbers] = True
+    return out, was_run
 
 
-def headless(model: Model) -> str | None:
+def why_no_head(model: Model) -> str | None:
     """Returns why `public_head` cannot be used, or None. It cannot if the head is not the table and was not saved."""
     if model.head is None and not tied(model):
         return "the public model's head is not its table, and its checkpoint holds no head"
@@ -105,6 +105,6 @@ def headless(model: Model) -> str | None:
 
 
 def public_head(model: Model) -> torch.Tensor:
-    """Returns (n, d) the output embeddings, or the table if both are tied. Call `headless` before."""
+    """Returns (n, d) the output embeddings, or the table if both are tied. Call `why_no_head` before."""
     head = model.head
     return model.table if head is None else head

@@ -15,7 +15,7 @@ from milkglass.audit import key_budget as curve
 from milkglass.audit.metadata_leakage import metadata_leakage
 from milkglass.audit.outcome import AttackResult, AuditRun, strongest
 from milkglass.audit.report.findings import distortion, id_rate, warnings, words_of
-from milkglass.audit.report.page import drawn, render
+from milkglass.audit.report.page import charts_svg, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
 from milkglass.audit.report.verdict import crossing, level, unfinished, verdict
 from milkglass.audit.resume import ResumeStore
@@ -158,7 +158,7 @@ def joined_pieces(read: Callable[[Ids], str], guessed: list[int], sent: list[int
 def write(result: Audit, out: Path) -> Path:
     """Writes audit.html, audit.json and the charts. They contain private text."""
     files.private_dir(out)
-    for name, svg in drawn(result).items():
+    for name, svg in charts_svg(result).items():
         if svg:
             files.write(out / f"{name}.svg", svg)
         else:

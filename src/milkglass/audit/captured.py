@@ -116,7 +116,7 @@ def scene_of(base: Checkpoint, rows: Sequence[CapturedRow], seed: int, layer: in
     private, others = ([rows[i] for i in part] for part in (order[:half], order[half:]))
     require_enough(private, "the attacked half of the captured rows")
     captured = _Captured(base, codec, layer)
-    mine, theirs = captured.of(private), captured.of(others)
+    mine, theirs = captured.sent_texts(private), captured.sent_texts(others)
     truth = replace(truth_of(codec, mine.sent, mine.original, [theirs.original]), origin=mine.origin)
     about = {"name": f"captured {WHAT[rows[0].kind]}"}
     alike = Knowledge(corpus=theirs.original)
@@ -130,7 +130,7 @@ def scene_of(base: Checkpoint, rows: Sequence[CapturedRow], seed: int, layer: in
 
 
 @dataclass(frozen=True, eq=False)
-class _Crossed:
+class _SentTexts:
     """What crossed for some rows.
 
     Attributes:
@@ -151,7 +151,7 @@ class _Captured:
     codec: Codec
     layer: int
 
-    def of(self, rows: Sequence[CapturedRow]) -> _Crossed:
+    def sent_texts(self, rows: Sequence[CapturedRow]) -> _SentTexts:
         original = Sequences.of(self.codec.encode([row.text for row in rows], truncate=True).ids)
         if rows[0].kind == "vectors":
             return self._vectors(rows, original)
@@ -163,7 +163,7 @@ class _Captured:
             sent.append(ids)
             begin += len(ids)
         whole = Sequences.of(sent)
-        return _Crossed(Tokens(whole), whole, original, np.concatenate(origin).astype(np.int64))
+        return _SentTexts(Tokens(whole), whole, original, np.concatenate(origin).astype(np.int64))
 
     def _tokens(self, row: CapturedRow) -> Ids:
         """Returns the public ids of replaced text."""
@@ -187,7 +187,7 @@ class _Captured:
             "give the model whose tokenizer the client uses with --model, and one id for each token",
         )
 
-    def _vectors(self, rows: Sequence[CapturedRow], original: Sequences) -> _Crossed:
+    def _vectors(self, rows: Sequence[CapturedRow], original: Sequences) -> _SentTexts:
         widths = {row.sent.shape[1] for row in rows}
         if len(widths) > 1:
             raise CodecError(f"vectors have {len(widths)} widths: {sorted(widths)}", "give what one client sent")
@@ -200,9 +200,9 @@ class _Captured:
                     "give one vector for each token, special ones too, or one for each text",
                 )
         hidden = torch.from_numpy(np.concatenate([row.sent for row in rows]))
-        return _Crossed(Activations(hidden, lengths, self.layer, pooled), original, original, None)
+        return _SentTexts(Activations(hidden, lengths, self.layer, pooled), original, original, None)
 
-    def knows(self, theirs: _Crossed) -> dict[str, Any]:
+    def knows(self, theirs: _SentTexts) -> dict[str, Any]:
         """Returns what somebody knows who ran the client on the other half of the rows."""
         corpus, seen, at = theirs.original, theirs.observation, _CapturedTexts(theirs.original)
         if isinstance(seen, Activations):
@@ -260,7 +260,7 @@ def _matched(own: Ids, sent: Ids) -> Ids:
     return places
 
 
-def _inverse(mine: _Crossed, size: int) -> Ids:
+def _inverse(mine: _SentTexts, size: int) -> Ids:
     """Returns (n',) the public id that each sent id most often stands for; itself where it was not sent."""
     result = np.arange(size, dtype=np.int64)
     if mine.origin is None:

@@ -88,24 +88,24 @@ def audit_key(
     given = [one for one in sources.values() if one is not None]
     for one in given:
         one.require()
-    seen = None if server_transcript is None else Path(server_transcript)
-    transcript = None if seen is None else transcript_file.load(seen)
+    transcript_path = None if server_transcript is None else Path(server_transcript)
+    transcript = None if transcript_path is None else transcript_file.load(transcript_path)
     unlocked = UnlockedKey.open(Path(key), passphrase)
     unlocked.key.require_whole()
     codec, base = codec_of(unlocked, model), resolve(model or unlocked.key.info.model)
     named = {name: None if one is None else one.path for name, one in sources.items()}
     columns = [[one.text, one.label, one.pair, one.delimiter, one.skip_empty] for one in given]
-    about = {**identity(unlocked, named, seen, rows, seed), "columns": columns}
+    about = {**identity(unlocked, named, transcript_path, rows, seed), "columns": columns}
 
-    def staged(stage: Stage) -> Scene:
+    def build_scene(stage: Stage) -> Scene:
         reads = AuditFiles(DataFile.of(text), sources["public"], sources["known"], rows, seed)
         return build(unlocked.key, codec, base, reads, stage, transcript)
 
     chosen = ATTACKS if attacks is None else attacks
     with limited_threads():
-        scene, work = begun(staged, about, folder, stage, chosen)
+        scene, work = prepared(build_scene, about, folder, stage, chosen)
         advance = stage("attack", planned(scene, chosen))
-        result, _ = played(scene, work, folder, Budget.parse(budget), seed, lambda cell: advance(1), chosen)
+        result, _ = run_and_write(scene, work, folder, Budget.parse(budget), seed, lambda cell: advance(1), chosen)
     remember(unlocked.path, result)
     return result
 
@@ -124,8 +124,8 @@ def identity(
     }
 
 
-def begun(
-    staged: Callable[[Stage], Scene],
+def prepared(
+    build_scene: Callable[[Stage], Scene],
     about: Mapping[str, Any],
     out: Path,
     stage: Stage,
@@ -134,7 +134,7 @@ def begun(
     """Returns the scene, and the store of results of an earlier audit that was stopped.
 
     Args:
-        staged: builds the scene.
+        build_scene: builds it, and reports its progress.
         about: everything that decides the result, besides the attacks.
         out: the audit's folder.
         stage: receives the progress.
@@ -142,11 +142,11 @@ def begun(
     """
     whole = {**about, "attacks": [signature(one) for one in attacks.values()]}
     fewer = {**about, "attacks": [signature(one) for name, one in attacks.items() if name not in ADDED]}
-    scene = staged(stage)
+    scene = build_scene(stage)
     return scene, ResumeStore.open(out / "work", whole, fewer)  # a text that cannot be read leaves nothing behind
 
 
-def played(
+def run_and_write(
     scene: Scene,
     work: ResumeStore,
     out: Path,

@@ -33,7 +33,7 @@ from milkglass.client.layout import KEY_ID
 from milkglass.client.obfuscate.scramble import replacements, scrambled_configs
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.models.view import Model, Stored, overlaid
 from milkglass.progress import Stage, no_stage
 from milkglass.rows.data_file import Source
@@ -100,8 +100,8 @@ class AttackerText:
 # --- the model as it is uploaded --------------------------------------------------------------------------------------
 def uploaded(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, Promise]:
     """Returns the scrambled model as `milkglass obfuscate` writes it for this key, and what the scheme promises."""
-    result = replacements(base, of(base), key, stage)
-    changed = {name: rows.rows(0, result.base.tensors[name].shape[0]) for name, rows in result.rows.items()}
+    result = replacements(base, architecture_of(base), key, stage)
+    changed = {name: rows.block(0, result.base.tensors[name].shape[0]) for name, rows in result.tensors.items()}
     config = scrambled_configs(base, key).config
     promise = replace(result.mixture.promise(scheme_of(key).k), condition=result.condition)
     return Model(overlaid(Stored(result.base), changed), config), promise

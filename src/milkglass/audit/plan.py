@@ -100,21 +100,21 @@ class AttackTurn:
         )
 
 
-Pair = tuple[Adversary, AttackTurn]
+ScheduledAttack = tuple[Adversary, AttackTurn]
 
 
 def turns_of(attacks: Mapping[str, Attack], use_minimum: bool = True) -> list[AttackTurn]:
     return [AttackTurn(name, one, one.min_seconds if use_minimum else 0.0) for name, one in attacks.items()]
 
 
-def pairs(scene: Scene, turns: Sequence[AttackTurn]) -> list[Pair]:
+def pairs(scene: Scene, turns: Sequence[AttackTurn]) -> list[ScheduledAttack]:
     """Returns who runs what besides the chain, in order. The last attacker, who has most, comes first."""
     late = [(turn, scene.players(turn.attack)) for turn in turns if not turn.early]
     pairs = [(who, turn) for who in reversed(scene.adversaries) for turn, players in late if who in players]
     return sorted(pairs, key=lambda pair: pair[1].rank)
 
 
-def parted(played: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+def parted(played: Sequence[ScheduledAttack]) -> tuple[list[ScheduledAttack], list[ScheduledAttack]]:
     """Returns the pairs before the chain and those after it."""
     return [one for one in played if one[1].rank < 0], [one for one in played if one[1].rank >= 0]
 

@@ -168,11 +168,11 @@ def attacked(
     """
     from milkglass.attacks.catalogue import ATTACKS
     from milkglass.audit.audit import ATTACKING
-    from milkglass.audit.key_audit import begun, limited_threads, played
+    from milkglass.audit.key_audit import limited_threads, prepared, run_and_write
     from milkglass.audit.plan import estimated, planned
 
     with bars(as_json) as stage:
-        scene, work = begun(staged, about, out, stage)
+        scene, work = prepared(staged, about, out, stage)
         plan = estimated(scene, ATTACKS, ATTACKING * Budget.parse(budget).seconds)
         if not as_json:
             if finished := work.finished():
@@ -188,7 +188,7 @@ def attacked(
                 note(f"  {line(cell)}")
 
         with resumable(work.folder), limited_threads():
-            return *played(scene, work, out, whole_budget, seed, progress), larger_budget(plan, budget)
+            return *run_and_write(scene, work, out, whole_budget, seed, progress), larger_budget(plan, budget)
 
 
 def announced(plan: TimeEstimate, budget: str) -> str:
@@ -212,14 +212,14 @@ def larger_budget(plan: TimeEstimate, budget: str) -> str:
 
 
 def print_audit(context: typer.Context, done: tuple[Audit, Path, str], out: Path, as_json: bool) -> None:
-    """done: what `attacked` returned."""
+    """Prints an audit. `done` is what `attacked` returned."""
     result, page, larger = done
     more = "" if not result.unfinished else same_command(context, budget=larger)
-    emit(as_json, {"out": str(out), **result.to_json()}, lambda: words(result, page, more))
+    emit(as_json, {"out": str(out), **result.to_json()}, lambda: report_text(result, page, more))
 
 
 def same_command(context: typer.Context, **changed: Any) -> str:
-    """What was given on the command line, with these parameters, by name, in place of what they were."""
+    """Returns the command line that was given, with other values of these parameters."""
     words, options = ["milkglass", *context.command_path.split()[1:]], list[str]()
     for parameter in context.command.params:
         name = str(parameter.name)
@@ -255,8 +255,8 @@ def line(cell: AttackResult) -> str:
     return f"{what}: {cell.measures[name]} {noun}, {cell.seconds:.0f} s{short}"
 
 
-def words(result: Audit, page: Path, more: str = "") -> str:
-    """more: the command that goes on with a larger budget."""
+def report_text(result: Audit, page: Path, more: str = "") -> str:
+    """Returns the audit as text. `more` is the command that continues it with a larger budget."""
     from milkglass.audit.report.verdict import LABELS
 
     rows: list[tuple[str, ...]] = [("attack", "attacker", "tokens", "content")]

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from milkglass.client.key.key import Key
     from milkglass.client.obfuscate.symbols import CountedTexts
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.progress import Stage
-    from milkglass.schemes.scheme import Scheme
 
 
 NAME = "coarse"
@@ -96,36 +94,26 @@ class CoarseFiles:
         return texts
 
 
-def make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts | None, stage: Stage) -> Key:
-    """A new key; the scheme's map is found where there are texts."""
-    from milkglass.client.key.generate import new_key
-    from milkglass.client.obfuscate.symbols import coarse_key
-
-    if texts is None:
-        return new_key(base, ref, scheme, digest)
-    return coarse_key(base, ref, scheme, digest, texts, stage=stage)
-
-
 def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -> None:
-    """Measure what the map lets through, and keep the figures beside the key."""
+    """Measures what the map lets through, and keeps the figures beside the key."""
     from milkglass.client.codec.codec import Codec
     from milkglass.client.data.texts import pieces
     from milkglass.client.key.generate import scheme_of
     from milkglass.client.obfuscate.symbol_rate import rate_of
-    from milkglass.models.families import of
+    from milkglass.models.families import architecture_of
     from milkglass.schemes.coarse import Coarse
     from milkglass.threat.truth import content_tokens
 
     scheme = scheme_of(key)
     assert isinstance(scheme, Coarse)
     content = content_tokens(texts.counts, pieces(Codec.open(key, base.folder), len(texts.own)))
-    exempt = scheme.exempt(texts.counts, texts.special, of(base).pinned)
+    exempt = scheme.exempt(texts.counts, texts.special, architecture_of(base).pinned)
     rate = rate_of(scheme, texts.counts, texts.own, content, exempt)
     usage.rated(path, {name: float(one) for name, one in asdict(rate).items()})
 
 
-def words(path: Path, key: Key, promise: Any) -> list[str]:
-    """What was made: symbols, the rate where it was measured when the key was made, and what a decoder is good for."""
+def summary_lines(path: Path, key: Key, promise: Any) -> list[str]:
+    """Returns lines on the symbols, on their rate if it was measured with the key, and on the use of a decoder."""
     sizes = sorted(promise.sizes)
     spread = f" of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
     made = f"{promise.clusters:,} symbols{spread}; {promise.verbatim:,} tokens have one of their own"

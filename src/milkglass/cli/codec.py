@@ -20,7 +20,15 @@ from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyOptions, Pairs, Texts, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, json_text, note, shown
 from milkglass.errors import CodecError, EmptyText, UsageError
-from milkglass.rows.lines import InputRow, arguments, input_lines, input_row, named, pairs_of, require_no_messages
+from milkglass.rows.lines import (
+    InputRow,
+    arguments,
+    input_lines,
+    input_row,
+    pairs_of,
+    refusals_naming_rows,
+    require_no_messages,
+)
 from milkglass.rows.place import Place
 
 if TYPE_CHECKING:
@@ -195,14 +203,14 @@ def _conversations(
             raise CodecError(f"{row.name} has a text_pair", "a chat template has no place for one")
         messages = row.messages or ({"role": "user", "content": row.text},)
         open_end = messages[-1]["role"] != "assistant"
-        with named([row]):
+        with refusals_naming_rows([row]):
             ids = codec.encode_chat(messages, open_end, max_length, truncate, row.tools).tolist()
         yield {"ids": ids}
 
 
 def _plainly(codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool) -> Iterator[dict[str, Any]]:
     require_no_messages(batch, "add --chat")
-    with named(batch):
+    with refusals_naming_rows(batch):
         encoded: Encoded = codec.encode([row.text for row in batch], pairs_of(batch), max_length, truncate)
     for number, one in enumerate(encoded.ids):
         types = {} if encoded.token_type_ids is None else {"token_type_ids": encoded.token_type_ids[number].tolist()}

@@ -70,14 +70,14 @@ def compare(
     """
     from milkglass.client.training_request import steps_of, training_defaults
     from milkglass.compare.report import page
-    from milkglass.compare.report.words import line, noted
+    from milkglass.compare.report.words import line, notes_of
     from milkglass.compare.report.words import table as rows_of
     from milkglass.compare.result import WayResult
     from milkglass.compare.rows import OwnRows
     from milkglass.compare.run import TimeLimits, heartbeat
     from milkglass.compare.run import compare as compared
     from milkglass.compare.training import REPORTS, cut_words
-    from milkglass.compare.ways import Setting, chosen
+    from milkglass.compare.ways import Setting, chosen_ways
     from milkglass.rows.examples import Summary, read_texts
     from milkglass.server.spec import Hyperparameters, hyperparameters_of
     from milkglass.system import cores
@@ -85,7 +85,7 @@ def compare(
 
     given = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
     hyperparameters_of(given, option_of)  # before anything is read
-    selected = chosen([one.strip() for one in ways.split(",")] if ways else [], quick, everything)
+    selected = chosen_ways([one.strip() for one in ways.split(",")] if ways else [], quick, everything)
     whole = Budget.parse(budget or QUICK_BUDGET).seconds if budget or quick else float("inf")
     limits = TimeLimits(whole, Budget.parse(attacks).seconds if attacks else QUICK_ATTACKS if quick else ATTACKS)
     if keep is not None and keep.resolve() == out.resolve():
@@ -126,5 +126,5 @@ def compare(
     emit(
         as_json,
         result.to_json(),
-        lambda: "\n".join([table(rows_of(result)), "", *result.verdict, *noted(result), f"page: {written}"]),
+        lambda: "\n".join([table(rows_of(result)), "", *result.verdict, *notes_of(result), f"page: {written}"]),
     )

@@ -197,7 +197,7 @@ def split_text(options: SplitOptions, at: ServerOptions) -> Iterator[SplitText]:
     from milkglass.enclave import folder as enclave_folder
     from milkglass.enclave.lists import RnmSettings
     from milkglass.split.decoder.engines import PromptEmbedsEngine
-    from milkglass.split.decoder.text import READABLE, SplitText
+    from milkglass.split.decoder.text import ANSWER_WARNING, SplitText
 
     settings = RnmSettings(None if options.no_sanitize else options.epsilon, options.p)
     url, server = str(options.split), None
@@ -212,7 +212,7 @@ def split_text(options: SplitOptions, at: ServerOptions) -> Iterator[SplitText]:
         else:
             text = SplitText(running, server, info, settings)
         note(running.notice)
-        note(READABLE)
+        note(ANSWER_WARNING)
         if options.no_sanitize:
             note("warning: --no-sanitize: anyone with the model can read the prompt from its vectors")
         yield text

@@ -27,22 +27,25 @@ from milkglass.cli.ui.options import (
 from milkglass.cli.ui.terminal import bars, json_text, note, say, show_classified, show_pieces
 from milkglass.cli.ui.text_input import to_classify
 from milkglass.errors import MilkglassError, TooLong, UsageError
-from milkglass.rows.lines import InputRow, named, paired
+from milkglass.rows.lines import InputRow, paired, refusals_naming_rows
 
 if TYPE_CHECKING:
     from milkglass.client.results import Conversation
     from milkglass.client.session import Session
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="The largest number of tokens of an answer.")]
-OWN = "  [default: the model's own, else {}]"
-HOTTEST = 2.0  # as OpenAI's API has it, and the proxy
-COLDEST = "0 takes the likeliest token; 1 draws as the model would."
-MASS = "Draw from the likeliest tokens up to this mass."
-Temperature = Annotated[float | None, typer.Option(min=0.0, max=HOTTEST, help=COLDEST + OWN.format("0"))]
-ChatTemperature = Annotated[float | None, typer.Option(min=0.0, max=HOTTEST, help=COLDEST + OWN.format("0.7"))]
-TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help=MASS + OWN.format("1"))]
-ChatTopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help=MASS + OWN.format("0.95"))]
-TopK = Annotated[int | None, typer.Option(min=1, help="Draw from this many likeliest tokens." + OWN.format("all"))]
+DEFAULT_HELP = "  [default: the model's own, else {}]"
+MAX_TEMPERATURE = 2.0  # as in OpenAI's API and in the proxy
+TEMPERATURE_HELP = "0 takes the likeliest token; 1 draws as the model would." + DEFAULT_HELP
+TOP_P_HELP = "Draw from the likeliest tokens up to this mass." + DEFAULT_HELP
+TOP_K_HELP = "Draw from this many likeliest tokens." + DEFAULT_HELP
+Temperature = Annotated[float | None, typer.Option(min=0.0, max=MAX_TEMPERATURE, help=TEMPERATURE_HELP.format("0"))]
+ChatTemperature = Annotated[
+    float | None, typer.Option(min=0.0, max=MAX_TEMPERATURE, help=TEMPERATURE_HELP.format("0.7"))
+]
+TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help=TOP_P_HELP.format("1"))]
+ChatTopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help=TOP_P_HELP.format("0.95"))]
+TopK = Annotated[int | None, typer.Option(min=1, help=TOP_K_HELP.format("all"))]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed draws the same tokens.")]
 System = Annotated[str | None, typer.Option("--system", help="The system's message.")]
 
@@ -104,9 +107,9 @@ def classify(
     unlocked = key.open()
     rows = to_classify(text, source, columns, id_column)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
-    with open_session(key, server, unlocked) as session, bars(as_json) as stage, named(rows):
+    with open_session(key, server, unlocked) as session, bars(as_json) as stage, refusals_naming_rows(rows):
         results = session.classify(model_id, texts, pairs, truncate=truncate, labels_of=labels_of, stage=stage)
-    show_classified(results, as_json, [row.mark for row in rows])
+    show_classified(results, as_json, [row.output_id for row in rows])
 
 
 def _classify_here(folder: Path, rows: Sequence[InputRow], pairs: Sequence[str] | None, as_json: bool) -> None:
@@ -116,7 +119,7 @@ def _classify_here(folder: Path, rows: Sequence[InputRow], pairs: Sequence[str] 
 
     found = answers(folder, [row.text for row in rows], pairs)
     results = [Classified(one.label, one.probabilities, one.score) for one in found]
-    show_classified(results, as_json, [row.mark for row in rows])
+    show_classified(results, as_json, [row.output_id for row in rows])
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def status(
     used = usage.read(key)
     passed = [{"attacker": who, "share": share, "tokens": tokens} for who, share, tokens in used.passed()]
     fields = {name: one for name, one in asdict(used).items() if one or name not in ("rate", "audits")}
-    emit(as_json, {"key": str(key), **fields, "passed": passed}, lambda: words(used))
+    emit(as_json, {"key": str(key), **fields, "passed": passed}, lambda: usage_text(used))
 
 
 @keys.command("for-job")
@@ -100,7 +100,7 @@ def for_job(
     emit(as_json, document, lambda: f"made {out} for the job; `milkglass obfuscate MODEL OUT --key {out}` comes next")
 
 
-def words(used: usage.Usage) -> str:
+def usage_text(used: usage.Usage) -> str:
     lines = [
         f"encoded under this key, on this machine: {used.tokens:,} tokens in {used.texts:,} texts, repeated ones too"
     ]

@@ -124,10 +124,10 @@ def _catalogue() -> tuple[dict[str, Any], str]:
 
 def _one(ref: str) -> tuple[dict[str, Any], str]:
     from milkglass.client.obfuscate.preflight import assumed, require_sound
-    from milkglass.models.families import of
+    from milkglass.models.families import architecture_of
 
     base = original(ref)
-    result = of(base)
+    result = architecture_of(base)
     require_sound(base)
     if said := assumed(base):
         note(said)
@@ -174,7 +174,8 @@ def upload(
     """
     _require_ours(path, name)
     unlocked = _key_of(path, key, passphrase_file)
-    from milkglass.client.obfuscate.upload_check import is_plain, others_in
+    from milkglass.client.obfuscate.upload_check import others_in
+    from milkglass.client.plain_names import is_plain
 
     with server.open() as remote, bars(as_json) as stage:
         if path.is_dir():

@@ -37,9 +37,12 @@ from milkglass.progress import duration
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
     from milkglass.client.key.key import Key
+    from milkglass.client.obfuscate.symbols import CountedTexts
     from milkglass.models.checkpoint import Checkpoint
+    from milkglass.progress import Stage
     from milkglass.rows.data_file import DataFile
     from milkglass.schemes.mixture import Promise
+    from milkglass.schemes.scheme import Scheme
 
 
 LOSS = (
@@ -65,7 +68,7 @@ def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> li
 
     key, start = opened.key, f"scrambled into {out} in {duration(seconds)}"
     if key.token_symbols is not None:
-        return [start, *coarse.words(opened.path, key, promise), f"  {HONEST}"]
+        return [start, *coarse.summary_lines(opened.path, key, promise), f"  {HONEST}"]
     if broken := scheme_of(key).broken:
         return [start, f"  {_permuted(key)}", f"  {broken}"]
     sizes = sorted(promise.sizes)
@@ -183,7 +186,7 @@ def obfuscate(
     from milkglass.client.obfuscate.preflight import assumed, require_room, require_scramblable
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.families import of
+    from milkglass.models.families import architecture_of
 
     band_file = _band_file(bands, band_text, columns)
     short = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
@@ -196,19 +199,19 @@ def obfuscate(
     old = _existing(key, passphrase_file)
     files.require_fit(scheme, key)
     with _resumable(key, new_key or generate_passphrase):
-        secret = ""
+        passphrase = ""
         if old is None and not generate_passphrase:
-            secret = new_passphrase(passphrase_file, weak_passphrase)
+            passphrase = new_passphrase(passphrase_file, weak_passphrase)
         files.require(named)
         folder = _folder(model, as_json)
         base = Checkpoint.open(folder)
         if band_file is not None:
             selected["bands"] = _bands(base, bands, band_file)
         ref = kept_name(model, folder)
-        asked_for = scheme_for(base, scheme or "obfuslm", **selected)
+        requested_scheme = scheme_for(base, scheme or "obfuslm", **selected)
         if old is not None:
             _require_same(old, scheme, selected, out)
-        expected = asked_for if old is None else scheme_of(old.key)
+        expected = requested_scheme if old is None else scheme_of(old.key)
         require_scramblable(base, expected, delta)
         require_room(base, expected, out, delta)
         for said in filter(None, [assumed(base)]):
@@ -217,18 +220,18 @@ def obfuscate(
         if warning := expected.broken or (UNMIXED if expected.k == 1 and not expected.shares else None):
             note(f"warning: {warning}")
         if old is None and generate_passphrase:
-            secret = new_passphrase(passphrase_file, weak_passphrase, generate=True)
+            passphrase = new_passphrase(passphrase_file, weak_passphrase, generate=True)
         with bars(as_json) as stage:
             total = sum(tensor.bytes for tensor in base.tensors.values())
             digest = base.digest(stage("read the model" if old is None else "check the model", total))
             if old is None:
                 from milkglass.client.key.file import UnlockedKey
 
-                made = coarse.make_key(base, ref, expected, digest, texts, stage)
+                made = _make_key(base, ref, expected, digest, texts, stage)
                 opened = UnlockedKey.new(
-                    key, made, secret, weak=weak_passphrase
+                    key, made, passphrase, weak=weak_passphrase
                 )  # before anything is scrambled with it
-                secret = ""
+                passphrase = ""
             else:
                 opened = old
                 opened.key.require_model(digest)
@@ -256,7 +259,9 @@ def obfuscate(
         document["base"] = {"model": ref, "digest": opened.key.model_digest}
     if rate := usage.read(key).rate:
         document["rate"] = dict(rate)
-    better = [f"  {coarse.BETTER}"] if old is None and scheme is None and of(base).kind == "encoder" else []
+    better = (
+        [f"  {coarse.BETTER}"] if old is None and scheme is None and architecture_of(base).kind == "encoder" else []
+    )
     steps = next_steps(opened, out, delta, passphrase_file, data, "" if data is None else columns.words())
     emit(as_json, document, lambda: "\n".join([*done(opened, out, promise, seconds), *better, *steps]))
 
@@ -275,8 +280,18 @@ def _resumable(key: Path, insisted: bool) -> Iterator[None]:
         raise
 
 
+def _make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts | None, stage: Stage) -> Key:
+    """Makes a new key. If there are texts, the map of the coarse vocabulary is found from them."""
+    from milkglass.client.key.generate import new_key
+    from milkglass.client.obfuscate.symbols import coarse_key
+
+    if texts is None:
+        return new_key(base, ref, scheme, digest)
+    return coarse_key(base, ref, scheme, digest, texts, stage=stage)
+
+
 def _unfinished(out: Path) -> Path:
-    """Where `scramble` writes until it is done."""
+    """Returns the folder in which `scramble` writes until it is done."""
     return out.with_name(f".{out.name}.partial")
 
 
@@ -300,7 +315,7 @@ def _require_places(out: Path, key: Path, new_key: bool) -> None:
 
 
 def _band_file(factor: float | None, text: Path | None, columns: ColumnOptions) -> DataFile | None:
-    """Text like the one that will be sent, read once. Raises UsageError, CodecError."""
+    """Reads the text on which bands are counted, or returns None without --bands. Raises UsageError, CodecError."""
     from milkglass.schemes.bands import Bands
 
     if (factor is None) != (text is None):
@@ -326,7 +341,7 @@ def _selected(scheme: str, words: list[str], short: dict[str, float | None]) -> 
 
 
 def _bands(base: Checkpoint, factor: float | None, text: DataFile) -> Any:
-    """Tokens are counted as any key would encode them: which one, the count does not depend on."""
+    """Counts bands with a new key: the counts are the same under any key."""
     from milkglass.client.codec.codec import Codec
     from milkglass.client.data.texts import read
     from milkglass.client.key.generate import new_key
@@ -337,7 +352,7 @@ def _bands(base: Checkpoint, factor: float | None, text: DataFile) -> Any:
 
 
 def _folder(model: str, as_json: bool) -> Path:
-    """Its own bars, closed again: a passphrase is asked for later, and not under them."""
+    """Returns the model's folder. Its bars are closed before a passphrase is asked for."""
     from milkglass.models.resolve import EMBEDDED, resolve
 
     if model not in EMBEDDED:  # the hub draws bars of its own
@@ -350,7 +365,7 @@ def _folder(model: str, as_json: bool) -> Path:
 
 
 def _existing(key: Path, passphrase_file: Path | None) -> UnlockedKey | None:
-    """Raises CodecAlone where it cannot scramble."""
+    """Opens the key file if it exists. Raises CodecAlone for a codec, which cannot scramble."""
     if not key.exists():
         return None
     result = KeyOptions(key, None, passphrase_file).open()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from milkglass.proxy.run import ProxyAddress
 
 
-DRAWN = 24  # bytes of an API key that is drawn
+API_KEY_BYTES = 24  # bytes of an API key that is drawn
 BUDGET = "2m"
 
 
@@ -90,7 +90,7 @@ class EndpointOptions:
             )
         require_private(self.host, self.cert, self.insecure_http, "texts, answers and the API key")
         require_tls(self.cert, self.tls_key)
-        token = None if any_key else secrets.token_urlsafe(DRAWN)
+        token = None if any_key else secrets.token_urlsafe(API_KEY_BYTES)
         if self.api_key_file is not None:
             require_file(self.api_key_file, "write a long random word into it")
             token = read_token(self.api_key_file)

@@ -32,7 +32,7 @@ from milkglass.cli.ui.terminal import bars, emit, note, show_classified
 from milkglass.cli.ui.text_input import to_classify
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
-from milkglass.rows.lines import named, paired
+from milkglass.rows.lines import paired, refusals_naming_rows
 
 if TYPE_CHECKING:
     from milkglass.enclave.budget import RowPolicy
@@ -89,7 +89,7 @@ def classify(
 
     about = client_about(client)
     base = original(model or about.model)  # its tokenizer, and the layers that were not trained
-    with named(rows):
+    with refusals_naming_rows(rows):
         require_sendable(client, about, base, texts, pairs)
     with _answering(url, folder, way) as (info, answer), bars(as_json) as stage:
         half = ClientHalf.open(client, base, about, sending=len(rows))

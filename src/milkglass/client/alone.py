@@ -296,10 +296,10 @@ class LinearModel:
         for one in candidates(names, regression):
             part = matrices[one.features][sample]
             tried.append(one)
-            outputs.append(_crossed(one, part, target[sample], 0 if regression else len(classes), seed))
+            outputs.append(_cross_validated(one, part, target[sample], 0 if regression else len(classes), seed))
             if progress is not None:
                 progress(1)
-        best, temperatures, validated = _chosen(outputs, target[sample], regression)
+        best, temperatures, validated = _choose_members(outputs, target[sample], regression)
         members = tuple(
             Member(tried[n], *tried[n].fit(matrices[tried[n].features], target), temperatures[n]) for n in best
         )
@@ -334,7 +334,7 @@ class LinearModel:
         return np.asarray(logsumexp(logs, axis=0) - np.log(len(logs)))
 
 
-def _crossed(one: LinearCandidate, matrix: Any, target: NDArray[Any], classes: int, seed: int) -> Floats:
+def _cross_validated(one: LinearCandidate, matrix: Any, target: NDArray[Any], classes: int, seed: int) -> Floats:
     """Returns (b, outputs) of rows that the candidate was not fitted on. A class that a fold lacks is never named."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
@@ -353,7 +353,9 @@ def _crossed(one: LinearCandidate, matrix: Any, target: NDArray[Any], classes: i
     return result
 
 
-def _chosen(outputs: Sequence[Floats], target: NDArray[Any], regression: bool) -> tuple[list[int], list[float], float]:
+def _choose_members(
+    outputs: Sequence[Floats], target: NDArray[Any], regression: bool
+) -> tuple[list[int], list[float], float]:
     """Returns the best candidates, a temperature for each candidate, and the quality of the best ones' mean."""
     if regression:
         error = [float(((out[:, 0] - target) ** 2).mean()) for out in outputs]

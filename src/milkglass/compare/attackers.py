@@ -67,7 +67,7 @@ def reading_of(
     )  # fmt: skip
 
 
-def all_read(setting: Setting, cell: TrainedHalves) -> Reading:
+def everything_read(setting: Setting, cell: TrainedHalves) -> Reading:
     """Returns the reading of text that crosses as it is."""
     scene = scene_of(setting.base, cell.client, cell.server, setting.rows.private, {})
     everything = ratio(np.ones(len(scene.truth.tokens)), np.ones(len(scene.truth.tokens)), np.random.default_rng(0))

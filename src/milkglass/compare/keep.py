@@ -18,7 +18,7 @@ from scipy.special import softmax
 
 from milkglass import files
 from milkglass.client import alone
-from milkglass.compare.ways import Answered, Setting
+from milkglass.compare.ways import Setting, WayAnswer
 from milkglass.defences.token_halves import TokenServer
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.models.checkpoint import Checkpoint, read_json
@@ -30,7 +30,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 MARK = "milkglass.json"
 
 
-def keep(setting: Setting, best: Answered, folder: Path) -> None:
+def keep(setting: Setting, best: WayAnswer, folder: Path) -> None:
     """Writes the model to a folder, in place of one that an earlier comparison kept there.
 
     Raises:
@@ -56,7 +56,7 @@ def keep(setting: Setting, best: Answered, folder: Path) -> None:
         (partial / MARK).write_text(json.dumps(about) + "\n", "utf-8")
 
 
-def _encoder(best: Answered, setting: Setting, names: Sequence[str], folder: Path) -> None:
+def _encoder(best: WayAnswer, setting: Setting, names: Sequence[str], folder: Path) -> None:
     assert best.cell is not None and isinstance(best.cell.tuned, TokenServer) and best.folder is not None
     for path in best.cell.tuned.folder.iterdir():
         if path.name == "config.json" or path.suffix == ".safetensors" or path.name.endswith(".index.json"):
@@ -107,7 +107,7 @@ def answers(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = No
     types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
     logits = TokenServer(folder).answer((Tokens(ids, types=types),))
     if about["task"] == "regression":
-        scale = Scale.kept(about["scale"])
+        scale = Scale.stored(about["scale"])
         return [LocalAnswer("", {}, float(one) if scale is None else scale.read(float(one))) for one in logits[:, 0]]
     names = [base.config["id2label"][str(n)] for n in range(logits.shape[1])]
     return _named(softmax(logits.astype(np.float64), axis=1), names)

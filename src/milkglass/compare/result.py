@@ -91,7 +91,7 @@ class WayResult:
         return self.group == "nothing is sent"
 
     @property
-    def read(self) -> float:
+    def percent_read(self) -> float:
         """Returns the share of names and other content words that is read; nan if it is not known."""
         if self.local:
             return 0.0
@@ -131,13 +131,13 @@ class Compared:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def done(self) -> list[WayResult]:
+    def finished(self) -> list[WayResult]:
         return [one for one in self.ways if one.state == "done" and one.quality is not None]
 
     @property
-    def home(self) -> WayResult | None:
+    def best_local(self) -> WayResult | None:
         """Returns the best way with nothing sent."""
-        return max((one for one in self.done if one.local), key=self.worth, default=None)
+        return max((one for one in self.finished if one.local), key=self.worth, default=None)
 
     def worth(self, way: WayResult) -> float:
         """Returns the way's quality, by which more is better."""

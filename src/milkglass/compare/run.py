@@ -22,9 +22,9 @@ from milkglass import files
 from milkglass.audit.outcome import AttackResult, finite
 from milkglass.compare import attackers, keep
 from milkglass.compare.result import Compared, Reading, WayResult
-from milkglass.compare.training import fall, reported
+from milkglass.compare.training import loss_fall, reported_losses
 from milkglass.compare.verdict import verdict
-from milkglass.compare.ways import Answered, DefenceWay, Setting, Way
+from milkglass.compare.ways import DefenceWay, Setting, Way, WayAnswer
 from milkglass.errors import MilkglassError
 from milkglass.experiments.runs import packed, require_same_run, unpacked
 from milkglass.metrics.glue import pearson
@@ -78,7 +78,7 @@ def compare(
         len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), tuple(results),
         seconds=run.elapsed() + run.earlier, settings=setting.training.model_dump(),
     )  # fmt: skip
-    if kept is not None and (home := compared.home) is not None:
+    if kept is not None and (home := compared.best_local) is not None:
         keep.keep(setting, run.models.get(home.name) or run.again(ways, home.name), kept)
         compared = replace(compared, kept=str(kept))
     return replace(compared, verdict=verdict(compared))
@@ -95,7 +95,7 @@ class _Run:
     def __init__(self, setting: Setting, out: Path, limits: TimeLimits, public: Sequence[str], log: Log) -> None:
         self.setting = replace(setting, deadline=time.monotonic() + limits.seconds)
         self.out, self.limits, self.public, self.log = out, limits, public, log
-        self.models: dict[str, Answered] = {}
+        self.models: dict[str, WayAnswer] = {}
         self._started, self._trained, self.earlier = time.monotonic(), list[float](), 0.0
 
     def elapsed(self) -> float:
@@ -144,27 +144,27 @@ class _Run:
         self._keep(way, done, answered.answers, time.monotonic() - begun)
         return done, answered.answers
 
-    def _notes(self, answered: Answered) -> tuple[str, ...]:
+    def _notes(self, answered: WayAnswer) -> tuple[str, ...]:
         """Returns that the training was too short to tell, if it was."""
-        if answered.cell is None or not (losses := reported(self.setting.cells / answered.cell.name / "job")):
+        if answered.cell is None or not (losses := reported_losses(self.setting.cells / answered.cell.name / "job")):
             return ()
-        if (means := fall(losses)) is None:
+        if (means := loss_fall(losses)) is None:
             return ()
         before, last = means
         return (f"the loss was still falling ({before:.3f}, then {last:.3f}): more --epochs may change this row",)
 
-    def again(self, ways: Sequence[Way], name: str) -> Answered:
+    def again(self, ways: Sequence[Way], name: str) -> WayAnswer:
         """Returns a way's answers of an earlier run, whose cell is there, so that its model can be kept."""
         return next(way for way in ways if way.name == name).answered(self.setting)
 
-    def _reading(self, way: Way, answered: Answered) -> Reading | None:
+    def _reading(self, way: Way, answered: WayAnswer) -> Reading | None:
         if way.local or answered.cell is None:
             return None
         if way.group == "sent as it is":
-            return attackers.all_read(self.setting, answered.cell)
+            return attackers.everything_read(self.setting, answered.cell)
         if way.group == "confidential hardware":
             nothing = Interval(0.0, 0.0, 0.0, 0)
-            whole = attackers.all_read(self.setting, answered.cell)
+            whole = attackers.everything_read(self.setting, answered.cell)
             more = ("while the hardware holds; all of it is read if the hardware fails",)
             return replace(whole, attack="none, while the hardware holds", tokens=nothing, content=nothing,
                            names=nothing, numbers=nothing, more=more, example=None)  # fmt: skip

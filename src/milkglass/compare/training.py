@@ -29,7 +29,7 @@ def cut_words(base: Checkpoint, rows: LabelledTexts, max_length: int) -> str:
     )
 
 
-def reported(job: Path) -> list[float]:
+def reported_losses(job: Path) -> list[float]:
     """Returns the losses in a job's events, in the order of their steps. A step repeated after a stop counts once."""
     losses = dict[int, float]()
     for one in read_events(job):
@@ -39,7 +39,7 @@ def reported(job: Path) -> list[float]:
     return [losses[step] for step in sorted(losses)]
 
 
-def fall(losses: Sequence[float]) -> tuple[float, float] | None:
+def loss_fall(losses: Sequence[float]) -> tuple[float, float] | None:
     """Returns the mean losses of the third and the last quarter of a training that was still falling when it ended.
 
         falls where   mean(third quarter) - mean(last quarter)  >  2 sqrt(s3^2/n3 + s4^2/n4)

@@ -9,15 +9,15 @@ LITTLE_READ = 0.10  # of the content words; above, a way does not count as hidin
 
 def verdict(result: Compared) -> tuple[str, ...]:
     """Returns some sentences, the first for a person who decides."""
-    home = result.home
+    home = result.best_local
     if home is None:
         return ("No way with nothing sent was run, so nothing can be said about what sending gains.",)
-    sent = [one for one in result.done if not one.local]
+    sent = [one for one in result.finished if not one.local]
     if not sent:
         return (f"Only ways with nothing sent were run; the best is {home.title}, with {amount(result, home)}.",)
     better = [one for one in sent if one.above is not None and _gains(result, one)]
     sentences = [_first(result, home, sent, better)]
-    hiding = [one for one in better if one.read <= LITTLE_READ and one.group not in ("confidential hardware",)]
+    hiding = [one for one in better if one.percent_read <= LITTLE_READ and one.group not in ("confidential hardware",)]
     open_ = [one for one in better if one not in hiding and one.group not in ("confidential hardware", "sent as it is")]
     if better and not hiding and open_:
         sentences.append(
@@ -38,12 +38,12 @@ def _first(result: Compared, home: WayResult, sent: list[WayResult], better: lis
     have = f"{home.title} has {amount(result, home)}"
     if not better:
         return f"Keep it here: {have}, and nothing that you would send is shown to have more."
-    hiding = [one for one in better if one.read <= LITTLE_READ and one.group != "confidential hardware"]
+    hiding = [one for one in better if one.percent_read <= LITTLE_READ and one.group != "confidential hardware"]
     if hiding:
         best = max(hiding, key=result.worth)
         return (
             f"{best.title} is worth sending: {amount(result, best)}, where {have}; "
-            f"{100 * best.read:.0f} % of the names and other content words are read."
+            f"{100 * best.percent_read:.0f} % of the names and other content words are read."
         )
     plain = [one for one in better if one.group in ("confidential hardware", "sent as it is")]
     if plain:
@@ -55,7 +55,7 @@ def _first(result: Compared, home: WayResult, sent: list[WayResult], better: lis
     best = max(better, key=result.worth)
     return (
         f"No way here hides your text and is worth sending: {have}. {best.title} has {amount(result, best)}, and "
-        f"{100 * best.read:.0f} % of the names and other content words are read."
+        f"{100 * best.percent_read:.0f} % of the names and other content words are read."
     )
 
 
@@ -85,5 +85,5 @@ def _width(sent: list[WayResult]) -> float | None:
 
 
 def _listed(result: Compared, ways: list[WayResult]) -> str:
-    words = [f"{one.title} ({amount(result, one)}, {100 * one.read:.0f} % read)" for one in ways]
+    words = [f"{one.title} ({amount(result, one)}, {100 * one.percent_read:.0f} % read)" for one in ways]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

@@ -26,7 +26,7 @@ from milkglass.experiments.kinds.comparison import with_training
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, trained
 from milkglass.experiments.runs import unpacked
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.models.resolve import resolve
 from milkglass.progress import Log
 from milkglass.server.spec import Hyperparameters
@@ -73,7 +73,7 @@ class Setting:
 
 
 @dataclass(frozen=True, eq=False)
-class Answered:
+class WayAnswer:
     """A way's answers to the held-out rows.
 
     Attributes:
@@ -124,7 +124,7 @@ class Way(abc.ABC):
         return self.group == "nothing is sent"
 
     @abc.abstractmethod
-    def answered(self, setting: Setting) -> Answered:
+    def answered(self, setting: Setting) -> WayAnswer:
         """Returns the way's answers. Raises MilkglassError."""
 
     def refuses(self, setting: Setting) -> str | None:
@@ -180,24 +180,24 @@ class Stopwatch:
 class CommonestClass(Way):
     """Names the class that most rows have, or their mean score."""
 
-    def answered(self, setting: Setting) -> Answered:
+    def answered(self, setting: Setting) -> WayAnswer:
         labels, count = np.asarray(setting.rows.train.labels), len(setting.rows.held_out.texts)
         if setting.rows.task == "regression":
-            return Answered(np.full(count, labels.mean()), 0.0, 0.0)
-        return Answered(np.full(count, np.bincount(labels).argmax()), 0.0, 0.0)
+            return WayAnswer(np.full(count, labels.mean()), 0.0, 0.0)
+        return WayAnswer(np.full(count, np.bincount(labels).argmax()), 0.0, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearWay(Way):
     """The linear model of client/alone.py."""
 
-    def answered(self, setting: Setting) -> Answered:
+    def answered(self, setting: Setting) -> WayAnswer:
         train, held_out, watch = setting.rows.train, setting.rows.held_out, Stopwatch()
         scores = setting.rows.task == "regression"
         model = LinearModel.fit(train.texts, train.labels, train.pairs, scores, setting.seed)
         setup, watch = watch.seconds(), Stopwatch()
         answers = model.predict(held_out.texts, held_out.pairs)
-        return Answered(answers, setup, 1000 * watch.seconds() / len(held_out.texts), model=model)
+        return WayAnswer(answers, setup, 1000 * watch.seconds() / len(held_out.texts), model=model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,18 +208,18 @@ class EncoderWay(Way):
 
     def base(self, setting: Setting) -> Checkpoint:
         """Returns what is trained. Raises ModelNotFound if the embedded model is not installed."""
-        if of(setting.base).kind == "encoder" and weight_bytes(setting.base) <= MAX_SMALL_BYTES:
+        if architecture_of(setting.base).kind == "encoder" and weight_bytes(setting.base) <= MAX_SMALL_BYTES:
             return setting.base
         return Checkpoint.open(resolve(self.model))
 
-    def answered(self, setting: Setting) -> Answered:
+    def answered(self, setting: Setting) -> WayAnswer:
         watch, base = Stopwatch(), self.base(setting)
         cell = cell_of(setting, Plain(), None if base is setting.base else base)
         setup, watch = watch.seconds(), Stopwatch()
-        texts, pairs = timed(setting)
+        texts, pairs = timed_texts(setting)
         cell.client.receive(cell.tuned.answer(cell.client.send(texts, pairs)))
         seconds = 1000 * watch.seconds() / len(texts)
-        return Answered(answers_of(setting, cell), setup, seconds, cell=cell, folder=base.folder)
+        return WayAnswer(answers_of(setting, cell), setup, seconds, cell=cell, folder=base.folder)
 
 
 # --- something is sent ------------------------------------------------------------------------------------------------
@@ -239,17 +239,17 @@ class DefenceWay(Way):
     def refuses(self, setting: Setting) -> str | None:
         return self.defence(setting).refuses(setting.base)
 
-    def answered(self, setting: Setting) -> Answered:
+    def answered(self, setting: Setting) -> WayAnswer:
         watch = Stopwatch()
         cell = cell_of(setting, self.defence(setting))
         setup, watch = watch.seconds(), Stopwatch()
-        texts, pairs = timed(setting)
+        texts, pairs = timed_texts(setting)
         sent = cell.client.send(texts, pairs)
         seconds = 1000 * watch.seconds() / len(texts)
-        return Answered(answers_of(setting, cell), setup, seconds, wire_bytes(sent, len(texts)), cell)
+        return WayAnswer(answers_of(setting, cell), setup, seconds, wire_bytes(sent, len(texts)), cell)
 
 
-def timed(setting: Setting) -> tuple[list[str], list[str] | None]:
+def timed_texts(setting: Setting) -> tuple[list[str], list[str] | None]:
     """Returns the texts by which sending is timed."""
     rows = setting.rows.held_out
     return list(rows.texts[:TIMED_TEXTS]), None if rows.pairs is None else list(rows.pairs[:TIMED_TEXTS])
@@ -328,7 +328,7 @@ WAYS: Catalogue[Way] = Catalogue(
 )  # fmt: skip
 
 
-def chosen(names: Sequence[str], quick: bool, everything: bool) -> list[Way]:
+def chosen_ways(names: Sequence[str], quick: bool, everything: bool) -> list[Way]:
     """Returns the ways to run, in the catalogue's order.
 
     Raises:

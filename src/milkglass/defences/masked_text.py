@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from milkglass.defences.obfuscated_tables import copied, public_codec, unreadable
+from milkglass.defences.obfuscated_tables import copied, public_codec, why_unsupported
 from milkglass.defences.sanitized_text import ReplacedTextClient
 from milkglass.defences.token_halves import TokenServer, read_saved
 from milkglass.errors import KeyFileError, UnsupportedModel
@@ -55,7 +55,7 @@ class MaskedText(Defence):
         return {"name": self.name, "least": self.least}
 
     def refuses(self, base: Checkpoint) -> str | None:
-        return unreadable(base)
+        return why_unsupported(base)
 
     def split(
         self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path

@@ -24,7 +24,7 @@ from milkglass.client.obfuscate.symbols import counted_corpus, mapped
 from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.noise.root import SECRET_BYTES
 from milkglass.noise.stream import Stream, subkey
 from milkglass.papers import Paper
@@ -49,14 +49,14 @@ class TableClient(TokenClient):
         if self.codec.choices is None:
             return super().encoded(texts, pairs)
         result = [
-            self._drawn(text, pair).encode([text], None if pair is None else [pair], truncate=True)
+            self._seeded_codec(text, pair).encode([text], None if pair is None else [pair], truncate=True)
             for text, pair in zip(texts, pairs or repeat(None), strict=False)
         ]
         types = [one for part in result for one in part.token_type_ids or ()]
         long = tuple(place for place, part in enumerate(result) if part.long)
         return Encoded([one for part in result for one in part.ids], types or None, long)
 
-    def _drawn(self, text: str, pair: str | None) -> Codec:
+    def _seeded_codec(self, text: str, pair: str | None) -> Codec:
         whole = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())
         return replace(self.codec, draw=drawn_from(Stream(whole.digest())))
 
@@ -84,7 +84,7 @@ class Plain(Defence):
         return {"name": self.name}
 
     def refuses(self, base: Checkpoint) -> str | None:
-        return unreadable(base)
+        return why_unsupported(base)
 
     def split(
         self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
@@ -108,6 +108,8 @@ class TableDefence(Defence):
     Only a coarse vocabulary with an epsilon has a guarantee. ObfusLM's (k, epsilon)-anonymity is nominal, since its
     sensitivity depends on the data.
 
+    Attributes:
+        scheme: makes the key and the new tables.
         bands: the factor of frequency bands that are counted on the corpus. None: no bands, or bands that the scheme
             already has.
     """
@@ -132,10 +134,10 @@ class TableDefence(Defence):
         return {**self.scheme.document(), **({} if self.bands is None else {"bands": self.bands})}
 
     def refuses(self, base: Checkpoint) -> str | None:
-        if reason := unreadable(base):
+        if reason := why_unsupported(base):
             return reason
         try:
-            require_layers(base, of(base), self.scheme)
+            require_layers(base, architecture_of(base), self.scheme)
         except UnsupportedModel as error:
             return error.message
         return None
@@ -161,7 +163,7 @@ class TableDefence(Defence):
         if corpus is None:
             raise UsageError("frequency bands are counted on a corpus", "give one, or leave bands out")
         ids = public_codec(base).encode(corpus.texts, corpus.pairs, truncate=True).ids
-        counts = np.bincount(np.concatenate(ids), minlength=of(base).vocab_size)
+        counts = np.bincount(np.concatenate(ids), minlength=architecture_of(base).vocab_size)
         return self.scheme.with_counts(counts, self.bands)
 
     def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[TableClient, TokenServer]:
@@ -185,10 +187,10 @@ def copied(base: Checkpoint, folder: Path) -> None:
     shutil.copytree(base.folder, folder, copy_function=link)
 
 
-def unreadable(base: Checkpoint) -> str | None:
+def why_unsupported(base: Checkpoint) -> str | None:
     """Returns why a base model cannot be used, in words; None if it can."""
     try:
-        of(base)
+        architecture_of(base)
     except UnsupportedModel as error:
         return error.message
     return None

@@ -27,7 +27,7 @@ from safetensors.numpy import load_file, save_file
 
 from milkglass import files
 from milkglass.client.codec.encoded import Encoded
-from milkglass.defences.obfuscated_tables import copied, public_codec, unreadable
+from milkglass.defences.obfuscated_tables import copied, public_codec, why_unsupported
 from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
@@ -135,7 +135,7 @@ class SanitizerDefence(Defence):
             self.method.require_by_tokens()
 
     def refuses(self, base: Checkpoint) -> str | None:
-        return unreadable(base)
+        return why_unsupported(base)
 
     def split(
         self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path

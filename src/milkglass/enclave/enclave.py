@@ -22,7 +22,7 @@ from milkglass import errors
 from milkglass.enclave import gramine, prompt, release
 from milkglass.enclave.attestation import ATTESTED, ATTESTED_BY_QUOTE, KINDS, NOT_ATTESTED
 from milkglass.enclave.lists import RnmSettings
-from milkglass.enclave.program import INNER, read_message, write_message
+from milkglass.enclave.program import NAMESPACES_VARIABLE, read_message, write_message
 from milkglass.enclave.quote import INTEL, Trust, verify
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import load_tokenizer
@@ -256,4 +256,4 @@ def _command(kind: str, folder: Path) -> tuple[list[str], dict[str, str]]:
         return inner, environment
     walls = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/"]
     walls += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--chdir", "/"]
-    return [bubblewrap, *walls, "--", *inner], environment | {INNER: NAMESPACES}
+    return [bubblewrap, *walls, "--", *inner], environment | {NAMESPACES_VARIABLE: NAMESPACES}

@@ -24,19 +24,21 @@ if TYPE_CHECKING:
 
 MESSAGE_HEAD = struct.Struct("<IQ")
 MAX_OBJECT, MAX_BYTES = 64 << 20, 8 << 30
-INNER = "MILKGLASS_ENCLAVE_NAMESPACES"  # is set if the process has namespaces already
+NAMESPACES_VARIABLE = "MILKGLASS_ENCLAVE_NAMESPACES"  # is set if the process has its own namespaces already
 
 
 def main(kind: str) -> None:
     reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints does not get into the pipe
-    given = os.environ.get(INNER) or (own_namespaces() if kind == "process" else "")  # before there is a second thread
+    namespaces = os.environ.get(NAMESPACES_VARIABLE) or (
+        own_namespaces() if kind == "process" else ""
+    )  # before there is a second thread
     from milkglass.enclave import attestation
     from milkglass.enclave.inside import Inside
 
     inside = Inside(kind, attestation.measurement_of(kind), partial(_tell, writing))
-    holds = [*(lock() if kind == "process" else []), *([given] if given else [])]
-    write_message(writing, {"kind": kind, "measurement": inside.measurement, "holds": holds})
+    protections = [*(lock() if kind == "process" else []), *([namespaces] if namespaces else [])]
+    write_message(writing, {"kind": kind, "measurement": inside.measurement, "holds": protections})
     serve(inside, reading, writing)
 
 
@@ -76,11 +78,11 @@ def read_message(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
         return None
     if len(head) < MESSAGE_HEAD.size:
         raise EnclaveError("a message of the enclave was cut off", "start it again")
-    text, size = MESSAGE_HEAD.unpack(head)
-    if text > MAX_OBJECT or size > MAX_BYTES:
-        raise EnclaveError(f"a message of {text} and {size} bytes, more than may cross", "")
-    raw, content = pipe.read(text), pipe.read(size)
-    if len(raw) < text or len(content) < size:
+    object_size, content_size = MESSAGE_HEAD.unpack(head)
+    if object_size > MAX_OBJECT or content_size > MAX_BYTES:
+        raise EnclaveError(f"a message of {object_size} and {content_size} bytes, more than may cross", "")
+    raw, content = pipe.read(object_size), pipe.read(content_size)
+    if len(raw) < object_size or len(content) < content_size:
         raise EnclaveError("a message of the enclave was cut off", "start it again")
     try:
         value = json.loads(raw, object_pairs_hook=unique_keys)

@@ -22,7 +22,7 @@ from milkglass.engines.engine import MAX_NAMES, opaque_name
 from milkglass.errors import UnsupportedModel
 from milkglass.files import atomic_path
 from milkglass.models.checkpoint import Checkpoint, end_ids
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.progress import Progress, Stage, no_stage
 
 Config = Mapping[str, Any]
@@ -165,7 +165,7 @@ def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
 
     require_scrambled(folder)
     model = Checkpoint.open(folder)
-    layout, ends, size = layout_of(model.config), end_ids(model.folder), of(model).vocab_size
+    layout, ends, size = layout_of(model.config), end_ids(model.folder), architecture_of(model).vocab_size
     values, names = layout.values(model.config), _names(model, layout)
     factors = None if layout.arch == "gpt2" else rope_factors(model.config)
     _require_vocabulary(model, ends, size)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from milkglass.client.remote.responses import MODEL, is_count, rows
-from milkglass.engines.answers import HINT, finish_of, ids_of, require_no_error, taken_and_best
 from milkglass.engines.engine import (
     Call,
     Finish,
@@ -32,6 +31,7 @@ from milkglass.engines.engine import (
     name_of,
     opaque_name,
 )
+from milkglass.engines.events import HINT, finish_of, ids_of, require_no_error, taken_and_best
 from milkglass.errors import RemoteError
 
 SEEDS = (1 << 32) - 1  # the largest number of 32 bits draws a seed

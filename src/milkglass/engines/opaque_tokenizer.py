@@ -15,7 +15,7 @@ from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.engines.engine import MAX_NAMES, NAME_PATTERN, opaque_name
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, end_ids
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.models.staging import link_or_copy
 
 
@@ -51,7 +51,7 @@ def settings_document(model: Checkpoint) -> dict[str, Any]:
 def with_tokenizer(folder: Path, target: Path) -> None:
     """Copies a scrambled model and adds an opaque tokenizer. Raises UsageError if it may not leave, FileExistsError."""
     weights, model = require_scrambled(folder), Checkpoint.open(folder)
-    document, settings = tokenizer_document(of(model).vocab_size), settings_document(model)
+    document, settings = tokenizer_document(architecture_of(model).vocab_size), settings_document(model)
     with files.new_dir(target, private=False) as partial:
         kept = [folder / name for name in ("config.json", "generation_config.json", "model.safetensors.index.json")]
         for path in (*weights, *(one for one in kept if one.is_file())):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from milkglass.client.remote.responses import is_count
-from milkglass.engines.answers import HINT, EmbedsIds, best_first, finish_of, ids_of, logprob, require_no_error
 from milkglass.engines.engine import Call, IdLogprob, IdsChunk, IdsRequest, Reader
+from milkglass.engines.events import HINT, EmbedsIds, best_first, finish_of, ids_of, logprob, require_no_error
 from milkglass.errors import RemoteError
 
 
@@ -71,7 +71,10 @@ class _SGLangAnswer:
         return IdsChunk(ids[len(ids) - fresh :][:kept], logprobs[:kept], finish)
 
     def _logprobs(self, meta: Mapping[str, Any], fresh: int, total: int) -> list[list[IdLogprob]]:
-        """Returns log-probabilities. Both lists have [log-probability, id, text] for as many tokens as ids."""
+        """Returns the log-probabilities of the last `fresh` of `total` tokens.
+
+        Both lists of `meta` are of the new tokens or of all. An entry is [log-probability, id, text].
+        """
         taken, best = meta.get("output_token_logprobs"), meta.get("output_top_logprobs")
         count = self._request.logprobs or 0
         if count and (not isinstance(best, list) or len(best) not in (fresh, total)):

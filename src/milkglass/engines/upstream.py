@@ -27,13 +27,13 @@ from milkglass.client.remote.connection import (
     say_no_agent,
 )
 from milkglass.client.remote.strict_json import HINT, document
-from milkglass.engines.answers import AnswerBounds, refusal
 from milkglass.engines.concurrency import CallLimit
 from milkglass.engines.engine import Call, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
+from milkglass.engines.events import AnswerBounds, refusal
 from milkglass.errors import RemoteError, Unreachable, UsageError
 
 MAX_EVENT = 4 << 20  # bytes of one event
-MAX_COMMENTS = 256 << 10  # bytes of a whole answer that are no event: comments, and events without data
+MAX_ANSWER_COMMENTS = 256 << 10  # bytes of a whole answer that are no event: comments, and events without data
 EVENT_OVERHEAD = 128  # bytes of an event besides its data: names of fields, an id
 TIMED_OUT = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
 DONE = "[DONE]"
@@ -97,8 +97,8 @@ class _BoundedBytes(httpx2.AsyncByteStream):
         async for part in self._stream:
             self.no_events += len(part)
             self._traffic.received += len(part)
-            if self.no_events > MAX_EVENT + MAX_COMMENTS:
-                raise RemoteError(f"the answer has more than {MAX_COMMENTS} bytes of comments", HINT)
+            if self.no_events > MAX_EVENT + MAX_ANSWER_COMMENTS:
+                raise RemoteError(f"the answer has more than {MAX_ANSWER_COMMENTS} bytes of comments", HINT)
             yield part
 
     async def aclose(self) -> None:

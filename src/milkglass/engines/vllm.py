@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from milkglass.engines.answers import ChoiceEngine
 from milkglass.engines.engine import Call, IdsRequest
+from milkglass.engines.events import ChoiceEngine
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from milkglass.threat.defence import LabelledTexts
 DATA = "give --data a folder that holds one for each data set, as it was published; `milkglass data` says where each is"
 
 
-def named(ref: str) -> tuple[Description, str] | None:
+def parse_ref(ref: str) -> tuple[Description, str] | None:
     """Returns the data set and split of a name such as "cola:train".
 
     None: it is a path. Raises UsageError if unknown.
@@ -31,7 +31,7 @@ def named(ref: str) -> tuple[Description, str] | None:
 
 def files(data: Path, ref: str) -> list[Path]:
     """Returns the files of a reference. Raises UsageError if they do not exist."""
-    if result := named(ref):
+    if result := parse_ref(ref):
         return sets.files(result[0].name, data, result[1])
     path = data / ref
     if not path.is_file():
@@ -49,14 +49,14 @@ def sums(data: Path, refs: Iterable[str]) -> dict[str, str]:
 
 
 def examples(data: Path, ref: str, progress: Log = no_log) -> list[Example]:
-    if result := named(ref):
+    if result := parse_ref(ref):
         return list(sets.load(result[0].name, data, result[1], progress))
     return examples_of(files(data, ref)[0])
 
 
 def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
     """Returns a file that `rows/examples.py` reads. A named data set is written into `folder` once."""
-    result = named(ref)
+    result = parse_ref(ref)
     if result is None:
         return files(data, ref)[0]
     about, split = result
@@ -71,7 +71,7 @@ def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
 
 def numbers(ref: str, path: Path) -> dict[str, int]:
     """Returns the numbers of labels: a named data set's own, so that its F1 is about class 1; else by the file."""
-    result = named(ref)
+    result = parse_ref(ref)
     return result[0].numbers if result else number_labels(summarise(path).labels, None)
 
 

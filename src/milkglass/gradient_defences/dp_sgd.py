@@ -2,6 +2,8 @@
 
     g = (sum over i of g_i min(1, C / |g_i|) + N(0, (noise C)^2 I)) / b
 
+g_i is the gradient of text i, C the clip, and b the number of texts of the batch.
+
 Clipped gradients and noise lie on a grid, and the noise is drawn exactly (noise/grid.py), so the guarantee holds for
 the numbers that are shared.
 
@@ -10,10 +12,10 @@ For the next token each text's loss is the mean over its own tokens, so that tex
 batch's is the mean over all its tokens.
 
 The guarantee is accounted with dp-accounting: exactly without sampling (k Gaussian mechanisms are one), and with it by
-privacy loss distributions, which err upward. A guarantee in words is for batches in which one text, or its label, is
-exchanged for another. b crosses beside the gradient and batches have a fixed size, so a text more or less would be
-seen. Two clipped gradients are up to 2 C apart: noise 1 is (10.0, 1e-5) once and (46.3, 1e-5) after 10 rounds, as
-`spent` says. `epsilon` counts steps for a text more or less, and the sampling rate if each text joins a batch by its
+privacy loss distributions, which err upward. The sentence that `guarantee` returns is for batches in which one text, or
+its label, is exchanged for another. b crosses beside the gradient and batches have a fixed size, so a text more or less
+would be seen. Two clipped gradients are up to 2 C apart: noise 1 is (10.0, 1e-5) once and (46.3, 1e-5) after 10 rounds,
+as `spent` says. `epsilon` counts steps for a text more or less, and the sampling rate if each text joins a batch by its
 own coin.
 
 Opacus is not used. It separates examples inside the model, but not at a layer that all examples share, such as a table
@@ -38,7 +40,7 @@ from milkglass.papers import Paper
 from milkglass.parameters import Limit, limited
 from milkglass.threat.training_step import SharedStep
 
-DELTA = 1e-5  # of a guarantee in words
+DELTA = 1e-5  # of the guarantee that is stated
 EXCHANGED = 2  # clips: how far apart two sums are that differ in one text, exchanged for another
 INTERVAL = 1e-3  # of losses, rounded up: ten times dp-accounting's, a sixth of the time, under 0.1 % more epsilon
 

@@ -17,7 +17,7 @@ import torch
 
 from milkglass import papers
 from milkglass.gradient_defences.defence import GradientDefence, Tensors
-from milkglass.noise.operators import kept
+from milkglass.noise.operators import keep_mask
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
@@ -31,7 +31,7 @@ class RandomPruning(GradientDefence):
     paper: ClassVar[Paper | None] = papers.LAMP
 
     def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
-        return {name: one * kept(stream, one, 1 - self.ratio) for name, one in tensors.items()}
+        return {name: one * keep_mask(stream, one, 1 - self.ratio) for name, one in tensors.items()}
 
 
 @dataclass(frozen=True)

@@ -156,14 +156,14 @@ class CAPE(HiddenStateDefence):
 
     def aids(self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot) -> torch.nn.Module:
         size = int(base.config["vocab_size"])
-        return WordAdversary(lower.width, named(encoded, size, self.words), size)
+        return WordAdversary(lower.width, words_present(encoded, size, self.words), size)
 
     def extra(self, step: TrainingStep, sent: torch.Tensor, aids: torch.nn.Module) -> torch.Tensor:
         assert isinstance(aids, WordAdversary)
         return self.w_adv * aids(Reversed.apply(sent[:, 0]), aids.bag(step.ids, step.mask))
 
 
-def named(encoded: TokenizedTexts, size: int, words: int) -> Ids:
+def words_present(encoded: TokenizedTexts, size: int, words: int) -> Ids:
     """Returns at most `words` public ids that most texts have, without the most frequent 150 or half of all."""
     pairs = np.unique(encoded.ids.owner * size + encoded.ids.ids) % size
     counts = np.bincount(pairs, minlength=size)

@@ -79,7 +79,9 @@ class EncoderClient(Client):
     def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
         parts, texts = [torch.empty(0, self.lower.width)] * len(encoded), list(encoded.ids)
         for number, states in self._states(encoded):  # one at a time: a pooled text is smaller than its states
-            draws = None if self.defence.quiet else root.of_text(texts[number], "send", first + number)
+            draws = (
+                None if self.defence.disturbs_only_in_training else root.of_text(texts[number], "send", first + number)
+            )
             parts[number] = states if draws is None else self.defence.mechanism(states, draws.bound(states))
         lengths = np.array([len(part) for part in parts], np.int64)
         return Activations(self._joined(parts), lengths, self.defence.cut(self.base), self.defence.pooled)

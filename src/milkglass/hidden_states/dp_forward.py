@@ -90,12 +90,12 @@ class DPForward(HiddenStateDefence):
         )
 
     @property
-    def quiet(self) -> bool:
+    def disturbs_only_in_training(self) -> bool:
         return self.where == "central"
 
     @property
     def added_noise(self) -> AddedNoise | None:
-        return None if self.quiet else AddedNoise("gaussian", self.sigma, self.clip)
+        return None if self.disturbs_only_in_training else AddedNoise("gaussian", self.sigma, self.clip)
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         clipped = clipping.matrix_l2(hidden, self.clip)

@@ -36,7 +36,7 @@ from milkglass.hidden_states.halves import Upper
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.hidden_states.tokens import TokenizedTexts, grouped, padded
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.torch_model import readers
+from milkglass.models.torch_model import attention_input_projections
 from milkglass.noise.root import MixingMatrix, NoiseRoot, NoiseStream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
@@ -78,7 +78,7 @@ def _readers(upper: Upper) -> list[torch.nn.Module]:
     """Returns the matrices that read what crosses."""
     hidden, mask = torch.zeros(1, 2, int(upper.model.config.hidden_size)), torch.ones(1, 2, dtype=torch.bool)
     with torch.no_grad():
-        return readers(halves.first_layer(upper), lambda: upper(hidden, mask))
+        return attention_input_projections(halves.first_layer(upper), lambda: upper(hidden, mask))
 
 
 class ProjectionServer(EncoderServer):

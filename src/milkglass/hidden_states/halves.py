@@ -24,7 +24,7 @@ from milkglass.errors import CorruptCheckpoint, UnsupportedModel
 from milkglass.hidden_states.tokens import PaddedBatch
 from milkglass.models.checkpoint import Checkpoint, read_json, write_json
 from milkglass.models.families import family_of
-from milkglass.models.torch_model import Undrawn
+from milkglass.models.torch_model import SkipInitialisation
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -138,7 +138,7 @@ def shell(config: Mapping[str, Any], layers: int, classes: int) -> Any:
     kind = raw.pop("model_type")
     shell_config = AutoConfig.for_model(kind, **raw, num_labels=classes)
     shell_config.num_hidden_layers, shell_config.vocab_size = layers, int(shell_config.pad_token_id or 0) + 1
-    with Undrawn():
+    with SkipInitialisation():
         return AutoModelForSequenceClassification.from_config(shell_config, dtype=torch.float32)
 
 

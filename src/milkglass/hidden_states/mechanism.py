@@ -103,7 +103,7 @@ class Mechanism(Defence):
         return None
 
     @property
-    def quiet(self) -> bool:
+    def disturbs_only_in_training(self) -> bool:
         """Returns whether states are disturbed only in training, and not when texts are sent."""
         return False
 

@@ -31,7 +31,7 @@ from milkglass.hidden_states.halves import Lower
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.noise import clipping, grid
 from milkglass.noise.grid import AddedNoise
 from milkglass.noise.root import NoiseRoot, NoiseStream
@@ -145,7 +145,7 @@ class TextObfuscator(HiddenStateDefence):
         return grid.in_place_of(bounded, grid.laplace(bounded, self.scale, draws.stream, bound)).to(hidden.dtype)
 
     def aids(self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot) -> torch.nn.Module:
-        table = base.read(of(base).table).float()
+        table = base.read(architecture_of(base).table).float()
         occurring = torch.from_numpy(np.unique(encoded.ids.ids))
         count = min(self.clusters, len(occurring))
         cluster = torch.zeros(len(table), dtype=torch.long)

@@ -30,7 +30,7 @@ SYNC_BYTES = 1 << 26  # bytes after which the file is synced, so that a killed r
 class RowBlocks(Protocol):
     """A tensor's replacement of the same shape and dtype, as blocks of its first dimension."""
 
-    def rows(self, start: int, stop: int) -> torch.Tensor: ...
+    def block(self, start: int, stop: int) -> torch.Tensor: ...
 
 
 def read_bytes(ref: TensorRef, start: int = 0) -> Iterator[bytes]:
@@ -160,5 +160,5 @@ def _new_bytes(ref: TensorRef, source: RowBlocks, done: int) -> Iterator[bytes]:
     row_bytes = max(1, ref.bytes // max(1, count))
     step = max(1, CHUNK_BYTES // row_bytes)
     for start in range(done // row_bytes, count, step):
-        block = source.rows(start, min(count, start + step)).to(DTYPES[ref.dtype]).contiguous()
+        block = source.block(start, min(count, start + step)).to(DTYPES[ref.dtype]).contiguous()
         yield block.view(torch.uint8).numpy().tobytes() if block.dim() else block.numpy().tobytes()

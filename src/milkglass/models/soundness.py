@@ -54,7 +54,7 @@ class ModelFacts:
 def facts_of(checkpoint: Checkpoint) -> ModelFacts:
     """Checks the configs against the weights. Raises ModelError, which names the file and the entry to correct."""
     check_configs(checkpoint.config, checkpoint.generation_config)
-    architecture = families.of(checkpoint)
+    architecture = families.architecture_of(checkpoint)
     _require_layers(checkpoint)
     config = _resolved(checkpoint.config)
     table = checkpoint.tensors[architecture.table].shape
@@ -83,7 +83,7 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
 def lacks_head(checkpoint: Checkpoint) -> bool:
     """Returns whether a config states that a decoder has a head of its own, and the weights have none."""
     named = {name: value for name, value in checkpoint.config.items() if not name.endswith(ID_ENDINGS)}
-    return _lacks_head(checkpoint, families.of(checkpoint), _resolved(named))
+    return _lacks_head(checkpoint, families.architecture_of(checkpoint), _resolved(named))
 
 
 def _lacks_head(checkpoint: Checkpoint, architecture: Architecture, config: PreTrainedConfig) -> bool:

@@ -190,7 +190,7 @@ class _Stored:
 
     ref: TensorRef
 
-    def rows(self, start: int, stop: int) -> torch.Tensor:
+    def block(self, start: int, stop: int) -> torch.Tensor:
         step = self.ref.bytes // self.ref.shape[0]
         with self.ref.file.open("rb") as file:
             file.seek(self.ref.start + start * step)

@@ -31,21 +31,24 @@ DRAWING = {"normal_", "uniform_", "kaiming_uniform_"}  # of tensors and torch.nn
 DEPTHS = ("num_hidden_layers", "n_layers", "n_layer")
 
 
-class Undrawn(TorchFunctionMode):
+class SkipInitialisation(TorchFunctionMode):
     """Skips random initialisation while a model is made whose weights are all read afterwards, because it takes longer.
 
     It holds in this thread only. Nothing else may be done inside: no noise is drawn there.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        info = kwargs or {}
+        options = kwargs or {}
         if getattr(func, "__name__", "") in DRAWING:
-            return args[0] if args else info["tensor"]
-        return func(*args, **info)
+            return args[0] if args else options["tensor"]
+        return func(*args, **options)
 
 
 def classifier(base: Checkpoint, classes: int, attention: str | None = None) -> Any:
-    """Returns the whole model with a head of `classes`. Raises CorruptCheckpoint if more than that is missing."""
+    """Returns the whole model with a head of `classes`. Raises CorruptCheckpoint if more than that is missing.
+
+    `attention` is transformers' `attn_implementation`, here and below. None: transformers chooses.
+    """
     from transformers import AutoModelForSequenceClassification
 
     raw = {name: value for name, value in base.config.items() if name not in ("id2label", "label2id")}
@@ -76,12 +79,12 @@ def _built(kind: Any, base: Checkpoint | Model, raw: dict[str, Any], attention: 
 
     raw = {name: value for name, value in raw.items() if name != "architectures"}
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
-    info = {} if attention is None else {"attn_implementation": attention}
+    options = {} if attention is None else {"attn_implementation": attention}
     headers = base.headers if isinstance(base, Model) else base.tensors
     drawn = kind.__name__.endswith("SequenceClassification")
     with ONE_LOAD:  # another load would take the tying of heads away meanwhile
-        with nullcontext() if drawn else Undrawn():
-            model = kind.from_config(config, dtype=torch.float32, **info)
+        with nullcontext() if drawn else SkipInitialisation():
+            model = kind.from_config(config, dtype=torch.float32, **options)
         expected, prefix = model.state_dict(), model.base_model_prefix  # the model's own memory: nothing is held twice
         filled = set()
         for name, header in headers.items():
@@ -102,7 +105,7 @@ def _built(kind: Any, base: Checkpoint | Model, raw: dict[str, Any], attention: 
     return model
 
 
-def readers(layer: nn.Module, run: Callable[[], object]) -> list[nn.Module]:
+def attention_input_projections(layer: nn.Module, run: Callable[[], object]) -> list[nn.Module]:
     """Returns the matrices of a layer that read the input of its attention, in order of use; `run` calls the model.
 
     These are queries, keys, values, and adapters; none if the layer multiplies its input by no matrix. Nothing is found

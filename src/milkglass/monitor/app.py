@@ -133,7 +133,7 @@ def routes(view: MonitorView, opening: OneTimeCode) -> APIRouter:
     @router.get("/monitor/state")
     async def state(since: int = 0) -> Response:
         """Returns the document once it is newer than `since`, or the same again after `NEWS_SECONDS` seconds."""
-        await view.log.after(since, NEWS_SECONDS)
+        await view.log.wait_for_change(since, NEWS_SECONDS)
         document = await view.document(since)
         return Response(document, media_type="application/json", headers={"Cache-Control": "no-store"})
 

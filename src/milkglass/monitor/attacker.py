@@ -131,7 +131,7 @@ class LiveAttacker:
         seen = 0
         while True:
             await asyncio.sleep(PAUSE_SECONDS)
-            texts = log.crossed()
+            texts = log.kept_texts()
             total = sum(map(len, texts))
             if total >= max(MIN_TOKENS, MIN_GROWTH * seen):
                 seen = total

@@ -25,15 +25,16 @@ class Exchange:
     """One question and its answer.
 
     Attributes:
-        whole: scrambled ids of the question.
-        repeated: how many of them, from the first on, an earlier exchange had.
-        first: when the first id came, in seconds of the clock; 0 before.
-        last: when the last id came, in seconds of the clock; 0 before.
+        prompt: scrambled ids of all that was sent, the earlier turns included.
+        repeated: how many ids at its beginning an earlier exchange has too.
+        number: from 1, in the order of the questions.
+        answer: scrambled ids of the answer so far.
+        first, last: when the answer's first and newest ids came, in seconds of the clock; 0 before.
         changed: the log's version when it last changed.
     """
 
     number: int
-    whole: list[int]
+    prompt: list[int]
     repeated: int
     changed: int
     answer: list[int] = field(default_factory=list)
@@ -42,8 +43,8 @@ class Exchange:
 
     @property
     def question(self) -> list[int]:
-        """Returns the ids of the question that earlier turns do not have."""
-        return self.whole[self.repeated :]
+        """Returns the prompt's ids after the repeated ones."""
+        return self.prompt[self.repeated :]
 
     @property
     def speed(self) -> float:
@@ -65,10 +66,10 @@ class ExchangeLog:
         self.version, self.count, self.exchanges = 0, 0, deque[Exchange]()
         self._clock, self._waiting = clock, asyncio.Event()
 
-    def sent(self, ids: Ids) -> Received:
-        whole = [int(one) for one in ids]
+    def begin_exchange(self, ids: Ids) -> Received:
+        prompt = [int(one) for one in ids]
         self.count += 1
-        one = Exchange(self.count, whole, self._repeated(whole), self.version)
+        one = Exchange(self.count, prompt, self._repeated(prompt), self.version)
         self.exchanges.append(one)
         self._forget()
         self.touch(one)
@@ -89,7 +90,7 @@ class ExchangeLog:
         self._waiting.set()
         self._waiting = asyncio.Event()
 
-    async def after(self, version: int, seconds: float) -> None:
+    async def wait_for_change(self, version: int, seconds: float) -> None:
         """Returns when the version is another one, or after `seconds`."""
         if self.version == version:
             try:
@@ -97,17 +98,17 @@ class ExchangeLog:
             except TimeoutError:
                 return
 
-    def crossed(self) -> list[list[int]]:
+    def kept_texts(self) -> list[list[int]]:
         """Returns the scrambled ids that are kept, each text once."""
         return [part for one in self.exchanges for part in (one.question, one.answer) if part]
 
-    def _repeated(self, whole: list[int]) -> int:
+    def _repeated(self, prompt: list[int]) -> int:
         before = list(self.exchanges)[-COMPARED:]
-        shared = [(one, common_prefix(whole, [*one.whole, *one.answer])) for one in before]
-        return max((count for one, count in shared if count >= len(one.whole)), default=0)
+        shared = [(one, common_prefix(prompt, [*one.prompt, *one.answer])) for one in before]
+        return max((count for one, count in shared if count >= len(one.prompt)), default=0)
 
     def _forget(self) -> None:
-        held = sum(len(one.whole) + len(one.answer) for one in self.exchanges)
+        held = sum(len(one.prompt) + len(one.answer) for one in self.exchanges)
         while len(self.exchanges) > EXCHANGES_KEPT or (held > MAX_TOKENS_KEPT and len(self.exchanges) > 1):
             gone = self.exchanges.popleft()
-            held -= len(gone.whole) + len(gone.answer)
+            held -= len(gone.prompt) + len(gone.answer)

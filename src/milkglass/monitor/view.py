@@ -84,7 +84,7 @@ class TextViews:
 
     def counted(self, exchange: Exchange, side: Side, readings: Sequence[LiveReading]) -> ShownText:
         """Returns a text, with how much of it each reading has right."""
-        length = len(exchange.answer) if side == "answer" else len(exchange.whole) - exchange.repeated
+        length = len(exchange.answer) if side == "answer" else len(exchange.prompt) - exchange.repeated
         text = self._kept.get((exchange.number, side))
         if text is None or text.length != length:  # a text grows, and never changes otherwise
             text = self._kept[exchange.number, side] = self._text(getattr(exchange, side), length)

@@ -20,7 +20,7 @@ from milkglass.noise.stream import Stream
 aten = torch.ops.aten
 
 
-def kept(stream: Stream, like: torch.Tensor, probability: float) -> torch.Tensor:
+def keep_mask(stream: Stream, like: torch.Tensor, probability: float) -> torch.Tensor:
     """Returns a bool mask of like's shape, in which each entry is true with this probability."""
     drawn = torch.from_numpy(stream.uniform(like.numel())).reshape(like.shape)
     return (drawn < probability).to(like.device)
@@ -33,7 +33,7 @@ class _Drawing(TorchDispatchMode):
         self._drawn: Mapping[Any, Callable[..., Any]] = {
             aten.native_dropout.default: self._native_dropout,
             aten.bernoulli_.float: self._fill,
-            aten.bernoulli.p: lambda like, p, generator=None: kept(self._stream, like, p).to(like.dtype),
+            aten.bernoulli.p: lambda like, p, generator=None: keep_mask(self._stream, like, p).to(like.dtype),
         }
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -48,12 +48,12 @@ class _Drawing(TorchDispatchMode):
         return func(*args, **keywords)
 
     def _fill(self, target: torch.Tensor, p: float = 0.5, generator: None = None) -> torch.Tensor:
-        return target.copy_(kept(self._stream, target, p))
+        return target.copy_(keep_mask(self._stream, target, p))
 
     def _native_dropout(self, x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
         if train is False or p == 0:
             return x.clone(), torch.ones_like(x, dtype=torch.bool)
-        mask = kept(self._stream, x, 1 - p)
+        mask = keep_mask(self._stream, x, 1 - p)
         return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 
 

@@ -21,9 +21,9 @@ from milkglass.errors import MilkglassError
 from milkglass.proxy import refusals
 from milkglass.proxy.backend import Backends
 from milkglass.proxy.bodies import ChatBody, CompletionBody, EmbeddingBody, ResponseBody
-from milkglass.proxy.completions import ChatAnswer, CompletionAnswer, embedded
+from milkglass.proxy.completions import ChatExchange, CompletionExchange, embedded
 from milkglass.proxy.guard import LocalGuard
-from milkglass.proxy.responses import ResponseAnswer
+from milkglass.proxy.responses import ResponseExchange
 from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, event, first
 from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
@@ -33,10 +33,10 @@ B = TypeVar("B", bound=BaseModel)
 LONG = 64 << 10  # bytes of a request that is encoded in a thread
 
 
-class Answering(Protocol):
+class ApiExchange(Protocol):
     """The answer to a checked request, which has not begun."""
 
-    async def whole(self) -> dict[str, Any]: ...
+    async def response(self) -> dict[str, Any]: ...
     def events(self) -> AsyncGenerator[dict[str, Any], None]: ...
 
 
@@ -81,32 +81,36 @@ async def _body(request: Request, kind: type[B]) -> B:
         raise refusals.of_fields(error, kind) from None
 
 
-async def _answered(request: Request, make: Callable[[], Answering], stream: bool | None, end: bool = True) -> Response:
+async def _answer(
+    request: Request, make: Callable[[], ApiExchange], stream: bool | None, done_event: bool = True
+) -> Response:
     """Answers a request. `make` refuses or encodes it, in a thread if a long prompt would delay other answers."""
     long = len(await request.body()) > LONG
     answer = await asyncio.to_thread(make) if long else make()
     if stream:
-        return EventStream(_stream(answer, end), lambda: None)
-    found = await first(answer.whole(), disconnect(request))
+        return EventStream(_stream(answer, done_event), lambda: None)
+    found = await first(answer.response(), disconnect(request))
     return GONE if found is None else JSONResponse(found)
 
 
-async def _stream(answer: Answering, end: bool) -> AsyncGenerator[str, None]:
+async def _stream(answer: ApiExchange, done_event: bool) -> AsyncGenerator[str, None]:
     """Yields an answer's events. An error is an event with `error`, which official clients raise."""
     number = 0
     try:
         async with aclosing(answer.events()) as events:  # type: ignore[type-var]
             async for one in events:
                 number += 1
-                yield event(json.dumps(one, ensure_ascii=False, separators=(",", ":")), None if end else one["type"])
+                yield event(
+                    json.dumps(one, ensure_ascii=False, separators=(",", ":")), None if done_event else one["type"]
+                )
     except Exception as error:  # noqa: BLE001  (its message may quote a text)
         if not isinstance(error, MilkglassError):
             log.error("internal error: %s", place_of(error))
         info = refusals.of_any(error)
         about = info["error"]
         numbered = {"type": "error", "sequence_number": number, "message": about["message"], "code": about["code"]}
-        yield event(info) if end else event({**numbered, "param": None, **info}, "error")
-    if end:
+        yield event(info) if done_event else event({**numbered, "param": None, **info}, "error")
+    if done_event:
         yield event("[DONE]")
 
 
@@ -136,20 +140,20 @@ def _backends(request: Request) -> Backends:
 @router.post("/v1/chat/completions")
 async def chat(request: Request) -> Response:
     body = await _body(request, ChatBody)
-    return await _answered(request, lambda: ChatAnswer(_backends(request).of(body.model), body), body.stream)
+    return await _answer(request, lambda: ChatExchange(_backends(request).of(body.model), body), body.stream)
 
 
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
     body = await _body(request, CompletionBody)
-    return await _answered(request, lambda: CompletionAnswer(_backends(request).of(body.model), body), body.stream)
+    return await _answer(request, lambda: CompletionExchange(_backends(request).of(body.model), body), body.stream)
 
 
 @router.post("/v1/responses")
 async def responses(request: Request) -> Response:
     body = await _body(request, ResponseBody)
-    return await _answered(
-        request, lambda: ResponseAnswer(_backends(request).of(body.model), body), body.stream, end=False
+    return await _answer(
+        request, lambda: ResponseExchange(_backends(request).of(body.model), body), body.stream, done_event=False
     )
 
 

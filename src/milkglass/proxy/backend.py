@@ -28,7 +28,7 @@ from milkglass.errors import (
     UnsupportedModel,
     UsageError,
 )
-from milkglass.proxy.answers import AnswerMemory
+from milkglass.proxy.answer_memory import AnswerMemory
 from milkglass.proxy.observe import NoObserver, Observer
 from milkglass.proxy.reply import Question, Reply
 from milkglass.proxy.text.calls import requirements, tool_format, with_short_ids
@@ -40,7 +40,7 @@ from milkglass.rows.messages import Message
 EMBEDDED = 64  # rows of one request to the engine
 LETTERS = 128  # the most letters of a token, on average over a text
 DEFAULT_TOKENS = 4096  # the most tokens of an answer if the application sets no limit
-MAX_NAMES = 10  # names of models in a message
+MAX_NAMES_SHOWN = 10  # names of models in a message
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ class Backend:
             UsageError: the template has no place for tools or options, or the engine does not offer an option.
         """
         template = str(self.codec.tokenizer.chat_template or "")
-        form, begun = tool_format(template) if tools else None, ""
+        written, begun = tool_format(template), ""
+        form = written if tools else None
         if tools and form is None:
             raise UsageError("the model's chat template shows no way to call tools", "leave tools out")
         if choice is not None and form is not None:
@@ -113,7 +114,7 @@ class Backend:
         variables = template_options(asked or {}, self.codec.template_options, reasons(template))
         with self._counting("messages"):
             turns = self.memory.with_ids(self.model(name).name, messages)
-            if (written := tool_format(template)) is not None and written.short_ids:
+            if written is not None and written.short_ids:
                 turns = [with_short_ids(one) for one in turns]
             ids = self.codec.encode_chat(turns, tools=tools, begun=begun, options=variables)
         thinks = reasons(template) and not begun
@@ -207,7 +208,7 @@ class Backend:
         for index in range(count):
             seed = question.request.seed
             request = question.request if seed is None else replace(question.request, seed=(seed + index) % 2**63)
-            received = self.observer.sent(request.prompt)
+            received = self.observer.begin_exchange(request.prompt)
             one = replace(question, request=request)
             result.append(Reply(self.codec, self.upstream, one, received, index, self.memory))
         return result
@@ -226,7 +227,7 @@ class Backend:
         for start in range(0, len(rows), EMBEDDED):
             some = rows[start : start + EMBEDDED]
             for row in some:
-                self.observer.sent(row)
+                self.observer.begin_exchange(row)
             vectors += await self.upstream.embed(model.name, some)
         return vectors
 
@@ -248,8 +249,8 @@ def exceeded(limit: int, what: str, tokens: int | None, asked: int | None = None
 
 def names_shown(models: Sequence[ServedModel]) -> str:
     """Returns the names of models, shortened if there are many: "a, b and 3 more"."""
-    more = f" and {len(models) - MAX_NAMES} more" if len(models) > MAX_NAMES else ""
-    return f"{', '.join(one.name for one in models[:MAX_NAMES]) or 'none'}{more}"
+    more = f" and {len(models) - MAX_NAMES_SHOWN} more" if len(models) > MAX_NAMES_SHOWN else ""
+    return f"{', '.join(one.name for one in models[:MAX_NAMES_SHOWN]) or 'none'}{more}"
 
 
 def no_such_model(name: str, models: Sequence[ServedModel]) -> ModelNotFound:

@@ -17,14 +17,14 @@ from milkglass.proxy.backend import Backend
 from milkglass.proxy.bodies import ChatBody, CompletionBody, EmbeddingBody
 from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered, merged
 from milkglass.proxy.text.calls import demanded_tool
-from milkglass.rows.messages import templated, tools_of
-from milkglass.server.storage.store import new_id
+from milkglass.rows.messages import normalized, tools_of
+from milkglass.server.random_ids import new_id
 
 MOST_PROMPTS = 128  # answers of one request, all prompts together
 MOST_INPUTS = 2048  # of one request, as OpenAI's
 
 
-class ChatAnswer:
+class ChatExchange:
     """The answers of one request. It is made before anything is sent, and raises CodecError or UsageError.
 
     `replies` is empty before it begins, in the event loop.
@@ -34,7 +34,7 @@ class ChatAnswer:
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
         names = frozenset(one["function"]["name"] for one in tools)
         question = backend.chat(
-            body.model, templated(body.messages), tools, demanded_tool(body.tool_choice, names),
+            body.model, normalized(body.messages), tools, demanded_tool(body.tool_choice, names),
             asked=body.of_template(), most=body.most, stops=body.stops, logit_bias=body.logit_bias,
             single=body.parallel_tool_calls is False,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None, **body.drawing(),
@@ -44,7 +44,7 @@ class ChatAnswer:
         self._begin: Callable[[], list[Reply]] = lambda: backend.replies(question, body.n or 1)
         self.replies: list[Reply] = []
 
-    async def whole(self) -> dict[str, Any]:
+    async def response(self) -> dict[str, Any]:
         self.replies = self._begin()
         found = await gathered(self.replies)
         answers = [_message(reply, pieces) for reply, pieces in zip(self.replies, found, strict=True)]
@@ -123,7 +123,7 @@ def prompts_of(given: Any, most: int = MOST_PROMPTS) -> list[str | list[int]]:
     return list(many)
 
 
-class CompletionAnswer:
+class CompletionExchange:
     """The answers of one request, those to one prompt side by side. See `ChatAnswer`."""
 
     def __init__(self, backend: Backend, body: CompletionBody) -> None:
@@ -144,7 +144,7 @@ class CompletionAnswer:
         every = [reply for one in self._questions for reply in self._backend.replies(one, self._body.n or 1)]
         return [replace(reply, index=index) for index, reply in enumerate(every)]
 
-    async def whole(self) -> dict[str, Any]:
+    async def response(self) -> dict[str, Any]:
         self.replies = self._begin()
         found = await gathered(self.replies)
         answers = []

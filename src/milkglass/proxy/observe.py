@@ -23,22 +23,22 @@ Received = Callable[[Ids], None]  # called with scrambled ids of an answer, a fe
 EVERY = 1.0  # seconds
 
 
-def unheard(ids: Ids) -> None:
+def ignore_ids(ids: Ids) -> None:
     """Ignores the ids of an answer."""
 
 
 class Observer(Protocol):
     """Receives ids in the event loop. It must not wait."""
 
-    def sent(self, ids: Ids) -> Received:
+    def begin_exchange(self, ids: Ids) -> Received:
         """Takes the scrambled ids of a text that is about to be sent, and returns the receiver of its answer's ids."""
 
 
 class NoObserver:
     """Ignores all ids."""
 
-    def sent(self, ids: Ids) -> Received:
-        return unheard
+    def begin_exchange(self, ids: Ids) -> Received:
+        return ignore_ids
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Observers:
 
     observers: Sequence[Observer]
 
-    def sent(self, ids: Ids) -> Received:
-        called = [one.sent(ids) for one in self.observers]
+    def begin_exchange(self, ids: Ids) -> Received:
+        called = [one.begin_exchange(ids) for one in self.observers]
 
         def received(ids: Ids) -> None:
             for one in called:
@@ -67,7 +67,7 @@ class UsageCount:
     tokens: int = 0
     _failing: bool = False
 
-    def sent(self, ids: Ids) -> Received:
+    def begin_exchange(self, ids: Ids) -> Received:
         self.texts += 1
         self.tokens += len(ids)
         return self._received

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.codec.spelling import HOTTEST, SpellingCheck
+from milkglass.client.codec.spelling import MAX_CHECKED_TEMPERATURE, SpellingCheck
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.engines.engine import IdsChunk, IdsRequest
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import CodecError, MisspeltAnswer, RemoteError, ToolUseFailed
-from milkglass.proxy.answers import AnswerMemory
+from milkglass.proxy.answer_memory import AnswerMemory
 from milkglass.proxy.observe import Received
 from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools
 from milkglass.proxy.text.sections import NO_TOOLS, Kind, Part, Sections, StopStrings
@@ -81,7 +81,9 @@ class Reply:
     _spelling: SpellingCheck = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._spelling = SpellingCheck(self.codec, self.memory.last, self.question.request.temperature > HOTTEST)
+        self._spelling = SpellingCheck(
+            self.codec, self.memory.last, self.question.request.temperature > MAX_CHECKED_TEMPERATURE
+        )
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields the answer.

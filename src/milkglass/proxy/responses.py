@@ -14,8 +14,8 @@ from milkglass.proxy.bodies import ResponseBody
 from milkglass.proxy.completions import listed
 from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered
 from milkglass.proxy.text.calls import ToolCall, demanded_tool
-from milkglass.rows.messages import templated, tools_of
-from milkglass.server.storage.store import new_id
+from milkglass.rows.messages import normalized, tools_of
+from milkglass.server.random_ids import new_id
 
 MADE_BY_MODELS = ("reasoning",)  # items of earlier answers that templates do not take
 OF_ITEMS = ("type", "id", "status", "phase")  # of a message among the input's items
@@ -51,7 +51,7 @@ def _add_call(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
 
 
-class ResponseAnswer:
+class ResponseExchange:
     """The answer of one request. It is made before anything is sent, and raises CodecError or UsageError."""
 
     def __init__(self, backend: Backend, body: ResponseBody) -> None:
@@ -60,7 +60,7 @@ class ResponseAnswer:
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
         names = frozenset(one["function"]["name"] for one in tools)
         question = backend.chat(
-            body.model, templated(messages_of(body)), tools, demanded_tool(body.tool_choice, names),
+            body.model, normalized(messages_of(body)), tools, demanded_tool(body.tool_choice, names),
             asked=body.of_template(), most=body.max_output_tokens, logit_bias=body.logit_bias, logprobs=body.logprobs,
             single=body.parallel_tool_calls is False, **body.drawing(),
         )  # fmt: skip
@@ -75,7 +75,7 @@ class ResponseAnswer:
             "store": False, "text": {"format": {"type": "text"}}, "truncation": "disabled",
         }  # fmt: skip
 
-    async def whole(self) -> dict[str, Any]:
+    async def response(self) -> dict[str, Any]:
         items, reply = _Items(), self._begin()
         for piece in (await gathered([reply]))[0]:
             items.take(piece)

@@ -45,7 +45,7 @@ class InPlaceExchange:
     def __init__(self, app: ASGIApp, request: httpx2.Request, body: bytes) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
         self._left, self._body, self._begun, self._ended = asyncio.Event(), body, False, False
-        self._patience: float | None = (request.extensions.get("timeout") or {}).get("read")
+        self._read_timeout: float | None = (request.extensions.get("timeout") or {}).get("read")
         headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in OWN]
         scope: Scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,
@@ -87,10 +87,10 @@ class InPlaceExchange:
 
     async def _next(self) -> Message | None:
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._read_timeout):
                 return await self._messages.get()
         except TimeoutError:
-            raise httpx2.ReadTimeout(f"no answer within {self._patience:g} s") from None
+            raise httpx2.ReadTimeout(f"no answer within {self._read_timeout:g} s") from None
 
     async def close(self) -> None:
         self._left.set()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from milkglass.errors import EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.place import SHOWN, Place, Row, Rows, no_text, shown_name
+from milkglass.rows.place import MAX_COLUMNS_SHOWN, Place, Row, Rows, no_text, shown_name
 from milkglass.rows.tables import delimiter_of, json_rows, parquet, quotes_are_text, table, text_lines
 
 TEXTS, PAIRS, LABELS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
@@ -122,23 +122,23 @@ class DataFile:
         Args:
             header: columns of other rows.
         """
-        result = self.text or found(row, TEXTS) or found(header, TEXTS)
+        result = self.text or matching_name(row, TEXTS) or matching_name(header, TEXTS)
         if result is None:
             raise no_text(place, row, self.named)
         return result
 
     def label_column(self, row: Collection[str]) -> str | None:
-        return self.label or found(row, LABELS, self.named)
+        return self.label or matching_name(row, LABELS, self.named)
 
     def pair_column(self, row: Row) -> str | None:
-        return self.pair or found(row, PAIRS, self.named)
+        return self.pair or matching_name(row, PAIRS, self.named)
 
     def _first(self) -> tuple[dict[str, str | None], list[str]]:
         """Returns the columns that are read, by their role, and all columns of the first row."""
         place, row = next(self.rows(), (None, None))
         if place is None or row is None:
             raise EmptyText(f"{self.name} has no rows", "give at least one")
-        if self.text is None and (chat := found(row, CHATS)):
+        if self.text is None and (chat := matching_name(row, CHATS)):
             return {"text": chat, "label": None, "text_pair": None}, list(row)
         text = self.text_column(place, row)
         return {"text": text, "label": self.label_column(row), "text_pair": self.pair_column(row)}, list(row)
@@ -167,13 +167,13 @@ class DataFile:
             words = ", ".join(f"{role} from {shown_name(name)}" for role, name in roles.items() if name is not None)
             words += "; no labels (--label-column)" if labels and taken["label"] is None else ""
         others = [shown_name(name) for name in columns if name not in read and name.strip()]
-        more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
-        return words + (f"; not read: {', '.join(others[:SHOWN])}{more}" if others else "")
+        more = f" and {len(others) - MAX_COLUMNS_SHOWN} more" if len(others) > MAX_COLUMNS_SHOWN else ""
+        return words + (f"; not read: {', '.join(others[:MAX_COLUMNS_SHOWN])}{more}" if others else "")
 
 
 Source = Path | DataFile
 
 
-def found(row: Collection[str], names: Collection[str], but: Collection[str] = ()) -> str | None:
+def matching_name(row: Collection[str], names: Collection[str], but: Collection[str] = ()) -> str | None:
     """Returns the first of these columns that a row has, or None."""
     return next((name for name in names if name in row and name not in but), None)

@@ -140,7 +140,7 @@ class Scale:
         return cls(mean, spread)
 
     @classmethod
-    def kept(cls, raw: Any) -> Scale | None:
+    def stored(cls, raw: Any) -> Scale | None:
         """Returns the scale that `document` wrote, or None for None."""
         return None if raw is None else cls(float(raw[0]), float(raw[1]))
 

@@ -20,7 +20,7 @@ from milkglass.unique_keys import RepeatedKey, unique_keys
 if TYPE_CHECKING:
     from milkglass.rows.messages import Message
 
-MARK = "\ufeff"  # a byte order mark, which Windows puts before a text
+BYTE_ORDER_MARK = "\ufeff"  # a byte order mark, which Windows puts before a text
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class InputRow:
 
     Attributes:
         name: the row's name in messages, such as "text 2" or "line 7 of in.txt".
-        mark: the row's name in the answer: the id or number of a table's row. "": it has none.
+        output_id: the row's name in the answer: the id or number of a table's row. "": it has none.
     """
 
     name: str
@@ -37,7 +37,7 @@ class InputRow:
     pair: str | None = None
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
-    mark: str = ""
+    output_id: str = ""
 
 
 def input_lines(source: Path | None, stdin: Iterable[str]) -> Iterator[tuple[Place, str]]:
@@ -46,7 +46,7 @@ def input_lines(source: Path | None, stdin: Iterable[str]) -> Iterator[tuple[Pla
         yield from ((Place(source.name, number), line) for number, line in lines(source))
         return
     for number, line in enumerate(stdin, 1):
-        if own := line.removeprefix(MARK) if number == 1 else line:
+        if own := line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line:
             yield Place("stdin", number), own.rstrip("\r\n")
 
 
@@ -87,7 +87,7 @@ def arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[
     return [InputRow(f"text {n + 1}", text, pairs[n] if pairs else None) for n, text in enumerate(texts)]
 
 
-def named(rows: Sequence[InputRow]) -> AbstractContextManager[None]:
+def refusals_naming_rows(rows: Sequence[InputRow]) -> AbstractContextManager[None]:
     """Reports a text that is refused inside the block by its row's name."""
     return naming(lambda place: rows[place].name)
 
@@ -100,16 +100,18 @@ def pairs_of(rows: Sequence[InputRow]) -> list[str] | None:
     return pairs or None
 
 
-def paired(rows: Sequence[InputRow], provided: Sequence[str] | None) -> list[str] | None:
+def paired(rows: Sequence[InputRow], option_pairs: Sequence[str] | None) -> list[str] | None:
     """Returns the second texts: the rows' own, or else what the options give.
 
     Raises:
         UsageError: the numbers of texts and second texts differ.
         CodecError: a second text is blank.
     """
-    pairs = pairs_of(rows) or list(provided or ()) or None
-    if provided and (len(provided) != len(rows) or pairs != list(provided)):
-        raise UsageError(f"{len(rows)} texts and {len(provided)} pairs", "give --pair once for each text without one")
+    pairs = pairs_of(rows) or list(option_pairs or ()) or None
+    if option_pairs and (len(option_pairs) != len(rows) or pairs != list(option_pairs)):
+        raise UsageError(
+            f"{len(rows)} texts and {len(option_pairs)} pairs", "give --pair once for each text without one"
+        )
     for row, pair in zip(rows, pairs or (), strict=False):
         if not pair.strip():
             raise EmptyText(f"the second text of {row.name} is blank", "give a text, or leave all second texts out")

@@ -1,7 +1,7 @@
 """Reads OpenAI's messages for the chat template, in requests, training rows and lines.
 
-What is not text is refused. Training rows are read more strictly than requests: a model would learn from a field that
-is ignored in another way than its author meant.
+What is not text is refused. Training rows are read more strictly than requests: if a field of a row were ignored, the
+model would learn something else than the row's author meant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from milkglass.rows.place import missing
 Message = Mapping[str, Any]  # role and content; of tool calls, what OpenAI's messages have beside them
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-FIELDS = {"name": str, "description": str, "parameters": Mapping}  # fields of a function that a template may see
+FUNCTION_FIELDS = {
+    "name": str,
+    "description": str,
+    "parameters": Mapping,
+}  # fields of a function that a template may see
 # Fields of a training row, and of its messages by the role as templates know it
 ROW_FIELDS = ("messages", "tools", "parallel_tool_calls", "id")
 TURN_FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -35,7 +39,7 @@ MESSAGE_FIELDS: Mapping[str, tuple[str, ...]] = {
 SAYS_NOTHING = frozenset({"cache_control", "annotations", "logprobs", "id", "index"})
 
 
-def templated(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+def normalized(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Returns messages as a template reads them.
 
     Raises:
@@ -43,7 +47,7 @@ def templated(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """
     result = [_message(number, one) for number, one in enumerate(messages, 1)]
     for number, (given, message) in enumerate(zip(messages, result, strict=True), 1):
-        asked = [name for name, one in _held(given).items() if name not in SAYS_NOTHING and one is not False]
+        asked = [name for name, one in _nonempty(given).items() if name not in SAYS_NOTHING and one is not False]
         _require_known(asked, MESSAGE_FIELDS[message["role"]], f"message {number}")
     return result
 
@@ -75,7 +79,7 @@ def _message(number: int, given: Mapping[str, Any]) -> Message:
 
 
 def text_of(content: Any, number: int) -> str:
-    """Returns the text of a content: a text, a list of text parts, or None."""
+    """Returns the text of a content: a text, a list of text parts, or None. Raises UsageError for anything else."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -90,13 +94,16 @@ def text_of(content: Any, number: int) -> str:
             raise UsageError(
                 f"message {number} has a part that is not text", "images, sound and files cannot be scrambled"
             )
-        _require_known({*_held(part)} - SAYS_NOTHING, PART_FIELDS[str(kind)], f"a part of message {number}")
+        _require_known({*_nonempty(part)} - SAYS_NOTHING, PART_FIELDS[str(kind)], f"a part of message {number}")
         parts.append(text)
     return "".join(parts)
 
 
 def _call(number: int, given: Any) -> dict[str, Any]:
-    """Returns a tool call with its arguments as an object, as templates want it. OpenAI has them as JSON text."""
+    """Returns a tool call with its arguments as an object, as templates want it. OpenAI has them as JSON text.
+
+    Raises UsageError.
+    """
     function = given.get("function") if isinstance(given, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UsageError(f"a tool call of message {number} names no function", "give it as it was answered")
@@ -132,13 +139,13 @@ def tools_of(given: Sequence[Mapping[str, Any]] | None, strict: bool = True) -> 
         function = nested if isinstance(nested, Mapping) else one
         if one.get("type") != "function" or not isinstance(function.get("name"), str):
             raise UsageError("a tool is not a function with a name", "only functions of the application are offered")
-        known = [*FIELDS, "strict"] if strict else [*FIELDS]
-        asked = [name for name, value in _held(function).items() if name not in SAYS_NOTHING and value is not False]
+        known = [*FUNCTION_FIELDS, "strict"] if strict else [*FUNCTION_FIELDS]
+        asked = [name for name, value in _nonempty(function).items() if name not in SAYS_NOTHING and value is not False]
         _require_known(asked, [*known, "type"] if function is one else known, "a tool's function")
         if function is not one:
-            _require_known({*_held(one)} - SAYS_NOTHING, ("type", "function"), "a tool")
-        shown = {name: function[name] for name in FIELDS if function.get(name) is not None}
-        if not all(isinstance(one, FIELDS[name]) for name, one in shown.items()):
+            _require_known({*_nonempty(one)} - SAYS_NOTHING, ("type", "function"), "a tool")
+        shown = {name: function[name] for name in FUNCTION_FIELDS if function.get(name) is not None}
+        if not all(isinstance(one, FUNCTION_FIELDS[name]) for name, one in shown.items()):
             raise UsageError(
                 "a tool has a description that is not a text, or parameters that are not an object", "mend the tool"
             )
@@ -148,21 +155,23 @@ def tools_of(given: Sequence[Mapping[str, Any]] | None, strict: bool = True) -> 
 
 # --- training rows ----------------------------------------------------------------------------------------------------
 def conversation_of(
-    row: Mapping[str, Any], column: str = "messages", alone: bool = False, trained: bool = True
+    row: Mapping[str, Any], column: str = "messages", ignore_other_columns: bool = False, trained: bool = True
 ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
     """Returns the messages and tools of a row in OpenAI's format.
 
     Args:
         row: empty cells count as missing fields. Messages and tools may be JSON text, as in a table.
         column: the column of the messages.
-        alone: whether all other columns are ignored.
+        ignore_other_columns: whether only this column is read.
         trained: whether its answers are learnt. Only then a message may have a `weight`, and an answer is needed.
 
     Raises:
         UsageError: the row has something that cannot be honoured, which the message names.
         EmptyText: a message has no content.
     """
-    row = {column: row[column]} if alone else {name: one for name, one in row.items() if not missing(one)}
+    row = (
+        {column: row[column]} if ignore_other_columns else {name: one for name, one in row.items() if not missing(one)}
+    )
     known = [column if name == "messages" else name for name in ROW_FIELDS]
     _require_known(row, known, "the row", f", or read the conversation alone: --text-column {column}")
     turns = _list_of(row.get(column))
@@ -204,18 +213,18 @@ def _turn(number: int, given: Mapping[str, Any], trained: bool) -> Message:
 
 
 def _require_parts(number: int, given: Mapping[str, Any]) -> None:
-    """Checks the fields of the calls and of the parts of a message that `_message` accepted."""
+    """Raises UsageError for an unknown field of a call or a part. `_message` must have accepted the message."""
     content = given.get("content")
     for part in content if isinstance(content, list) else ():
-        _require_known(_held(part), PART_FIELDS[part["type"]], f"a part of message {number}")
+        _require_known(_nonempty(part), PART_FIELDS[part["type"]], f"a part of message {number}")
     for call in given.get("tool_calls") or ():
         if call.get("type") not in (None, "function"):
             raise UsageError(f"a tool call of message {number} is not of a function", 'give "type": "function"')
-        _require_known(_held(call), CALL_FIELDS, f"a tool call of message {number}")
-        _require_known(_held(call["function"]), CALLED_FIELDS, f"the function of a tool call of message {number}")
+        _require_known(_nonempty(call), CALL_FIELDS, f"a tool call of message {number}")
+        _require_known(_nonempty(call["function"]), CALLED_FIELDS, f"the function of a tool call of message {number}")
 
 
-def _held(given: Mapping[str, Any]) -> dict[str, Any]:
+def _nonempty(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that are not empty."""
     return {name: one for name, one in given.items() if not missing(one) and one not in ([], {})}
 

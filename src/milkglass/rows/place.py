@@ -19,11 +19,10 @@ from typing import Any
 from milkglass.errors import CodecError, EmptyText
 from milkglass.unique_keys import RepeatedKey
 
-SHOWN = 20  # column names in a message
-FIRST = 3  # places in a message
-
-WIDEST = 64  # characters of a column's name in a message
-USUAL = frozenset({"text", "sentence", "label"})  # columns that any file may have
+MAX_COLUMNS_SHOWN = 20  # column names in a message
+MAX_PLACES_SHOWN = 3  # places in a message
+MAX_NAME_SHOWN = 64  # characters of a column's name in a message
+USUAL_COLUMNS = frozenset({"text", "sentence", "label"})  # columns that any file may have
 
 _NAME = re.compile(r"[A-Za-z_#][\w#.-]{0,31}", re.ASCII)
 _BETWEEN = re.compile(r"[\W_]+")
@@ -55,7 +54,7 @@ Rows = Iterator[tuple[Place, Row]]
 
 def listed(places: Sequence[Place]) -> str:
     """Returns the places of one file as "line 7", "lines 7, 9 and 12" or "lines 7, 9, 12 and 4 more"."""
-    first = [str(one.number) for one in places[:FIRST]]
+    first = [str(one.number) for one in places[:MAX_PLACES_SHOWN]]
     more = len(places) - len(first)
     if len(places) == 1:
         return f"{places[0].noun} {first[0]}"
@@ -103,10 +102,10 @@ def columns_there(names: Collection[str], known: Collection[str] = ()) -> str:
         names: the columns.
         known: columns that are looked for, besides the USUAL ones.
     """
-    looked_for = {_plain(name) for name in (*known, *USUAL)} - {""}
+    looked_for = {_plain(name) for name in (*known, *USUAL_COLUMNS)} - {""}
     header = any(_plain(name) in looked_for for name in names)
     shown = [shown_name(name) for name in names if name.strip() and (header or _NAME.fullmatch(name))]
-    hidden = len(names) - len(shown[:SHOWN])
+    hidden = len(names) - len(shown[:MAX_COLUMNS_SHOWN])
     if len(names) == 1 and not shown:
         return "its first line is one cell: --delimiter names the sign between cells, or leave it out"
     if not shown:
@@ -114,7 +113,7 @@ def columns_there(names: Collection[str], known: Collection[str] = ()) -> str:
     if not hidden:
         return f"the columns there are: {', '.join(shown)}"
     why = "" if header else ", not shown here: a first line with blanks in its cells may be text"
-    return f"the columns there are: {', '.join(shown[:SHOWN])} and {hidden} more{why}"
+    return f"the columns there are: {', '.join(shown[:MAX_COLUMNS_SHOWN])} and {hidden} more{why}"
 
 
 def _plain(name: str) -> str:
@@ -125,7 +124,7 @@ def _plain(name: str) -> str:
 def shown_name(name: str) -> str:
     """Returns a name for a message: printable, on one line, of bounded length."""
     line = "".join(one if one.isprintable() else "\ufffd" for one in name)
-    return line if len(line) <= WIDEST else f"{line[:WIDEST]}..."
+    return line if len(line) <= MAX_NAME_SHOWN else f"{line[:MAX_NAME_SHOWN]}..."
 
 
 def missing(cell: Any) -> bool:

@@ -36,7 +36,7 @@ from milkglass.sanitizers.table import Ids, Vectors, WordVectors
 
 
 @dataclass(frozen=True, eq=False)
-class Lists:
+class WordGroups:
     """Words in groups, with the score of each other word of the group. Words are numbered among the candidates."""
 
     group: Ids  # (m,) the number of a word's group
@@ -44,24 +44,25 @@ class Lists:
     scores: NDArray[np.float64] = field(repr=False)  # (m, width) in [0, 1], -inf beyond the end
 
     @classmethod
-    def kept(
+    def cached(
         cls, vectors: Vectors, k: int, metric: Metric, progress: Progress, folder: Path | None = None
-    ) -> tuple[Lists, bool]:
-        """Returns the lists of a table whose words are visited in its own order, and whether they were cached."""
+    ) -> tuple[WordGroups, bool]:
+        """Returns the groups of a table's words, taken in the table's order, and whether they were in the cache."""
         keep = ArrayCache("lists", {"group": np.int64, "members": np.int64, "scores": np.float64}, folder)
         digest = digest_of(["milkglass-shared-lists/1", k, metric, vectors.shape], vectors)
         order = np.arange(len(vectors))
 
-        def whole(found: Arrays) -> bool:
+        def is_valid(found: Arrays) -> bool:
             one = cls(**found)
             fits = one.group.shape == (len(vectors),) and one.scores.shape == (len(vectors), one.width)
             return fits and bool(np.array_equal(np.sort(one.members[one.members >= 0]), order))
 
-        made = keep(digest, lambda: vars(cls.of(vectors, order, k, metric, progress)), whole)
+        made = keep(digest, lambda: vars(cls.of(vectors, order, k, metric, progress)), is_valid)
         return cls(**made), keep.reused
 
     @classmethod
-    def of(cls, vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> Lists:
+    def of(cls, vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> WordGroups:
+        """Groups words: the first free one in `order` with the k - 1 free words nearest to it, and so on."""
         result = groups(vectors, order, k, metric, progress)
         width = max(len(one) for one in result)
         group, members = np.empty(len(vectors), np.int64), np.full((len(result), width), -1, np.int64)
@@ -85,7 +86,7 @@ def _all_pairs(rows: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]
 
 
 def normalised(similarity: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Returns each row scaled to 0 to 1. A row whose differences are rounding is 0."""
+    """Returns each row scaled to 0 to 1, or 0 if its values differ by rounding errors only."""
     similarity = similarity.astype(np.float64)
     low, high = similarity.min(1, keepdims=True), similarity.max(1, keepdims=True)
     flat = high - low <= 1e-6 * np.maximum(1, np.abs(high))
@@ -104,7 +105,7 @@ class CusText(Sanitizer):
     k: int = 20
     metric: Metric = "cosine"
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
-    given_lists: Lists | None = field(default=None, repr=False)
+    given_lists: WordGroups | None = field(default=None, repr=False)
 
     paper: ClassVar[Paper] = papers.CUSTEXT.but(
         "Words that are in a list already are left out; the published code sets their vectors to zero, so that "
@@ -130,8 +131,8 @@ class CusText(Sanitizer):
     def with_lists(self, progress: Progress, folder: Path | None = None) -> tuple[Self, bool]:
         if self.counts is not None:  # the user's own: nothing of them is kept
             order = self.order(self.counts)
-            return replace(self, given_lists=Lists.of(self.vectors, order, self.k, self.metric, progress)), False
-        lists, reused = Lists.kept(self.vectors, self.k, self.metric, progress, folder)
+            return replace(self, given_lists=WordGroups.of(self.vectors, order, self.k, self.metric, progress)), False
+        lists, reused = WordGroups.cached(self.vectors, self.k, self.metric, progress, folder)
         return replace(self, given_lists=lists), reused
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
@@ -140,10 +141,10 @@ class CusText(Sanitizer):
         return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), result)
 
     @cached_property
-    def lists(self) -> Lists:
+    def lists(self) -> WordGroups:
         if self.given_lists is not None:
             return self.given_lists
-        return Lists.of(self.vectors, self.order(self.counts), self.k, self.metric)
+        return WordGroups.of(self.vectors, self.order(self.counts), self.k, self.metric)
 
     @cached_property
     def cumulative(self) -> NDArray[np.int64]:

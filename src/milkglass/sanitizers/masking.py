@@ -45,7 +45,7 @@ def analyzer() -> Any:
 
 
 @cache
-def spans(text: str, least: float) -> tuple[tuple[int, int, str], ...]:
+def private_spans(text: str, least: float) -> tuple[tuple[int, int, str], ...]:
     """Returns the start, end and type of each entity, in order. Of entities that overlap the surer and longer one wins.
 
     Raises:
@@ -66,7 +66,7 @@ def spans(text: str, least: float) -> tuple[tuple[int, int, str], ...]:
 def masked_parts(text: str, least: float) -> tuple[list[str], list[str]]:
     """Returns a text's words, blanks and entities, and what each of them is sent as."""
     before, after, end = list[str](), list[str](), 0
-    for start, stop, kind in spans(text, least):
+    for start, stop, kind in private_spans(text, least):
         before += [text[end:start], text[start:stop]]
         after += [text[end:start], f"<{kind}>"]
         end = stop

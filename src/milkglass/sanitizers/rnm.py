@@ -38,7 +38,7 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.progress import Progress, no_progress
-from milkglass.sanitizers.custext import Lists, normalised
+from milkglass.sanitizers.custext import WordGroups, normalised
 from milkglass.sanitizers.method import SparingMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
 from milkglass.sanitizers.table import Ids, Mask, WordVectors
@@ -62,7 +62,7 @@ class Rnm(Sanitizer):
     spared: Spared | None = None
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
     given_lists: tuple[NDArray[np.int32], NDArray[np.float64]] | None = field(default=None, repr=False)
-    given_shared: Lists | None = field(default=None, repr=False)
+    given_shared: WordGroups | None = field(default=None, repr=False)
 
     paper: ClassVar[Paper] = papers.CMIF.but(
         "The published code never finds a token sensitive, takes dot products, normalises over a block of the "
@@ -111,7 +111,7 @@ class Rnm(Sanitizer):
         if self.guaranteed == "strict":
             if self.counts is not None:  # the user's own: nothing of them is kept
                 return replace(self, given_shared=self._shared(progress)), False
-            lists, reused = Lists.kept(self.vectors, self.k, "cosine", progress, folder)
+            lists, reused = WordGroups.cached(self.vectors, self.k, "cosine", progress, folder)
             return replace(self, given_shared=lists), reused
         keep = ArrayCache("lists", {"near": np.int32, "scores": np.float64}, folder)
         vectors, shape = self.vectors, (len(self.vectors), self.k)
@@ -139,12 +139,12 @@ class Rnm(Sanitizer):
         return self.nearest_lists[0][places].astype(np.int64)
 
     @cached_property
-    def lists(self) -> Lists:
+    def lists(self) -> WordGroups:
         """Returns the shared lists of `strict`."""
         return self._shared(no_progress) if self.given_shared is None else self.given_shared
 
-    def _shared(self, progress: Progress) -> Lists:
-        return Lists.of(self.vectors, self.order(self.counts), self.k, "cosine", progress)
+    def _shared(self, progress: Progress) -> WordGroups:
+        return WordGroups.of(self.vectors, self.order(self.counts), self.k, "cosine", progress)
 
     @cached_property
     def nearest_lists(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:

@@ -31,7 +31,7 @@ HEAD_WORDS = 64
 SAMPLE_WORDS = 256  # words that g is the mean distance to
 WORDS_AT_A_TIME = 64  # prepared
 TRIALS_AT_A_TIME = 8192
-PATIENCE = 256  # trials for one word, after which its tail is drawn from in full
+MAX_TRIALS = 256  # trials for one word, after which its tail is drawn from in full
 SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
 
 
@@ -137,8 +137,8 @@ class Heads:
     def _tail(self, places: Ids, stream: Stream) -> Ids:
         """Returns a word outside the head for each place, by rejection."""
         result, waiting, tried = np.empty(len(places), np.int64), np.arange(len(places)), 0
-        while len(waiting) and tried < PATIENCE:
-            times = min(PATIENCE, max(1, TRIALS_AT_A_TIME // len(waiting)))
+        while len(waiting) and tried < MAX_TRIALS:
+            times = min(MAX_TRIALS, max(1, TRIALS_AT_A_TIME // len(waiting)))
             guess, taken = self._tries(places[waiting], times, stream)
             done, first = taken.any(1), taken.argmax(1)
             result[waiting[done]] = guess[done, first[done]]

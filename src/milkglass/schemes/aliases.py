@@ -1,4 +1,4 @@
-"""Aliases: each ordinary token has several scrambled ids, and the client draws one at each occurrence. Ours.
+"""Aliases: each ordinary token has r scrambled ids, and the client draws one at each occurrence. Ours.
 
 A scrambled id then occurs 1/r as often as its token. Counts and neighbours, by which a corpus is deciphered, are spread
 over r ids. With W^(a) the mixture of alias a, drawn with its own noise over the same clusters, o(s) the token of slot s
@@ -37,26 +37,26 @@ class Slots:
 
     Attributes:
         origin: (n',) ids of tokens.
-        copy: (n',) which of the token's aliases, from 0.
-        copies: r.
+        alias: (n',) which of the token's aliases, from 0.
+        aliases_per_token: r, of an ordinary token.
     """
 
     origin: Ids
-    copy: Ids
-    copies: int
+    alias: Ids
+    aliases_per_token: int
 
     @classmethod
-    def of(cls, n: int, copies: int = 1, single: Sequence[int] = ()) -> Slots:
-        """Returns the slots. `single` are ids with only one place, for any `copies`."""
+    def of(cls, n: int, aliases_per_token: int = 1, single: Sequence[int] = ()) -> Slots:
+        """Returns the slots. `single` are ids with only one place, whatever `aliases_per_token` is."""
         tokens, several = np.arange(n), np.setdiff1d(np.arange(n), np.asarray(single, np.int64))
-        origin = np.concatenate([tokens, *[several] * (copies - 1)])
-        copy = np.concatenate([np.zeros(n, np.int64), np.repeat(np.arange(1, copies), len(several))])
-        return cls(origin.astype(np.int64), copy.astype(np.int64), copies)
+        origin = np.concatenate([tokens, *[several] * (aliases_per_token - 1)])
+        alias = np.concatenate([np.zeros(n, np.int64), np.repeat(np.arange(1, aliases_per_token), len(several))])
+        return cls(origin.astype(np.int64), alias.astype(np.int64), aliases_per_token)
 
     @property
     def tokens(self) -> int:
         """Returns n."""
-        return int((self.copy == 0).sum())
+        return int((self.alias == 0).sum())
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,17 @@ class Aliased:
     slots: Slots
 
     def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        """Returns the rows of the new table (n, ...) for these slots."""
+        """Returns (r, ...) the rows of the new table for these r slots."""
         import torch
 
         result = table.new_empty((len(rows), *table.shape[1:]))
-        origin, copy = self.slots.origin[rows], self.slots.copy[rows]
+        origin, alias = self.slots.origin[rows], self.slots.alias[rows]
         for number, part in enumerate(self.parts):
-            where = np.flatnonzero(copy == number)
+            where = np.flatnonzero(alias == number)
             if len(where):
                 result[torch.from_numpy(where)] = part.apply(table, origin[where])
         return result
 
     def promise(self, k: int) -> Promise:
-        """Returns the promise in tokens, as without aliases."""
-        return replace(self.parts[0].promise(k), aliases=self.slots.copies)
+        """Returns the promise of the first alias's mixture, which counts tokens, with the number of aliases."""
+        return replace(self.parts[0].promise(k), aliases=self.slots.aliases_per_token)

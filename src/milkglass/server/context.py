@@ -45,7 +45,7 @@ def build(settings: ServerSettings, home: DataDir) -> Context:
     """Opens the home, cleans up after a kill, and starts the job thread. The caller holds the home's lock."""
     home.prepare()
     store = Store(home.root / "state.sqlite")
-    uploads = Uploads(home, store, settings.max_upload, settings.upload_patience, settings.max_uploads)
+    uploads = Uploads(home, store, settings.max_upload, settings.upload_max_idle, settings.max_uploads)
     uploads.sweep()
     registry = Registry(home, store, uploads, BaseModels(settings.base_models, store))
     registry.sweep()

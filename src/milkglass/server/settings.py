@@ -110,7 +110,7 @@ class ServerSettings:
     chunk_bytes: int = 8 * MIB  # what clients are asked to send at a time
     max_upload: int = 512 * 1024 * MIB  # one file
     max_uploads: int = 256  # that are not complete
-    upload_patience: float = 86_400.0  # time without a chunk after which an upload is deleted
+    upload_max_idle: float = 86_400.0  # time without a chunk after which an upload is deleted
     spare_disk: int = 64 * MIB  # never filled by an upload
     quota: int | None = None  # bytes that the home may take; None: what its disk has
 

@@ -73,30 +73,33 @@ class SharedStep:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters whose gradients are shared; a tied one once."""
+        """Returns the names of the parameters whose gradients are shared, a tied one once."""
         return tuple(name for name, one in self.module.named_parameters() if one.requires_grad)
 
     @property
     def table(self) -> torch.Tensor:
-        """(v, d) the input embeddings."""
+        """Returns (v, d) the input embeddings."""
         return self.module.get_input_embeddings().weight.detach()
 
     @property
     def table_name(self) -> str | None:
-        """What the input embeddings are called among `names`; None where they are not trained."""
+        """Returns the name of the input embeddings among `names`, or None if they are not trained."""
         table = self.module.get_input_embeddings().weight
         return next((n for n, one in self.module.named_parameters() if one is table and one.requires_grad), None)
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor:
-        """(b, t, d) for ids (b, t): what a text of ids would be as embeddings."""
+        """Returns (b, t, d) the input embeddings of ids (b, t)."""
         return self.module.get_input_embeddings()(ids)
 
     # --- the loss -----------------------------------------------------------------------------------------------------
     def loss(self, embeds: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """() for embeddings (b, t, d) and a mask (b, t) of 1 and, after each text, 0.
+        """Returns the loss of a batch.
 
-        targets: for classification (b,) or, soft, (b, classes); for the next token the ids (b, t) of the texts or,
-        soft, (b, t, v): what stands at i is asked of the state at i - 1, and the first of them of none.
+        Args:
+            embeds: (b, t, d).
+            mask: (b, t) 1 for a text's places, and 0 after them.
+            targets: for classification (b,) or, soft, (b, classes); for the next token the ids (b, t) of the texts or,
+                soft, (b, t, v). The target at i is predicted from the state at i - 1, and the first one is not.
         """
         logits = self.logits(embeds, mask)
         if self.task == "classification":
@@ -108,7 +111,7 @@ class SharedStep:
         return torch.nn.functional.cross_entropy(result, expected)
 
     def logits(self, embeds: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """(b, classes), or (b, t, v)."""
+        """Returns (b, classes), or (b, t, v) for the next token."""
         self.module.train(self.dropout)
         if self.task == "next-token" or self.kind == "encoder":
             return self.module(inputs_embeds=embeds, attention_mask=mask).logits
@@ -120,7 +123,7 @@ class SharedStep:
 
     # --- its gradient -------------------------------------------------------------------------------------------------
     def gradient(self, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Returns what is shared for ids (b, t): a tensor for each of `names`. Targets of None are the ids."""
+        """Returns the shared gradient of ids (b, t), a tensor for each of `names`. Targets of None are the ids."""
         if targets is None:
             if self.task == "classification":
                 raise UsageError("a class is needed for each text", "give targets")
@@ -165,7 +168,7 @@ def adapt(module: Any, rank: int) -> None:
 
 
 def batch(ids: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(b, t) ids, filled up at their ends, and the mask (b, t)."""
+    """Returns (b, t) the ids, padded at their ends, and (b, t) the mask."""
     longest = max(len(one) for one in ids)
     rows = [[*one] + [pad] * (longest - len(one)) for one in ids]
     mask = [[1] * len(one) + [0] * (longest - len(one)) for one in ids]

@@ -49,7 +49,10 @@ class Recorder:
 
     @classmethod
     def open(cls, folder: Path, size: int, key_id: str | None = None) -> Recorder:
-        """Begin, or go on. Raises UsageError where the folder holds something else, another vocabulary or key."""
+        """Begins a transcript, or continues one.
+
+        Raises UsageError if the folder holds something else, or a transcript of another vocabulary or key.
+        """
         if (folder / INDEX).is_file():
             known, key, entries = _index(folder)
             if known != size:
@@ -64,16 +67,16 @@ class Recorder:
         _write(folder, [_header(size, key_id)])
         return cls(folder, 0)
 
-    def tokens(self, ids: Sequences, purpose: str) -> None:
+    def add_tokens(self, ids: Sequences, purpose: str) -> None:
         self._ids("tokens", ids, {"purpose": purpose})
 
-    def outputs(self, ids: Sequences, prompts: Sequences) -> None:
-        """Answers, each with what it followed."""
+    def add_outputs(self, ids: Sequences, prompts: Sequences) -> None:
+        """Adds answers, each with its prompt."""
         more = {"prompt_ids": prompts.ids.astype(np.int32), "prompt_lengths": prompts.lengths.astype(np.int32)}
         self._ids("outputs", ids, {}, more)
 
-    def weights(self, model: Path, tuned: bool) -> None:
-        """A checkpoint's config and tensor files. They are linked, not copied, where that is possible."""
+    def add_weights(self, model: Path, tuned: bool) -> None:
+        """Adds a checkpoint's config and tensor files, by links if the file system can."""
         with self._lock:
             target = self._folder / f"weights-{self._count:05}"
             shutil.rmtree(target, ignore_errors=True)  # of an observation that a kill cut off
@@ -100,7 +103,7 @@ class Recorder:
 
 
 def load(folder: Path) -> Transcript:
-    """Raises UsageError or CorruptCheckpoint."""
+    """Reads a transcript. Raises UsageError if the folder has none, CorruptCheckpoint if it is damaged."""
     if not (folder / INDEX).is_file():
         raise UsageError(f"{folder} has no {INDEX}", "give a folder that `milkglass serve --record` wrote")
     size, key_id, entries = _index(folder)
@@ -108,7 +111,7 @@ def load(folder: Path) -> Transcript:
 
 
 def digest(folder: Path) -> str:
-    """Of all that an attack reads from it: two recordings of equal shape differ."""
+    """Returns a digest of all files of a transcript that an attack reads."""
     whole = hashlib.sha256((folder / INDEX).read_bytes())
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("weights-*/*")]):
         with path.open("rb") as file:
@@ -137,7 +140,7 @@ def _observation(folder: Path, entry: dict[str, Any], size: int) -> Observation:
 
 
 def _sequences(file: Path, size: int, of: str = "") -> Sequences:
-    """The ids of the file, each from 0 to `size` - 1."""
+    """Returns the ids of the file, each from 0 to `size` - 1. Raises CorruptCheckpoint."""
     names = (f"{of}ids", f"{of}lengths")
     if file.is_symlink() or not file.is_file():
         raise CorruptCheckpoint(f"{file.name} is missing or is not a file", "record it again")
@@ -157,7 +160,7 @@ def _sequences(file: Path, size: int, of: str = "") -> Sequences:
 
 
 def _inside(folder: Path, name: Any) -> Path:
-    """A name as Milkglass writes them, in the transcript's folder: no path, no dot in front."""
+    """Returns a file's path in the transcript's folder. Raises CorruptCheckpoint for a path or a leading dot."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise CorruptCheckpoint(f"{INDEX} names a path", "only names inside the transcript's folder are followed")
     return folder / name
@@ -168,7 +171,7 @@ def _header(size: int, key_id: str | None) -> dict[str, Any]:
 
 
 def _index(folder: Path) -> tuple[int, str | None, list[dict[str, Any]]]:
-    """The vocabulary's size, the key's identifier and the observations; a last line without its end is not one yet."""
+    """Returns the vocabulary's size, the key's identifier and the observations, without an unfinished last line."""
     try:
         whole = (folder / INDEX).read_text("utf-8").split("\n")[:-1]
         header, *entries = (json.loads(line) for line in whole)

@@ -87,7 +87,7 @@ def serving(
     thread.start()
     port = listener.getsockname()[1]
     table = checkpoint.read(family_of(checkpoint.config).locate(checkpoint).table)
-    server = DecoderServer(f"http://127.0.0.1:{port}", TOKEN, patience=PATIENCE)
+    server = DecoderServer(f"http://127.0.0.1:{port}", TOKEN, retry=PATIENCE)
     try:
         until = time.monotonic() + 60
         while not web.started and time.monotonic() < until:

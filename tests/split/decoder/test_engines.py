@@ -39,7 +39,7 @@ def stub(model: Any) -> Iterator[Server]:
 
 
 def client(stub: Server, **fields: Any) -> PromptEmbedsEngine:
-    return replace(PromptEmbedsEngine(stub.url, NAME, API_KEY, patience=PATIENCE), **fields)
+    return replace(PromptEmbedsEngine(stub.url, NAME, API_KEY, retry=PATIENCE), **fields)
 
 
 def table(stub: Server) -> torch.Tensor:
@@ -97,12 +97,12 @@ def test_text_over_an_engine_goes_the_way_of_a_split_server(stub: Server, folder
     info = engine.info(Opened.about)
     text = SplitText(Opened(), engine, info, RnmSettings(None), exact=True)  # type: ignore[arg-type]
     prompt = SanitizedPrompt(table(stub)[PROMPT].numpy().tobytes(), len(PROMPT), len(PROMPT), 0)
-    assert [*text.ids(prompt, TWELVE)] == greedy(folder, PROMPT, 12)
+    assert [*text.generate_ids(prompt, TWELVE)] == greedy(folder, PROMPT, 12)
     assert text.streams[0].sent == len(stub.engine.requests[0]["prompt_embeds"]) and text.streams[0].received > 0
     assert "".join(text.text(prompt, TWELVE)).split() == [str(one) for one in greedy(folder, PROMPT, 12)]
     half = replace(text, exact=False)
     half.streams.clear()
-    assert len([*half.ids(prompt, TWELVE)]) == 12 and stub.engine.loaded[-1].dtype == torch.float16
+    assert len([*half.generate_ids(prompt, TWELVE)]) == 12 and stub.engine.loaded[-1].dtype == torch.float16
     with pytest.raises(KeyForOtherModel):
         SplitText(Opened(), engine, replace(info, table="cd" * 32), RnmSettings(None))  # type: ignore[arg-type]
 

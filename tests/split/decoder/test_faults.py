@@ -112,7 +112,7 @@ def test_without_the_token_there_is_no_stream(served: Served) -> None:
     with pytest.raises(InvalidStatus, match="403"):
         connect(f"ws://127.0.0.1:{served.port}{STREAM}", proxy=None)
     with pytest.raises(Unauthorized):
-        DecoderServer(f"http://127.0.0.1:{served.port}", "another", patience=PATIENCE).connect()
+        DecoderServer(f"http://127.0.0.1:{served.port}", "another", retry=PATIENCE).connect()
 
 
 def test_a_client_that_vanishes_leaves_no_session(folder: Path, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_lost_connection_is_an_error_and_its_session_ends(served: Served, afte
         calls += 1
         return served.table[[one]]
 
-    stream._server = Kept(served.server.url, TOKEN, patience=PATIENCE)
+    stream._server = Kept(served.server.url, TOKEN, retry=PATIENCE)
     with pytest.raises(Unreachable) as caught:
         list(stream.answer(served.table[PROMPT], cut))
     assert "ask again" in caught.value.hint and calls == after + 1

@@ -62,7 +62,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     words += ["--max-model-len", "64", "--max-num-seqs", "4", "--enforce-eager"]
     words += ["--served-model-name", NAME, "--api-key", KEY]
     with started(words, port, folder / "log.txt") as url:
-        yield Running(PromptEmbedsEngine(url, NAME, KEY, patience=PATIENCE), folder / "model")
+        yield Running(PromptEmbedsEngine(url, NAME, KEY, retry=PATIENCE), folder / "model")
 
 
 @pytest.mark.parametrize("streaming", [True, False])

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.spans import Span, row_space
 from milkglass.errors import UnsupportedModel
-from milkglass.models.torch_model import readers
+from milkglass.models.torch_model import attention_input_projections
 from milkglass.threat.budget import Budget
 from milkglass.threat.training_step import SharedStep
 
@@ -57,7 +57,7 @@ class Entrance:
         every = layers(step.module)
         if layer >= len(every):
             raise UnsupportedModel(f"layer {layer + 1} is asked for, the model has {len(every)}", "give a deeper model")
-        reading = readers(every[layer], lambda: _embed_two(step))
+        reading = attention_input_projections(every[layer], lambda: _embed_two(step))
         if not reading:
             raise UnsupportedModel(
                 f"layer {layer + 1} multiplies its input by no matrix", "give a model of another family"

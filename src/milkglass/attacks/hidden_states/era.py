@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.attacks.forward import batches, body, headless, places, public_head, stacked
+from milkglass.attacks.forward import batches, body, places, public_head, stacked, why_no_head
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -89,7 +89,7 @@ class ERA(Attack):
     of_outputs = True
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return mismatch(transcript) or headless(required(knowledge.public_model))
+        return mismatch(transcript) or why_no_head(required(knowledge.public_model))
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         head = public_head(required(knowledge.public_model)).T.contiguous()

@@ -29,7 +29,7 @@ import torch
 
 from milkglass import papers
 from milkglass.attacks.assignment import Solver
-from milkglass.attacks.forward import headless, public_head
+from milkglass.attacks.forward import public_head, why_no_head
 from milkglass.attacks.hidden_states.era import mismatch, states
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
@@ -63,7 +63,7 @@ class ERAPlus(Solver):
     of_outputs = True
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return mismatch(transcript) or headless(required(knowledge.public_model))
+        return mismatch(transcript) or why_no_head(required(knowledge.public_model))
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator

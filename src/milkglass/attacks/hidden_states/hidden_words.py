@@ -53,4 +53,4 @@ class HiddenWords(LinearWords):
         seen = torch.cat([vectors(one) for one in transcript.all(Activations)])
         words = np.unique(public.ids)
         layer = self.train((known - centre) / spread, public, words, budget, rng)
-        return Guess(bags=self.named(layer, (seen - centre) / spread, np.ones(len(seen), np.bool_), words))
+        return Guess(bags=self.predicted_words(layer, (seen - centre) / spread, np.ones(len(seen), np.bool_), words))

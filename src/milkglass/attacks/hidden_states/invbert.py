@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.attacks.forward import batches, body, places, sampled, stacked, within
+from milkglass.attacks.forward import batches, batches_within, body, places, sampled, stacked
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
@@ -162,14 +162,16 @@ class InvBert(Attack):
         seconds, (first, second, third) = budget.left(), rng.spawn(3)
         own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         corpus = public.mapped(sigma)
-        states, read = self.states(own, corpus, within(corpus, budget, first, PUBLIC * seconds))
+        states, read = self.states(own, corpus, batches_within(corpus, budget, first, PUBLIC * seconds))
         known = torch.from_numpy(read[corpus.owner])
         corpus = public.chosen(np.flatnonzero(read))
-        seen, reached = self.observed(transcript, within(transcript.tokens, budget, second, SENT * seconds))
+        seen, reached = self.observed(transcript, batches_within(transcript.tokens, budget, second, SENT * seconds))
         inverter = InvBertModel(required(knowledge.public_model), self.depth)
         train(inverter, states[known], corpus, self, budget.part(TRAINING, budget.progress), rng)
         part = np.flatnonzero(reached)
-        groups = (part[one] for one in within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS_AT_A_TIME))
+        groups = (
+            part[one] for one in batches_within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS_AT_A_TIME)
+        )
         k = min(self.k, inverter.read.out_features)
         return Guess(running=inverted(inverter, seen, transcript.tokens, groups, k))
 

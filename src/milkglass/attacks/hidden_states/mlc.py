@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from milkglass import papers
-from milkglass.attacks.forward import body, stacked, state, within
+from milkglass.attacks.forward import batches_within, body, stacked, state
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Cost
@@ -64,7 +64,7 @@ class LinearWords(Attack):
     )
 
     @torch.inference_mode()
-    def named(
+    def predicted_words(
         self, layer: torch.nn.Linear, seen: torch.Tensor, reached: NDArray[np.bool_], words: Ids
     ) -> tuple[Ids, ...]:
         """Returns the words of each text; none for a text that was not reached."""
@@ -126,11 +126,11 @@ class MLC(LinearWords):
         seconds, (order, other) = budget.left(), rng.spawn(2)
         own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         public, sent = corpus.mapped(sigma), transcript.tokens
-        means, read = embeddings(own, public, within(public, budget, order, PUBLIC * seconds))
+        means, read = embeddings(own, public, batches_within(public, budget, order, PUBLIC * seconds))
         public, means = corpus.chosen(np.flatnonzero(read)), means[torch.from_numpy(read)]
         centre = means.mean(0)
         spread = means.std(0).clamp_min(1e-6) if len(means) > 1 else torch.ones_like(centre)
-        seen, reached = embeddings(transcript.model, sent, within(sent, budget, other, SENT * seconds))
+        seen, reached = embeddings(transcript.model, sent, batches_within(sent, budget, other, SENT * seconds))
         words = np.unique(public.ids)
         layer = self.train((means - centre) / spread, public, words, budget, rng)
-        return Guess(bags=self.named(layer, (seen - centre) / spread, reached, words))
+        return Guess(bags=self.predicted_words(layer, (seen - centre) / spread, reached, words))

@@ -5,10 +5,11 @@ shadow can stand for. This attack combines both:
 
     p(t_1 ... t_n | s_1 ... s_n)  ~  prod_i p(s_i | t_i) p(t_i | t_(i-1)),    t_i in T_ori(s_i) only
 
-p(t | t') comes from pairs of neighbours in a public text, mixed with frequency, as in `channel.py`. p(s | t) is how
-often the attacker's own rehearsal of the defence replaced t by s, plus `prior` choices spread evenly over its |S_t|
-shadows; without a rehearsal only these count. Each place takes the likeliest original, summed over all readings of the
-rest of the text (forward-backward).
+T_ori(s) is the set of tokens that have the shadow s, and S_t the set of t's shadows. GHOST's search is public, so that
+the attacker knows both. p(t | t') comes from pairs of neighbours in a public text, mixed with frequency, as in
+`channel.py`. p(s | t) is how often t became s when the attacker ran the defence on its own text (a rehearsal), plus
+`prior` choices spread evenly over S_t; without a rehearsal only these count. Each place takes the likeliest original,
+summed over all readings of the rest of the text (forward-backward).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milkglass import papers
-from milkglass.attacks.token_ids.channel import Channel, Neighbours, became, read, rehearsed
+from milkglass.attacks.token_ids.channel import Channel, Neighbours, rehearsed, replacement_counts, write_guesses
 from milkglass.sequences import Ids, Sequences, looked_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -35,7 +36,8 @@ class ShadowDecoding(Attack):
         prior: the weight of the even choice, in tokens.
         candidates: how many originals are weighed at each place, the likeliest by frequency.
         mix: the weight of neighbours beside frequency.
-        rehearsals: how often the public text is rehearsed.
+        rehearsals: how often the defence is run on the public text.
+        k: how many guesses a token has.
     """
 
     prior: float = 5.0
@@ -60,7 +62,7 @@ class ShadowDecoding(Attack):
         channel = self.channel(required(knowledge.candidates), corpus, sent, transcript.size)
         neighbours = Neighbours(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
-        return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))
+        return Guess(running=write_guesses(transcript.tokens, channel, neighbours, guess, budget))
 
     def channel(self, known: Candidates, corpus: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> Channel:
         """Returns p(s | t) for every shadow, by rehearsals of the corpus, and the share of each t.
@@ -68,17 +70,17 @@ class ShadowDecoding(Attack):
         An id that is no shadow stands for itself.
         """
         share = corpus.counts(size) / len(corpus.ids)
-        keys, counts = became(corpus, sent, size)
-        times = np.bincount(keys % size, counts, size)  # how often each t became anything
-        behind = np.arange(size, dtype=np.int64)[:, None].repeat(self.candidates, 1)
-        behind[:, 1:] = NO_BELIEF
-        p = np.zeros(behind.shape)
+        keys, counts = replacement_counts(corpus, sent, size)
+        token_counts = np.bincount(keys % size, counts, size)
+        originals = np.arange(size, dtype=np.int64)[:, None].repeat(self.candidates, 1)
+        originals[:, 1:] = NO_BELIEF
+        p = np.zeros(originals.shape)
         p[:, 0] = 1.0
         for group, evenly in zip(known.groups, known.likelihood, strict=True):
             for row, even in zip(group.rows.tolist(), evenly, strict=True):
                 hits = looked_up(keys, counts, row * size + group.members)
-                likelihood = (hits + self.prior * np.exp(even)) / (times[group.members] + self.prior)
+                likelihood = (hits + self.prior * np.exp(even)) / (token_counts[group.members] + self.prior)
                 best = np.argsort(-likelihood * (share[group.members] + 1e-9), kind="stable")[: self.candidates]
-                behind[row], p[row] = NO_BELIEF, 0.0
-                behind[row, : len(best)], p[row, : len(best)] = group.members[best], likelihood[best]
-        return Channel(behind, p, share)
+                originals[row], p[row] = NO_BELIEF, 0.0
+                originals[row, : len(best)], p[row, : len(best)] = group.members[best], likelihood[best]
+        return Channel(originals, p, share)

@@ -47,7 +47,7 @@ class Channel:
     share: Floats
 
 
-def became(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids]:
+def replacement_counts(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids]:
     """Returns the sorted pairs s * n + x, and how often the rehearsals sent x as s."""
     keys = [np.empty(0, np.int64)]
     for seen, origin in sent:
@@ -60,7 +60,7 @@ def became(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int) ->
 def learnt(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int, candidates: int) -> Channel:
     """Returns the channel that rehearsals of `original` show, each with the place at which every token was sent."""
     share = original.counts(size) / max(1, len(original.ids))
-    pairs, counts = became(original, sent, size)
+    pairs, counts = replacement_counts(original, sent, size)
     seen_ids, behind = pairs // size, pairs % size
     order = np.lexsort((-counts, seen_ids))
     seen_ids, behind, counts = seen_ids[order], behind[order], counts[order].astype(np.float64)
@@ -109,7 +109,7 @@ def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[
     return [(part, _unit(one * other)) for part, one, other in both]
 
 
-def read(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids, budget: Budget) -> Ids:
+def write_guesses(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids, budget: Budget) -> Ids:
     """Writes the likeliest candidates of each place into `guess` (tokens, k), for as many texts as time allows."""
     at = 0
     for number, text in enumerate(tokens):
@@ -164,4 +164,4 @@ class ChannelAttack(Attack):
         neighbours = Neighbours(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         guess[:, 0] = transcript.tokens.ids  # what time does not reach is read as it was sent
-        return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))
+        return Guess(running=write_guesses(transcript.tokens, channel, neighbours, guess, budget))

@@ -41,7 +41,7 @@ from milkglass.attacks.assignment import Solver, ranked
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable, restricted
-from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, CausalReader, ReadBatch, unreadable
+from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, CausalReader, ReadBatch, why_no_reader
 from milkglass.threat.attack import Cost
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
@@ -83,7 +83,7 @@ class LanguageModel(Solver):
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         reason = self.first.refuses(transcript, knowledge)
-        return reason or unreadable(required(knowledge.public_model), self.reader)
+        return reason or why_no_reader(required(knowledge.public_model), self.reader)
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
@@ -134,13 +134,17 @@ class LanguageModel(Solver):
                     break
             if common is None and read:
                 states = torch.cat([one.states for one in read])
-                common = reader.common(states[torch.from_numpy(rng.permutation(len(states))[:PLACES_AVERAGED])])
+                common = reader.log_mean_probability(
+                    states[torch.from_numpy(rng.permutation(len(states))[:PLACES_AVERAGED])]
+                )
             for one in read:
                 open_places = table.open_at(texts.ids[one.where])
                 ids = texts.ids[one.where[open_places]]
                 if len(ids):
                     options = table.member[table.line[ids]]
-                    table.update(ids, reader.at(one.of(open_places), options, required(common)), self.doubt)
+                    table.update(
+                        ids, reader.log_likelihood_ratio(one.select(open_places), options, required(common)), self.doubt
+                    )
 
 
 def _plus(groups: tuple[Group, ...], one: Sequence[Floats], other: Sequence[Floats]) -> Candidates:

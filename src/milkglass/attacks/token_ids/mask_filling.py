@@ -21,7 +21,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from milkglass import papers
-from milkglass.attacks.token_ids.decipherment.reader import CausalReader, tokenizer_of, unreadable
+from milkglass.attacks.token_ids.decipherment.reader import CausalReader, tokenizer_of, why_no_reader
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Cost
 from milkglass.threat.budget import Budget
@@ -67,7 +67,7 @@ def masks(texts: Sequences, tokenizer: Tokenizer) -> list[Mask]:
     return found
 
 
-def hidden(
+def hidden_spans(
     corpus: Sequences, sent: Sequences, origin: Ids, tokenizer: Tokenizer
 ) -> dict[str, Counter[tuple[int, ...]]]:
     """Returns what each kind of mask hid in text that the attacker masked, and how often.
@@ -114,7 +114,7 @@ class MaskFilling(Attack):
     assumes = frozenset({"public_model", "corpus", "rehearse"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if reason := unreadable(required(knowledge.public_model), self.reader):
+        if reason := why_no_reader(required(knowledge.public_model), self.reader):
             return reason
         folder = required(knowledge.public_model).folder
         if folder is None or not (folder / "tokenizer.json").is_file():
@@ -129,7 +129,7 @@ class MaskFilling(Attack):
         sent, origin = required(knowledge.rehearse)(corpus, 0)
         known = {
             kind: counts.most_common(self.candidates)
-            for kind, counts in hidden(corpus, sent, origin, tokenizer).items()
+            for kind, counts in hidden_spans(corpus, sent, origin, tokenizer).items()
         }
         running = np.full((len(texts.ids), RANKS), NO_BELIEF, np.int64)
         running[:, 0] = texts.ids
@@ -164,7 +164,7 @@ class MaskFilling(Attack):
                     only = np.zeros(len(here), np.bool_)
                     only[row] = True
                     first = np.array([[ids[0] for ids, _ in options]])
-                    likely = reader.at(batch.of(only), first, nothing)[0]
+                    likely = reader.log_likelihood_ratio(batch.of(only), first, nothing)[0]
                     prior = np.log(np.array([count for _, count in options], np.float64))
                     yield mask, np.argsort(-(self.weight * likely + prior), kind="stable")
             done += len(part)

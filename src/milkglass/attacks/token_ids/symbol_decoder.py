@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks.forward import batches, body, places, stacked
-from milkglass.attacks.token_ids.decipherment.reader import CausalReader, unreadable
+from milkglass.attacks.token_ids.decipherment.reader import CausalReader, why_no_reader
 from milkglass.attacks.token_ids.symbol_language import HELD_OUT, LanguageReader, Listed
 from milkglass.attacks.token_ids.text_in_context import Chain
 from milkglass.models.view import Model
@@ -273,7 +273,7 @@ class SymbolDecoder(Attack):
             return "the public text holds no token"
         if len(corpus) == 1:
             return "one public text cannot be trained on and held out"
-        return None if self.reader is None else unreadable(required(knowledge.public_model), self.reader)
+        return None if self.reader is None else why_no_reader(required(knowledge.public_model), self.reader)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         public, corpus = required(knowledge.public_model), required(knowledge.corpus)

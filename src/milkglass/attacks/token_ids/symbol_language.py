@@ -45,7 +45,7 @@ def gain(reader: CausalReader, read: ReadBatch, options: Ids, common: Floats) ->
     It is 0 for an option that is NO_BELIEF or spelled as nothing. `common` (V,) is the reader's.
     """
     there = np.maximum(options, 0)
-    said = reader.at(read, there, common) - reader.normaliser(read.states)[:, None]
+    said = reader.log_likelihood_ratio(read, there, common) - reader.normaliser(read.states)[:, None]
     return np.where((options == NO_BELIEF) | reader.spelling.silent[there], 0.0, said)
 
 
@@ -209,7 +209,9 @@ class LanguageReader:
         states = [one.states for one in reader.reads(reading, np.arange(len(texts)))]
         every = torch.cat(states) if states else torch.zeros(0, reader.head.shape[1])
         plain = cls(
-            reader, reader.common(every[torch.from_numpy(rng.permutation(len(every))[:PLACES_AVERAGED])]), width
+            reader,
+            reader.log_mean_probability(every[torch.from_numpy(rng.permutation(len(every))[:PLACES_AVERAGED])]),
+            width,
         )
         readings = [
             replace(plain, strength=one).best(texts, listed) for one in STRENGTHS if budget.left() > 0 or not one

@@ -53,7 +53,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 60}\u00a0min {whole % 60}\u00a0s" if whole >= 60 else f"{seconds:.1f}\u00a0s"
 
 
-def drawn(result: Audit) -> dict[str, str]:
+def charts_svg(result: Audit) -> dict[str, str]:
     """Returns the charts as SVG, by name. Each is also written beside the page."""
     nominal = {} if (k := result.nominal_k) is None else {f"1/k, promised for k = {k}": 1 / k}
     nominal["guessing the commonest word each time"] = result.floors["commonest token"]
@@ -107,7 +107,7 @@ def render(result: Audit) -> str:
     environment.filters |= {"code": code, "attacker": _attacker}
     environment.filters["visible"] = lambda text: visible(text, own)
     source = files("milkglass.audit.report").joinpath("page.html").read_text("utf-8")
-    pictures = {name: Markup(svg) for name, svg in drawn(result).items()}  # our own text, escaped where it quotes
+    pictures = {name: Markup(svg) for name, svg in charts_svg(result).items()}  # our own text, escaped where it quotes
     return environment.from_string(source).render(
         r=result,
         columns=COLUMNS,

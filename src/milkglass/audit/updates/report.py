@@ -106,7 +106,7 @@ def tokens(measures: Measures) -> Interval:
     return measures["token recall"] if "token recall" in measures else measures["tokens top-1"]
 
 
-def named(measures: Measures) -> Interval:
+def tokens_named(measures: Measures) -> Interval:
     """Returns the share of a batch's different tokens that were read, from whichever text. See `tokens` for places."""
     return measures.get("tokens named", tokens(measures))
 
@@ -121,15 +121,15 @@ def verdict(of: UpdateAudit) -> str:
         return max(read, key=lambda one: (measure(one.measures).value, one.rouge.value))
 
     trained = [one.trained for one in of.found if one.trained]
-    shadows, known = (max((part(one).value for one in trained), default=0.0) for part in (tokens, named))
-    best, namer = most(tokens), most(named)
+    shadows, known = (max((part(one).value for one in trained), default=0.0) for part in (tokens, tokens_named))
+    best, namer = most(tokens), most(tokens_named)
     return filled(
         TEXTS["updates"]["verdict"],
         of=of,
         best=best,
         likest=most(lambda measures: measures["rouge-1"]),
         namer=namer,
-        named=named(namer.measures),
+        named=tokens_named(namer.measures),
         shadows=shadows if trained else None,
         known=known,
         by_it=best.trained is not None or shadows == 1,

@@ -78,7 +78,7 @@ def finish(
     words = [f"fine-tuned model: {tuned}"]
     words += [f"  steps: {steps_of(last)}"] if "step" in last else []
     words += [f"  {name}: {value:.4f}" for name, value in metrics.items() if value is not None]
-    words += [] if found is None else ["", *label_report.words(found), ""]
+    words += [] if found is None else ["", *label_report.report_lines(found), ""]
     words += [f"  {CLASSES}"] if found is None and "confusion" in best and not labels else []
     words += [f"  {NOT_JUDGED}"] if labels and "eval_loss" not in metrics else []
     words += [f"  fetched to {fetch}"] if fetch else []

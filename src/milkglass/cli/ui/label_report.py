@@ -17,7 +17,7 @@ UNEVEN = (
 SHARE = 0.8  # of the rows, or twice its even part, from which on the commonest class makes the classes uneven
 
 
-def words(found: Confusion) -> list[str]:
+def report_lines(found: Confusion) -> list[str]:
     """Returns the report as lines of text."""
     accuracy, (name, least) = found.accuracy(), found.commonest
     lines = [f"accuracy {accuracy} of {found.rows:,} held-out rows; naming {cell(name)} for all: {100 * least:.1f} %"]

@@ -46,13 +46,13 @@ def opened(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
     """
     import getpass
 
-    given = _given(file)
+    passphrase = _given(file)
     for left in reversed(range(ATTEMPTS)):
-        word = _required(getpass.getpass("Passphrase of the key: ")) if given is None else given
+        attempt = _required(getpass.getpass("Passphrase of the key: ")) if passphrase is None else passphrase
         try:
-            return open_with(word), word
+            return open_with(attempt), attempt
         except WrongPassphrase as error:
-            if given is not None:
+            if passphrase is not None:
                 source = str(file) if file else VARIABLE
                 raise WrongPassphrase(f"{error.message} (it was taken from {source})", error.hint) from None
             if not left:
@@ -68,10 +68,10 @@ def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False
     """
     if generate:
         return _generate(file, weak)
-    provided = _given(file)
-    if provided is None:
+    passphrase = _given(file)
+    if passphrase is None:
         return _asked(weak)
-    return _strong(provided, weak)
+    return _strong(passphrase, weak)
 
 
 def another_passphrase(file: Path | None, generate: bool, of: UnlockedKey) -> str:
@@ -92,8 +92,8 @@ def _given(file: Path | None) -> str | None:
     """Returns the passphrase from the file or the environment. None: it must be asked for."""
     if file is not None:
         return _from_file(file)
-    if provided := os.environ.get(VARIABLE):
-        return _required(provided)
+    if passphrase := os.environ.get(VARIABLE):
+        return _required(passphrase)
     if not _has_terminal():
         raise UsageError(
             "no passphrase was given, and there is no terminal to ask at", f"use --passphrase-file, or set {VARIABLE}"
@@ -123,14 +123,14 @@ def _asked(weak: bool) -> str:
     raise UsageError(f"{fault}, after {ATTEMPTS} attempts", "try again, or use --generate-passphrase")
 
 
-def _strong(provided: str, weak: bool) -> str:
+def _strong(passphrase: str, weak: bool) -> str:
     from milkglass.client.key.passphrases import require_strong, weakness
 
     if not weak:
-        require_strong(provided)
-    elif fault := weakness(provided):
+        require_strong(passphrase)
+    elif fault := weakness(passphrase):
         note(f"warning: {fault}")
-    return provided
+    return passphrase
 
 
 def _generate(file: Path | None, weak: bool) -> str:

@@ -62,4 +62,4 @@ def _rows_of(source: Path, columns: ColumnOptions, id_column: str | None) -> lis
     rows = list(read_texts(file, blank.append, id_column, empty.append))
     say_read(file, False, id_column or (ID if any(one.mark for one in rows) else None))
     say_skipped(file.name, len(blank), len(empty))
-    return [InputRow(str(one.place(file)), one.text, one.pair, mark=one.mark or str(one.line)) for one in rows]
+    return [InputRow(str(one.place(file)), one.text, one.pair, output_id=one.mark or str(one.line)) for one in rows]

@@ -108,7 +108,7 @@ class AliasChoices:
     def of(cls, key: Key) -> AliasChoices | None:
         """Returns the choices of a key, or None if each token has one id."""
         groups, slots = key.groups, key.slots
-        if slots.copies > 1:
+        if slots.aliases_per_token > 1:
             order = np.argsort(slots.origin, kind="stable")
             counts = np.bincount(slots.origin, minlength=slots.tokens)
             return cls(np.cumsum(counts) - counts, counts, key.sigma[order])

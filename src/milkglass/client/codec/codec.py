@@ -50,9 +50,13 @@ class Codec:
         inverse: (n',) by scrambled id: the original id.
         visible: (n,) by original id: whether it is an ordinary token of the tokenizer.
         known: (n,) by original id: whether it is a token of the tokenizer, special or not.
+        limit: the most tokens of a text that the model takes.
         choices: the scrambled ids of each token, if some tokens have several.
         responses: exchanges ids at random, if the key's scheme does.
+        draw: returns the random stream of one call, by which an id is drawn where a token has several.
         readable: whether a scrambled id names a token.
+        key_id: the key's identifier.
+        sampling: how the model's own generation_config samples.
     """
 
     tokenizer: Tokenizer = field(repr=False)
@@ -116,18 +120,17 @@ class Codec:
         max_length: int | None = None,
         truncate: bool = False,
         reserved: int = 0,
-        templated: bool = False,
+        parse_special: bool = False,
     ) -> Encoded:
         """Encodes texts to scrambled ids.
 
-        The text of a special token is text: no one can end a text early by writing "[SEP]".
+        Unless `parse_special`, the text of a special token is text: no one can end a text early by writing "[SEP]".
 
         Args:
             max_length: the most tokens, if fewer than the model takes.
             truncate: whether longer texts are cut. Otherwise they are refused.
             reserved: tokens that the caller adds to each text, which count against the limit.
-            templated: whether the texts are prompts that a program put together. The text of a special token in them is
-                then that token.
+            parse_special: whether the text of a special token is that token, as in prompts that a program put together.
 
         Raises:
             EmptyText: a text has no token. This and the other errors have the text's number.
@@ -144,19 +147,19 @@ class Codec:
         special = self.tokenizer.num_special_tokens_to_add(pair=pairs is not None)
         limit = self._limit(max_length, special + reserved, 1 if pairs is None else 2)
         requested = (list(texts), None if pairs is None else list(pairs))
-        literal = not templated
+        literal = not parse_special
         batch = self.tokenizer(*requested, truncation=False, split_special_tokens=literal)
         lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
         if (lengths <= special).any():
             raise EmptyText.of(int((lengths <= special).argmax()), "has no token", "leave empty texts out")
         long = tuple(np.flatnonzero(lengths + reserved > limit).tolist())
         if not truncate:
-            self._refuse(lengths + reserved, limit)
+            self._require_fit(lengths + reserved, limit)
         elif long:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
             batch = self.tokenizer(
                 *requested, truncation=True, max_length=limit - reserved, split_special_tokens=literal
             )
-            self._refuse(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved, limit)
+            self._require_fit(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved, limit)
         types = batch.get("token_type_ids")
         return Encoded(
             self._scrambled(batch["input_ids"]),
@@ -181,7 +184,10 @@ class Codec:
 
         Args:
             add_generation_prompt: whether the template's start of an answer follows.
+            max_length: the most tokens, if fewer than the model takes.
             truncate: whether a conversation that is too long loses its end. Otherwise it is refused.
+            tools: functions that the template shows to the model.
+            begun: text with which the answer is made to begin.
             options: further variables of the template, such as `enable_thinking` (`template_options`).
 
         Raises:
@@ -197,8 +203,8 @@ class Codec:
         ids = rendered.followed_by(begun).tokens(self.tokenizer)[0]
         limit = self._limit(max_length)
         if not truncate:
-            self._refuse(np.array([len(ids)]), limit)
-        return self._scrambled_but(ids, rendered.kept)[:limit]
+            self._require_fit(np.array([len(ids)]), limit)
+        return self._scrambled_except_kept(ids, rendered.kept)[:limit]
 
     def encode_prompt(self, text: str, answers: Sequence[Sequence[int]] = ()) -> Ids:
         """Encodes a prompt that a program put together: the text of a special token in it is that token.
@@ -210,21 +216,21 @@ class Codec:
         for ids in answers:
             marked = kept.prompt(marked, self._visible_ids(ids))
         if not kept.found:
-            return self.encode([text], templated=True).ids[0]
+            return self.encode([text], parse_special=True).ids[0]
         rendered = kept_pieces(kept, marked, lambda part: [TextPiece(part, False)] if part else [])
         before, after = special_around(self.tokenizer)
         original = [*before, *rendered.tokens(self.tokenizer)[0], *after]
-        self._refuse(np.array([len(original)]), self._limit(None))
-        return self._scrambled_but(original, rendered.kept)
+        self._require_fit(np.array([len(original)]), self._limit(None))
+        return self._scrambled_except_kept(original, rendered.kept)
 
-    def _scrambled_but(self, ids: Sequence[int], kept: Sequence[int]) -> Ids:
+    def _scrambled_except_kept(self, ids: Sequence[int], kept: Sequence[int]) -> Ids:
         """Returns scrambled ids of original ones, in which -1, -2, ... stand for the first, second, ... of `kept`."""
         original, own = np.array(ids, np.int64), np.array(kept, np.int32)
-        came = original < 0
-        places = own[-1 - original[came]]
-        original[came] = self.inverse[places]
+        is_kept = original < 0
+        kept_ids = own[-1 - original[is_kept]]
+        original[is_kept] = self.inverse[kept_ids]
         result = self._scrambled([original.tolist()])[0]
-        result[came] = places
+        result[is_kept] = kept_ids
         return result
 
     def _with_visible(self, message: Message) -> Message:
@@ -252,7 +258,7 @@ class Codec:
         """
         done, lengths = self._labelled(conversations, max_length, tools)
         if not truncate:
-            self._refuse(lengths, self._limit(max_length))
+            self._require_fit(lengths, self._limit(max_length))
         for place in done.unanswered:
             raise answerless(
                 self.tokenizer, conversations[place], place, int(lengths[place]), done, self._limit(max_length)
@@ -273,7 +279,7 @@ class Codec:
     ) -> tuple[LabelledIds, NDArray[np.int64]]:
         return labelled(self.tokenizer, conversations, self._limit(max_length), self._scrambled, tools)
 
-    def encode_plain(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
+    def encode_causal(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
         """Encodes texts for causal training: an end-of-sequence token follows each, and every token has a label."""
         encoded = self.encode(texts, None, max_length, truncate, reserved=len(self.stop_ids))
         ids = [np.concatenate([one, self.stop_ids]).astype(np.int32) for one in encoded.ids]
@@ -281,7 +287,7 @@ class Codec:
 
     # --- ids without text ------------------------------------------------------------------------------------------
     @property
-    def plain(self) -> Codec:
+    def unscrambling(self) -> Codec:
         """Returns the codec with the original ids, for programs that play both sides. Its ids are never sent."""
         own = np.arange(len(self.sigma))
         bare = replace(self, choices=None, responses=None, readable=True, key_id=None)
@@ -353,7 +359,7 @@ class Codec:
             )
         return limit
 
-    def _refuse(self, lengths: NDArray[np.int64], limit: int) -> None:
+    def _require_fit(self, lengths: NDArray[np.int64], limit: int) -> None:
         if (lengths > limit).any():
             first = int((lengths > limit).argmax())
             fault = f"is {lengths[first]} tokens long, at most {limit} fit"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # At temperatures up to 1 without top_p no answer of SmolLM2 reaches these limits (docs/log.md). Hotter answers are odd
 # anyway, and are not checked
-HOTTEST = 1.0
+MAX_CHECKED_TEMPERATURE = 1.0  # above it a model's own tokens are as odd as those of a misspelling
 PLACES, TOKENS_A_PLACE = 12, 25
 WINDOW = 4000  # tokens of answers whose places are counted together, by the same limit
 FIRST = 64  # tokens before the first check; each further check comes at twice as many, to keep the total cost low
@@ -76,7 +76,7 @@ class LastAnswers:
 class SpellingCheck:
     """Checks one answer while it arrives.
 
-    If it is `hot`, drawn above HOTTEST, its tokens are odd anyway, and only its escapes are counted.
+    If it is `hot`, drawn above MAX_CHECKED_TEMPERATURE, its tokens are odd anyway, and only its escapes are counted.
     """
 
     codec: Codec = field(repr=False)

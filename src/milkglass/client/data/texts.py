@@ -67,7 +67,7 @@ def read(codec: Codec, source: Source, most: int | None = None) -> PrivateTexts:
 
 
 def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
-    plain = codec.plain
+    plain = codec.unscrambling
     if examples[0].kind == "chat":
         conversations, tools = [one.messages for one in examples], [one.tools for one in examples]
         done = plain.encode_examples(conversations, truncate=True, tools=tools)

@@ -132,7 +132,7 @@ def write_parquet(
         writer: pq.ParquetWriter | None = None
         examples = read_examples(source, scores=isinstance(labels, Scale))
         for batch in batched(examples if which is None else compress(examples, which), BATCH):
-            columns, long, left = _encoded(codec, source, batch, labels, limit)
+            columns, long, left = _encode_batch(codec, source, batch, labels, limit)
             rows += len(batch)
             unanswered |= {batch[place].place(source): before for place, before in left.items()}
             if len(table := pa.table(columns)):
@@ -173,7 +173,7 @@ def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source,
     )
 
 
-def _encoded(
+def _encode_batch(
     codec: Codec, source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, limit: int
 ) -> Encoding:
     """Returns the columns of the rows that are left, the places of rows that were cut, and the rows without an answer.
@@ -187,7 +187,7 @@ def _encoded(
         if batch[0].kind == "chat":
             done = codec.encode_cut([one.messages for one in batch], limit, [one.tools for one in batch])
         else:
-            done = codec.encode_plain([one.text for one in batch], limit, truncate=True)
+            done = codec.encode_causal([one.text for one in batch], limit, truncate=True)
     except CodecError as error:
         if error.place is not None:
             raise error.renamed(str(batch[error.place].place(source))) from None

@@ -27,12 +27,12 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from milkglass import files
 from milkglass.client.key import usage
 from milkglass.client.key.file_format import (
-    CHECK,
-    NONCE,
-    SALT,
+    CHECK_BYTES,
+    NONCE_BYTES,
+    SALT_BYTES,
     SCRYPT_P,
     SCRYPT_R,
-    TAG,
+    TAG_BYTES,
     Header,
     format_of,
     pack,
@@ -68,7 +68,7 @@ class KeySeal:
         """Derives a seal from a passphrase. A guess against its check costs as much as one against the seal."""
         secret = unicodedata.normalize("NFC", passphrase).encode("utf-8", "surrogatepass")
         both = Scrypt(salt, 64, scrypt_n, SCRYPT_R, SCRYPT_P).derive(secret)
-        check = hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:CHECK]
+        check = hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:CHECK_BYTES]
         return cls(scrypt_n, salt, check, both[:32])
 
     @classmethod
@@ -76,7 +76,7 @@ class KeySeal:
         """Makes a seal with a fresh salt, of any passphrase that is not empty. `write_key` requires a strong one."""
         if not passphrase:
             raise KeyFileError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
-        return cls.derived(passphrase, scrypt_n, secrets.token_bytes(SALT))
+        return cls.derived(passphrase, scrypt_n, secrets.token_bytes(SALT_BYTES))
 
     @classmethod
     def of(cls, data: bytes, passphrase: str, name: str = "this") -> KeySeal:
@@ -93,7 +93,12 @@ class KeySeal:
     def seal(self, key: Key) -> bytes:
         payload = pack(key)
         header = Header(
-            self.scrypt_n, self.salt, secrets.token_bytes(NONCE), self.check, len(payload) + TAG, format_of(key)
+            self.scrypt_n,
+            self.salt,
+            secrets.token_bytes(NONCE_BYTES),
+            self.check,
+            len(payload) + TAG_BYTES,
+            format_of(key),
         )
         body = header.line() + ChaCha20Poly1305(self.sealing).encrypt(header.nonce, payload, header.line())
         return body + hashlib.sha256(body).digest()

@@ -29,10 +29,18 @@ CIPHER, KDF = "chacha20-poly1305", "scrypt"
 SCRYPT_R, SCRYPT_P = 8, 1
 MAX_SCRYPT_N = 1 << 20  # a file asking for more is refused, not obeyed
 MAX_HEADER = 4096  # bytes
-SALT, NONCE, CHECK, TAG = 16, 12, 16, 16  # bytes
+SALT_BYTES, NONCE_BYTES, CHECK_BYTES, TAG_BYTES, ROOT_BYTES = 16, 12, 16, 16, 32
 FIELDS = {"format", "version", "kdf", "cipher", "nonce", "check", "length"}
-FIRST = b'{"check":"'  # keys are sorted
+FIRST_BYTES = b'{"check":"'  # keys are sorted
 KDF_FIELDS = {"name", "n", "r", "p", "salt"}
+
+# The payload is a safetensors file with the root secret, the permutation and further information. It is authentic when
+# it is read, since only someone with the passphrase can seal. It is read strictly nevertheless: a key that is not of
+# version 1 must not reach a user's models. A codec alone has no root; it keeps the identifier, which it cannot derive.
+TENSORS = {FORMAT: {"root": np.uint8, "sigma": np.int32}, CODEC: {"sigma": np.int32}}
+METADATA_NAMES = {FORMAT: {"model_digest", "about", "sigma_sha256"}}
+METADATA_NAMES[CODEC] = METADATA_NAMES[FORMAT] | {"identifier"}
+IDENTIFIER = re.compile("[0-9a-f]{32}")
 
 
 @final
@@ -63,11 +71,14 @@ class Header:
         return json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def parse(data: bytes, whole: bool, name: str = "this") -> tuple[Header, bytes]:
+def parse(data: bytes, checksum_ok: bool, name: str = "this") -> tuple[Header, bytes]:
     """Returns the header, and its line as bytes.
 
     Args:
-        whole: whether the file's checksum is right. If it is, oddities are no damage.
+        data: the file's bytes, or its beginning with the whole header line.
+        checksum_ok: whether the file's checksum is right. Then a header that is not of version 1 was written so, and
+            the error does not call it damaged.
+        name: the file's name in messages.
 
     Raises:
         KeyFileError: it is no key file; also its kinds TruncatedKey, DamagedKey and UnknownKeyVersion.
@@ -80,7 +91,7 @@ def parse(data: bytes, whole: bool, name: str = "this") -> tuple[Header, bytes]:
     if not line:
         raise TruncatedKey(f"the key file is cut off in its header: {len(data)} bytes", "restore a backup")
     try:
-        return _header(line, whole, name), line
+        return _header(line, checksum_ok, name), line
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedKey("the header of the key file is damaged", "restore a backup") from error
 
@@ -90,15 +101,15 @@ def _like_a_key(data: bytes) -> bool:
     head = data[:MAX_HEADER]
     if not head.startswith(b"{"):
         return False
-    return FIRST.startswith(head[: len(FIRST)]) or sum(f'"{name}"'.encode() in head for name in FIELDS) > 1
+    return FIRST_BYTES.startswith(head[: len(FIRST_BYTES)]) or sum(f'"{name}"'.encode() in head for name in FIELDS) > 1
 
 
-def _header(line: bytes, whole: bool, name: str) -> Header:
+def _header(line: bytes, checksum_ok: bool, name: str) -> Header:
     """Reads a header. Raises DamagedKey; ValueError, KeyError or TypeError for what version 1 never writes."""
     result = json.loads(line.decode("ascii"), object_pairs_hook=unique_keys)
-    if whole and result["format"] not in TENSORS:
+    if checksum_ok and result["format"] not in TENSORS:
         raise _foreign(name)
-    if whole and type(result["version"]) is int and result["version"] != VERSION:
+    if checksum_ok and type(result["version"]) is int and result["version"] != VERSION:
         raise UnknownKeyVersion(f"key file version {result['version']}, this reads {VERSION}", "update milkglass")
     kdf = result["kdf"]
     _require_types(result, kdf)
@@ -112,8 +123,8 @@ def _header(line: bytes, whole: bool, name: str) -> Header:
         and header.format in TENSORS
         and 2 <= header.scrypt_n <= MAX_SCRYPT_N
         and header.scrypt_n & (header.scrypt_n - 1) == 0
-        and (len(header.salt), len(header.nonce), len(header.check)) == (SALT, NONCE, CHECK)
-        and header.length >= TAG
+        and (len(header.salt), len(header.nonce), len(header.check)) == (SALT_BYTES, NONCE_BYTES, CHECK_BYTES)
+        and header.length >= TAG_BYTES
     )
     if not plausible:
         raise DamagedKey("the header of the key file asks for something impossible", "restore a backup")
@@ -143,16 +154,6 @@ def _foreign(name: str) -> KeyFileError:
     return KeyFileError(f"{name} is not a milkglass key file", "give the file that `milkglass obfuscate` wrote")
 
 
-# The payload is a safetensors file with the root secret, the permutation and further information. It is authentic when
-# it is read, since only someone with the passphrase can seal. It is read strictly nevertheless: a key that is not of
-# version 1 must not reach a user's models. A codec alone has no root; it keeps the identifier, which it cannot derive.
-ROOT = 32  # bytes
-TENSORS = {FORMAT: {"root": np.uint8, "sigma": np.int32}, CODEC: {"sigma": np.int32}}
-NOTES = {FORMAT: {"model_digest", "about", "sigma_sha256"}}
-NOTES[CODEC] = NOTES[FORMAT] | {"identifier"}
-IDENTIFIER = re.compile("[0-9a-f]{32}")
-
-
 def format_of(key: Key) -> str:
     return CODEC if key.secret is None else FORMAT
 
@@ -176,7 +177,7 @@ def unpack(payload: bytes, kind: str = FORMAT) -> Key:
         arrays = load(payload)
         table = parse_table(payload[8 : 8 + int.from_bytes(payload[:8], "little")], "the payload")
         notes = table.get(METADATA, {})
-        about = json.loads(notes["about"]) if notes.keys() == NOTES[kind] else None
+        about = json.loads(notes["about"]) if notes.keys() == METADATA_NAMES[kind] else None
     except (SafetensorError, CorruptCheckpoint, ValueError, RecursionError) as error:
         raise _damaged("cannot be read") from error
     if {name: array.dtype for name, array in arrays.items()} != TENSORS[kind] or not isinstance(about, dict):
@@ -184,7 +185,7 @@ def unpack(payload: bytes, kind: str = FORMAT) -> Key:
     root, sigma = arrays.get("root"), arrays["sigma"]
     if sigma.ndim != 1 or not np.array_equal(np.sort(sigma), np.arange(len(sigma))):
         raise _damaged("holds no permutation")
-    if root is not None and root.shape != (ROOT,):
+    if root is not None and root.shape != (ROOT_BYTES,):
         raise _damaged("holds a root of another size than 32 bytes")
     if _sum(sigma) != notes["sigma_sha256"]:
         raise DamagedKey("the permutation in the key file fails its checksum", "restore a backup")

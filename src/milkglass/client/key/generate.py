@@ -35,12 +35,15 @@ from milkglass.client.layout import tokenizer_digest
 from milkglass.client.model_config import ModelSampling, special_ids
 from milkglass.errors import CorruptCheckpoint, MissingExtra, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint, read_model_json
-from milkglass.models.families import Architecture, of
+from milkglass.models.families import Architecture, architecture_of
 from milkglass.noise.stream import subkey
 from milkglass.progress import Stage, no_stage
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.catalogue import SCHEMES, scheme_named
 from milkglass.schemes.scheme import Scheme
+
+Clusters = Literal["kept", "new"]
+MAX_JOB_NAME = 200  # characters
 
 
 def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
@@ -57,7 +60,7 @@ def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
 
 def scheme_for(base: Checkpoint, name: str = "obfuslm", **selected: Any) -> Scheme:
     """Returns the scheme with these parameters, and with its paper's suggestions for such a model."""
-    return scheme_named(name, {**SCHEMES[name.removesuffix("+")].suggested(of(base).kind), **selected})
+    return scheme_named(name, {**SCHEMES[name.removesuffix("+")].suggested(architecture_of(base).kind), **selected})
 
 
 def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes | None = None) -> Key:
@@ -65,7 +68,7 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
 
     A root that is given is no secret: it is for attackers and recipes.
     """
-    architecture = of(base)
+    architecture = architecture_of(base)
     scheme = scheme or scheme_for(base)
     require_kind(architecture, scheme)
     info = KeyInfo.new(ref, architecture.kind, tokenizer_digest(base.folder), scheme.document())
@@ -111,7 +114,7 @@ def require_delta(scheme: Scheme, delta: bool) -> None:
         raise UsageError(why, "leave --delta out")
 
 
-def visited(key: Key) -> NDArray[np.int64]:
+def cluster_order(key: Key) -> NDArray[np.int64]:
     """Returns (n,) the tokens in the order in which clusters are begun.
 
     The order is the key's own. Older keys use the order of scrambled ids, and must keep their clusters. The lowest id
@@ -126,9 +129,9 @@ def visited(key: Key) -> NDArray[np.int64]:
 
 def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
     """Returns the key with its clusters in it: the codec needs them and does not have the table."""
-    table = base.mapped(of(base).table)
+    table = base.mapped(architecture_of(base).table)
     require_finite(table)
-    order = visited(key)
+    order = cluster_order(key)
     result = scheme_of(key).groups(table, order, reserved_ids(base, len(table)), stage("cluster", len(order)))
     return replace(key, info=key.info.with_groups(packed_groups(result, len(table))))
 
@@ -153,16 +156,12 @@ def require_finite(table: torch.Tensor) -> None:
         raise CorruptCheckpoint(f"{bad} rows of the embedding table are not finite", "repair or fetch the model again")
 
 
-Clusters = Literal["kept", "new"]
-LONGEST = 200  # characters of a job's name
-
-
 def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept", stage: Stage = no_stage) -> Key:
     """Returns the child of `parent`, whose model `base` is, with this name. The same name gives the same child."""
     parent.require_whole()
     name = unicodedata.normalize("NFC", name).strip()
-    if not 0 < len(name) <= LONGEST:
-        raise UsageError(f"the job's name has {len(name)} characters, 1 to {LONGEST} are possible", "name the job")
+    if not 0 < len(name) <= MAX_JOB_NAME:
+        raise UsageError(f"the job's name has {len(name)} characters, 1 to {MAX_JOB_NAME} are possible", "name the job")
     if clusters not in get_args(Clusters):
         raise UsageError(f"clusters is {clusters!r}", f"give one of {', '.join(get_args(Clusters))}")
     root = subkey(parent.root, parent.model_digest, f"job/{name}")
@@ -177,5 +176,5 @@ def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept
     if clusters == "kept":
         known = parent if parent.groups is not None else with_groups(base, parent, stage)
         assert known.groups is not None
-        info = info.with_groups(packed_groups(known.groups, of(base).vocab_size))
+        info = info.with_groups(packed_groups(known.groups, architecture_of(base).vocab_size))
     return replace(child, info=info)

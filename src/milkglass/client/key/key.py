@@ -131,11 +131,11 @@ class KeyInfo:
     @property
     def scale(self) -> Scale | None:
         """Returns the scale of the scores that were sent last."""
-        return Scale.kept(self.document.get("scale"))
+        return Scale.stored(self.document.get("scale"))
 
     @property
     def scales_by_job(self) -> dict[str, Scale | None]:
-        return {job: Scale.kept(raw) for job, raw in (self.document.get("scales") or {}).items()}
+        return {job: Scale.stored(raw) for job, raw in (self.document.get("scales") or {}).items()}
 
     # --- its models at servers ----------------------------------------------------------------------------------------
     @property
@@ -275,7 +275,10 @@ class Key:
         order: Callable[[bytes, int, tuple[int, ...]], NDArray[np.int32]] = permutation,
         root: bytes | None = None,
     ) -> Key:
-        """Makes a key of `vocab_size` slots. A given root is no secret, such as a recipe's; else one is drawn."""
+        """Makes a key. A given root is no secret, such as a recipe's; else one is drawn.
+
+        `vocab_size` is the number of slots, aliases included.
+        """
         root = secrets.token_bytes(32) if root is None else root
         sigma = order(subkey(root, model_digest, "permutation"), vocab_size, pinned)
         return cls(root, model_digest, sigma, info)

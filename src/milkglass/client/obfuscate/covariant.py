@@ -60,8 +60,8 @@ class NoisyRows:
     size: float
     stream: Stream
 
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        rows = self.source.rows(start, stop)
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        rows = self.source.block(start, stop)
         if not self.size or not len(rows):
             return rows
         first, last = start // NOISE_ROWS, (stop - 1) // NOISE_ROWS

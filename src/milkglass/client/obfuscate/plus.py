@@ -44,7 +44,7 @@ def turn_of(plus: Plus, key: Key, table: RowBlocks, count: int, width: int, stag
     columns = torch.empty(0)  # in the table's dtype, once that is known: fp32 would be twice as much
     for start in range(0, count, COLUMNS):
         stop = min(count, start + COLUMNS)
-        rows = table.rows(start, stop)
+        rows = table.block(start, stop)
         columns = columns if start else rows.new_empty(width, count)
         columns[:, start:stop] = rows.T
         advance(stop - start)
@@ -69,8 +69,8 @@ class TransformedRows:
     matrix: torch.Tensor
     gain: torch.Tensor | None = None
 
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        return _times(self.source.rows(start, stop), self.matrix, self.gain)
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return _times(self.source.block(start, stop), self.matrix, self.gain)
 
 
 def _times(rows: torch.Tensor, matrix: torch.Tensor, gain: torch.Tensor | None = None) -> torch.Tensor:
@@ -105,7 +105,7 @@ class ReadOnce:
     change: Callable[[torch.Tensor], torch.Tensor]
     held: OneHeld
 
-    def rows(self, start: int, stop: int) -> torch.Tensor:
+    def block(self, start: int, stop: int) -> torch.Tensor:
         whole = self.held.get(self.name, lambda: self.change(self.base.read(self.name)))
         if stop == len(whole):
             self.held.tensor = None

@@ -14,7 +14,7 @@ from milkglass.client.obfuscate.covariant import new_width, require_layers
 from milkglass.client.obfuscate.scramble import mapped_configs
 from milkglass.errors import ModelError, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import Architecture, of
+from milkglass.models.families import Architecture, architecture_of
 from milkglass.models.soundness import facts_of, lacks_head
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.schemes.scheme import Scheme
@@ -32,7 +32,7 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
         IdOutOfRange: a config names a token that does not exist.
         UsageError: a parameter does not fit the model.
     """
-    architecture = of(base)
+    architecture = architecture_of(base)
     require_sound(base)
     require_kind(architecture, scheme)
     require_delta(scheme, delta)
@@ -53,7 +53,7 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
 
 def require_sound(base: Checkpoint) -> None:
     """Raises ModelError, which names the file and the entry, if a server would refuse the model for its own files."""
-    configs = mapped_configs(base, np.arange(of(base).vocab_size, dtype=np.int32), None)
+    configs = mapped_configs(base, np.arange(architecture_of(base).vocab_size, dtype=np.int32), None)
     facts_of(Checkpoint(base.folder, configs.config, configs.generation, base.tensors))
 
 
@@ -92,7 +92,7 @@ def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> No
 
 def written(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
     """Estimates the bytes of the scrambled tensors."""
-    architecture = of(base)
+    architecture = architecture_of(base)
     tables = sum(base.tensors[name].bytes for name in architecture.touched)
     kept = 0 if delta else sum(tensor.bytes for tensor in base.tensors.values()) - tables
     untied = scheme.needs_whole_layers and not architecture.heads

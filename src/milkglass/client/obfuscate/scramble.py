@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.client.codec.aliases import AliasChoices
-from milkglass.client.key.generate import require_delta, require_finite, reserved_ids, scheme_of, visited
+from milkglass.client.key.generate import cluster_order, require_delta, require_finite, reserved_ids, scheme_of
 from milkglass.client.key.key import Key
 from milkglass.client.layout import KEY_ID, MARKED, MARKER
 from milkglass.client.model_config import config_entries, generation_entries, remap
@@ -40,7 +40,7 @@ from milkglass.client.obfuscate.plus import turn_of, turned, with_head
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, write_json
 from milkglass.models.config_entries import GENERATION, check_ids
-from milkglass.models.families import Architecture, of
+from milkglass.models.families import Architecture, architecture_of
 from milkglass.models.safetensors_file import RowBlocks
 from milkglass.models.staging import Configs, Staging, reshaped, resized, rewrite, write_delta
 from milkglass.progress import Stage, no_stage
@@ -50,15 +50,18 @@ from milkglass.schemes.obfuslm_plus import Turn
 
 @dataclass(frozen=True)
 class _Scrambled:
-    """A tensor after mixing and permuting: row p is row sigma^-1(p), a slot, of W X."""
+    """A tensor after mixing and permuting, by blocks of rows.
+
+    Row p of the new tensor is row sigma^-1(p) of W X; rows of W X are numbered by slots (schemes/aliases.py).
+    """
 
     base: Checkpoint
     name: str
     mixture: RowMap
-    inverse: NDArray[np.int64]
+    slot_of_id: NDArray[np.int64]
 
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        return self.mixture.apply(self._table, self.inverse[start:stop])
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self.mixture.apply(self._table, self.slot_of_id[start:stop])
 
     @cached_property
     def _table(self) -> torch.Tensor:
@@ -68,7 +71,7 @@ class _Scrambled:
 def mix(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) -> RowMap:
     """Returns the mixture of the table's rows by the key's scheme."""
     require_finite(table)
-    order, special = visited(key), reserved_ids(base, len(table))
+    order, special = cluster_order(key), reserved_ids(base, len(table))
     advance = stage("cluster", len(order))
     if key.groups is not None:
         advance(len(order))
@@ -93,7 +96,7 @@ def _tied(base: Checkpoint) -> dict[str, bool]:
 
 def _widened(base: Checkpoint, key: Key) -> dict[str, int]:
     """Returns the sizes to write for a wider residual stream, since a head's size does not follow from its width."""
-    scheme, architecture = scheme_of(key), of(base)
+    scheme, architecture = scheme_of(key), architecture_of(base)
     if not scheme.needs_heads:
         return {}
     return {"hidden_size": new_width(base, architecture, scheme), "head_dim": architecture.layout(base).head_size}
@@ -131,11 +134,11 @@ def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[n
 class Replacement:
     """The tensors of the scrambled checkpoint, whose `base` has a place of the right size for each.
 
-    `rows` are those that differ from it; `condition` is the condition number of W*, if the dimensions are mixed.
+    `tensors` are those that differ from it; `condition` is the condition number of W*, if the dimensions are mixed.
     """
 
     base: Checkpoint
-    rows: Mapping[str, RowBlocks]
+    tensors: Mapping[str, RowBlocks]
     mixture: RowMap
     condition: float | None = None
 
@@ -153,19 +156,21 @@ def replacements(
     plus = scheme.plus
     require_layers(base, architecture, scheme)  # refused before the work begins
     mixture = mixture or mix(base, key, base.mapped(architecture.table), stage)
-    inverse = np.argsort(key.sigma).astype(np.int64)
+    slot_of_id = np.argsort(key.sigma).astype(np.int64)
     if not scheme.needs_whole_layers:
-        rows = {name: _Scrambled(base, name, mixture, inverse) for name in architecture.touched}
-        return Replacement(resized(base, rows, len(inverse)), rows, mixture)
+        tensors = {name: _Scrambled(base, name, mixture, slot_of_id) for name in architecture.touched}
+        return Replacement(resized(base, tensors, len(slot_of_id)), tensors, mixture)
     wider, head = with_head(base, architecture)
-    rows = {name: _Scrambled(wider, name, mixture, inverse) for name in dict.fromkeys((*architecture.touched, head))}
+    tensors = {
+        name: _Scrambled(wider, name, mixture, slot_of_id) for name in dict.fromkeys((*architecture.touched, head))
+    }
     residual = architecture.residual(base)
     if plus is None:
-        replaced, shapes = transformed(wider, architecture, residual, key, rows, head)
+        replaced, shapes = transformed(wider, architecture, residual, key, tensors, head)
         return Replacement(reshaped(wider, shapes), replaced, mixture)
-    turn = turn or turn_of(plus, key, rows[architecture.table], len(inverse), residual.width, stage)
-    replaced = turned(wider, residual, turn, rows, head)
-    return Replacement(resized(wider, rows, len(inverse)), replaced, mixture, turn.condition)
+    turn = turn or turn_of(plus, key, tensors[architecture.table], len(slot_of_id), residual.width, stage)
+    replaced = turned(wider, residual, turn, tensors, head)
+    return Replacement(resized(wider, tensors, len(slot_of_id)), replaced, mixture, turn.condition)
 
 
 def scramble(
@@ -179,10 +184,12 @@ def scramble(
 ) -> Promise:
     """Writes the scrambled model to `out`, and continues where a killed run of the same key stopped.
 
+    Nothing is mixed before the staging writes: it asks for each block of rows (models/safetensors_file.py).
+
     Args:
         key: must be of this model: call `key.require_model(base.digest())` first.
     """
-    architecture = of(base)
+    architecture = architecture_of(base)
     if len(key.first) != architecture.vocab_size:
         raise CorruptCheckpoint(
             f"the key has {len(key.first)} tokens, the model {architecture.vocab_size}", "give the key's own model"
@@ -195,9 +202,9 @@ def scramble(
     configs = scrambled_configs(base, key)
     write_json(staging.folder / MARKER, MARKED)
     if delta:
-        total = sum(result.base.tensors[name].bytes for name in result.rows)
-        write_delta(result.base, key.model_digest, result.rows, configs, staging, progress("write", total))
+        total = sum(result.base.tensors[name].bytes for name in result.tensors)
+        write_delta(result.base, key.model_digest, result.tensors, configs, staging, progress("write", total))
     else:
         total = sum(ref.bytes for ref in result.base.tensors.values())
-        rewrite(result.base, result.rows, configs, staging, progress("write", total))
+        rewrite(result.base, result.tensors, configs, staging, progress("write", total))
     return replace(result.mixture.promise(scheme_of(key).k), condition=result.condition)

@@ -25,7 +25,8 @@ from milkglass.client.training_request import held_out_rows
 from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, digest_of
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
+from milkglass.models.pieces import special_around
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.torch_model import body
 from milkglass.noise.stream import Stream, subkey
@@ -46,10 +47,10 @@ THOUSANDTHS = 1000
 
 def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> Floats:
     """Returns (n, d) in fp32. They are public: no data of the client are read."""
-    table = of(base).table
+    table = architecture_of(base).table
     if kind == "table":
         return base.mapped(table).to(torch.float32, copy=True).numpy()
-    before, after = frame(load_tokenizer(base.folder))
+    before, after = special_around(load_tokenizer(base.folder))
     size = base.tensors[table].shape[0]
     progress = stage("vectors of tokens", size)
     loaded: list[Any] = []  # only where a block is missing
@@ -78,14 +79,6 @@ def _kept(name: str, ids: torch.Tensor, encoded: Callable[[torch.Tensor], Floats
     if keep.reused:
         progress(len(ids))
     return found["vectors"]
-
-
-def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Returns the ids that the tokenizer puts before and after a text."""
-    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
-    start = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
-    return whole[:start], whole[start + len(bare) :]
 
 
 def _encoded(model: Any, ids: torch.Tensor, before: Sequence[int], after: Sequence[int], progress: Progress) -> Floats:
@@ -158,7 +151,7 @@ def counted_corpus(
 ) -> CountedTexts:
     """Counts texts in memory, cut to the model's length. Labels are numbers of classes, or scores (floats)."""
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
-    ids = Sequences.of(codec.plain.encode(texts, pairs, truncate=True).ids)
+    ids = Sequences.of(codec.unscrambling.encode(texts, pairs, truncate=True).ids)
     numbers, scores = np.array(labels, np.float64), any(isinstance(one, float) for one in labels)
     if scores:
         scale = Scale.of(numbers.tolist())
@@ -211,7 +204,7 @@ def mapped(
         counts=texts.counts,
         weights=weights.astype(np.float32),
         special=texts.special,
-        pinned=of(base).pinned,
+        pinned=architecture_of(base).pinned,
         labelled=texts.task,
         vectors=partial(token_vectors, base, stage=stage),
     )

@@ -25,7 +25,6 @@ COUNTED = ("total_size", "total_parameters")  # the sizes that transformers writ
 TENSOR, SHARD = re.compile(r"[A-Za-z0-9_.-]{1,256}"), re.compile(r"[A-Za-z0-9_.-]{1,128}\.safetensors")
 NUMBERED = re.compile(r"LABEL_[0-9]{1,5}")
 ORIGINS = "upload a folder that `milkglass obfuscate` or `--fetch` wrote, never the original"
-PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 USUAL_SHARD = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -200,14 +199,3 @@ def json_file(path: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise UsageError(f"{path.name} is not a JSON object", "make the folder again with `milkglass obfuscate`")
     return value
-
-
-def is_plain(name: str) -> bool:
-    return PLAIN_NAME.fullmatch(name) is not None and ".." not in name
-
-
-def plain_name(name: str) -> str:
-    """Returns an id that can be part of a URL's path. Raises UsageError for another one."""
-    if not is_plain(name):
-        raise UsageError("an id has other characters than A-Z a-z 0-9 . _ -", "give it as the server printed it")
-    return name

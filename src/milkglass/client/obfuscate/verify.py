@@ -13,7 +13,7 @@ from milkglass.client.key.key import Key
 from milkglass.client.layout import MARKED, MARKER, TOKENIZER
 from milkglass.client.obfuscate.scramble import replacements, scrambled_configs
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_json
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.models.safetensors_file import RowBlocks, read_bytes
 from milkglass.models.safetensors_header import TensorRef, has_notes, read_header
 from milkglass.models.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, index_of
@@ -37,9 +37,9 @@ def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_stage) ->
     """
     delta = (out / DELTA_CONFIG).is_file()
     written = read_header(out / DELTA_WEIGHTS) if delta else Checkpoint.open(out).tensors
-    result = replacements(base, of(base), key, progress)
+    result = replacements(base, architecture_of(base), key, progress)
     expected = scrambled_configs(base, key)  # from the sizes that the base has, not from those of the replacement
-    base, replaced = result.base, result.rows
+    base, replaced = result.base, result.tensors
     kept = set() if delta else set(base.tensors) - set(replaced)
     total = sum(base.tensors[name].bytes for name in (*replaced, *kept))
     advance = progress("compare", total)
@@ -102,7 +102,7 @@ def _equal(old: TensorRef, new: TensorRef, source: RowBlocks, advance: Progress)
     with new.file.open("rb") as file:
         file.seek(new.start)
         for start in range(0, old.shape[0], step):
-            expected = source.rows(start, min(start + step, old.shape[0]))
+            expected = source.block(start, min(start + step, old.shape[0]))
             raw = file.read(expected.nbytes)
             result = torch.frombuffer(bytearray(raw), dtype=expected.dtype).reshape(expected.shape)
             pairs = zip(result.split(COMPARED), expected.split(COMPARED), strict=True)

@@ -35,7 +35,7 @@ from milkglass.progress import Log, no_log
 from milkglass.system import is_loopback
 
 MAX_EVENT = 4 << 20  # bytes of an event
-MAX_COMMENTS = 256 << 10  # bytes that are no data, before an event or in an engine's whole answer
+MAX_COMMENTS = 256 << 10  # bytes before an event that are no data
 EVENT_ID = re.compile(r"[A-Za-z0-9_.-]{0,128}")
 BUSY = frozenset({429, 503})  # the server asks to try later, and did nothing
 LOST = frozenset({502, 504})  # a proxy has no answer; the server may have carried out the call
@@ -50,7 +50,7 @@ CONNECT = 10.0  # seconds for making a connection
 FIRST_CONNECT = 3.0  # seconds for making a connection to a server that never answered
 FIRST_SILENCE = 20.0  # seconds to wait for a server's first answer, which is quick
 FIRST_ATTEMPTS = 3  # tries of a server that never answered: it is more likely down than restarting
-TOLD = 1.0  # seconds from which a wait is reported
+REPORTED_WAIT = 1.0  # seconds from which a wait is reported
 TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
 
 
@@ -138,21 +138,21 @@ class ServerEvents:
     silence: float
 
 
-def server_events(stream: ServerEvents, quiet: float | None = None) -> Iterator[tuple[str | None, str, str]]:
+def server_events(stream: ServerEvents, max_silence: float | None = None) -> Iterator[tuple[str | None, str, str]]:
     """Yields (id, event, data) of each server-sent event.
 
     Args:
-        quiet: seconds without an event after which the connection is cut. Comments are no events. The caller's time for
-            an event does not count.
+        max_silence: seconds without an event after which the connection is cut. Comments are no events. The caller's
+            time for an event does not count.
 
     Raises:
         RemoteError: an event is longer than MAX_EVENT, comments before one are longer than MAX_COMMENTS, or an id
             cannot be sent back in a header.
     """
-    quiet = stream.silence if quiet is None else quiet
+    max_silence = stream.silence if max_silence is None else max_silence
     number: str | None = None
     kind, data, size, comments = "message", list[str](), 0, 0
-    stream.watch.extend(quiet)
+    stream.watch.extend(max_silence)
     for line in _lines_of(stream.answer):
         size += len(line) + 1
         if size > MAX_EVENT:
@@ -164,7 +164,7 @@ def server_events(stream: ServerEvents, quiet: float | None = None) -> Iterator[
             if data:
                 stream.watch.pause()
                 yield number, kind, "\n".join(data)
-                stream.watch.extend(quiet)
+                stream.watch.extend(max_silence)
                 size = comments = 0
             kind, data = "message", []
             continue
@@ -208,7 +208,7 @@ class RetryPolicy:
         requested = (answer.headers.get("Retry-After") or "") if answer is not None else ""
         seconds = min(self.longest, self.first * 2**attempt) * (0.5 + random.random() / 2)  # not all clients at once
         seconds = max(seconds, min(60.0, float(requested))) if re.fullmatch("[0-9]{1,9}", requested) else seconds
-        if seconds >= TOLD:
+        if seconds >= REPORTED_WAIT:
             what = "does not answer" if answer is None else f"answers {answer.status_code}"
             self.progress(f"the server {what}; trying again in {seconds:.0f} s")
         self.pause(seconds)

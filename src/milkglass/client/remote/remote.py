@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.layout import KEY_ID
-from milkglass.client.obfuscate.upload_check import Outgoing, is_plain, plain_name
+from milkglass.client.obfuscate.upload_check import Outgoing
+from milkglass.client.plain_names import is_plain, plain_name
 from milkglass.client.remote import responses
 from milkglass.client.remote.connection import Connection, RetryPolicy, server_events
 from milkglass.client.remote.responses import Prediction, classified, delta, in_order, response_id, token_ids

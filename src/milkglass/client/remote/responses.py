@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard, final
 
-from milkglass.client.obfuscate.upload_check import is_plain
+from milkglass.client.plain_names import is_plain
 from milkglass.client.remote.strict_json import HINT, document
 from milkglass.errors import KeyForOtherModel, RemoteError
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from milkglass.errors import RemoteError
 
-MAX_STRING = 500  # characters; longer ones are cut
+MAX_STRING_SHOWN = 500  # characters; longer ones are cut
 MAX_DEPTH = 32
 MAX_CONTAINERS = 200_000  # lists and objects of one answer: each takes 56 bytes or more where its text takes 3
 TOO_LARGE = 1 << 63
@@ -38,7 +38,7 @@ def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         raise RemoteError(f"{noun} is not a JSON object", HINT)
-    if len(text) <= MAX_STRING and containers <= MAX_DEPTH and "\\" not in text and text.isprintable():
+    if len(text) <= MAX_STRING_SHOWN and containers <= MAX_DEPTH and "\\" not in text and text.isprintable():
         return value  # its strings are parts of the text: nothing is left to clean, as in most events of an answer
     return _cleaned(value, 0, noun)
 
@@ -77,11 +77,11 @@ def _cleaned(value: Any, depth: int, noun: str) -> Any:
     if depth > MAX_DEPTH:
         raise RemoteError(f"{noun} is nested more than {MAX_DEPTH} levels deep", HINT)
     if isinstance(value, str):
-        return one_line(value, MAX_STRING)
+        return one_line(value, MAX_STRING_SHOWN)
     if isinstance(value, list):
         return [one if isinstance(one, int | float) else _cleaned(one, depth + 1, noun) for one in value]
     if isinstance(value, dict):
-        return {one_line(name, MAX_STRING): _cleaned(one, depth + 1, noun) for name, one in value.items()}
+        return {one_line(name, MAX_STRING_SHOWN): _cleaned(one, depth + 1, noun) for name, one in value.items()}
     return value
 
 

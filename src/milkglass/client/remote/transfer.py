@@ -20,7 +20,7 @@ from typing import Any, final
 
 from milkglass import files
 from milkglass.client.layout import MARKED, MARKER, TOKENIZER
-from milkglass.client.obfuscate.upload_check import is_plain
+from milkglass.client.plain_names import is_plain
 from milkglass.client.remote.connection import Connection
 from milkglass.client.remote.responses import FILE, is_count, is_text, response_id, response_number, rows
 from milkglass.client.remote.strict_json import HINT
@@ -139,7 +139,7 @@ def _send_chunks(
             received = now
 
 
-def receive(connection: Connection, route: str, target: Path, size: int, progress: Progress = no_progress) -> None:
+def download(connection: Connection, route: str, target: Path, size: int, progress: Progress = no_progress) -> None:
     """Downloads to `target`, going on from what is there, and never writes more than `size` bytes.
 
     Raises:
@@ -153,7 +153,7 @@ def receive(connection: Connection, route: str, target: Path, size: int, progres
             have = 0
         if have < size:
             try:
-                _receive_rest(connection, route, target, have, size, progress)
+                _download_rest(connection, route, target, have, size, progress)
             except Unreachable:
                 if attempt == connection.retry.attempts - 1:
                     raise
@@ -174,7 +174,7 @@ def require_sum(target: Path, sha256: str, progress: Progress = no_progress) -> 
         raise RemoteError(f"{target.name} arrived damaged: its checksum is wrong", "try again")
 
 
-def _receive_rest(connection: Connection, route: str, target: Path, have: int, size: int, progress: Progress) -> None:
+def _download_rest(connection: Connection, route: str, target: Path, have: int, size: int, progress: Progress) -> None:
     headers = {"Range": f"bytes={have}-"} if have else {}
     with connection.stream("GET", route, headers=headers) as stream:
         if have and stream.answer.status_code != 206:  # it sends everything anew
@@ -315,6 +315,6 @@ def _fetch_one(connection: Connection, route: str, target: Path, file: OfferedFi
     advance = progress(f"fetch {file.name}", file.bytes)
     with contextlib.suppress(FileNotFoundError):
         advance(min(file.bytes, target.stat().st_size))
-    receive(connection, route, target, file.bytes, advance)
+    download(connection, route, target, file.bytes, advance)
     if file.sha256:
         require_sum(target, file.sha256, progress(f"check {file.name}", file.bytes))

@@ -19,9 +19,9 @@ MARKERS: dict[Group, str] = {
 AXIS = {"accuracy": "right answers, %", "pearson": "correlation with the true scores", "loss": "loss, nats a token"}
 
 
-def drawn(result: Compared) -> str:
+def picture_svg(result: Compared) -> str:
     """Returns the picture as SVG; "" if no way is done."""
-    points = [one for one in result.done if not math.isnan(one.read)]
+    points = [one for one in result.finished if not math.isnan(one.percent_read)]
     if not points:
         return ""
     scale = 100 if result.measure == "accuracy" else 1
@@ -31,10 +31,10 @@ def drawn(result: Compared) -> str:
             assert one.quality is not None
             value, low, high = (scale * part for part in (one.quality.value, one.quality.low, one.quality.high))
             axes.errorbar(
-                100 * one.read, value, [[value - low], [high - value]], fmt=MARKERS[one.group],
+                100 * one.percent_read, value, [[value - low], [high - value]], fmt=MARKERS[one.group],
                 color=COLOURS[number % len(COLOURS)], markersize=8, elinewidth=1, alpha=0.95,
             )  # fmt: skip
-        home = result.home
+        home = result.best_local
         if home is not None and home.quality is not None:
             axes.axhline(scale * home.quality.value, color=GREY, linestyle="--", linewidth=1)
         axes.set(xlim=(-4, 104), xlabel="names and other content words that are read, %", ylabel=AXIS[result.measure])
@@ -49,7 +49,7 @@ def labelled(axes: Any, points: Sequence[WayResult], scale: float) -> None:
     inside, taken = axes.get_window_extent(), list[Box]()
     for one in sorted(points, key=lambda it: -(it.quality.value if it.quality else 0)):
         assert one.quality is not None
-        place = 100 * one.read, scale * one.quality.value
+        place = 100 * one.percent_read, scale * one.quality.value
         x, y = axes.transData.transform(place)
         boxes = [(dx, dy, _box(x, y, dx, dy, one.name)) for dx, dy in OFFSETS]
         free = (

@@ -8,7 +8,7 @@ from milkglass.compare.result import Compared, WayResult
 from milkglass.metrics.interval import Interval
 
 
-def shown(value: Interval | None, measure: str) -> str:
+def with_interval(value: Interval | None, measure: str) -> str:
     """Returns a quality with its interval, such as "72 % (66-78)"."""
     if value is None:
         return "-"
@@ -17,12 +17,12 @@ def shown(value: Interval | None, measure: str) -> str:
     return f"{value.value:.2f} ({value.low:.2f}-{value.high:.2f})"
 
 
-def share(value: Interval | None) -> str:
+def percent(value: Interval | None) -> str:
     """Returns a share that is read; "-" if it is not known."""
     return "-" if value is None or math.isnan(value.value) else f"{100 * value.value:.0f} %"
 
 
-def read(way: WayResult) -> str:
+def read_by_attacks(way: WayResult) -> str:
     """Returns what is read of a way: names and other content words, with a mark where more time may read more."""
     if way.local:
         return "0 %"
@@ -30,15 +30,15 @@ def read(way: WayResult) -> str:
         return "-"
     if way.reading.content is None:
         return way.reading.more[0] if way.reading.more else "-"
-    return f"{'at least ' if way.reading.cut else ''}{share(way.reading.content)}"
+    return f"{'at least ' if way.reading.cut else ''}{percent(way.reading.content)}"
 
 
 def line(way: WayResult, measure: str) -> str:
     """Returns one way as a line, as soon as it is known."""
     if way.state != "done":
         return f"{way.title}: {way.state}: {way.reason}"
-    more = "nothing is sent" if way.local else f"{read(way)} of names and content words read"
-    return f"{way.title}: {shown(way.quality, measure)}, {more}"
+    more = "nothing is sent" if way.local else f"{read_by_attacks(way)} of names and content words read"
+    return f"{way.title}: {with_interval(way.quality, measure)}, {more}"
 
 
 def table(result: Compared) -> list[tuple[str, ...]]:
@@ -53,15 +53,15 @@ def table(result: Compared) -> list[tuple[str, ...]]:
             continue
         seen = way.reading
         rows.append((
-            way.title, shown(way.quality, result.measure), read(way),
-            "0 %" if way.local else share(seen.names if seen else None),
-            "0 %" if way.local else share(seen.numbers if seen else None),
+            way.title, with_interval(way.quality, result.measure), read_by_attacks(way),
+            "0 %" if way.local else percent(seen.names if seen else None),
+            "0 %" if way.local else percent(seen.numbers if seen else None),
             "-" if seen is None or math.isnan(seen.guess) else f"{100 * seen.guess:.0f} %",
             f"{way.seconds:.1f}", f"{way.bytes:,.0f}" if way.bytes else "-", way.trust,
         ))  # fmt: skip
     return rows
 
 
-def noted(result: Compared) -> list[str]:
+def notes_of(result: Compared) -> list[str]:
     """Returns what to know of single rows."""
     return [f"{way.title}: {note}" for way in result.ways for note in way.notes]

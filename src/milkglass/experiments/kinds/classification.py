@@ -20,7 +20,7 @@ from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import RunFolder, Variant, packed
 from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.models.resolve import resolve
 from milkglass.models.torch_model import ONE_LOAD
 from milkglass.server.jobs.data import Collate, TrainingDataset
@@ -38,7 +38,7 @@ class ClassificationRecipe(FineTuning):
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns figures in percent, with a named data set's own measures, such as Matthews' correlation of CoLA."""
-        data_set = data_refs.named(self.data["validation"])
+        data_set = data_refs.parse_ref(self.data["validation"])
         metrics = [name for name in data_set[0].metrics if name != "accuracy"] if data_set else []
         more = graded_by_metrics(variants, metrics, self.training.max_length, self.seed, run.predictions)
         return recovery(base, variants, statuses) + more
@@ -52,13 +52,16 @@ def recovery(base: Checkpoint, variants: list[Variant], statuses: Mapping[str, S
     accuracy = {v.name: 100 * statuses[v.name].metrics["accuracy"] for v in variants}
     result = [ResultRecord(measure="accuracy", value=value, variant=name) for name, value in accuracy.items()]
     plain = next(v for v in variants if v.plain)
-    table = base.read(of(base).table)
+    table = base.read(architecture_of(base).table)
     for variant in variants:
         if variant.plain:
             continue
         name = "" if len(variants) == 2 else variant.name
         scrambled = Checkpoint.open(variant.model)
-        hits = nearest(scrambled.read(of(scrambled).table), table, 3) == torch.from_numpy(variant.key.inverse)[:, None]
+        hits = (
+            nearest(scrambled.read(architecture_of(scrambled).table), table, 3)
+            == torch.from_numpy(variant.key.inverse)[:, None]
+        )
         values = {
             "accuracy loss": accuracy[plain.name] - accuracy[variant.name],
             "knn top-1": float(hits[:, 0].float().mean()),

@@ -227,7 +227,7 @@ def problem(name: str, entry: Mapping[str, Any], data: Path, seed: int, spare: i
     Raises:
         UsageError: the data has no labels, or too few rows.
     """
-    about = data_refs.named(entry["train"])
+    about = data_refs.parse_ref(entry["train"])
     whole = data_refs.examples(data, entry["train"])
     order = [whole[i] for i in np.random.default_rng(seed).permutation(len(whole))]
     rows = entry.get("rows", len(whole) - spare)

@@ -61,7 +61,12 @@ class FineTuning(Recipe):
     digits = 4
     task: ClassVar[Task]
     needed: ClassVar[tuple[str, ...]] = ()
-    told: ClassVar[tuple[str, ...]] = ("seed", "training", "variants", "evaluation")  # fields that a result names
+    reported_fields: ClassVar[tuple[str, ...]] = (
+        "seed",
+        "training",
+        "variants",
+        "evaluation",
+    )  # fields that a result names
 
     @classmethod
     def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +79,7 @@ class FineTuning(Recipe):
         require_variants(self.variants)
 
     def about(self) -> dict[str, Any]:
-        return self.entries(*self.told)
+        return self.entries(*self.reported_fields)
 
     def result(self, run: RunFolder) -> dict[str, Any]:
         return {**self.about(), "data": self.data}
@@ -114,7 +119,7 @@ class FineTuning(Recipe):
 def _classes(data: Mapping[str, str]) -> dict[str, int]:
     """Returns how many classes a named data set has, as a setting."""
     train = data.get("train", "")
-    result = data_refs.named(train) if isinstance(train, str) else None
+    result = data_refs.parse_ref(train) if isinstance(train, str) else None
     return {"num_labels": len(result[0].labels)} if result and result[0].labels else {}
 
 

@@ -168,7 +168,7 @@ class GenerationRecipe(GeneratorTuning):
                 answered = answers(model, codec, held_out, self.evaluation)
                 texts, of = [codec.decode(one) for one in answered.ids], {"variant": variant.name, "when": when}
                 result += self.answer_figures(run, row_losses(model, rows), texts, answered.references, of)
-            result += read(self.seed, base, variant, codec, answered)
+            result += attack_figures(self.seed, base, variant, codec, answered)
             if asked := self.by_rule:
                 run.progress(f"{variant.name}: instructions")
                 result += followed(model, codec, asked.read(run.data), asked.new_tokens, of, run.predictions)
@@ -289,7 +289,9 @@ def ended(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[Any, An
 
 
 # --- what attackers read ----------------------------------------------------------------------------------------------
-def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, answered: GeneratedAnswers) -> list[ResultRecord]:
+def attack_figures(
+    seed: int, base: Checkpoint, variant: Variant, codec: Codec, answered: GeneratedAnswers
+) -> list[ResultRecord]:
     """Returns what ERA reads, and for scrambled variants matching's map and ERA+.
 
     ERA on the plain variant is the control.
@@ -302,7 +304,7 @@ def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, answered: 
         ),
         len(codec.inverse),
     )
-    knowledge = Knowledge(public_model=Model.open(base.folder), aliases=variant.key.slots.copies)
+    knowledge = Knowledge(public_model=Model.open(base.folder), aliases=variant.key.slots.aliases_per_token)
 
     def rng() -> np.random.Generator:
         return np.random.default_rng(seed)

@@ -95,7 +95,7 @@ class SanitizedGeneration(GeneratorTuning):
     keep_instruction: bool = True
     words: int | None = None
 
-    told = ("seed", "rows", "words", "instruction", "keep_instruction", "training", "variants", "evaluation")
+    reported_fields = ("seed", "rows", "words", "instruction", "keep_instruction", "training", "variants", "evaluation")
 
     def check(self) -> None:
         require_names(self.data, "data", SPLITS)
@@ -121,7 +121,7 @@ class SanitizedGeneration(GeneratorTuning):
         for split, path in plain.items():
             if not path.is_file():
                 sanitized_chats.write(
-                    sanitized_chats.drawn(self._chats(run, split), many[split], self.seed, split), path
+                    sanitized_chats.sample(self._chats(run, split), many[split], self.seed, split), path
                 )
         result: dict[str, Mapping[str, Path]] = {}
         for name, sanitizer in self._sanitizers(base, run).items():
@@ -191,7 +191,7 @@ class SanitizedGeneration(GeneratorTuning):
             whole = [codec.encode_chat(one).astype(np.int64) for one in conversations]
             lengths = np.array([len(one) for one in whole])
             return PromptSet(whole, references, lengths, lengths)
-        sent = [sanitizer.prompt(codec.tokenizer, one, codec.limit) for one in conversations]
+        sent = [sanitizer.sent_prompt(codec.tokenizer, one, codec.limit) for one in conversations]
         private, unchanged = (np.array(one) for one in zip(*((it.private, it.unchanged) for it in sent), strict=True))
         return PromptSet([one.ids for one in sent], references, private, unchanged)
 
@@ -213,7 +213,7 @@ class SanitizedGeneration(GeneratorTuning):
     ) -> list[ResultRecord]:
         of = {"variant": variant.name, "when": when}
         losses = np.array(answered["losses"], np.float64), np.array(answered["tokens"], np.float64)
-        about = data_refs.named(self.data["validation"])
+        about = data_refs.parse_ref(self.data["validation"])
         if labels := about[0].labels if about else ():
             result = loss_figures(losses, self.seed, of, run.predictions)
             result += self._graded_classes(answered["texts"], asked.references, labels, of, run.predictions)

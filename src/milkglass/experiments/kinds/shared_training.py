@@ -108,7 +108,8 @@ class SharedTraining(SharedStepRecipe):
             run.progress(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in part.items()))
             result += records(part, variant=name)
         if self.evaluation.get("theory"):
-            undefined = json.loads((run.out / THEORY).read_text("utf-8"))["untold"]
+            figures = json.loads((run.out / THEORY).read_text("utf-8"))
+            undefined = figures["untold"] if "untold" in figures else figures["undefined"]  # older code wrote "untold"
             result += [
                 ResultRecord(measure=one, value=math.nan, variant="theory", undefined=why)
                 for one, why in undefined.items()
@@ -154,7 +155,7 @@ class TrainingSite:
         recipe = self.recipe
         return SharedStep.open(self.base.folder, recipe.task, self.classes, recipe.seed, recipe.lora)
 
-    def rows(self, name: str, guard: DefenceSpec) -> PrivateRows:
+    def defended_rows(self, name: str, guard: DefenceSpec) -> PrivateRows:
         """Returns the rows as they are used in training."""
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
         sent = shadowed(self.base, self.train.ids, guard, self.recipe.seed, self.cache, info)
@@ -162,7 +163,7 @@ class TrainingSite:
 
     def trained(self, name: str, guard: DefenceSpec) -> SharedStep:
         """Returns the model after training. It is trained once, and its weights are cached."""
-        step, rows = self.step(), self.rows(name, guard)
+        step, rows = self.step(), self.defended_rows(name, guard)
         path = self.cache.place("trained", f"{self._digest(rows, guard.shield)}.safetensors")
         if path.is_file():
             tensors = load_file(path)
@@ -196,7 +197,7 @@ class TrainingSite:
     def figures(self, name: str, guard: DefenceSpec) -> dict[str, Any]:
         result = self.graded(self.trained(name, guard))
         if guard.ghost is not None:
-            result |= level(self.train.ids, self.rows(name, guard).ids, self._read, self.recipe.seed)
+            result |= level(self.train.ids, self.defended_rows(name, guard).ids, self._read, self.recipe.seed)
         return result
 
     def _read(self, ids: Ids) -> str:
@@ -211,7 +212,7 @@ def _theory(site: TrainingSite) -> dict[str, float]:
     if plain is None or ghost is None:
         raise UsageError("theory needs an empty defence and one with ghost", "see the recipe")
     part = np.arange(min(site.recipe.evaluation["theory"], len(site.train)))
-    pair = (site.train.part(part), site.rows(ghost, guards[ghost]).part(part))
+    pair = (site.train.part(part), site.defended_rows(ghost, guards[ghost]).part(part))
     models = site.step(), site.trained(plain, guards[plain]), site.trained(ghost, guards[ghost])
     result = theory.check(*models, *pair)
     files.write(site.out / THEORY, json.dumps(result.to_json(), allow_nan=False) + "\n")

@@ -70,7 +70,7 @@ class SymbolGeneration(GeneratorTuning):
     words: int | None = None
 
     needed = ("rows", "answers", "new_tokens")
-    told = ("seed", "words", "client_layers", "weights", "training", "variants", "evaluation")
+    reported_fields = ("seed", "words", "client_layers", "weights", "training", "variants", "evaluation")
 
     def check(self) -> None:
         require_names(self.data, "data", (*SPLITS, PUBLIC))
@@ -150,7 +150,7 @@ class SymbolGeneration(GeneratorTuning):
                     run.progress(f"{variant.name}: {name} answers, the server's word weighs {weight}")
                     of = {"variant": variant.name, "note": f"{name}, weight {weight:g}"}
                     known = {**of, "note": f"{name}, symbols known"} if weight == self.weights[0] else None
-                    result += self._together(run, codec.plain, pair, asked, of, known)
+                    result += self._together(run, codec.unscrambling, pair, asked, of, known)
         return result
 
     def _held_out(self, run: RunFolder) -> list[Example]:
@@ -187,7 +187,7 @@ class SymbolGeneration(GeneratorTuning):
     def _bits(self, run: RunFolder, codec: Codec) -> float:
         """Returns the entropy of the ids of the training rows, in bits."""
         rows = list(read_examples(run.out / "data" / "train.jsonl"))
-        counts = encoded(codec.plain, rows).original.counts(len(codec.sigma))
+        counts = encoded(codec.unscrambling, rows).original.counts(len(codec.sigma))
         used = np.bincount(codec.sigma, counts)
         used = used[used > 0] / used.sum()
         return float(-(used * np.log2(used)).sum())

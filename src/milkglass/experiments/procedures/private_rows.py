@@ -114,7 +114,7 @@ def _ghost(name: str, entry: dict[str, Any]) -> tuple[Search, Selection]:
 
 def classes_of(ref: str, examples: Sequence[Example]) -> Mapping[str, int]:
     """Returns the numbers of the classes: a named data set's own, else in the order of their names."""
-    about = data_refs.named(ref)
+    about = data_refs.parse_ref(ref)
     return (
         about[0].numbers if about else {name: i for i, name in enumerate(sorted({str(one.label) for one in examples}))}
     )

@@ -1,4 +1,4 @@
-"""Conversations, their sanitized versions by tokens of the model, and prompts of them (CMIF, sections 3.2 and 4.1).
+"""Makes conversations, sanitizes them by tokens of the model, and makes prompts of them (CMIF, sections 3.2 and 4.1).
 
 Training uses the text that `milkglass sanitize --by tokens --role user` writes. Prompts are what the enclave of a split
 decoder sends: the ids of the rendered conversation, with the user's text through the same mechanism. Sensitive tokens
@@ -32,13 +32,13 @@ from milkglass.sequences import Ids
 USER = frozenset({"user"})
 
 
-def chats(examples: Sequence[Example], instruction: str, words: int | None) -> list[Example]:
-    """Returns conversations.
+def chats(examples: Sequence[Example], instruction: str, max_words: int | None) -> list[Example]:
+    """Returns rows as conversations.
 
     A classified text becomes a user's message after the instruction, and its label the answer.
 
     Args:
-        words: longer messages of the user are left out. None: none are.
+        max_words: conversations whose first message has more words are left out. None: none are.
 
     Raises:
         UsageError: there are pairs, plain text, or a conversation that does not begin with the instruction.
@@ -53,13 +53,13 @@ def chats(examples: Sequence[Example], instruction: str, words: int | None) -> l
             raise UsageError(
                 f"row {one.line} is not a conversation that begins with the recipe's instruction", "see instruction"
             )
-        if words is None or len(one.messages[0]["content"].split()) <= words:
+        if max_words is None or len(one.messages[0]["content"].split()) <= max_words:
             result.append(one)
     return result
 
 
-def drawn(examples: Sequence[Example], rows: int, seed: int, what: str) -> list[Example]:
-    """Returns the first rows of the seed's order. Raises UsageError if there are too few."""
+def sample(examples: Sequence[Example], rows: int, seed: int, what: str) -> list[Example]:
+    """Draws rows without replacement: the first of the seed's order. Raises UsageError if there are too few."""
     if not 0 < rows <= len(examples):
         raise UsageError(f"{rows} rows of {what} are needed, {len(examples)} fit", "lower it, or raise words")
     return [examples[i] for i in np.random.default_rng(seed).permutation(len(examples))[:rows]]
@@ -92,32 +92,32 @@ class ChatSanitizer:
 
     Attributes:
         sanitizer: sanitizes text.
-        kept: the instruction at the beginning of a message, which is not sanitized. "": there is none.
+        instruction: begins each message of the user, and is not sanitized. "": there is none.
         seed: of the draws, which anyone can repeat: a recipe has no secrets.
     """
 
     sanitizer: TokenTextSanitizer = field(repr=False)
-    kept: str
+    instruction: str
     seed: int
 
     @classmethod
     def of(
-        cls, method: SanitizerMethod, reader: TokenReader, counts: NDArray[np.int64], kept: str, seed: int
+        cls, method: SanitizerMethod, reader: TokenReader, counts: NDArray[np.int64], instruction: str, seed: int
     ) -> ChatSanitizer:
         result = method.reading(reader, counts)
         assert isinstance(result, TokenTextSanitizer)  # its reader is of tokens
-        return cls(result, kept, seed)
+        return cls(result, instruction, seed)
 
     def write(self, source: Path, out: Path) -> Path:
         """Writes the file's conversations with the user's text sanitized, unless the result exists."""
         if not out.is_file():
             report_path(out).unlink(missing_ok=True)  # of a run that was stopped between the two files
-            shape = FileShape("json", frozenset(), file=source.name, roles=USER, instruction=self.kept)
+            shape = FileShape("json", frozenset(), file=source.name, roles=USER, instruction=self.instruction)
             sanitize_file(self.sanitizer, source, shape, out, self.seed, {})
         return out
 
-    def prompt(self, tokenizer: Any, messages: Sequence[Message], limit: int) -> SentPrompt:
-        tokens = prompt.of_chat(tokenizer, messages, limit, self.kept)
+    def sent_prompt(self, tokenizer: Any, messages: Sequence[Message], limit: int) -> SentPrompt:
+        tokens = prompt.of_chat(tokenizer, messages, limit, self.instruction)
         sent = tokens.replaced(self._replaced)
         own = tokens.private
         return SentPrompt(sent, int(own.sum()), int((sent[own] == tokens.ids[own]).sum()))
@@ -127,7 +127,7 @@ class ChatSanitizer:
         return self.sanitizer.sanitizer.sanitize(ids, Stream.of_seed("prompts", self.seed, ids.tobytes()))
 
 
-def counted(reader: TokenReader, examples: Sequence[Example], kept: str) -> NDArray[np.int64]:
-    """Returns (n,) how often each token occurs in the users' messages, without the kept instruction."""
+def counted(reader: TokenReader, examples: Sequence[Example], instruction: str) -> NDArray[np.int64]:
+    """Returns (n,) how often each token occurs in the users' messages, without the instruction."""
     own = (turn["content"] for one in examples for turn in one.messages if turn["role"] == "user")
-    return reader.counts(text.removeprefix(kept) for text in own)
+    return reader.counts(text.removeprefix(instruction) for text in own)

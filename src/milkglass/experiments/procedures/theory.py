@@ -59,7 +59,7 @@ class TheoryFigures:
     def to_json(self) -> dict[str, Any]:
         """Returns the data of Figures 3 and 4."""
         lines = {name: asdict(one) for name, one in self.lines.items()}
-        return {"pairs": self.pairs, "lines": lines, "untold": self.undefined}
+        return {"pairs": self.pairs, "lines": lines, "undefined": self.undefined}
 
 
 def check(
@@ -107,7 +107,7 @@ def figures(
             called = f"slope of the {name} deviation" + ("" if kind == "epsilon" else ", local")
             one, mean = line(x, y), float(y.mean())
             if one is None:
-                undefined[called] = undefined[f"{called}, of its mean"] = _alike(kind, local, max(drifts))
+                undefined[called] = undefined[f"{called}, of its mean"] = _why_constant(kind, local, max(drifts))
                 continue
             lines[f"{name}, {kind}"] = one
             result[called] = one.slope
@@ -121,7 +121,7 @@ def figures(
     return TheoryFigures(result, pairs, lines, undefined)
 
 
-def _alike(kind: str, local: Floats, drifted: float) -> str:
+def _why_constant(kind: str, local: Floats, drifted: float) -> str:
     """Returns why an epsilon is constant."""
     larger = kind == "epsilon" and (local <= drifted).all()
     return f"{kind} is the same for all pairs" + (": a drift is larger than every pair's deviations" if larger else "")

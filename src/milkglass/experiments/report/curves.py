@@ -23,8 +23,8 @@ class Curves:
 
     Attributes:
         measure: its name.
-        lines: by the state of the variants' models, in order of epsilon.
-        levels: of the plain variant, by the same words.
+        lines: the points of one line, in order of epsilon, by the state of the models ("before training" and alike).
+        levels: the plain variant's figure, by the same states.
     """
 
     measure: str
@@ -32,7 +32,7 @@ class Curves:
     levels: Mapping[str, float]
 
 
-def of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[str, Any]]) -> tuple[Curves, ...]:
+def curves_of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[str, Any]]) -> tuple[Curves, ...]:
     """Returns the measures of a result that have a line of two points, in the figures' order.
 
     Args:
@@ -66,18 +66,18 @@ def _epsilons(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     )
 
 
-def drawn(every: Sequence[Curves]) -> str:
+def curves_svg(every: Sequence[Curves]) -> str:
     """Returns all panels side by side, as SVG."""
     with styled():
-        figure, places = panels(len(every))
-        for axes, one in zip(places, every, strict=True):
+        figure, axes = panels(len(every))
+        for panel, one in zip(axes, every, strict=True):
             for number, (when, line) in enumerate(one.lines.items()):
                 colour = COLOURS[number % len(COLOURS)]
                 marker = MARKERS[number % len(MARKERS)]
                 xs, ys, spreads = zip(*line, strict=True)
-                axes.errorbar(xs, ys, spreads, color=colour, marker=marker, markersize=4, capsize=2, label=when)
+                panel.errorbar(xs, ys, spreads, color=colour, marker=marker, markersize=4, capsize=2, label=when)
                 if when in one.levels:
-                    axes.axhline(one.levels[when], color=colour, linestyle="--", linewidth=1)
-            axes.set(xlabel="epsilon" + (" (dashed: plain)" if one.levels else ""), title=one.measure)
-            axes.legend()
+                    panel.axhline(one.levels[when], color=colour, linestyle="--", linewidth=1)
+            panel.set(xlabel="epsilon" + (" (dashed: plain)" if one.levels else ""), title=one.measure)
+            panel.legend()
         return svg(figure, "figures over epsilon")

@@ -24,7 +24,7 @@ from milkglass.plots import COLOURS, GREY, numbered, panels, styled, svg
 UTILITY = ("accuracy", "matthews", "f1", "pearson")
 PLAIN, CONTROL = "plain", "no defence"
 ALL_READ = 99.95  # percent of the content: nothing is hidden
-OFF, ON = COLOURS[:2]
+OFF_FRONTIER, ON_FRONTIER = COLOURS[:2]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class DefencePoint:
         defence: its name.
         measure: the name of the utility.
         utility: of the measure, in points.
-        tokens, content: what the strongest attack reads, in percent. None: it reads words without their order only.
+        tokens, content: what the strongest attack reads of all tokens and of content tokens, in percent. A content of
+            None: the attack reads words without their order, so that there is no such figure.
         utility_spread, content_spread: half of their 95 % intervals; 0: the result has none.
     """
 
@@ -90,15 +91,15 @@ def defences(records: Iterable[ResultRecord]) -> dict[str, list[DefencePoint]]:
     return result
 
 
-def glance(points: Sequence[DefencePoint]) -> str:
+def one_result_svg(points: Sequence[DefencePoint]) -> str:
     """Returns one result's defences on one data set as SVG. Each point has the number of its row in the table."""
     with styled():
         figure, (axes,) = panels(1, 500, 320)
         places = [(one.tokens, one.utility) for one in points]
-        axes.scatter(*zip(*places, strict=True), color=OFF)
+        axes.scatter(*zip(*places, strict=True), color=OFF_FRONTIER)
         axes.set(xlim=(-2, 102), xlabel="tokens that the strongest attack reads, %", ylabel=points[0].measure)
         axes.margins(y=0.12)
-        numbered(axes, places, [OFF] * len(places))
+        numbered(axes, places, [OFF_FRONTIER] * len(places))
         return svg(figure, f"{points[0].data}: {points[0].measure} against what the strongest attack reads")
 
 
@@ -125,7 +126,7 @@ def _accuracies(results: Sequence[Sequence[ResultRecord]], data: str) -> list[Re
     return [one for one in every if (one.measure, one.data, one.attack) == ("accuracy", data, "")]
 
 
-def alone(results: Sequence[Sequence[ResultRecord]], data: str) -> float | None:
+def best_alone(results: Sequence[Sequence[ResultRecord]], data: str) -> float | None:
     """Returns the best utility of a client that sends nothing. None: no result has it."""
     return max((one.value for one in _accuracies(results, data) if one.variant == ALONE), default=None)
 
@@ -136,7 +137,7 @@ def unplaced(results: Sequence[Sequence[ResultRecord]], data: str) -> list[str]:
     return [name for name in dict.fromkeys(one.variant for one in _accuracies(results, data)) if name not in seen]
 
 
-def useful(every: Sequence[DefencePoint], level: float | None) -> list[bool]:
+def on_frontier(every: Sequence[DefencePoint], level: float | None) -> list[bool]:
     """Returns whether each defence is on the frontier. `level` is the utility of the client alone."""
     return [
         not one.control and one.read < ALL_READ and (level is None or one.utility > level) and not one.beaten(every)
@@ -144,7 +145,7 @@ def useful(every: Sequence[DefencePoint], level: float | None) -> list[bool]:
     ]
 
 
-def drawn(every: Sequence[DefencePoint], level: float | None, about: str, notes: Sequence[str] = ()) -> str:
+def frontier_svg(every: Sequence[DefencePoint], level: float | None, about: str, notes: Sequence[str] = ()) -> str:
     """Returns the frontier as SVG.
 
     Args:
@@ -154,7 +155,7 @@ def drawn(every: Sequence[DefencePoint], level: float | None, about: str, notes:
         notes: further lines below it.
     """
     every = sorted(every, key=lambda one: one.read)
-    colours = [ON if on else OFF for on in useful(every, level)]
+    colours = [ON_FRONTIER if on else OFF_FRONTIER for on in on_frontier(every, level)]
     notes = [about, *notes, *([] if level is not None else ["No result here has a row of the client alone."])]
     below = [line for note in notes for line in textwrap.wrap(note, 120)]
     with styled():
@@ -182,9 +183,9 @@ def drawn(every: Sequence[DefencePoint], level: float | None, about: str, notes:
         return svg(figure, about)
 
 
-def of(results: Sequence[Mapping[str, Any]], data: str, about: str) -> str:
+def svg_of_results(results: Sequence[Mapping[str, Any]], data: str, about: str) -> str:
     """Returns the frontier of results as their files have them."""
     figures = [read(result) for result in results]
     left = unplaced(figures, data)
     notes = [f"Not drawn, since one vector crosses for a text: {', '.join(left)}."] if left else []
-    return drawn(points(figures, data), alone(figures, data), about, notes)
+    return frontier_svg(points(figures, data), best_alone(figures, data), about, notes)

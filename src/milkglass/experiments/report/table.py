@@ -106,7 +106,7 @@ def read(result: Mapping[str, Any]) -> ResultTable:
         paper=str(result["paper"]),
         about=tuple(_about(result)),
         glance=frontier.defences(records),
-        curves=curves.of(records, result.get("variants", {})),
+        curves=curves.curves_of(records, result.get("variants", {})),
         beside=tuple(one for one in lines if one.record.published is not None or one.record.asked),
         groups=tuple((what, tuple(rest[what])) for what in sorted(rest, key=lambda what: what in NOT_RESULTS)),
         undefined=tuple(
@@ -192,8 +192,8 @@ def markdown(table: ResultTable) -> str:
 
 
 def html(table: ResultTable) -> str:
-    glances = {data: Markup(frontier.glance(points)) for data, points in table.glance.items()}  # noqa: S704 - escaped
-    plotted = Markup(curves.drawn(table.curves)) if table.curves else ""  # noqa: S704 - it escapes its texts
+    glances = {data: Markup(frontier.one_result_svg(points)) for data, points in table.glance.items()}  # noqa: S704 - escaped
+    plotted = Markup(curves.curves_svg(table.curves)) if table.curves else ""  # noqa: S704 - it escapes its texts
     return _filled("result.html", t=table, glances=glances, over_epsilon=plotted)
 
 

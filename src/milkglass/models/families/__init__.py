@@ -1,6 +1,6 @@
 """Model families: which tensors are indexed by token id, and which ids must not move.
 
-A scheme calls `of(checkpoint)` and never tests a model's name.
+A scheme calls `architecture_of(checkpoint)` and never tests a model's name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FAMILIES: Catalogue[Family] = Catalogue(
     group="milkglass.family",
     kind=Family,
 )
-__all__ = ["FAMILIES", "Architecture", "Family", "family_of", "of"]
+__all__ = ["FAMILIES", "Architecture", "Family", "family_of", "architecture_of"]
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -42,6 +42,6 @@ def family_of(config: Mapping[str, Any]) -> Family:
     )
 
 
-def of(checkpoint: Checkpoint) -> Architecture:
+def architecture_of(checkpoint: Checkpoint) -> Architecture:
     """Finds the tables of a checkpoint. Raises UnsupportedModel if one that its family needs is missing."""
     return family_of(checkpoint.config).locate(checkpoint)

@@ -83,18 +83,18 @@ def _looked(about: Description, folder: Path, split: str) -> str:
 def _examples(
     about: Description, rows: Iterator[tuple[Place, Any]], build: Build, source: str, progress: Log
 ) -> Iterator[Example]:
-    left_out = provided = 0
+    left_out = n_yielded = 0
     for place, row in rows:
         example = build(place, row)
         if example is None:
             left_out += 1
         else:
-            provided += 1
+            n_yielded += 1
             yield example
     if left_out:
         rows_were = "row was" if left_out == 1 else "rows were"
         progress(f"{left_out} {rows_were} left out of {source}: {about.flaws}")
-    if not provided:
+    if not n_yielded:
         raise EmptyText(f"{source} has no rows", "give at least one")
 
 

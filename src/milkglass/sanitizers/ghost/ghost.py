@@ -21,7 +21,7 @@ from milkglass.models.tokenizer import longest
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.sanitizers.ghost.search import Search, Shadows, cached, digest, lemmas_of, search
-from milkglass.sanitizers.ghost.selection import Choice, Selection, drawn, nearest, select
+from milkglass.sanitizers.ghost.selection import Choice, Selection, draw_shadows, nearest, select
 from milkglass.sanitizers.ghost.states import Encoder
 from milkglass.sanitizers.table import opened, table_of
 from milkglass.sequences import Ids, Sequences
@@ -109,7 +109,7 @@ class Ghost:
         originals = [*ids]
         if self.selection.way == "nearest":
             return [Choice(nearest(one, self.candidates)) for one in originals]
-        starts = [drawn(one, self.candidates, self._stream(one)) for one in originals]
+        starts = [draw_shadows(one, self.candidates, self._stream(one)) for one in originals]
         if self.selection.way == "random":
             return [Choice(one) for one in starts]
         if self.network is None:

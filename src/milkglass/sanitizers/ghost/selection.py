@@ -175,7 +175,7 @@ class Choice:
     settled: bool = True
 
 
-def drawn(original: Ids, shadows: Shadows, stream: Stream) -> Ids:
+def draw_shadows(original: Ids, shadows: Shadows, stream: Stream) -> Ids:
     """Returns (t,) a shadow for each token, each of its shadows being equally likely (Algorithm 2, line 3)."""
     begin, end = shadows.starts[original], shadows.starts[original + 1]
     return shadows.ids[begin + stream.below(end - begin)].astype(np.int64)

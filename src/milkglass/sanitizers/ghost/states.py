@@ -24,7 +24,7 @@ import torch
 
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import of
+from milkglass.models.families import architecture_of
 from milkglass.models.torch_model import body
 from milkglass.nearest.products import multiply_by_onednn, quick_in_bf16
 
@@ -87,7 +87,7 @@ class Encoder:
     def open(cls, folder: Path) -> Encoder:
         """Opens a model. Raises UnsupportedModel for an unknown family, CorruptCheckpoint if weights are missing."""
         base = Checkpoint.open(folder)
-        kind = of(base).kind
+        kind = architecture_of(base).kind
         return cls.over(body(base), kind == "decoder")
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Counts what a run of GHOST did, and makes its report. It contains no text, no ids and no seed."""
+"""Counts the texts and tokens that GHOST replaced, and makes the report of a run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from milkglass.sanitizers.table import Mask
 
 @dataclass
 class GhostTally:
-    """Sums over texts.
+    """Sums over the texts of a run. A resumed run reads them from its progress by their names.
 
     Attributes:
         special: tokens that are their own shadow.
-        fell_back: tokens without a filtered shadow.
+        replaced: tokens whose shadow is another token.
+        fell_back: tokens without a shadow that passes the filters: a near token replaces them.
         one_shadow: tokens with a single shadow, which anyone who knows GHOST reads (attacks/shadows).
-        loss, sweeps: of texts whose shadow was selected by states.
+        selected: texts whose shadows were selected by hidden states.
+        unsettled: of these, those whose selection ended before no token changed.
+        loss, sweeps: sums over the selected texts.
+        likeness: by measure, the sum over texts of how alike text and shadow are.
+        left: fields of the rows that were not replaced.
     """
 
     rows: int = 0
@@ -49,6 +54,7 @@ class GhostTally:
                 setattr(self, name, getattr(self, name) + value)
 
     def count(self, text: str, shadow: Shadow, ghost: Ghost) -> None:
+        """Adds one text."""
         self.texts += 1
         self.tokens += len(shadow.ids)
         self.special += int(ghost.candidates.fixed[shadow.before].sum())
@@ -64,8 +70,11 @@ class GhostTally:
             self.likeness[name] += value
 
 
-def document(ghost: Ghost, done: GhostTally, seeded: bool) -> dict[str, Any]:
-    """Returns the report. It contains no text, no ids and no seed."""
+def document(ghost: Ghost, tally: GhostTally, seeded: bool) -> dict[str, Any]:
+    """Returns the report of a run, with no text, no ids and no seed.
+
+    `seeded`: whether the user gave a seed.
+    """
     candidates = ghost.candidates
     replaceable = np.flatnonzero(~candidates.fixed)
     return {
@@ -79,24 +88,24 @@ def document(ghost: Ghost, done: GhostTally, seeded: bool) -> dict[str, Any]:
             "one_shadow": int(_alone(ghost).sum()),
             "shadows_of_a_token": float(np.diff(candidates.starts)[replaceable].mean()),
         },
-        "rows": done.rows,
-        "texts": done.texts,
-        "empty_texts": done.empty,
+        "rows": tally.rows,
+        "texts": tally.texts,
+        "empty_texts": tally.empty,
         "tokens": {
-            "all": done.tokens,
-            "special": done.special,
-            "replaced": done.replaced,
-            "replaced_share": _mean(done.replaced, done.tokens),
-            "fell_back": done.fell_back,
-            "fell_back_share": _mean(done.fell_back, done.tokens),
-            "one_shadow": done.one_shadow,
-            "one_shadow_share": _mean(done.one_shadow, done.tokens),
+            "all": tally.tokens,
+            "special": tally.special,
+            "replaced": tally.replaced,
+            "replaced_share": _mean(tally.replaced, tally.tokens),
+            "fell_back": tally.fell_back,
+            "fell_back_share": _mean(tally.fell_back, tally.tokens),
+            "one_shadow": tally.one_shadow,
+            "one_shadow_share": _mean(tally.one_shadow, tally.tokens),
         },
-        "likeness": {name: _mean(done.likeness[name], done.texts) for name in MEASURES},
-        "selection_loss": _mean(done.loss, done.selected) if done.selected else None,
-        "sweeps": _mean(done.sweeps, done.selected) if done.selected else None,
-        "not_settled": done.unsettled,
-        "fields_left_as_they_are": done.left,
+        "likeness": {name: _mean(tally.likeness[name], tally.texts) for name in MEASURES},
+        "selection_loss": _mean(tally.loss, tally.selected) if tally.selected else None,
+        "sweeps": _mean(tally.sweeps, tally.selected) if tally.selected else None,
+        "not_settled": tally.unsettled,
+        "fields_left_as_they_are": tally.left,
     }
 
 

@@ -32,7 +32,7 @@ from milkglass.server.http.routing import GONE, EventStream, StrictRoute, discon
 from milkglass.server.inference.classifier import Classifier, ClassifierRow
 from milkglass.server.inference.generator import Sequence
 from milkglass.server.inference.model_cache import Task
-from milkglass.server.storage.store import new_id
+from milkglass.server.random_ids import new_id
 
 router = APIRouter(route_class=StrictRoute)
 

@@ -239,7 +239,7 @@ class Scheduler:
         self.running += other.running
         self.newest += other.newest
 
-    def begun(self, sequences: Collection[Sequence], rows: RunningRows, logits: torch.Tensor) -> Scheduler:
+    def begin(self, sequences: Collection[Sequence], rows: RunningRows, logits: torch.Tensor) -> Scheduler:
         """Returns a scheduler of newly read sequences. Until they `join`, their failure does not affect others."""
         fresh = Scheduler(self._max_batch, self._on_leave)
         fresh.running, fresh.rows = [*sequences], rows
@@ -281,7 +281,7 @@ class Scheduler:
 def admit(newcomers: Collection[Sequence], runner: ModelRunner, scheduler: Scheduler) -> None:
     """Reads the prompts of new sequences, and lets them join. If that fails, only they fail."""
     try:
-        fresh = scheduler.begun(newcomers, *runner.read([sequence.prompt for sequence in newcomers]))
+        fresh = scheduler.begin(newcomers, *runner.prefill([sequence.prompt for sequence in newcomers]))
     except Exception as error:  # noqa: BLE001  (whatever it was)
         Engine.fail_all([*newcomers], explain(error))
     else:

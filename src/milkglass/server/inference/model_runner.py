@@ -50,7 +50,7 @@ class RunningRows(Protocol):
 class ModelRunner(Protocol):
     """Reads prompts. A prompt that cannot be read raises, and does not affect other rows."""
 
-    def read(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
+    def prefill(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
         """Reads whole prompts. Returns a group of rows, and logits (rows, n) of the first id of each answer."""
 
 
@@ -60,7 +60,7 @@ class TransformersRunner:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 
-    def read(self, prompts: Sequence[Prompt]) -> tuple[CachedRows, torch.Tensor]:
+    def prefill(self, prompts: Sequence[Prompt]) -> tuple[CachedRows, torch.Tensor]:
         from transformers import DynamicCache  # here, so that the server answers before it has loaded a model
 
         device, width = self._model.device, max(map(len, prompts))
@@ -189,14 +189,14 @@ class CachingRunner:
         self._model, self._runner = model, TransformersRunner(model)
         self.kept = PrefixCache(limit)
 
-    def read(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
+    def prefill(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
         """Reads prompts without a cached prefix together, and the others one by one.
 
         The rests of the others are short, and padding between a prefix and its rest would shift windows.
         """
         prefixes = [None if isinstance(prompt, torch.Tensor) else self.kept.longest(prompt) for prompt in prompts]
         fresh = [place for place, prefix in enumerate(prefixes) if prefix is None]
-        groups = [self._runner.read([prompts[place] for place in fresh])] if fresh else []
+        groups = [self._runner.prefill([prompts[place] for place in fresh])] if fresh else []
         order = list(fresh)
         for place, prefix in enumerate(prefixes):
             if prefix is not None:

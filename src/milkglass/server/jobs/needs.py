@@ -124,7 +124,7 @@ class Shape:
 
     @classmethod
     def of(cls, base: Checkpoint) -> Shape:
-        architecture = families.of(base)
+        architecture = families.architecture_of(base)
         lists: dict[str, dict[int, dict[str, TensorRef]]] = {}
         for name, ref in base.tensors.items():
             if match := LAYER_TENSOR.fullmatch(name):

@@ -23,10 +23,11 @@ from milkglass.server.jobs.folder import marked, mend_events, step_kept, step_of
 from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_fit, require_memory
 from milkglass.server.jobs.worker import Worker
 from milkglass.server.logs import place_of
+from milkglass.server.random_ids import new_id
 from milkglass.server.settings import NO_ROOM, DataDir, ServerSettings, known_error, nearly_full, taken
 from milkglass.server.spec import RESERVE, Hyperparameters, JobSpec, Status, require_used
 from milkglass.server.storage.registry import Registry
-from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable, new_id
+from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable
 from milkglass.server.storage.uploads import OLD_SUFFIX, Uploads
 from milkglass.system import memory
 

@@ -209,7 +209,7 @@ def numbers_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     return {NAMES[n]: float(value) for n, value in (metrics or {}).items() if n in NAMES and math.isfinite(value)}
 
 
-def event_data(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+def evaluation_event_data(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     counts = (metrics or {}).get("eval_confusion")
     return {**numbers_of(metrics), **({} if counts is None else {"confusion": counts})}
 
@@ -280,7 +280,7 @@ class Reporter(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
     ) -> None:
         info = ", ".join(f"{name} {value:.4f}" for name, value in numbers_of(metrics).items())
-        self.emit(f"evaluation: {info}", {"step": state.global_step, **event_data(metrics)})
+        self.emit(f"evaluation: {info}", {"step": state.global_step, **evaluation_event_data(metrics)})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         complete(self.job, state.global_step, state.best_model_checkpoint)

@@ -37,7 +37,7 @@ class Recording:
 
     def model(self, model: ModelRecord, folder: Path) -> None:
         """Records a model that was published: uploaded, or the result of a job."""
-        self._note(model, lambda recorder: recorder.weights(folder, tuned=model.job is not None))
+        self._note(model, lambda recorder: recorder.add_weights(folder, tuned=model.job is not None))
 
     def trained(self, model: ModelRecord, train: Path) -> None:
         """Records the training file of a job on this model."""
@@ -45,20 +45,20 @@ class Recording:
         def keep(recorder: Recorder) -> None:
             rows = TrainingRows.open(train)
             lengths, flat = rows.mapped("lengths"), rows.mapped("input_ids")
-            recorder.tokens(Sequences(flat.astype(np.int64), lengths.astype(np.int64)), "train")
+            recorder.add_tokens(Sequences(flat.astype(np.int64), lengths.astype(np.int64)), "train")
 
         self._note(model, keep)
 
     def sent(self, model: ModelRecord, rows: Rows) -> None:
-        self._note(model, lambda recorder: recorder.tokens(Sequences.of(rows), "infer"))
+        self._note(model, lambda recorder: recorder.add_tokens(Sequences.of(rows), "infer"))
 
     def answered(self, model: ModelRecord, prompts: Rows, answers: Rows) -> None:
         """Records each answer with its prompt."""
 
         def keep(recorder: Recorder) -> None:
             sent = Sequences.of(prompts)
-            recorder.tokens(sent, "infer")
-            recorder.outputs(Sequences.of(answers), sent)
+            recorder.add_tokens(sent, "infer")
+            recorder.add_outputs(Sequences.of(answers), sent)
 
         self._note(model, keep)
 

@@ -20,8 +20,9 @@ from milkglass.models.config_entries import check_configs
 from milkglass.models.safetensors_header import TensorRef, read_header
 from milkglass.models.soundness import facts_of
 from milkglass.models.staging import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, assemble, fits, link_or_copy
+from milkglass.server.random_ids import new_id
 from milkglass.server.settings import DataDir
-from milkglass.server.storage.store import ModelRecord, Store, new_id
+from milkglass.server.storage.store import ModelRecord, Store
 from milkglass.server.storage.uploads import Locks, Uploads
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import sqlite3
 import threading
 import time
@@ -19,10 +18,6 @@ from milkglass.server.spec import Hyperparameters
 log = logging.getLogger("milkglass.server")
 Purpose = Literal["model", "fine-tune"]
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
-
-
-def new_id(prefix: str) -> str:
-    return f"{prefix}-{secrets.token_hex(12)}"
 
 
 class Unreadable(ServerError):

@@ -23,9 +23,10 @@ from milkglass import files
 from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, NotFound, TooLarge
 from milkglass.models.safetensors_file import CHUNK_BYTES
 from milkglass.models.safetensors_header import PLAIN, read_all
+from milkglass.server.random_ids import new_id
 from milkglass.server.settings import DataDir
 from milkglass.server.storage import training_rows
-from milkglass.server.storage.store import File, Purpose, Store, Upload, new_id
+from milkglass.server.storage.store import File, Purpose, Store, Upload
 
 PIECE = 1 << 20  # bytes written at a time
 CHECKS_AT_ONCE = 2  # a header of the largest size takes some hundred MB while it is parsed
@@ -106,11 +107,11 @@ class Locks:
 class Uploads:
     """The uploads and files of one home.
 
-    Uploads without a chunk for `patience` seconds are deleted; `most` may be unfinished at a time.
+    Uploads without a chunk for `max_idle` seconds are deleted; `most` may be unfinished at a time.
     """
 
-    def __init__(self, home: DataDir, store: Store, max_upload: int, patience: float, most: int = 256) -> None:
-        self._home, self._store, self._max, self._patience = home, store, max_upload, patience
+    def __init__(self, home: DataDir, store: Store, max_upload: int, max_idle: float, most: int = 256) -> None:
+        self._home, self._store, self._max, self._max_idle = home, store, max_upload, max_idle
         self._most = most
         self._locks = Locks()
         self._starting = threading.Lock()
@@ -196,7 +197,7 @@ class Uploads:
         """Deletes uploads that have not grown for a long time."""
         for key in self._store.uploads.ids():
             try:
-                if time.time() - self._part(key).stat().st_mtime > self._patience:
+                if time.time() - self._part(key).stat().st_mtime > self._max_idle:
                     self.cancel(key)
             except (FileNotFoundError, NotFound, Conflict):
                 continue  # completed, deleted, or written to, at this very moment

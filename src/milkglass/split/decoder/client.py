@@ -59,14 +59,14 @@ class DecoderServer:
 
     Attributes:
         allow_http: whether the token may cross a network unencrypted.
-        patience: when an unanswered HTTP request is sent again.
+        retry: when an unanswered HTTP request is sent again.
     """
 
     url: str
     token: str | None = field(default=None, repr=False)
     allow_http: bool = False
     authority: Path | None = None
-    patience: RetryPolicy = RetryPolicy()
+    retry: RetryPolicy = RetryPolicy()
 
     def info(self) -> DecoderInfo:
         """Asks the server what it takes. Raises RemoteError."""
@@ -92,7 +92,7 @@ class DecoderServer:
             return b"".join(parts)
 
     def _connection(self) -> closing[Connection]:
-        return closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.patience))
+        return closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.retry))
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> SplitStream:
         """Returns a stream for one prompt whose vectors have type `dtype`."""

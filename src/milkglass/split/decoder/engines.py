@@ -44,7 +44,7 @@ class PromptEmbedsEngine:
     Attributes:
         token: the engine's `--api-key`.
         allow_http: whether the token may cross a network unencrypted.
-        patience: when a call that never arrived is made again.
+        retry: when a call that never arrived is made again.
         streaming: whether ids come as they are made, or all at the end.
         stop_token_ids: ids that end an answer, besides the ids of the engine's own `generation_config.json`.
     """
@@ -54,7 +54,7 @@ class PromptEmbedsEngine:
     token: str | None = field(default=None, repr=False)
     allow_http: bool = False
     authority: Path | None = None
-    patience: RetryPolicy = RetryPolicy()
+    retry: RetryPolicy = RetryPolicy()
     streaming: bool = True
     stop_token_ids: tuple[int, ...] = ()
 
@@ -81,7 +81,7 @@ class PromptEmbedsEngine:
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """Yields a connection. Errors have a hint for this engine."""
-        with closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.patience)) as one:
+        with closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.retry)) as one:
             try:
                 yield one
             except RemoteError as error:

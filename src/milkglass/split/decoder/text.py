@@ -22,8 +22,8 @@ from milkglass.split.decoder.client import RowOf, SplitSampling
 from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.spec import DecoderInfo
 
-READABLE = "the server reads the answer: nothing but the prompt can be sanitized (CMIF has no way around this)"
-HALF = {"float32": "float16"}  # the type in which vectors of an fp32 table are sent, unless `exact` is set
+ANSWER_WARNING = "the server reads the answer: nothing but the prompt can be sanitized (CMIF has no way around this)"
+NARROWER_DTYPE = {"float32": "float16"}  # the type in which vectors of an fp32 table are sent, unless `exact` is set
 
 
 class IdStream(Protocol):
@@ -80,9 +80,9 @@ class SplitText:
         sampling.require(self.info)
         return self.info.max_length - sampling.max_tokens
 
-    def ids(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[int]:
+    def generate_ids(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[int]:
         """Yields the ids of the answer. Raises RemoteError, EnclaveError."""
-        dtype = self.info.dtype if self.exact else HALF.get(self.info.dtype, self.info.dtype)
+        dtype = self.info.dtype if self.exact else NARROWER_DTYPE.get(self.info.dtype, self.info.dtype)
         stream = self.server.stream(self.info, sampling, dtype)
         self.streams.append(stream)
         return stream.ids(self._vectors(prompt.vectors, dtype), lambda one: self._row(one, dtype))
@@ -92,7 +92,7 @@ class SplitText:
         decoder = StreamDecoder(
             lambda ids: [int(one) for one in ids], self.enclave.decode, self.enclave.about["by_byte"]
         )
-        for one in self.ids(prompt, sampling):
+        for one in self.generate_ids(prompt, sampling):
             if piece := decoder.push([one]):
                 yield piece
         if piece := decoder.flush():

@@ -20,7 +20,7 @@ import torch
 from milkglass import papers
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import Distance
-from milkglass.attacks.gradients.optimisation.lamp import begun, scaled
+from milkglass.attacks.gradients.optimisation.lamp import best_start, scaled
 from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
 from milkglass.attacks.gradients.optimisation.problem import Frame, Masks, Problem
 from milkglass.errors import UsageError
@@ -70,7 +70,7 @@ class GRAB(Optimising):
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         masks = Masks(batch.size) if batch.step.dropout else None
         problem = Problem(batch, Distance("norms", self.l1), frame, masks)
-        x = scaled(problem, begun(problem, self.starts, self.permutations, budget.part(0.1), rng))
+        x = scaled(problem, best_start(problem, self.starts, self.permutations, budget.part(0.1), rng))
         met: Counter[int] = Counter()
         ids = problem.nearest(x)
         for number in range(self.rounds):

@@ -136,7 +136,7 @@ class LAMP(Optimising):
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         problem = Problem(batch, Distance(self.kind, 0.01 if self.kind == "squares" else 0.0), frame)
         prior = None if batch.corpus is None else Prior(batch.corpus, len(problem.embeddings))
-        start = scaled(problem, begun(problem, self.starts, self.starts, budget.part(0.2), rng))
+        start = scaled(problem, best_start(problem, self.starts, self.starts, budget.part(0.2), rng))
         pace = AdamSchedule(self.steps, self.rate, self.decay, pull=PULL[self.kind])
 
         def between(descent: Descent) -> None:
@@ -170,7 +170,7 @@ def _reordered(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
     return moved
 
 
-def begun(problem: Problem, starts: int, orders: int, budget: Budget, rng: np.random.Generator) -> torch.Tensor:
+def best_start(problem: Problem, starts: int, orders: int, budget: Budget, rng: np.random.Generator) -> torch.Tensor:
     """Returns the best of `starts` draws, then of `orders` random orders of its places, of all texts together."""
     best = lowest(problem, (problem.noise(rng) for _ in range(starts)), budget.part(0.5))
     places = [problem.places(row) for row in range(len(best))]

@@ -109,7 +109,7 @@ class Decipherment(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """Returns the candidates with their log posteriors given the corpus. Makes no random draws."""
+        """Returns for each scrambled id its candidates, with their log posteriors given the corpus. Draws nothing."""
         texts, size = transcript.tokens, transcript.size
         pins = self._pins(texts, knowledge)
         public = PublicBigrams(required(knowledge.corpus), knowledge.tokens(size))

@@ -5,7 +5,7 @@ a space, and another where it continues a word (`##` pieces, punctuation that jo
 an opening bracket). A text is the concatenation of these rows. So the state before each public id is known, and the
 *first* of its reader's ids is judged. If the reader is the public model, each id spells itself.
 
-    at(place, b) = h . H[first(b)] - log mean over other places of softmax(h' . H)[first(b)]
+    ratio(place, b) = h . H[first(b)] - log mean over other places of softmax(h' . H)[first(b)]
 
 h is the reader's state before the place, H its head. Up to a constant for each place this is the logarithm of
 P(first(b) | what precedes) / P(first(b)), since a token that is common everywhere reveals nothing about this place. A
@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from milkglass.attacks.forward import batches, body, headless, places, public_head, stacked
+from milkglass.attacks.forward import batches, body, places, public_head, stacked, why_no_head
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
 from milkglass.models.families import family_of
 from milkglass.models.resolve import EMBEDDED, resolve
@@ -36,9 +36,9 @@ from milkglass.threat.knowledge import required
 CLINGING = frozenset(".,;:!?')]}%")  # written without a space before
 OPENING = frozenset("'([{$#")  # and without one after
 WINDOW = 256  # a longer text is read in parts
-MIN_PROBABILITY = 1e-7  # a probability, below which a token's mean is not believed
-PLACES_AVERAGED = 512  # places from which the mean is taken
-IDS_AT_A_TIME = 1024  # ids
+MIN_PROBABILITY = 1e-7  # is added to each id's mean probability, so that its logarithm is finite
+PLACES_AVERAGED = 512  # places over which the probabilities of ids are averaged
+IDS_AT_A_TIME = 1024  # of one run of the model
 TOKENIZER = "tokenizer.json"
 
 
@@ -86,12 +86,13 @@ class Spelling:
         clings = np.array([not a.startswith(" ") or b in CLINGING for a, b in zip(added, bare, strict=True)], np.bool_)
         return cls((rows[0], rows[1]), first, clings, np.array([b in OPENING for b in bare], np.bool_), silent)
 
-    def written(self, ids: Ids, begin: int) -> tuple[Ids, Ids, NDArray[np.bool_]]:
-        """Returns a text in the reader's ids.
+    def spelled(self, ids: Ids, begin: int) -> tuple[Ids, Ids, NDArray[np.bool_]]:
+        """Spells a text (t,) of public ids in the reader's ids, after `begin`.
 
         Returns:
-            The reader's ids after `begin`; (t,) the place from which each is predicted, NO_BELIEF if it is not written;
-                (t,) whether it is joined to what precedes in any case.
+            The reader's ids; (t,) the place of the reader's id that predicts each public id, NO_BELIEF for one that is
+                not spelled; (t,) whether each follows one after which no space is written.
+
         """
         parts, at, joined, length, open_ = [np.array([begin])], np.full(len(ids), NO_BELIEF), [], 1, True
         for number, one in enumerate(ids.tolist()):
@@ -120,7 +121,7 @@ class ReadBatch:
     states: torch.Tensor
     joined: NDArray[np.bool_]
 
-    def of(self, which: NDArray[np.bool_]) -> ReadBatch:
+    def select(self, which: NDArray[np.bool_]) -> ReadBatch:
         """Returns some of the places."""
         return ReadBatch(self.where[which], self.states[torch.from_numpy(which)], self.joined[which])
 
@@ -143,7 +144,7 @@ class CausalReader:
 
     @classmethod
     def of(cls, public: Model, name: str, corpus: Sequences) -> CausalReader:
-        """Returns the public model as a reader if it is causal, else the model `name`. Call `unreadable` before."""
+        """Returns the public model as a reader if it is causal, else the model `name`. Call `why_no_reader` before."""
         size = len(public.table)
         if family_of(public.config).kind == "decoder":
             return cls(public, Spelling.itself(size))
@@ -161,7 +162,7 @@ class CausalReader:
         lines, at, joined, where = [], [], [], []
         for number in numbers.tolist():
             ids = texts.ids[starts[number] : starts[number] + texts.lengths[number]]
-            line, states, joins = self.spelling.written(ids, self.begin)
+            line, states, joins = self.spelling.spelled(ids, self.begin)
             for cut in range(0, len(line), longest):
                 inside = (states >= cut) & (states < cut + longest)
                 lines.append(line[cut : cut + longest])
@@ -181,35 +182,40 @@ class CausalReader:
             yield ReadBatch(everywhere[here], hidden[rows, requested.ids[here]].float(), joins[here])
 
     @torch.inference_mode()
-    def common(self, states: torch.Tensor) -> Floats:
+    def log_mean_probability(self, states: torch.Tensor) -> Floats:
         """Returns (V,) the logarithm of each id's mean probability."""
         total = sum((torch.softmax(part @ self.head.T, 1).sum(0) for part in states.split(64)), torch.zeros(1))
         return np.log(total.double().numpy() / max(1, len(states)) + MIN_PROBABILITY)
 
     @torch.inference_mode()
     def normaliser(self, states: torch.Tensor) -> Floats:
-        """Returns (m,) the constant of each place, which makes `at` a log-probability when subtracted."""
+        """Returns (m,) for each place what to subtract from `log_likelihood_ratio` for a log-probability."""
         parts = [torch.logsumexp(part @ self.head.T, 1) for part in states.split(64)]
         return torch.cat([states.new_zeros(0), *parts]).double().numpy()
 
     @torch.inference_mode()
-    def at(self, read: ReadBatch, options: Ids, common: Floats) -> Floats:
-        """Returns (m, w) the formula above, for the public ids `options` (m, w) of each place."""
+    def log_likelihood_ratio(self, read: ReadBatch, options: Ids, log_mean: Floats) -> Floats:
+        """Returns (m, w) how much likelier each public id is at its place than anywhere (the module's formula).
+
+        Args:
+            options: (m, w) public ids to be judged at each place.
+            log_mean: (V,) from `log_mean_probability`.
+        """
         joined = read.joined[:, None] | self.spelling.clings[options]
         first = self.spelling.first[joined.astype(np.int64), options]
         result = torch.einsum("md,mwd->mw", read.states, self.head[torch.from_numpy(first)])
-        return result.double().numpy() - common[first]
+        return result.double().numpy() - log_mean[first]
 
 
-def unreadable(public: Model, name: str) -> str | None:
+def why_no_reader(public: Model, name: str) -> str | None:
     """Returns why neither the public model nor the model `name` can read the public model's ids, or None."""
     if family_of(public.config).kind == "decoder":
-        return headless(public)
+        return why_no_head(public)
     if public.folder is None or not (public.folder / TOKENIZER).is_file():
         return "the public model is an encoder, and without its tokenizer no other model can read for it"
     if not _there(name):
         return f"the public model is an encoder, and {name}, which would read for it, is not there"
-    if name not in EMBEDDED and headless(Model.open(Path(name))):
+    if name not in EMBEDDED and why_no_head(Model.open(Path(name))):
         return f"{name}, which would read for the encoder, has no head"
     return None
 
