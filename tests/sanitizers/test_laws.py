@@ -61,7 +61,7 @@ def test_the_tail_is_drawn_as_the_head(head: int, epsilon: float, word: int, mon
 
 def test_a_tail_that_rejection_cannot_draw_is_drawn_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "HEAD_WORDS", 2)
-    monkeypatch.setattr(heads, "PATIENCE", 1)
+    monkeypatch.setattr(heads, "MAX_TRIALS", 1)
     words = table(40, 2)
     sanitizer = SanText(words, 4.0)
     asked: list[int] = []
