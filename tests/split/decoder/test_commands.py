@@ -95,7 +95,7 @@ def test_an_audit_reads_what_crosses(enclave: Path, folder: Path, tmp_path: Path
     result = document(call(*run, "--budget", "10m", "--no-sanitize", "--json"))
     assert "near-hidden" in json.dumps(result)
     assert result["scheme"]["attested"] is False and result["scheme"]["name"] == "split decoder, not sanitized"
-    assert "epsilon" not in result["scheme"] and "the enclave's sanitizer" in result["verdict"]
+    assert "epsilon" not in result["scheme"] and "100 of 100 words" in result["verdict"]
     raised = {one["title"]: one for one in result["warnings"]}
     assert "The provider reads every answer" in raised
     explained = raised["An attacker reads your text"]
