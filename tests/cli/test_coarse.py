@@ -87,8 +87,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written(home / "train.jsonl", rows(1, 240))
     written(home / "held-out.jsonl", rows(2, 120))
     (home / "public.txt").write_text("\n".join(tiny.TEXTS) + "\n", "utf-8")
-    files = ["--data", home / "train.jsonl", "--public-text", home / "public.txt"]  # and so coarse is the default
-    answer = document(call("obfuscate", home / "model", home / "out", "--key", home / "k", *MAP[2:], *files, "--json"))
+    files = ["--data", home / "train.jsonl", "--public-text", home / "public.txt"]
+    answer = document(call("obfuscate", home / "model", home / "out", "--key", home / "k", *MAP, *files, "--json"))
     (home / "obfuscated.json").write_text(json.dumps(answer))
     return home
 
@@ -309,16 +309,8 @@ def test_refusals_come_before_long_work(made: Path, tmp_path: Path) -> None:
     new = ("obfuscate", made / "model", tmp_path / "o", "--key", tmp_path / "k")
     data = ("--data", made / "train.jsonl")
     refused(call(*new, "--scheme", "coarse"), 2, "--data is missing")
-    refused(call(*new, "--scheme", "obfuslm", *data), 2, "go with --scheme coarse")
+    refused(call(*new, "--scheme", "orthogonal", *data), 2, "the scheme is orthogonal")
     refused(call(*new, "--symbols", "9"), 2, "obfuslm has no parameter 'symbols'")
-    unlabelled = written(tmp_path / "texts.jsonl", [{"text": one["text"]} for one in rows(1, 50)])
-    refused(
-        call(*new, "--data", unlabelled), 2, "the columns there are: text; --label-column names the column of labels"
-    )
-    lines = tmp_path / "lines.txt"
-    lines.write_text("one text\nanother text\n")
-    refused(call(*new, "--data", lines), 2, 'give rows with a "text" and a "label"; --scheme coarse')
-    refused(call(*new, *data, "--k", "9"), 2, "coarse has no parameter 'k'")
     refused(call(*new, "--scheme", "coarse", *data, "--k", "9"), 2, "coarse has no parameter 'k'")
     refused(call(*new, "--scheme", "coarse", *data, "--symbols", "1"), 2, "2 or more")
     refused(call(*new, "--scheme", "coarse", *data, "--symbols", "250"), 2, "left for 250 symbols")
@@ -349,10 +341,10 @@ def test_scores_and_pairs_have_symbols_too(made: Path, tmp_path: Path) -> None:
     assert "has no labels" in call(*run).stderr
 
 
-def test_an_epsilon_is_for_a_scheme_by_name(made: Path, tmp_path: Path) -> None:
+def test_rows_do_not_choose_the_scheme(made: Path, tmp_path: Path) -> None:
     start = ("obfuscate", made / "model", tmp_path / "out", "--key", tmp_path / "k", "--data", made / "train.jsonl")
-    for words in (("--epsilon", "3"), ("--set", "epsilon=3")):
-        refused(call(*start, *words), 2, "--epsilon means something else for each scheme")
+    for words in ((), ("--epsilon", "3"), ("--set", "epsilon=3"), ("--scheme", "obfuslm")):
+        refused(call(*start, *words), 2, "the scheme is obfuslm")
     assert not (tmp_path / "k").exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,21 +25,6 @@ CLASSIFIER = "train it to classify or to give scores: it cannot generate, since 
 PLAIN_MEANS = "no --public-text: tokens are counted in {}, and all tokens of a symbol weigh alike in its row"
 
 
-def by_default(scheme: str | None, data: Path | None, epsilon: float | None, words: Sequence[str]) -> str | None:
-    """Returns the scheme's name: "coarse" if rows are given and no scheme is named.
-
-    Raises UsageError if an epsilon is given as well, which might be meant for ObfusLM.
-    """
-    if scheme is not None or data is None:
-        return scheme
-    if epsilon is not None or any(one.startswith("epsilon=") for one in words):
-        raise UsageError(
-            "--epsilon means something else for each scheme, and --data makes a coarse vocabulary",
-            "add --scheme coarse to exchange symbols at random; for ObfusLM's epsilon leave --data out",
-        )
-    return NAME
-
-
 @dataclass(frozen=True)
 class CoarseFiles:
     """The files that a map is found from: the user's rows, and public text in which tokens are counted."""
@@ -55,7 +39,8 @@ class CoarseFiles:
         given = self.data is not None or self.public is not None or self.regression
         if given and scheme != NAME:
             raise UsageError(
-                "--data, --public-text and --task go with --scheme coarse", "leave them out, or add --scheme coarse"
+                f"--data, --public-text and --task are for --scheme coarse, and the scheme is {scheme or 'obfuslm'}",
+                "leave them out, or add --scheme coarse, which finds symbols from your rows",
             )
         if given and key.exists():
             raise UsageError(
@@ -65,20 +50,10 @@ class CoarseFiles:
         if scheme == NAME and not key.exists() and self.data is None:
             raise UsageError("--data is missing", "give your training rows: the symbols are found from them")
 
-    def require(self, named: bool) -> None:
-        """Checks the rows before a model is read. Rows without labels need the scheme to be `named` by the user.
-
-        Raises CodecError for rows that cannot be read, UsageError for rows without labels.
-        """
+    def require(self) -> None:
+        """Checks the rows before a model is read. Raises CodecError for rows that cannot be read."""
         if self.data is not None:
-            file, summary = self.columns.training(self.data, "regression" if self.regression else None)
-            if summary.kind == "text" and not named:
-                from milkglass.rows.examples import unlabelled
-
-                raise UsageError(
-                    f"{self.data.name} has no labels, by which symbols are found",
-                    f"{unlabelled(file, summary).hint}; --scheme coarse goes by the meaning of tokens alone",
-                )
+            self.columns.training(self.data, "regression" if self.regression else None)
         self.columns.others(self.public)
 
     def read(self, base: Checkpoint) -> CountedTexts:

@@ -123,7 +123,7 @@ def obfuscate(
     key: KeyFile,
     scheme: Annotated[
         str | None,
-        typer.Option(help="The scheme; an unknown name lists them.  [default: coarse with --data, else obfuslm]"),
+        typer.Option(help="The scheme; an unknown name lists them.  [default: obfuslm]"),
     ] = None,
     k: Annotated[int | None, typer.Option(help="Cluster size.  [default: 10]")] = None,
     epsilon: Annotated[
@@ -190,8 +190,6 @@ def obfuscate(
 
     band_file = _band_file(bands, band_text, columns)
     short = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
-    named = scheme is not None
-    scheme = coarse.by_default(scheme, data, epsilon, words or [])
     selected = _selected(scheme or "obfuslm", words or [], short)
     files = coarse.CoarseFiles(data, public_text, task is not None, columns)
     # Anyone who is asked for a passphrase is asked before rows and the model are read, and before bars are drawn over
@@ -202,7 +200,7 @@ def obfuscate(
         passphrase = ""
         if old is None and not generate_passphrase:
             passphrase = new_passphrase(passphrase_file, weak_passphrase)
-        files.require(named)
+        files.require()
         folder = _folder(model, as_json)
         base = Checkpoint.open(folder)
         if band_file is not None:

@@ -190,7 +190,7 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
 def _sorting(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
     """A BERT learns to send messages to the right desk. Returns the half, and each test message with its label."""
     train, test = demo.data("tickets_train.jsonl"), demo.data("tickets_test.jsonl")
-    half = demo.half("sorting", "demo:minilm", ("--data", train), train, ())
+    half = demo.half("sorting", "demo:minilm", ("--scheme", "coarse", "--data", train), train, ())
     answers = demo.command("classify", half.model, "--in", test, *half.options, as_json=True)["results"]
     rows = read_rows("tickets_test.jsonl")
     pairs = zip(rows, answers, strict=True)
