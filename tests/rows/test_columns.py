@@ -419,3 +419,10 @@ def test_an_instruction_without_input(nothing: Any, tmp_path: Path) -> None:
     row = {"instruction": "Say hi.", "input": nothing, "output": "Hi."}
     (one,) = read_examples(write(tmp_path, ".jsonl", [row]))
     assert one.messages[0]["content"] == "Say hi."
+
+
+def test_a_path_may_be_a_string(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("words,kind\na b,c\n", "utf-8")
+    by_name = DataFile(str(tmp_path / "rows.csv"), text="words", label="kind")  # type: ignore[arg-type]
+    by_name.require()
+    assert by_name == DataFile(tmp_path / "rows.csv", text="words", label="kind") and by_name.name == "rows.csv"

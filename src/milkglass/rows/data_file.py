@@ -35,6 +35,7 @@ class DataFile:
     """A file, and the columns that the user named.
 
     Attributes:
+        path: the file; a string is taken too.
         text: the column of texts. None: found by its name, as all columns are.
         label: the column of labels.
         pair: the column of second texts.
@@ -50,6 +51,7 @@ class DataFile:
     skip_empty: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
         if len(set(self.named)) < len(self.named):
             raise UsageError("two of the columns are one and the same", "give each its own")
 
