@@ -135,7 +135,7 @@ def test_rows_that_are_written_again_are_the_same_file(tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     lines = [f"{one},{number % 2}" for number, one in enumerate(["the nurse called", "hello there", "a b c"] * 8)]
     rows.write_text("text,label\n" + "\n".join(lines) + "\n", "utf-8")
-    made = ("obfuscate", tmp_path / "model", tmp_path / "out", "--key", tmp_path / "k", "--scheme", "coarse", "--data", rows)
+    made = ("obfuscate", tmp_path / "model", tmp_path / "out", "--key", tmp_path / "k", "--data", rows)
     words = ("--scheme", "coarse", "--symbols", "12", "--epsilon", "1", "--set", "kmeans.vectors=table")
     document(call(*made, *words, "--json"))
     files = [tmp_path / f"{one}.parquet" for one in "ab"]
