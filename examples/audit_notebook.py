@@ -28,25 +28,24 @@ passphrase = os.environ.get("MILKGLASS_PASSPHRASE") or getpass("a passphrase for
 out.mkdir(parents=True)
 
 # %% [markdown]
-# ## What it costs
-# The model is trained twice on your rows, plain and scrambled. Beside them stands what you do alone, with nothing sent.
+# ## What it is worth
+# Several ways of using the model on your rows: with nothing sent, with tokens replaced, and as it is. Each is attacked.
 
 # %%
-scheme = ObfusLM(k=4, epsilon=1.0, beta=0.9)
-parameters = [f"k={scheme.k}", f"epsilon={scheme.epsilon}", f"beta={scheme.beta}"]
-options = ["--scheme", scheme.name, *(word for one in parameters for word in ("--set", one))]
-command = [Path(sys.executable).with_name("milkglass"), "compare", model, rows, *options, "--out", out / "compare"]
+ways = ["--ways", "commonest,linear,rnm,plain", "--attacks", budget, "--out", out / "compare"]
+command = [Path(sys.executable).with_name("milkglass"), "compare", model, rows, *ways]
 done = subprocess.run([str(word) for word in (*command, "--json")], stdout=subprocess.PIPE, check=True, text=True)
 compared = json.loads(done.stdout)
-for name, one in compared["rows"].items():
-    print(f"{name}: accuracy {100 * one['accuracy']:.1f} %")
-lost = compared["loss"]
-print(f"the scheme costs {lost['points']:.1f} points, from {lost['interval'][0]:.1f} to {lost['interval'][1]:.1f}")
+for way in compared["ways"]:
+    read = way["reading"]["content"]["value"] if way["reading"] and way["reading"]["content"] else 0
+    print(f"{way['title']}: {100 * way['quality']['value']:.1f} % right, {100 * read:.1f} % of the content words read")
+print(compared["verdict"][0])
 
 # %% [markdown]
 # ## The key and the scrambled model
 
 # %%
+scheme = ObfusLM(k=4, epsilon=1.0, beta=0.9)
 base = Checkpoint.open(resolve(model))
 key = new_key(base, model, scheme, base.digest())
 write_key(out / "audited.mgkey", key, passphrase)

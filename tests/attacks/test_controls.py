@@ -51,6 +51,7 @@ TABLE = "embeddings.word_embeddings.weight"
 # Under no defence these end below 95 % by what they are, not because anything is hidden.
 BY_NATURE = {
     "tfa": "ranks of frequencies agree for the commonest tokens only",
+    "as-it-is": "undoes nothing, and the ids of this control have new numbers",
     "mlc": "reads a bag of words from one vector, and only words that its public text has",
 }
 NOT_HERE = {  # what it takes is not in the transcript of one uploaded model and its ids, or there is nothing to undo
@@ -64,6 +65,7 @@ NOT_HERE = {  # what it takes is not in the transcript of one uploaded model and
     "known-weight": "the layers are the public ones",
     "neuron-alignment": "the layers are the public ones",
     "channel": "no sanitizer stands in front",
+    "mask-filling": "no sanitizer stands in front",
     "mean-solve": "each row is a mixture of its own",
     "text-in-context": "an id is the same token wherever it occurs",
     "symbol-decoder": "an id is the same token wherever it occurs",

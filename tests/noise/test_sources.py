@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "milkglass"
 ROOMS = {  # where nothing drawn is secret from anybody who may see the result
     "attacks": "an attacker's own draws",
     "audit": "samples and intervals of a report that the owner reads",
+    "compare": "which rows are held out, and intervals of a page that the owner reads",
     "metrics": "resampling for intervals",
     "experiments": "recipes are repeated by their seed; their secrets are none",
     "monitor": "an attacker's own draws, for a page that the owner reads",
@@ -26,6 +27,7 @@ FILES = {
     "server/training.py": "the server shuffles and drops what it was sent",
     "server/inference/sampling.py": "the server samples from its own logits",
     "server/inference/generator.py": "the server samples from its own logits",
+    "client/alone.py": "which rows choose a model that stays here; nothing of it is sent",
     "client/remote/connection.py": "how long to wait before a retry",
     "split/audit_scene.py": "which rows are held out; by the user's seed",
     "split/server.py": "a head is drawn, then overwritten",

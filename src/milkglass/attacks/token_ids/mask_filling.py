@@ -164,7 +164,7 @@ class MaskFilling(Attack):
                     only = np.zeros(len(here), np.bool_)
                     only[row] = True
                     first = np.array([[ids[0] for ids, _ in options]])
-                    likely = reader.log_likelihood_ratio(batch.of(only), first, nothing)[0]
+                    likely = reader.log_likelihood_ratio(batch.select(only), first, nothing)[0]
                     prior = np.log(np.array([count for _, count in options], np.float64))
                     yield mask, np.argsort(-(self.weight * likely + prior), kind="stable")
             done += len(part)
