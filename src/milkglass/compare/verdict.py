@@ -80,7 +80,9 @@ def _points(result: Compared, width: float) -> str:
 
 
 def _width(sent: list[WayResult]) -> float | None:
-    widths = sorted((one.above.high - one.above.low) / 2 for one in sent if one.above is not None)
+    widths = sorted(
+        (one.above.high - one.above.low) / 2 for one in sent if one.above is not None and one.above.high > one.above.low
+    )
     return widths[len(widths) // 2] if widths else None
 
 

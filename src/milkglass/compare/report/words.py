@@ -49,7 +49,7 @@ def table(result: Compared) -> list[tuple[str, ...]]:
     ]
     for way in result.ways:
         if way.state != "done":
-            rows.append((way.title, f"({way.state}: {way.reason})", *[""] * 7))
+            rows.append((way.title, way.state, *[""] * 7))
             continue
         seen = way.reading
         rows.append((
@@ -63,5 +63,6 @@ def table(result: Compared) -> list[tuple[str, ...]]:
 
 
 def notes_of(result: Compared) -> list[str]:
-    """Returns what to know of single rows."""
-    return [f"{way.title}: {note}" for way in result.ways for note in way.notes]
+    """Returns why ways have no figures, and what to know of the others."""
+    reasons = [f"{way.title}: {way.state}: {way.reason}" for way in result.ways if way.state != "done"]
+    return [*reasons, *(f"{way.title}: {note}" for way in result.ways for note in way.notes)]
