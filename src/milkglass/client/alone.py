@@ -1,7 +1,7 @@
 """Linear models over words and letters, which a client trains alone in seconds: the baseline that a defence must beat.
 
 Candidates are every pair of features and model below. Cross-validation on the training rows ranks them; the answer is
-the mean of the probabilities of the best five, which is steadier than the best one. All fitting is scikit-learn's.
+the mean of the probabilities of the best five. All fitting is scikit-learn's.
 
     features    "words"         TF-IDF of words, marks and pairs of neighbours, with sublinear counts
                 "content"       the same without English stop words and marks

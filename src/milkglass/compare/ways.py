@@ -107,7 +107,6 @@ class Way(abc.ABC):
         provider: what the provider needs.
         command: the next command; {model}, {rows} and {kept} are filled in.
         quick: whether `--quick` runs it.
-        usual: whether it runs where nothing is said.
     """
 
     name: str
@@ -117,7 +116,6 @@ class Way(abc.ABC):
     provider: str = "nothing"
     command: str = ""
     quick: bool = True
-    usual: bool = True
 
     @property
     def local(self) -> bool:
@@ -339,4 +337,4 @@ def chosen_ways(names: Sequence[str], quick: bool, everything: bool) -> list[Way
             raise UsageError("--ways names them, and --quick and --all choose others", "give one of the three")
         wanted = {WAYS[name].name for name in names}
         return [way for way in WAYS.values() if way.name in wanted]
-    return [way for way in WAYS.values() if everything or (way.quick if quick else way.usual)]
+    return [way for way in WAYS.values() if everything or (way.quick if quick else way.name in WAYS.built_in)]
