@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from milkglass import files
 from milkglass.audit.outcome import AttackResult, finite
+from milkglass.audit.report.result import ReadExample, TokenReading
 from milkglass.compare import attackers, keep
 from milkglass.compare.result import Compared, Reading, WayResult
 from milkglass.compare.training import loss_fall, reported_losses
@@ -269,8 +271,6 @@ def read_way(raw: Any) -> WayResult:
 
 
 def _example(raw: Any) -> Any:
-    from milkglass.audit.report.result import ReadExample, TokenReading
-
     if raw is None:
         return None
     return ReadExample(raw["original"], tuple(TokenReading(**one) for one in raw["pieces"]), tuple(raw["sent"]))
@@ -279,8 +279,6 @@ def _example(raw: Any) -> Any:
 @contextmanager
 def heartbeat(log: Log, seconds: float = 9.5) -> Iterator[Log]:
     """Yields a log that says that work goes on, if nothing was said for so long."""
-    import threading
-
     started = time.monotonic()
     last, ended = [started], threading.Event()
 
