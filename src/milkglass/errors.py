@@ -191,6 +191,19 @@ class EnclaveError(MilkglassError):
     exit_code = 8
 
 
+class AttestationError(MilkglassError):
+    """Evidence of confidential hardware is damaged, forged or expired, or a policy does not allow what it shows.
+
+    `reason` is the short name of the refusal, such as "signature" or "debug".
+    """
+
+    exit_code = 8
+
+    def __init__(self, reason: str, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.reason = reason
+
+
 class FederatedError(MilkglassError):
     """A federated round cannot be finished. Earlier rounds stay."""
 

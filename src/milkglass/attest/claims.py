@@ -1,0 +1,152 @@
+"""What evidence shows, claim by claim, and who vouches for each.
+
+The states are those of EAR (draft-ietf-rats-ear, AR4SI): "affirming", "warning", "contraindicated", and "none" for what
+nobody checked. A claim that weakens the proof has the name by which a policy accepts it. Without such an acceptance the
+evidence is refused; with it the claim stays in every verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+State = Literal["affirming", "warning", "contraindicated", "none"]
+Source = Literal["hardware proves", "vendor states", "operator states", "not checked"]
+Kind = Literal["sev-snp", "tdx", "sgx", "software"]
+
+HOLDS, REFUSED = "the policy holds", "REFUSED"
+NOT_ATTESTED = "NOT ATTESTED: software answered, and nothing proves what runs there"
+RECORDED = "verified on recorded evidence only: this verifier was never tried on live confidential hardware"
+STILL_SEEN = (
+    "What an operator of the host still sees: who asks and when, the sizes and times of requests and answers, and page "
+    "faults and traffic to the GPU. What breaks it: physical access to the memory bus (TEE.fail, Battering RAM), a key "
+    "that leaves a genuine machine, and whatever the measured software itself gives away."
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A line of a verdict.
+
+    Attributes:
+        name: what it is about, such as "debug".
+        state: how good it is.
+        source: who vouches for it.
+        text: the line for people.
+        weakness: the name by which a policy accepts it; "" if nothing needs to be accepted.
+    """
+
+    name: str
+    state: State
+    source: Source
+    text: str
+    weakness: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.text}"
+
+
+def proven(name: str, text: str) -> Claim:
+    return Claim(name, "affirming", "hardware proves", text)
+
+
+def weak(name: str, text: str, weakness: str, source: Source = "hardware proves", bad: bool = False) -> Claim:
+    """Returns a claim that a policy must accept by name. `bad`: it undoes the proof, and does not only weaken it."""
+    return Claim(name, "contraindicated" if bad else "warning", source, text, weakness)
+
+
+def unchecked(name: str, text: str) -> Claim:
+    return Claim(name, "none", "not checked", text)
+
+
+@dataclass(frozen=True)
+class VerifiedMachine:
+    """A processor's evidence whose signatures and certificates are good.
+
+    Attributes:
+        kind: of the technology.
+        product: the processor's generation, such as "Genoa"; "" if the evidence does not say.
+        report_data: 64 bytes that the measured software chose.
+        image: what was measured, in hex, by name ("launch"; "mrtd", "rtmr0" to "rtmr3"; "mrenclave").
+        machine: a number of this one processor in hex; "" if the evidence has none.
+        tcb: versions of the firmware, by component.
+        status: Intel's word for the platform, such as "UpToDate"; "" elsewhere.
+        claims: lines of the verdict.
+    """
+
+    kind: Kind
+    product: str
+    report_data: bytes
+    image: Mapping[str, str]
+    machine: str = ""
+    tcb: Mapping[str, int] = field(default_factory=dict)
+    status: str = ""
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True)
+class VerifiedGpu:
+    """A GPU's evidence whose signature and certificates are good.
+
+    Attributes:
+        architecture: such as "HOPPER".
+        device: SHA-256 of the public key of its attestation certificate, in hex.
+        nonce: 32 bytes to which it answered.
+        driver, vbios: versions.
+        mode: "spt" (one GPU, its memory protected), "mpt" (a part of one), "ppcie" (several, whose links are plain
+            text), or "" if it states none.
+        claims: lines of the verdict.
+    """
+
+    architecture: str
+    device: str
+    nonce: bytes
+    driver: str
+    vbios: str
+    mode: str
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a policy says of evidence.
+
+    Attributes:
+        claims: in the order in which they are shown.
+        refused: why the policy does not hold, each by its name and in words; empty if it holds.
+        accepted: weaknesses that are there and that the policy accepts, with its reasons.
+    """
+
+    claims: tuple[Claim, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    accepted: Mapping[str, str] = field(default_factory=dict)
+    attested: bool = True
+
+    @property
+    def holds(self) -> bool:
+        return not self.refused
+
+    def lines(self) -> list[str]:
+        """Returns the verdict for people."""
+        width = max(len(one.source) for one in self.claims) if self.claims else 0
+        found = [f"  {one.source:{width}}  {one.text}" for one in self.claims]
+        found += [f"  accepted by the policy: {name} ({why})" for name, why in self.accepted.items()]
+        found += [f"  {REFUSED}: {words}" for words in self.refused.values()]
+        head = HOLDS if self.holds else f"{REFUSED}: {len(self.refused)} of the policy's conditions do not hold"
+        return [*([] if self.attested else [NOT_ATTESTED]), head, *found, STILL_SEEN, RECORDED]
+
+    def to_json(self) -> dict[str, Any]:
+        states = {one.state for one in self.claims}
+        status = next((state for state in ("contraindicated", "warning", "affirming") if state in states), "none")
+        return {
+            "eat_profile": "tag:milkglass,2026:verdict-1",
+            "attested": self.attested,
+            "holds": self.holds,
+            "ear.status": status if self.holds else "contraindicated",
+            "claims": [vars(one) for one in self.claims],
+            "refused": dict(self.refused),
+            "accepted": dict(self.accepted),
+            "still_seen": STILL_SEEN,
+            "tried": RECORDED,
+        }

@@ -1,0 +1,196 @@
+"""Evidence as it is recorded and exchanged: one JSON document with all that a verifier needs, but the time.
+
+    {"milkglass_evidence": 1, "kind": "sev-snp", "evidence": BASE64, "collateral": {NAME: BASE64}, "form": "milkglass",
+     "spki": HEX, "nonce": HEX, "gpus": [{"arch": ..., "evidence": BASE64, "certificate": BASE64}],
+     "references": [BASE64], "gpu_revocation": [BASE64], "recorded": "2026-11-26T12:00:00Z"}
+
+Our own server binds its TLS key, our nonce and the GPUs' evidence into the report data:
+
+    report_data = SHA-512("milkglass attest 1" | SHA-256 of the SPKI | nonce | SHA-256 of the GPUs' evidence)
+    nonce of each GPU = SHA-256("milkglass gpu 1" | SHA-256 of the SPKI | nonce)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, Self, get_args
+
+from milkglass.attest import intel, nvidia, sev_snp
+from milkglass.attest.claims import Claim, Kind, VerifiedGpu, VerifiedMachine, proven, unchecked, weak
+from milkglass.errors import AttestationError
+
+Form = Literal["milkglass", "tinfoil", "none"]
+MAX_DOCUMENT, MAX_LISTED, NONCE = 10 << 20, 64, 32
+SOFTWARE = b"milkglass software evidence 1"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Evidence of a machine and its GPUs.
+
+    Attributes:
+        kind: of the technology.
+        raw: the report or the quote.
+        collateral: what the maker signed beside it, by name.
+        form: how the report data are made. "none": nothing binds the evidence to a connection.
+        spki: SHA-256 of the public key of the server's certificate; empty if the form has none.
+        nonce: of the client; empty if the form has none.
+        gpus: evidence, certificates and architecture of each.
+        references: manifests of reference values.
+        gpu_revocation: NVIDIA's lists and answers on revoked keys.
+        recorded: when it was recorded.
+    """
+
+    kind: Kind
+    raw: bytes
+    collateral: Mapping[str, bytes] = field(default_factory=dict)
+    form: Form = "none"
+    spki: bytes = b""
+    nonce: bytes = b""
+    gpus: tuple[tuple[bytes, bytes, str], ...] = ()
+    references: tuple[bytes, ...] = ()
+    gpu_revocation: tuple[bytes, ...] = ()
+    recorded: str = ""
+
+    @classmethod
+    def parse(cls, document: bytes) -> Self:
+        """Parses a document. Raises AttestationError for anything else."""
+        if len(document) > MAX_DOCUMENT:
+            raise AttestationError("size", f"evidence has {len(document):,} bytes, at most {MAX_DOCUMENT:,} are read")
+        try:
+            raw = json.loads(document)
+            if raw["milkglass_evidence"] != 1:
+                raise AttestationError("version", "the evidence has another version than 1")
+            listed = {name: list(raw.get(name, [])) for name in ("gpus", "references", "gpu_revocation")}
+            if too_many := next((name for name, found in listed.items() if len(found) > MAX_LISTED), None):
+                raise AttestationError("size", f"evidence with more than {MAX_LISTED} {too_many}")
+            if raw["kind"] not in get_args(Kind) or raw.get("form", "none") not in get_args(Form):
+                raise AttestationError("kind", "the evidence is of an unknown kind or form")
+            return cls(
+                raw["kind"], _bytes(raw["evidence"]),
+                {str(name): _bytes(one) for name, one in raw.get("collateral", {}).items()},
+                raw.get("form", "none"), bytes.fromhex(raw.get("spki", "")), bytes.fromhex(raw.get("nonce", "")),
+                tuple(nvidia.decoded(one) for one in listed["gpus"]),
+                tuple(map(_bytes, listed["references"])), tuple(map(_bytes, listed["gpu_revocation"])),
+                str(raw.get("recorded", "")),
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise AttestationError("evidence", f"this is no evidence ({type(error).__name__})") from None
+
+    def document(self) -> bytes:
+        """Returns the evidence as a document."""
+        gpus = [{"arch": arch, "evidence": _text(raw), "certificate": _text(pem)} for raw, pem, arch in self.gpus]
+        return json.dumps({
+            "milkglass_evidence": 1, "kind": self.kind, "evidence": _text(self.raw), "form": self.form,
+            "collateral": {name: _text(one) for name, one in self.collateral.items()},
+            "spki": self.spki.hex(), "nonce": self.nonce.hex(), "gpus": gpus,
+            "references": [*map(_text, self.references)], "gpu_revocation": [*map(_text, self.gpu_revocation)],
+            "recorded": self.recorded,
+        }, indent=1).encode()  # fmt: skip
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raise AttestationError("evidence", "a part of the evidence is no base64") from None
+
+
+def _text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def report_data(spki: bytes, nonce: bytes, gpus: bytes) -> bytes:
+    """Returns the 64 bytes that our server's hardware signs. `gpus`: SHA-256 over the GPUs' evidence."""
+    return hashlib.sha512(b"milkglass attest 1" + spki + nonce + gpus).digest()
+
+
+def gpu_nonce(spki: bytes, nonce: bytes) -> bytes:
+    """Returns the nonce to which each GPU of our server answers."""
+    return hashlib.sha256(b"milkglass gpu 1" + spki + nonce).digest()
+
+
+def verify(
+    evidence: Evidence, now: datetime, spki: bytes | None = None, nonce: bytes | None = None
+) -> tuple[VerifiedMachine, list[VerifiedGpu], list[Claim]]:
+    """Verifies evidence as a whole.
+
+    Args:
+        now: the time, with a zone.
+        spki: SHA-256 of the key of the connection. None: of a recording; the evidence's own counts.
+        nonce: what the client asked with. None: of a recording; the evidence's own counts.
+
+    Returns:
+        The machine, its GPUs, and what binds them to the connection.
+
+    Raises:
+        AttestationError: with the first fault.
+    """
+    live = spki is not None
+    if live and (nonce is None or len(nonce) != NONCE):
+        raise AttestationError("nonce", f"a nonce of {NONCE} bytes is required")
+    key, asked = (evidence.spki if spki is None else spki), (evidence.nonce if nonce is None else nonce)
+    if evidence.kind == "software":
+        machine = _software(evidence.raw)
+    elif evidence.kind == "sev-snp":
+        machine = sev_snp.verify(evidence.raw, evidence.collateral, now)
+    else:
+        machine = intel.verify(evidence.raw, evidence.collateral, now)
+        if machine.kind != evidence.kind:
+            raise AttestationError("kind", f"the evidence says {evidence.kind}, and the quote is of {machine.kind}")
+    expected = gpu_nonce(key, asked) if evidence.form == "milkglass" else None
+    gpus = [
+        nvidia.verify(raw, pem, arch, expected, evidence.references, evidence.gpu_revocation, now)
+        for raw, pem, arch in evidence.gpus
+    ]
+    nvidia.require_distinct(gpus)
+    return machine, gpus, _binding(evidence, machine, key, asked, live)
+
+
+def _binding(evidence: Evidence, machine: VerifiedMachine, spki: bytes, nonce: bytes, live: bool) -> list[Claim]:
+    """Returns what binds the evidence to a connection. Raises AttestationError if it is bound to another one."""
+    where = "the connection's key" if live else "the recorded key"
+    if evidence.form == "milkglass":
+        digest = nvidia.digest([(raw, pem) for raw, pem, _ in evidence.gpus])
+        if len(spki) != 32 or len(nonce) != NONCE:
+            raise AttestationError("binding", "the evidence names no key or no nonce")
+        if not hmac.compare_digest(machine.report_data, report_data(spki, nonce, digest)):
+            raise AttestationError("binding", f"the hardware did not sign {where}, this nonce and these GPUs")
+        return [proven("binding", f"{where} belongs to the measured software"), proven("fresh", "it answered our nonce")]
+    stale = weak("fresh", "no nonce of ours: the evidence is as old as the machine's boot", "not-fresh", "not checked")
+    if evidence.form == "tinfoil":
+        if len(spki) != 32 or not hmac.compare_digest(machine.report_data[:32], spki):
+            raise AttestationError("binding", f"the hardware did not sign {where}")
+        return [proven("binding", f"{where} belongs to the measured software"), stale]
+    words = "nothing binds the evidence to a connection"
+    return [weak("binding", words, "unbound", "not checked", bad=True), stale]
+
+
+def _software(raw: bytes) -> VerifiedMachine:
+    """Reads the software stand-in's report: the report data, in a form that no hardware signs."""
+    if len(raw) != len(SOFTWARE) + 64 or not raw.startswith(SOFTWARE):
+        raise AttestationError("evidence", "this is no evidence of the software stand-in")
+    line = unchecked("processor", "software answered: nothing proves what runs there, or where")
+    return VerifiedMachine("software", "", raw[len(SOFTWARE) :], {}, claims=(line,))
+
+
+def time_of(text: str) -> datetime:
+    """Returns a time such as "2025-06-25" or "2025-06-25T12:00:00Z". Raises AttestationError."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise AttestationError("time", f"{text!r} is no time", "write 2025-06-25 or 2025-06-25T12:00:00Z") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def jsonable(found: VerifiedMachine) -> dict[str, Any]:
+    """Returns what a policy would name of a machine."""
+    return {"kind": found.kind, "product": found.product, "image": dict(found.image), "machine": found.machine,
+            "tcb": dict(found.tcb), "status": found.status}  # fmt: skip

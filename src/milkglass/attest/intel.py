@@ -1,0 +1,116 @@
+"""Intel TDX and SGX: quotes by DCAP, verified by the library dcap-qvl with the collateral that is given.
+
+The library checks the chain to Intel's root, revocation, the quoting enclave's identity, and the level of firmware and
+microcode, all at the given time. It is asked for claims only, so that what its strict policy would refuse becomes a
+claim here: the level's status, advisories, keys from a cache, hyperthreads and platforms of several packages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from milkglass.attest.claims import Claim, VerifiedMachine, proven, unchecked, weak
+from milkglass.errors import AttestationError
+
+MAX_QUOTE, MAX_COLLATERAL = 64 << 10, 1 << 20
+UP_TO_DATE = "UpToDate"
+TD_DEBUG, TD_MIGRATABLE = 1 << 0, 1 << 29  # of a domain's attributes
+# Of an enclave's attributes: initialised, debug, 64 bits
+INITIALISED, DEBUG, MODE64 = 0x01, 0x02, 0x04
+REGISTERS = {"mrtd": "mr_td", **{f"rtmr{number}": f"rt_mr{number}" for number in range(4)}, "config": "mr_config_id"}
+# What the platform's certificate says of it, and in words
+PLATFORM = {
+    "cached_keys": ("cached-keys", "the platform's keys come from a cache of its owner"),
+    "smt_enabled": ("smt", "hyperthreads are on: another guest may share a core"),
+    "dynamic_platform": ("dynamic-platform", "packages can be added to the platform after it was registered"),
+}
+
+
+def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime, root: bytes | None = None) -> VerifiedMachine:
+    """Verifies a quote of TDX (version 4 or 5) or of SGX (version 3).
+
+    Args:
+        collateral: "intel": Intel's answers as JSON (QuoteCollateralV3).
+        now: the time.
+        root: another root than Intel's in DER, for tests.
+
+    Raises:
+        AttestationError: with the first fault.
+    """
+    import dcap_qvl
+
+    if len(raw) > MAX_QUOTE:
+        raise AttestationError("size", f"a quote has at most {MAX_QUOTE:,} bytes, and this one {len(raw):,}")
+    _require_no_debug(raw)
+    if "intel" not in collateral:
+        raise AttestationError(
+            "collateral", "Intel's collateral is missing", "`milkglass attest fetch` gets it from Intel"
+        )
+    if len(collateral["intel"]) > MAX_COLLATERAL:
+        raise AttestationError("size", f"Intel's collateral has {len(collateral['intel']):,} bytes, too many")
+    seconds = int(now.timestamp())
+    try:
+        answers = dcap_qvl.QuoteCollateralV3.from_json(collateral["intel"].decode())
+        policy = dcap_qvl.QuotePolicy.claims_only(seconds)
+        verifier = dcap_qvl.QuoteVerifier() if root is None else dcap_qvl.QuoteVerifier(root)
+        claims = json.loads(verifier.verify_with_policy(raw, answers, seconds, policy).to_json())
+    except ValueError as error:
+        words = str(error)
+        expired = "expired" in words.lower()
+        raise AttestationError("expired" if expired else "quote", f"the quote does not verify: {words}") from None
+    return _machine(claims)
+
+
+def _require_no_debug(raw: bytes) -> None:
+    """Refuses debug domains and enclaves, also where there is no collateral. Raises AttestationError."""
+    import dcap_qvl
+
+    try:
+        quote = dcap_qvl.parse_quote(raw)
+        tdx = quote.is_tdx()
+        flags = int.from_bytes(quote.report.td_attributes if tdx else quote.report.attributes[:8], "little")
+    except ValueError as error:
+        raise AttestationError("quote", f"this is no quote of TDX or SGX: {error}") from None
+    if flags & (TD_DEBUG if tdx else DEBUG):
+        raise AttestationError("debug", "the host may debug this guest, and read its memory", "run it without debug")
+
+
+def _machine(claims: Mapping[str, Any]) -> VerifiedMachine:
+    ((form, report),) = claims["report"].items()
+    tdx, status, platform = form != "SgxEnclave", claims["tcb"]["status"], claims["platform"]
+    if form == "TD15":
+        report = {**report, **report.get("base", {})}
+    lines = [proven("processor", f"an Intel processor with {'TDX' if tdx else 'SGX'}, quote of form {form}")]
+    date = platform["tcb_level"]["tcbDate"][:10]
+    if status == UP_TO_DATE:
+        lines.append(Claim("tcb", "affirming", "vendor states", f"its firmware and microcode are up to date ({date})"))
+    else:
+        words = f"Intel calls its firmware and microcode {status} ({date})"
+        lines.append(weak("tcb", words, f"status {status}", "vendor states"))
+    lines += [weak("advisory", f"{one} applies", one, "vendor states") for one in claims["tcb"]["advisory_ids"]]
+    for name, (weakness, words) in PLATFORM.items():
+        if platform["pck"][name] == "True":
+            lines.append(weak(weakness, words, weakness, "vendor states"))
+    if tdx:
+        flags = int.from_bytes(bytes.fromhex(report["td_attributes"]), "little")
+        if flags & TD_MIGRATABLE or int(report.get("mr_service_td") or "0", 16):
+            lines.append(weak("migration", "the domain may be moved, with its memory", "migration", bad=True))
+        lines.append(proven("debug", "the host cannot debug the domain"))
+        image = {name: report[field] for name, field in REGISTERS.items()}
+    else:
+        flags = int.from_bytes(bytes.fromhex(report["attributes"])[:8], "little")
+        if flags & ~MODE64 != INITIALISED or report["misc_select"]:
+            words = f"the enclave has the attributes {flags:#x}, misc {report['misc_select']:#x}"
+            lines.append(weak("attributes", words, "attributes", bad=True))
+        lines.append(proven("debug", "the host cannot debug the enclave"))
+        image = {"mrenclave": report["mr_enclave"], "mrsigner": report["mr_signer"]}
+    machine = bytes(platform["pck"]["ppid"]).hex()
+    lines.append(proven("machine", f"the processor {machine[:16]}..."))
+    lines.append(Claim("revocation", "affirming", "vendor states", "Intel's revocation lists do not name its keys"))
+    lines.append(unchecked("image", "who built the measured image, and what it gives away"))
+    return VerifiedMachine(
+        "tdx" if tdx else "sgx", "", bytes.fromhex(report["report_data"]), image, machine, {}, status, tuple(lines)
+    )

@@ -1,0 +1,251 @@
+"""NVIDIA GPUs: a signed answer to a request for measurements, its certificates, and the modes that it states.
+
+    DMTF DSP0274 (SPDM) 1.1, GET_MEASUREMENTS and MEASUREMENTS
+    request 37    version, code, parameters, nonce at 4..35, slot
+    answer        version, code, parameters, number of blocks, u24 length, blocks, nonce 32, u16 length, opaque data,
+                  signature 96 (ECDSA P-384 over request and answer, big-endian)
+    block         index, kind 1, u16 size, type, u16 size, value
+    opaque data   u16 type, u16 size, value, as NVIDIA's verifier reads them
+
+The chain of certificates must end at NVIDIA's root, and the leaf names the firmware that holds its key, as the answer
+does. Reference values are compared by rim.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from cryptography import x509
+
+from milkglass.attest import rim
+from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed, spki_digest
+from milkglass.attest.claims import Claim, VerifiedGpu, proven, weak
+from milkglass.errors import AttestationError
+
+ROOT = "a90c4eb5acfd3e3d03a25db6a26b84f720ad0503196c627c21ddd48dd85b06a4"  # SHA-256 of NVIDIA's public key
+REQUEST, SIGNATURE, NONCE = 37, 96, 32
+GET_MEASUREMENTS, MEASUREMENTS, SPDM = 0xE0, 0x60, 0x11
+MAX_EVIDENCE, MAX_GPUS = 64 << 10, 64
+DRIVER, VBIOS, FWID, PPCIE, FEATURES = 3, 6, 20, 21, 36  # types of opaque data
+DICE = x509.ObjectIdentifier("2.23.133.5.4.1")  # TCG: the identity of the firmware that holds the leaf's key
+ARCHITECTURES = ("HOPPER", "BLACKWELL")
+MODES = {0: "spt", 1: "mpt", 2: "ppcie"}  # of the feature flag
+LINKED = 0xAA  # of the field for protected PCIe, which drivers before the feature flag have alone
+NOTHING = b"\x00"
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """A GPU's answer.
+
+    Attributes:
+        nonce: of the request.
+        signed: the bytes that are signed.
+        blocks: the measurements by index.
+        opaque: what else it states, by type.
+    """
+
+    nonce: bytes
+    signed: bytes
+    signature: bytes
+    blocks: Mapping[int, bytes]
+    opaque: Mapping[int, bytes]
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Self:
+        """Parses request and answer. Raises AttestationError for anything else, trailing bytes too."""
+        if not REQUEST + SIGNATURE < len(raw) <= MAX_EVIDENCE:
+            raise AttestationError("size", f"a GPU's evidence has {len(raw):,} bytes; at most {MAX_EVIDENCE:,} are read")
+        answer = raw[REQUEST:]
+        if (raw[0], raw[1]) != (SPDM, GET_MEASUREMENTS) or (answer[0], answer[1]) != (SPDM, MEASUREMENTS):
+            raise AttestationError("evidence", "a GPU's evidence is no request and answer of SPDM 1.1")
+        try:
+            count, length = answer[4], int.from_bytes(answer[5:8], "little")
+            at = 8 + length + NONCE
+            (size,) = struct.unpack_from("<H", answer, at)
+            blocks = _blocks(answer[8 : 8 + length])
+            opaque = _fields(answer[at + 2 : at + 2 + size])
+        except (struct.error, IndexError):
+            raise AttestationError("evidence", "a GPU's evidence is cut off") from None
+        if len(answer) != at + 2 + size + SIGNATURE:
+            excess = len(answer) - (at + 2 + size + SIGNATURE)
+            raise AttestationError("trailing", f"a GPU's evidence has {excess} bytes that do not belong to it")
+        if len(blocks) != count:
+            raise AttestationError("evidence", f"a GPU states {count} measurements and gives {len(blocks)}")
+        return cls(raw[4 : 4 + NONCE], raw[:-SIGNATURE], raw[-SIGNATURE:], blocks, opaque)
+
+    def text(self, kind: int) -> str:
+        """Returns a field of printable ASCII, or "" if there is none."""
+        words = self.opaque.get(kind, b"").rstrip(NOTHING).decode("ascii", "replace")
+        return words if words.isprintable() else ""
+
+    @property
+    def vbios(self) -> str:
+        """Returns the version as NVIDIA writes it, such as "96.00.5E.00.01"."""
+        raw = self.opaque.get(VBIOS, b"")
+        if len(raw) < 5:
+            return ""
+        low, high = raw[3::-1].hex().upper(), raw[4:5].hex().upper()
+        return ".".join([low[at : at + 2] for at in range(0, 8, 2)] + [high])
+
+
+def _blocks(raw: bytes) -> dict[int, bytes]:
+    found, at = dict[int, bytes](), 0
+    while at < len(raw):
+        index, kind, size = struct.unpack_from("<BBH", raw, at)
+        _, length = struct.unpack_from("<BH", raw, at + 4)
+        value = raw[at + 7 : at + 7 + length]
+        if kind != 1 or size != length + 3 or len(value) != length or index in found:
+            raise AttestationError("evidence", f"measurement {index} of a GPU is malformed")
+        found[index] = value
+        at += 4 + size
+    return found
+
+
+def _fields(raw: bytes) -> dict[int, bytes]:
+    found, at = dict[int, bytes](), 0
+    while at < len(raw):
+        kind, size = struct.unpack_from("<HH", raw, at)
+        value = raw[at + 4 : at + 4 + size]
+        if len(value) != size or kind in found:
+            raise AttestationError("evidence", f"field {kind} of a GPU's evidence is malformed")
+        found[kind] = value
+        at += 4 + size
+    return found
+
+
+def decoded(one: Mapping[str, Any]) -> tuple[bytes, bytes, str]:
+    """Returns evidence, certificates and architecture of an entry as NVIDIA's tools write it. Raises AttestationError.
+
+    Args:
+        one: "evidence" and "certificate" in base64, and "arch".
+    """
+    try:
+        raw, pem = (base64.b64decode(str(one[name]), validate=True) for name in ("evidence", "certificate"))
+    except (KeyError, binascii.Error) as error:
+        raise AttestationError("evidence", f"a GPU's evidence is not as expected ({type(error).__name__})") from None
+    return raw, pem, str(one.get("arch", ""))
+
+
+def verify(
+    raw: bytes, pem: bytes, architecture: str, nonce: bytes | None, references: Sequence[bytes],
+    lists: Sequence[bytes], now: datetime,
+) -> VerifiedGpu:  # fmt: skip
+    """Verifies a GPU's evidence.
+
+    Args:
+        raw: the request and the answer.
+        pem: its certificates, leaf first.
+        architecture: as stated beside it.
+        nonce: what it must have answered to. None: anything, and the caller says that it is not fresh.
+        references: reference manifests (RIM) of driver and VBIOS in XML; those of other versions are left out.
+        lists: revocation lists, or answers of OCSP.
+        now: the time.
+
+    Raises:
+        AttestationError: with the first fault.
+    """
+    found = Measurements.parse(raw)
+    if architecture not in ARCHITECTURES:
+        raise AttestationError("architecture", f"{architecture!r} is none of {', '.join(ARCHITECTURES)}")
+    chain = certificates(pem, "a GPU's chain")
+    require_chain(chain, ROOT, now, "a GPU")
+    leaf = chain[0]
+    r, s = (int.from_bytes(found.signature[at : at + 48], "big") for at in (0, 48))
+    require_signed(leaf.public_key(), r, s, found.signed, "a GPU's evidence")
+    if nonce is not None and found.nonce != nonce:
+        raise AttestationError("nonce", "a GPU answered to another nonce")
+    _require_firmware(found, leaf)
+    current = require_not_revoked(chain, lists, now, "a GPU")
+    device, driver, vbios = spki_digest(leaf), found.text(DRIVER), found.vbios
+    lines = [
+        proven("gpu", f"an NVIDIA {architecture} GPU, driver {driver}, VBIOS {vbios}, device {device[:16]}..."),
+        weak(
+            "gpu-binding", "this GPU is bound to the machine by its measured software alone: evidence can be relayed "
+            "if that code is wrong", "relayable-gpu", "operator states",
+        ),
+        *_reference_claims(found, references, now),
+        _revocation_claim(current),
+    ]  # fmt: skip
+    mode = _mode(found)
+    if mode == "ppcie":
+        lines.append(weak("gpu-mode", "protected PCIe: traffic between GPUs (NVLink) is plain text", "ppcie"))
+    elif mode != "spt":
+        lines.append(weak("gpu-mode", "the GPU does not state the mode of one protected GPU", "gpu-mode"))
+    return VerifiedGpu(architecture, device, found.nonce, driver, vbios, mode, tuple(lines))
+
+
+def _mode(found: Measurements) -> str:
+    """Returns the mode that a GPU states, or "" if it states none."""
+    if FEATURES in found.opaque:
+        return MODES.get(int.from_bytes(found.opaque[FEATURES], "little"), "")
+    if PPCIE in found.opaque:
+        return "ppcie" if LINKED in found.opaque[PPCIE] else "spt"
+    return ""
+
+
+def _require_firmware(found: Measurements, leaf: x509.Certificate) -> None:
+    """Checks that the firmware that holds the leaf's key is the one that answered, where both say it."""
+    stated = found.opaque.get(FWID, b"")
+    extensions = [one.value.value for one in leaf.extensions if isinstance(one.value, x509.UnrecognizedExtension)
+                  and one.oid == DICE]  # fmt: skip
+    if any(stated) and extensions and not extensions[0].endswith(stated):
+        raise AttestationError("firmware", "a GPU states another firmware than its certificate")
+
+
+def _reference_claims(found: Measurements, references: Sequence[bytes], now: datetime) -> list[Claim]:
+    """Compares the measurements with the references of its driver and its VBIOS."""
+    wanted = {"driver": found.text(DRIVER), "VBIOS": found.vbios}
+    lines, seen = list[Claim](), set[str]()
+    for raw in references:
+        reference = rim.read(raw, now)
+        part = next((name for name, version in wanted.items() if version and version == reference.version), None)
+        if part is None:
+            continue
+        # Manifests count from 0, and SPDM's measurements from 1
+        wrong = [at for at, values in reference.values.items() if found.blocks.get(at + 1) not in values]
+        if wrong:
+            raise AttestationError(
+                "measurement",
+                f"{len(wrong)} of {len(reference.values)} measurements of a GPU's {part} differ from NVIDIA's "
+                f"reference (index {wrong[0]})",
+            )
+        seen.add(part)
+        words = f"all {len(reference.values)} measurements of its {part} are NVIDIA's reference values"
+        lines.append(Claim(f"rim-{part}", "affirming", "vendor states", words))
+    lines += [
+        weak(f"rim-{part}", f"its {part} was compared with no reference values", "no-rim", "not checked")
+        for part in wanted if part not in seen
+    ]  # fmt: skip
+    return lines
+
+
+def _revocation_claim(current: bool) -> Claim:
+    if current:
+        return Claim("gpu-revocation", "affirming", "vendor states", "NVIDIA's lists do not name the GPU's keys")
+    words = "no current word of NVIDIA on revoked GPUs was given"
+    return weak("gpu-revocation", words, "no-gpu-revocation", "not checked")
+
+
+def require_distinct(gpus: Sequence[VerifiedGpu]) -> None:
+    """Raises AttestationError if one GPU answers twice, or there are too many."""
+    if len(gpus) > MAX_GPUS:
+        raise AttestationError("size", f"evidence of {len(gpus)} GPUs, at most {MAX_GPUS} are read")
+    if len({one.device for one in gpus}) < len(gpus):
+        raise AttestationError("duplicate", f"{len(gpus)} GPUs were shown, and two of them are one device")
+
+
+def digest(evidence: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Returns SHA-256 over all evidence and certificates of GPUs, which our server puts into the report data."""
+    whole = hashlib.sha256(b"milkglass gpus 1")
+    for raw, pem in evidence:
+        for part in (raw, pem):
+            whole.update(struct.pack("<Q", len(part)) + part)
+    return whole.digest()

@@ -1,0 +1,303 @@
+"""What a client demands of a server before it sends anything: a policy in TOML, and the lock file beside it.
+
+An empty list allows nothing. What evidence shows to be weaker than it could be is refused, unless the policy accepts it
+by name, with a reason, which every verdict then shows.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from milkglass import files
+from milkglass.attest.claims import Claim, Kind, VerifiedGpu, VerifiedMachine, Verdict, proven, weak
+from milkglass.errors import UsageError
+
+# What a policy can accept by name, and what that means
+WEAKNESSES = {
+    "milan": "reports of AMD's Milan, which anyone can forge",
+    "vlek": "a key of the cloud, which names no machine",
+    "debug": "a guest that the host may debug",
+    "migration": "a guest that may be moved, with its memory",
+    "no-alias-check": "no check of memory aliases (BadRAM)",
+    "rollback": "firmware that the host can take back to an older version",
+    "no-revocation": "no current revocation list of the processor's maker",
+    "cached-keys": "keys from a cache of the platform's owner",
+    "smt": "hyperthreads",
+    "dynamic-platform": "a platform to which packages can be added",
+    "attributes": "an enclave with unusual attributes",
+    "not-fresh": "evidence without a nonce of ours, as old as the machine's boot",
+    "unbound": "evidence that is not bound to the connection's key",
+    "relayable-gpu": "a GPU that only the measured software binds to the machine",
+    "no-rim": "a GPU that was compared with no reference values",
+    "no-gpu-revocation": "no current word of NVIDIA on revoked GPUs",
+    "ppcie": "plain text between GPUs (NVLink)",
+    "gpu-mode": "a GPU that does not state its mode",
+    "first-use": "a machine that is not pinned yet",
+}
+INTEL_NAMES = re.compile(r"INTEL-SA-\d{5}|status [A-Za-z]+")
+UNITS = {"s": 1, "m": 60, "h": 3600}
+MAX_POLICY = 64 << 10
+Hex = Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-f]{2})+$")]
+Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class _Image(_Part):
+    name: Text
+    origin: Text
+
+
+class SnpImage(_Image):
+    launch: Hex
+
+
+class TdxImage(_Image):
+    mrtd: Hex
+    rtmr0: Hex | None = None
+    rtmr1: Hex
+    rtmr2: Hex
+    rtmr3: Hex | None = None
+    config: Hex | None = None
+
+
+class SgxImage(_Image):
+    mrenclave: Hex
+
+
+class SevSnp(_Part):
+    products: list[Literal["Milan", "Genoa", "Turin"]] = []
+    tcb: dict[Literal["bootloader", "tee", "snp", "microcode", "fmc"], int] = {}
+    image: list[SnpImage] = []
+
+
+class Tdx(_Part):
+    status: list[Text] = ["UpToDate"]
+    image: list[TdxImage] = []
+
+
+class Sgx(_Part):
+    status: list[Text] = ["UpToDate"]
+    image: list[SgxImage] = []
+
+
+class Nvidia(_Part):
+    count: int = Field(ge=1)
+    architectures: list[Literal["HOPPER", "BLACKWELL"]] = []
+    modes: list[Literal["spt", "ppcie"]] = ["spt"]
+    rim: Literal["required", "off"] = "required"
+    revocation: Literal["required", "off"] = "required"
+
+
+class Machine(_Part):
+    pinned: list[Hex] = []
+
+
+class Policy(_Part):
+    """A policy, as its file has it.
+
+    Attributes:
+        server: the address that the policy is for.
+        evidence: the form in which the server gives its evidence.
+        lease: how long verified evidence counts for new connections of one key.
+        kinds: ["software"] takes the software stand-in, which proves nothing. Empty: the kinds that have a section.
+        accept: weaknesses by name, each with the reason for which it is accepted.
+    """
+
+    version: Literal[1]
+    server: Annotated[str, StringConstraints(pattern=r"^https://[^/\s]+$")]
+    evidence: Literal["milkglass", "tinfoil", "aci"] = "milkglass"
+    lease: Annotated[str, StringConstraints(pattern=r"^[1-9]\d{0,3}[smh]$")] = "15m"
+    kinds: list[Literal["software"]] = []
+    sev_snp: SevSnp | None = Field(None, alias="sev-snp")
+    tdx: Tdx | None = None
+    sgx: Sgx | None = None
+    nvidia: Nvidia | None = None
+    machine: Machine = Machine()
+    accept: dict[str, Text] = {}
+
+    @property
+    def lease_seconds(self) -> int:
+        return int(self.lease[:-1]) * UNITS[self.lease[-1]]
+
+    def section(self, kind: Kind) -> SevSnp | Tdx | Sgx | None:
+        """Returns what the policy demands of a kind of machine; None if it does not allow this kind."""
+        sections: dict[str, SevSnp | Tdx | Sgx | None] = {"sev-snp": self.sev_snp, "tdx": self.tdx, "sgx": self.sgx}
+        return sections.get(kind)
+
+
+def read(path: Path) -> Policy:
+    """Reads a policy. Raises UsageError, which names the entry."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"the policy {path} cannot be read ({type(error).__name__})", "give a file in TOML") from None
+    return parse(raw, path.name)
+
+
+def parse(raw: bytes, name: str) -> Policy:
+    """Parses a policy. Raises UsageError, which names the entry."""
+    if len(raw) > MAX_POLICY:
+        raise UsageError(f"{name} has {len(raw):,} bytes, at most {MAX_POLICY:,} are read", "give a policy")
+    try:
+        policy = Policy.model_validate(tomllib.loads(raw.decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name} is no TOML: {error}", "see docs/attested.md") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{name}: {place}: {first['msg'].lower()}", "see docs/attested.md for a policy") from None
+    if unknown := [one for one in policy.accept if one not in WEAKNESSES and not INTEL_NAMES.fullmatch(one)]:
+        raise UsageError(f"{name}: accept.{unknown[0]} is no weakness", f"names: {', '.join(WEAKNESSES)}")
+    return policy
+
+
+# --- the lock file ----------------------------------------------------------------------------------------------------
+def lock_path(policy: Path) -> Path:
+    """Returns where the machines that were pinned stand: beside the policy."""
+    return policy.with_name(f"{policy.name}.lock")
+
+
+def read_lock(policy: Path) -> dict[str, str]:
+    """Returns when each pinned machine was first seen, by its number; empty without a lock file. Raises UsageError."""
+    path = lock_path(policy)
+    if not path.is_file():
+        return {}
+    try:
+        machines = tomllib.loads(path.read_text("utf-8"))["machine"]
+        return {str(one["id"]): str(one["first_seen"]) for one in machines}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        raise UsageError(f"{path.name} is damaged", "remove it, and pin the machines again") from None
+
+
+def pin(policy: Path, machine: str, now: datetime | None = None) -> bool:
+    """Adds a machine to the lock file. Returns False if it is there."""
+    known = read_lock(policy)
+    if machine in known:
+        return False
+    known[machine] = f"{now or datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    entries = (f'[[machine]]\nid = "{name}"\nfirst_seen = "{seen}"\n' for name, seen in known.items())
+    files.write(lock_path(policy), "\n".join(entries))
+    return True
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+def judge(
+    policy: Policy, machine: VerifiedMachine, gpus: Sequence[VerifiedGpu] = (), bound: Sequence[Claim] = (),
+    pinned: Mapping[str, str] | None = None,
+) -> Verdict:  # fmt: skip
+    """Returns what the policy says of verified evidence.
+
+    Args:
+        bound: claims on what binds the evidence to the connection, and whether it is fresh.
+        pinned: the lock file's machines.
+    """
+    claims, refused = [*bound, *machine.claims], dict[str, str]()
+    section = policy.section(machine.kind)
+    if section is None and machine.kind not in policy.kinds:
+        refused["kind"] = f"the policy has no section for {machine.kind}"
+    if isinstance(section, SevSnp):
+        refused |= _snp_faults(section, machine)
+    elif section is not None and machine.status not in section.status:
+        refused["status"] = f"Intel's status is {machine.status}; allowed: {', '.join(section.status) or 'none'}"
+    if section is not None:
+        claims += _image_claims(section, machine, refused)
+    claims += _machine_claims(policy, machine, pinned or {}, refused)
+    for one in gpus:
+        claims += one.claims
+    refused |= _gpu_faults(policy.nvidia, gpus)
+    reasons = _accepted(policy)
+    found = [one.weakness for one in claims if one.weakness]
+    for claim in claims:
+        if claim.weakness and claim.weakness not in reasons:
+            refused.setdefault(claim.weakness, f"{claim.text} ({claim.weakness!r} is not accepted)")
+    accepted = {name: reasons[name] for name in dict.fromkeys(found) if name in reasons}
+    return Verdict(tuple(claims), refused, accepted, machine.kind != "software")
+
+
+def _accepted(policy: Policy) -> dict[str, str]:
+    """Returns the accepted weaknesses with their reasons, those that sections imply too."""
+    found = dict(policy.accept)
+    for section in (policy.tdx, policy.sgx):
+        for status in [] if section is None else section.status:
+            found.setdefault(f"status {status}", "the policy lists this status")
+    if policy.nvidia is not None:
+        implied = {
+            "ppcie": "ppcie" in policy.nvidia.modes,
+            "no-rim": policy.nvidia.rim == "off",
+            "no-gpu-revocation": policy.nvidia.revocation == "off",
+        }
+        for name, holds in implied.items():
+            if holds:
+                found.setdefault(name, "the policy's section nvidia says so")
+    return found
+
+
+def _snp_faults(section: SevSnp, machine: VerifiedMachine) -> dict[str, str]:
+    faults = {}
+    if machine.product not in section.products:
+        faults["product"] = f"the processor is a {machine.product}; allowed: {', '.join(section.products) or 'none'}"
+    low = [name for name, least in section.tcb.items() if machine.tcb.get(name, -1) < least]
+    if low:
+        name: Any = low[0]
+        faults["old-tcb"] = f"the firmware's {name} is {machine.tcb.get(name)}, at least {section.tcb[name]} is required"
+    if not section.tcb:
+        faults["tcb"] = "the policy names no least versions of the firmware (sev-snp.tcb)"
+    return faults
+
+
+def _image_claims(
+    section: SevSnp | Tdx | Sgx, machine: VerifiedMachine, refused: dict[str, str]
+) -> list[Claim]:
+    for image in section.image:
+        wanted = image.model_dump(exclude={"name", "origin"}, exclude_none=True)
+        if all(machine.image.get(register) == value for register, value in wanted.items()):
+            words = f"the image {image.name!r} runs ({', '.join(wanted)}); its origin: {image.origin}"
+            open_ones = sorted(set(machine.image) & set(type(image).model_fields) - set(wanted))
+            more = [Claim("registers", "none", "not checked", f"what {', '.join(open_ones)} measure")] if open_ones else []
+            return [proven("measurement", words), *more]
+    seen = ", ".join(f"{register} {value[:16]}..." for register, value in machine.image.items() if int(value, 16))
+    refused["image"] = f"no image of the policy runs there: {seen}"
+    return []
+
+
+def _machine_claims(
+    policy: Policy, machine: VerifiedMachine, pinned: Mapping[str, str], refused: dict[str, str]
+) -> list[Claim]:
+    allowed = {*policy.machine.pinned, *pinned}
+    if not machine.machine:
+        if allowed:
+            refused["machine"] = "machines are pinned, and the evidence does not say which one this is"
+        return []
+    if machine.machine in allowed:
+        seen = f", first seen {pinned[machine.machine]}" if machine.machine in pinned else ""
+        return [Claim("pinned", "affirming", "operator states", f"this machine is pinned{seen}")]
+    if allowed:
+        refused["machine"] = f"the machine {machine.machine[:16]}... is not one of the {len(allowed)} that are pinned"
+        return []
+    words = "no machine is pinned yet: `milkglass attest pin` pins this one"
+    return [weak("pinned", words, "first-use", "not checked")]
+
+
+def _gpu_faults(section: Nvidia | None, gpus: Sequence[VerifiedGpu]) -> dict[str, str]:
+    if section is None:
+        return {} if not gpus else {"gpu": f"{len(gpus)} GPUs were shown, and the policy has no section nvidia"}
+    faults = {}
+    if len(gpus) != section.count:
+        faults["gpu-count"] = f"evidence of {len(gpus)} GPUs, the policy demands {section.count}"
+    for one in gpus:
+        if one.architecture not in section.architectures:
+            allowed = ", ".join(section.architectures) or "none"
+            faults["architecture"] = f"a GPU is a {one.architecture}; allowed: {allowed}"
+        if one.mode not in section.modes:
+            faults["gpu-mode-of-policy"] = f"a GPU's mode is {one.mode or 'not stated'}; allowed: {section.modes}"
+    return faults

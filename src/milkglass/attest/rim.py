@@ -1,0 +1,121 @@
+"""NVIDIA's reference manifests (RIM): SWID tags in XML, signed, with the values that measurements must have.
+
+    ISO/IEC 19770-2 SWID; TCG Reference Integrity Manifest Information Model 1.01; XML signature (signxml)
+
+Only what the signature covers is read: signxml returns that part, and nothing else of the document is looked at. There
+is no DTD, no entity, and no other signature. The signer's chain must end at NVIDIA's root for manifests.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from cryptography import x509
+
+from milkglass.attest.chains import certificates, require_chain
+from milkglass.errors import AttestationError
+
+ROOT = "dec1dc316477aa851eebdf51327ae9f864bc8d89254657ed1e7eb9168af1e1a3"  # SHA-256 of NVIDIA's public key
+MAX_XML, MAX_DEPTH, MAX_ELEMENTS = 1 << 20, 16, 20_000
+SWID = "{http://standards.iso.org/iso/19770/-2/2015/schema.xsd}"
+DSIG = "{http://www.w3.org/2000/09/xmldsig#}"
+HASH = "{http://www.w3.org/2001/04/xmlenc#sha384}Hash"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A manifest whose signature is good.
+
+    Attributes:
+        version: of the driver or the VBIOS.
+        product: such as "GH100".
+        values: the allowed values of each active measurement, by index.
+    """
+
+    version: str
+    product: str
+    values: Mapping[int, frozenset[bytes]]
+
+
+def read(raw: bytes, now: datetime) -> Reference:
+    """Verifies and reads a manifest. Raises AttestationError."""
+    import signxml
+    from lxml import etree
+
+    root = _parsed(raw)
+    chain = _chain(root)
+    require_chain(chain, ROOT, now, "a reference manifest")
+    try:
+        signed = signxml.XMLVerifier().verify(  # type: ignore[no-untyped-call]
+            root, x509_cert=chain[0], expect_references=1, verification_time=now.replace(tzinfo=None),
+            expect_config=signxml.SignatureConfiguration(require_x509=True, location="./"),
+        )  # fmt: skip
+    except (signxml.InvalidInput, signxml.exceptions.SignXMLException, etree.LxmlError, ValueError) as error:
+        raise AttestationError(
+            "rim-signature", f"the signature of a reference manifest is wrong ({type(error).__name__})"
+        ) from None
+    found = signed.signed_xml
+    if found is None or found.tag != f"{SWID}SoftwareIdentity":
+        raise AttestationError("rim", "the signature of a reference manifest does not cover the whole of it")
+    return _reference(found)
+
+
+def _parsed(raw: bytes) -> Any:
+    """Returns the document's root. Raises AttestationError for a DTD, for entities, and for what is too large."""
+    from lxml import etree
+
+    if len(raw) > MAX_XML:
+        raise AttestationError("size", f"a reference manifest has {len(raw):,} bytes, at most {MAX_XML:,} are read")
+    if b"<!DOCTYPE" in raw or b"<!ENTITY" in raw:
+        raise AttestationError("rim", "a reference manifest has a document type")
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
+    try:
+        root = etree.fromstring(raw, parser)
+    except (etree.XMLSyntaxError, ValueError) as error:
+        raise AttestationError("rim", f"a reference manifest is no XML ({type(error).__name__})") from None
+    if root.getroottree().docinfo.doctype:
+        raise AttestationError("rim", "a reference manifest has a document type")
+    for number, one in enumerate(root.iter()):
+        if number > MAX_ELEMENTS or sum(1 for _ in one.iterancestors()) > MAX_DEPTH:
+            raise AttestationError("size", "a reference manifest has too many elements, or is too deep")
+    return root
+
+
+def _chain(root: Any) -> list[x509.Certificate]:
+    """Returns the signer's certificates, leaf first, from the only signature."""
+    signatures = root.findall(f".//{DSIG}Signature")
+    if len(signatures) != 1 or signatures[0].getparent() is not root:
+        raise AttestationError("rim", f"a reference manifest has {len(signatures)} signatures in other places than one")
+    texts = [one.text or "" for one in signatures[0].findall(f"./{DSIG}KeyInfo/{DSIG}X509Data/{DSIG}X509Certificate")]
+    try:
+        chain = [certificates(base64.b64decode("".join(text.split()), validate=True), "a signer")[0] for text in texts]
+    except binascii.Error:
+        raise AttestationError("rim", "a signer's certificate is no base64") from None
+    if not chain:
+        raise AttestationError("rim", "a reference manifest has no signer's certificate")
+    return chain
+
+
+def _reference(root: Any) -> Reference:
+    meta = root.find(f"{SWID}Meta")
+    payload = root.find(f"{SWID}Payload")
+    if meta is None or payload is None:
+        raise AttestationError("rim", "a reference manifest has no values")
+    values = dict[int, frozenset[bytes]]()
+    for one in payload.findall(f"{SWID}Resource"):
+        if one.get("type") != "Measurement" or one.get("active") != "True":
+            continue
+        try:
+            index, count = int(one.get("index", "")), int(one.get("alternatives", ""))
+            allowed = frozenset(bytes.fromhex(one.get(f"{HASH}{number}", "")) for number in range(min(count, 64)))
+        except ValueError:
+            raise AttestationError("rim", "a value of a reference manifest is malformed") from None
+        if index in values or not allowed or b"" in allowed:
+            raise AttestationError("rim", f"value {index} of a reference manifest is malformed")
+        values[index] = allowed
+    return Reference(meta.get("colloquialVersion", ""), meta.get("product", ""), values)

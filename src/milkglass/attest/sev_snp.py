@@ -1,0 +1,198 @@
+"""AMD SEV-SNP: a report of 1,184 bytes, signed by a key of the processor (VCEK) or of a cloud (VLEK).
+
+    AMD, SEV Secure Nested Paging Firmware ABI Specification 56860, revision 1.58, table 23 (ATTESTATION_REPORT)
+    AMD, VCEK Certificate and KDS Interface Specification 57230, revision 1.00, tables 8 and 9 (extensions)
+
+The bytes after the signature are signed by nobody and must be 0. The versions in the report must be those for which the
+key's certificate was made; a VCEK's certificate also names the chip.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Self
+
+from cryptography import x509
+
+from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed
+from milkglass.attest.claims import Claim, VerifiedMachine, proven, unchecked, weak
+from milkglass.errors import AttestationError
+
+SIZE, SIGNED, SIGNATURE_END = 1_184, 0x2A0, 0x2A0 + 144
+VERSIONS = (2, 3, 4, 5)
+ECDSA_P384 = 1
+# SHA-256 of the public keys of AMD's root keys (ARK)
+ROOTS = {
+    "Milan": "9f056bee44377e29308cb5ffa895bdfb62d18881fa6bed8d6f075b0204089cb9",
+    "Genoa": "429a69c9422aa258ee4d8db5fcda9c6470ef15f8cd5a9cebd6cbc7d90b863831",
+    "Turin": "4f125410563a2ab9a50356f9243f6fe0b6f73de98603f53f90339c70e9d7ad08",
+}
+DEBUG, MIGRATION, RESERVED = 1 << 19, 1 << 18, 1 << 17  # of the guest's policy
+ALIAS_CHECKED = 1 << 5  # of the platform's information
+OID = "1.3.6.1.4.1.3704.1."
+SPL = {f"{OID}3.1": "bootloader", f"{OID}3.2": "tee", f"{OID}3.3": "snp", f"{OID}3.8": "microcode", f"{OID}3.9": "fmc"}
+HWID, CSP = f"{OID}4", f"{OID}5"
+# The place of each component in the eight bytes of a version; Turin's differ
+LAYOUT = {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7}
+LAYOUT_TURIN = {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7}
+NO_AGENT = (bytes(32), b"\xff" * 32)  # how a guest without a migration agent is written
+VCEK, VLEK = 0, 1  # of the signing key's number
+
+
+@dataclass(frozen=True)
+class Report:
+    """The fields of a report.
+
+    Attributes:
+        raw: all bytes.
+        policy, platform: flags of the guest's policy and of the platform.
+        signing_key: its number.
+        reported, current, committed, launch: eight bytes of versions each.
+    """
+
+    raw: bytes
+    version: int
+    policy: int
+    vmpl: int
+    platform: int
+    signing_key: int
+    report_data: bytes
+    measurement: bytes
+    host_data: bytes
+    chip_id: bytes
+    migration_agent: bytes
+    reported: bytes
+    current: bytes
+    committed: bytes
+    launch: bytes
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Self:
+        """Parses a report. Raises AttestationError for anything else."""
+        if len(raw) != SIZE:
+            raise AttestationError("size", f"an SEV-SNP report has {SIZE:,} bytes, and this one {len(raw):,}")
+        (version,), (policy,), (vmpl, algorithm) = (
+            struct.unpack_from(form, raw, at) for form, at in (("<I", 0), ("<Q", 8), ("<II", 0x30))
+        )
+        (platform, key) = struct.unpack_from("<QI", raw, 0x40)
+        if version not in VERSIONS:
+            raise AttestationError("version", f"the report has version {version}; {VERSIONS} are supported")
+        if algorithm != ECDSA_P384:
+            raise AttestationError("signature", f"the report is signed by algorithm {algorithm}, not by ECDSA P-384")
+        if any(raw[SIGNATURE_END:]):
+            raise AttestationError("unsigned", "bytes that nobody signs are not 0")
+        if not policy & RESERVED:
+            raise AttestationError("policy", f"the guest's policy {policy:#x} lacks the bit that is always set")
+        return cls(
+            raw, version, policy, vmpl, platform, key >> 2 & 7, raw[0x50:0x90], raw[0x90:0xC0], raw[0xC0:0xE0],
+            raw[0x1A0:0x1E0], raw[0x160:0x180], raw[0x180:0x188], raw[0x38:0x40], raw[0x1E0:0x1E8], raw[0x1F0:0x1F8],
+        )  # fmt: skip
+
+
+def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime) -> VerifiedMachine:
+    """Verifies a report.
+
+    Args:
+        collateral: "key": the VCEK's or VLEK's certificate; "chain": its authority and AMD's root, in any order;
+            "crl" and more names that begin with it: revocation lists.
+        now: the time.
+
+    Raises:
+        AttestationError: with the first fault.
+    """
+    report = Report.parse(raw)
+    if report.signing_key not in (VCEK, VLEK):
+        raise AttestationError("signature", f"the report is signed by key {report.signing_key}, neither VCEK nor VLEK")
+    for name in ("key", "chain"):
+        if name not in collateral:
+            raise AttestationError(
+                "collateral", f"the processor's {name} is missing", "`milkglass attest fetch` gets it from AMD"
+            )
+    leaf = certificates(collateral["key"], "the processor's key")[0]
+    chain, product = _chain(leaf, certificates(collateral["chain"], "the processor's chain"))
+    require_chain(chain, ROOTS[product], now, f"the {product} processor")
+    r, s = (int.from_bytes(raw[at : at + 72], "little") for at in (SIGNED, SIGNED + 72))
+    require_signed(leaf.public_key(), r, s, raw[:SIGNED], "the report")
+    lists = [one for name, one in collateral.items() if name.startswith("crl")]
+    current = require_not_revoked(chain, lists, now, "the processor")
+    tcb = _versions(report.reported, product)
+    _require_key_of(report, leaf, tcb, product)
+    return VerifiedMachine(
+        "sev-snp", product, report.report_data, {"launch": report.measurement.hex()},
+        report.chip_id.hex() if any(report.chip_id) else "", tcb, "", tuple(_claims(report, product, tcb, current)),
+    )  # fmt: skip
+
+
+def _chain(leaf: x509.Certificate, others: list[x509.Certificate]) -> tuple[list[x509.Certificate], str]:
+    """Returns the chain in order and the product, by the root's name. Other authorities in a file are left out."""
+    issuer = next((one for one in others if one.subject == leaf.issuer and one.subject != one.issuer), None)
+    root = None if issuer is None else next((one for one in others if one.subject == issuer.issuer), None)
+    if issuer is None or root is None:
+        raise AttestationError("chain", "the processor's key is not issued by one of the given certificates")
+    names = [item.value for item in root.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+    product = str(names[0]).removeprefix("ARK-") if names else ""
+    if product not in ROOTS:
+        raise AttestationError("root", f"the root {product!r} is none of AMD's: {', '.join(ROOTS)}")
+    return [leaf, issuer, root], product
+
+
+def _versions(raw: bytes, product: str) -> dict[str, int]:
+    return {name: raw[at] for name, at in (LAYOUT_TURIN if product == "Turin" else LAYOUT).items()}
+
+
+def _require_key_of(report: Report, leaf: x509.Certificate, tcb: Mapping[str, int], product: str) -> None:
+    """Checks that the key was made for this chip and these versions. Raises AttestationError."""
+    found = {one.oid.dotted_string: one.value for one in leaf.extensions}
+    values = {name: value.value for name, value in found.items() if isinstance(value, x509.UnrecognizedExtension)}
+    stated = {name: _number(values[oid]) for oid, name in SPL.items() if oid in values}
+    if {name: stated.get(name) for name in tcb} != dict(tcb):
+        raise AttestationError("tcb", f"the report states the versions {dict(tcb)}, and its key is for {stated}")
+    if report.signing_key == VLEK:
+        if HWID in values or CSP not in values:
+            raise AttestationError("key", "the report says that a VLEK signed it, and the certificate is none")
+        return
+    chip = values.get(HWID, b"")
+    if not chip or report.chip_id[: len(chip)] != chip or any(report.chip_id[len(chip) :]):
+        raise AttestationError("key", "the report names another chip than its key's certificate")
+
+
+def _number(raw: bytes) -> int | None:
+    """Returns a small DER INTEGER."""
+    return int.from_bytes(raw[2:], "big") if raw[:1] == b"\x02" and len(raw) in (3, 4) else None
+
+
+def _claims(report: Report, product: str, tcb: Mapping[str, int], current: bool) -> list[Claim]:
+    versions = ", ".join(f"{name} {number}" for name, number in tcb.items())
+    found = [proven("processor", f"an AMD {product} with SEV-SNP, firmware {versions}")]
+    if product == "Milan":
+        words = "Milan: the keys of this generation were extracted, so that anyone can forge this report"
+        found.append(weak("processor", words, "milan", bad=True))
+    if report.signing_key == VLEK:
+        found.append(weak("machine", "a key of the cloud signed (VLEK): nothing says which machine this is", "vlek"))
+    elif any(report.chip_id):
+        found.append(proven("machine", f"the chip {report.chip_id.hex()[:16]}..."))
+    if report.policy & DEBUG:
+        found.append(weak("debug", "the host may debug the guest, and read its memory", "debug", bad=True))
+    else:
+        found.append(proven("debug", "the host cannot debug the guest"))
+    if report.policy & MIGRATION or report.migration_agent not in NO_AGENT:
+        found.append(weak("migration", "a migration agent may move the guest, with its memory", "migration", bad=True))
+    if report.vmpl:
+        found.append(proven("level", f"the software that asked runs at privilege level {report.vmpl}, not 0"))
+    if report.platform & ALIAS_CHECKED:
+        found.append(proven("alias-check", "memory aliases were checked at boot (BadRAM)"))
+    else:
+        words = "no check of memory aliases is stated (BadRAM, CVE-2024-21944)"
+        found.append(weak("alias-check", words, "no-alias-check"))
+    committed = _versions(report.committed, product)
+    if any(committed[name] < tcb[name] for name in tcb):
+        found.append(weak("rollback", f"the host can go back to the firmware {committed}", "rollback"))
+    if current:
+        found.append(Claim("revocation", "affirming", "vendor states", "AMD's revocation lists do not name its keys"))
+    else:
+        found.append(weak("revocation", "no current revocation list of AMD was given", "no-revocation", "not checked"))
+    found.append(unchecked("image", "who built the measured image, and what it gives away"))
+    return found
