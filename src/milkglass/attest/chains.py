@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.utils import CryptographyDeprecationWarning
+from cryptography.x509 import ocsp
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from milkglass.errors import AttestationError
 
@@ -32,6 +35,8 @@ def certificates(raw: bytes, what: str) -> list[x509.Certificate]:
             warnings.simplefilter("ignore", CryptographyDeprecationWarning)
             pem = raw.lstrip().startswith(b"-----BEGIN")
             found = x509.load_pem_x509_certificates(raw) if pem else [x509.load_der_x509_certificate(raw)]
+            for one in found:  # the library parses these only when they are asked for
+                _ = one.subject, one.issuer, one.not_valid_after_utc, len(one.extensions), one.public_key()
     except Exception as error:  # noqa: BLE001 - the library raises many kinds of errors for untrusted bytes
         raise AttestationError("chain", f"{what} is no certificate ({type(error).__name__})") from None
     if len(found) > MAX_CERTIFICATES:
@@ -95,33 +100,79 @@ def require_signed(key: object, r: int, s: int, content: bytes, what: str) -> No
 
 
 def require_not_revoked(chain: Sequence[x509.Certificate], lists: Sequence[bytes], now: datetime, what: str) -> bool:
-    """Checks a chain against revocation lists that its own authorities signed.
+    """Checks a chain against revocation lists and answers of OCSP that its own authorities signed.
+
+    Args:
+        lists: lists in DER or PEM, and answers of OCSP in DER. Those of others, or out of date, do not count.
 
     Returns:
-        Whether every issuer but the root's own has a list that is current.
+        Whether each certificate below the root has a current word of its issuer.
 
     Raises:
-        AttestationError: a certificate is revoked, or a list is damaged.
+        AttestationError: a certificate is revoked or on hold, or a list is damaged.
     """
     covered = set[int]()
     for raw in lists:
         if len(raw) > MAX_BYTES:
             raise AttestationError("size", f"a revocation list has {len(raw):,} bytes, at most {MAX_BYTES:,} are read")
+        for place, (one, issuer) in enumerate(zip(chain, chain[1:], strict=False)):
+            revoked = _says_revoked(raw, one, issuer, now)
+            if revoked:
+                name = issuer.subject.rfc4514_string()
+                raise AttestationError("revoked", f"a certificate of {what} was revoked by {name}")
+            if revoked is not None:
+                covered.add(place)
+    return covered == set(range(len(chain) - 1))
+
+
+def _says_revoked(raw: bytes, one: x509.Certificate, issuer: x509.Certificate, now: datetime) -> bool | None:
+    """Returns whether a list or an answer says that a certificate is revoked; None if it says nothing of it now.
+
+    Raises:
+        AttestationError: it can be read as neither.
+    """
+    try:
+        if raw.lstrip().startswith(b"-----BEGIN"):
+            return _listed(x509.load_pem_x509_crl(raw), one, issuer, now)
         try:
-            pem = raw.lstrip().startswith(b"-----BEGIN")
-            revoked = x509.load_pem_x509_crl(raw) if pem else x509.load_der_x509_crl(raw)
-        except Exception as error:  # noqa: BLE001 - as above
-            raise AttestationError("revocation", f"a revocation list is damaged ({type(error).__name__})") from None
-        for place, issuer in enumerate(chain[1:], 1):
-            if revoked.issuer != issuer.subject or not revoked.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type]
-                continue
-            if not revoked.last_update_utc <= now <= (revoked.next_update_utc or now):
-                continue
-            if revoked.get_revoked_certificate_by_serial_number(chain[place - 1].serial_number) is not None:
-                raise AttestationError("revoked", f"a certificate of {what} was revoked by {_name(issuer)}")
-            covered.add(place)
-    return covered == set(range(1, len(chain)))
+            return _listed(x509.load_der_x509_crl(raw), one, issuer, now)
+        except ValueError:
+            return _answered(ocsp.load_der_ocsp_response(raw), one, issuer, now)
+    except Exception as error:  # noqa: BLE001 - as above
+        raise AttestationError("revocation", f"a word on revoked keys is damaged ({type(error).__name__})") from None
 
 
-def _name(one: x509.Certificate) -> str:
-    return one.subject.rfc4514_string()
+def _listed(
+    found: x509.CertificateRevocationList, one: x509.Certificate, issuer: x509.Certificate, now: datetime
+) -> bool | None:
+    if found.issuer != issuer.subject or not found.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type]
+        return None
+    if found.next_update_utc is None or not found.last_update_utc <= now <= found.next_update_utc:
+        return None
+    return found.get_revoked_certificate_by_serial_number(one.serial_number) is not None
+
+
+def _answered(found: ocsp.OCSPResponse, one: x509.Certificate, issuer: x509.Certificate, now: datetime) -> bool | None:
+    """Reads an answer that the issuer signed itself, or by a certificate that it made for this."""
+    if found.response_status != ocsp.OCSPResponseStatus.SUCCESSFUL or found.serial_number != one.serial_number:
+        return None
+    if found.responder_name == issuer.subject or found.responder_key_hash is not None and not found.certificates:
+        signer = issuer
+    else:
+        if len(found.certificates) != 1:
+            return None
+        signer = found.certificates[0]
+        usage = [item.value for item in signer.extensions if isinstance(item.value, x509.ExtendedKeyUsage)]
+        signer.verify_directly_issued_by(issuer)
+        if not usage or ExtendedKeyUsageOID.OCSP_SIGNING not in usage[0]:
+            return None
+    key, algorithm = signer.public_key(), found.signature_hash_algorithm
+    if not isinstance(key, ec.EllipticCurvePublicKey) or algorithm is None:
+        return None
+    try:
+        key.verify(found.signature, found.tbs_response_bytes, ec.ECDSA(algorithm))
+    except InvalidSignature:
+        return None
+    if found.next_update_utc is None or not found.this_update_utc <= now <= found.next_update_utc:
+        return None
+    return found.certificate_status != ocsp.OCSPCertStatus.GOOD

@@ -163,7 +163,10 @@ def _binding(evidence: Evidence, machine: VerifiedMachine, spki: bytes, nonce: b
             raise AttestationError("binding", "the evidence names no key or no nonce")
         if not hmac.compare_digest(machine.report_data, report_data(spki, nonce, digest)):
             raise AttestationError("binding", f"the hardware did not sign {where}, this nonce and these GPUs")
-        return [proven("binding", f"{where} belongs to the measured software"), proven("fresh", "it answered our nonce")]
+        return [
+            proven("binding", f"{where} belongs to the measured software"),
+            proven("fresh", "it answered our nonce"),
+        ]
     stale = weak("fresh", "no nonce of ours: the evidence is as old as the machine's boot", "not-fresh", "not checked")
     if evidence.form == "tinfoil":
         if len(spki) != 32 or not hmac.compare_digest(machine.report_data[:32], spki):

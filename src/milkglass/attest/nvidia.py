@@ -62,7 +62,7 @@ class Measurements:
     def parse(cls, raw: bytes) -> Self:
         """Parses request and answer. Raises AttestationError for anything else, trailing bytes too."""
         if not REQUEST + SIGNATURE < len(raw) <= MAX_EVIDENCE:
-            raise AttestationError("size", f"a GPU's evidence has {len(raw):,} bytes; at most {MAX_EVIDENCE:,} are read")
+            raise AttestationError("size", f"a GPU's evidence has {len(raw):,} bytes of at most {MAX_EVIDENCE:,}")
         answer = raw[REQUEST:]
         if (raw[0], raw[1]) != (SPDM, GET_MEASUREMENTS) or (answer[0], answer[1]) != (SPDM, MEASUREMENTS):
             raise AttestationError("evidence", "a GPU's evidence is no request and answer of SPDM 1.1")

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from milkglass import files
-from milkglass.attest.claims import Claim, Kind, VerifiedGpu, VerifiedMachine, Verdict, proven, weak
+from milkglass.attest.claims import Claim, Kind, Verdict, VerifiedGpu, VerifiedMachine, proven, unchecked, weak
 from milkglass.errors import UsageError
 
 # What a policy can accept by name, and what that means
@@ -249,21 +249,19 @@ def _snp_faults(section: SevSnp, machine: VerifiedMachine) -> dict[str, str]:
     low = [name for name, least in section.tcb.items() if machine.tcb.get(name, -1) < least]
     if low:
         name: Any = low[0]
-        faults["old-tcb"] = f"the firmware's {name} is {machine.tcb.get(name)}, at least {section.tcb[name]} is required"
+        faults["old-tcb"] = f"the firmware's {name} is {machine.tcb.get(name)}, {section.tcb[name]} or more is required"
     if not section.tcb:
         faults["tcb"] = "the policy names no least versions of the firmware (sev-snp.tcb)"
     return faults
 
 
-def _image_claims(
-    section: SevSnp | Tdx | Sgx, machine: VerifiedMachine, refused: dict[str, str]
-) -> list[Claim]:
+def _image_claims(section: SevSnp | Tdx | Sgx, machine: VerifiedMachine, refused: dict[str, str]) -> list[Claim]:
     for image in section.image:
         wanted = image.model_dump(exclude={"name", "origin"}, exclude_none=True)
         if all(machine.image.get(register) == value for register, value in wanted.items()):
             words = f"the image {image.name!r} runs ({', '.join(wanted)}); its origin: {image.origin}"
             open_ones = sorted(set(machine.image) & set(type(image).model_fields) - set(wanted))
-            more = [Claim("registers", "none", "not checked", f"what {', '.join(open_ones)} measure")] if open_ones else []
+            more = [unchecked("registers", f"what {', '.join(open_ones)} measure")] if open_ones else []
             return [proven("measurement", words), *more]
     seen = ", ".join(f"{register} {value[:16]}..." for register, value in machine.image.items() if int(value, 16))
     refused["image"] = f"no image of the policy runs there: {seen}"

@@ -44,22 +44,23 @@ class Reference:
 
 def read(raw: bytes, now: datetime) -> Reference:
     """Verifies and reads a manifest. Raises AttestationError."""
-    import signxml
     from lxml import etree
+    from signxml.exceptions import SignXMLException
+    from signxml.verifier import SignatureConfiguration, XMLVerifier
 
     root = _parsed(raw)
     chain = _chain(root)
     require_chain(chain, ROOT, now, "a reference manifest")
     try:
-        signed = signxml.XMLVerifier().verify(  # type: ignore[no-untyped-call]
-            root, x509_cert=chain[0], expect_references=1, verification_time=now.replace(tzinfo=None),
-            expect_config=signxml.SignatureConfiguration(require_x509=True, location="./"),
+        signed = XMLVerifier().verify(
+            root, x509_cert=chain[0], verification_time=now.replace(tzinfo=None),
+            expect_config=SignatureConfiguration(require_x509=True, location="./", expect_references=1),
         )  # fmt: skip
-    except (signxml.InvalidInput, signxml.exceptions.SignXMLException, etree.LxmlError, ValueError) as error:
+    except (SignXMLException, etree.LxmlError, ValueError) as error:
         raise AttestationError(
             "rim-signature", f"the signature of a reference manifest is wrong ({type(error).__name__})"
         ) from None
-    found = signed.signed_xml
+    found = None if isinstance(signed, list) else signed.signed_xml
     if found is None or found.tag != f"{SWID}SoftwareIdentity":
         raise AttestationError("rim", "the signature of a reference manifest does not cover the whole of it")
     return _reference(found)
