@@ -1,0 +1,222 @@
+"""Connections to an attested server, each admitted before the first byte of a request.
+
+A connection's TLS key needs a lease: evidence that the policy allows, and that the hardware bound to this key. The key
+is looked at after the handshake on the very connection, and again before each write, so that nothing is sent to a key
+without a lease, nor after its end. Evidence is asked for on a connection of its own that accepts this one key. So the
+rotation of keys, restarts and several servers behind one address work, and nothing is sent in between. The ordinary
+check of certificates stays on.
+
+Why not inside the handshake: evidence there can be relayed (CVE-2026-33697). Why not an exporter: Python has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from milkglass.attest import evidence
+from milkglass.attest.claims import Verdict
+from milkglass.attest.evidence import MAX_DOCUMENT, NONCE, Evidence
+from milkglass.attest.policy import Policy, judge
+from milkglass.errors import AttestationError, Unreachable
+
+PATH = "/.well-known/milkglass-attestation"
+EVIDENCE_SECONDS = 30.0  # for an answer with evidence
+CLOCK_JUMP = 30.0  # seconds by which wall clock and monotonic clock may part before all leases end
+ATTEMPTS = 3  # keys that may change under one request
+
+Verify = Callable[[bytes, bytes, bytes], Verdict]  # of a document, SHA-256 of the SPKI, and the nonce
+
+
+class NoLease(ssl.SSLError):
+    """The connection's key has no lease. `spki`: SHA-256 of the key."""
+
+    def __init__(self, spki: bytes) -> None:
+        super().__init__("the key has no lease")
+        self.spki = spki
+
+
+def spki_of(certificate: bytes) -> bytes:
+    """Returns SHA-256 of the public key of a certificate in DER."""
+    key = x509.load_der_x509_certificate(certificate).public_key()
+    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
+
+
+@dataclass
+class Leases:
+    """The keys to which requests may be sent, each until a time.
+
+    Attributes:
+        seconds: of a lease.
+        monotonic, wall: clocks. If they part, somebody set the wall clock, by which evidence is judged: all leases end.
+    """
+
+    seconds: float
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    _until: dict[bytes, float] = field(default_factory=dict)
+    _offset: float | None = None
+
+    def live(self, spki: bytes) -> bool:
+        self._check_clocks()
+        return self._until.get(spki, 0.0) > self.monotonic()
+
+    def grant(self, spki: bytes) -> None:
+        self._check_clocks()
+        self._until[spki] = self.monotonic() + self.seconds
+
+    def _check_clocks(self) -> None:
+        offset = self.wall() - self.monotonic()
+        if self._offset is not None and abs(offset - self._offset) > CLOCK_JUMP:
+            self._until.clear()
+        if self._offset is None or not self._until:
+            self._offset = offset
+
+
+def admitting(allowed: Callable[[bytes], bool], authority: Path | None) -> ssl.SSLContext:
+    """Returns a context whose connections send nothing to a key that is not allowed.
+
+    Args:
+        allowed: says whether a key, by SHA-256 of its SPKI, may be written to now.
+        authority: a PEM file with the server's certificate or its authority. None: the system's.
+    """
+
+    class AdmittedConnection(ssl.SSLObject):
+        """A connection that looks at the server's key after the handshake, and before each write."""
+
+        _spki: bytes | None = None
+
+        def do_handshake(self) -> None:
+            super().do_handshake()
+            certificate = self.getpeercert(binary_form=True)
+            self._spki = spki_of(certificate) if certificate else b""
+            self._require()
+
+        def write(self, data: Any) -> int:
+            self._require()
+            return super().write(data)
+
+        def _require(self) -> None:
+            if self._spki is None or not allowed(self._spki):
+                raise NoLease(self._spki or b"")
+
+    context = ssl.create_default_context(cafile=None if authority is None else str(authority))
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.sslobject_class = AdmittedConnection
+    return context
+
+
+class AttestedChannel:
+    """Sends requests to an attested server.
+
+    Attributes:
+        verdicts: receives each verdict, also a refusal.
+    """
+
+    def __init__(
+        self, policy: Policy, verify: Verify, authority: Path | None = None,
+        verdicts: Callable[[Verdict], None] = lambda verdict: None, leases: Leases | None = None,
+        timeout: httpx2.Timeout | None = None,
+    ) -> None:  # fmt: skip
+        self.policy, self.verdicts, self._verify, self._authority = policy, verdicts, verify, authority
+        self.leases = leases or Leases(policy.lease_seconds)
+        self._asking: dict[bytes, asyncio.Lock] = {}
+        self._client = httpx2.AsyncClient(
+            base_url=policy.server, verify=admitting(self.leases.live, authority), trust_env=False,
+            headers={"Accept-Encoding": "identity"}, timeout=timeout or httpx2.Timeout(None, connect=10.0),
+            limits=httpx2.Limits(max_connections=256, max_keepalive_connections=256),
+        )  # fmt: skip
+        del self._client.headers["User-Agent"]
+
+    async def send(self, method: str, path: str, headers: dict[str, str], body: bytes) -> httpx2.Response:
+        """Sends a request and returns the answer, its body unread. Close it.
+
+        Raises:
+            AttestationError: the policy does not allow what answers there. Nothing of the request was sent.
+            Unreachable: there is no answer.
+        """
+        for _ in range(ATTEMPTS):
+            request = self._client.build_request(method, path, headers=headers, content=body)
+            try:
+                return await self._client.send(request, stream=True)
+            except httpx2.TransportError as error:
+                missing = _no_lease(error)
+                if missing is None:
+                    raise Unreachable(
+                        f"{self.policy.server} cannot be reached ({type(error).__name__})", "is the server running?"
+                    ) from error
+                await self.admit(missing.spki)
+        raise AttestationError(
+            "rotation", f"{self.policy.server} changed its key {ATTEMPTS} times under one request", "try again"
+        )
+
+    async def admit(self, spki: bytes) -> None:
+        """Asks a key for evidence and grants it a lease. Raises AttestationError."""
+        async with self._asking.setdefault(spki, asyncio.Lock()):
+            if self.leases.live(spki):
+                return
+            nonce = secrets.token_bytes(NONCE)
+            document = await self._evidence(spki, nonce)
+            verdict = self._verify(document, spki, nonce)
+            self.verdicts(verdict)
+            if not verdict.holds:
+                name, words = next(iter(verdict.refused.items()))
+                raise AttestationError(name, f"nothing was sent: {words}", "see `milkglass attest URL --policy POLICY`")
+            self.leases.grant(spki)
+
+    async def _evidence(self, spki: bytes, nonce: bytes) -> bytes:
+        """Returns what a key answers to a nonce, on a connection that accepts this key alone."""
+        context = admitting(lambda seen: seen == spki, self._authority)
+        async with httpx2.AsyncClient(verify=context, trust_env=False, timeout=EVIDENCE_SECONDS) as client:
+            try:
+                async with client.stream("GET", f"{self.policy.server}{PATH}", params={"nonce": nonce.hex()}) as answer:
+                    if answer.status_code != 200:
+                        raise AttestationError(
+                            "evidence", f"the server gives no evidence (status {answer.status_code})"
+                        )
+                    found = bytearray()
+                    async for part in answer.aiter_raw():
+                        found += part
+                        if len(found) > MAX_DOCUMENT:
+                            raise AttestationError("size", f"the evidence has more than {MAX_DOCUMENT:,} bytes")
+                    return bytes(found)
+            except httpx2.TransportError as error:
+                if _no_lease(error) is not None:
+                    raise AttestationError("rotation", "another key answered than the one to be verified") from None
+                raise Unreachable(f"the server gives no evidence ({type(error).__name__})", "try again") from error
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+def verifier(policy: Policy, pinned: dict[str, str], now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Verify:
+    """Returns what judges documents of our own server by a policy. `pinned`: the lock file's machines."""
+
+    def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
+        found = Evidence.parse(document)
+        machine, gpus, bound = evidence.verify(found, now(), spki, nonce)
+        return judge(policy, machine, gpus, bound, pinned)
+
+    return verify
+
+
+def _no_lease(error: BaseException) -> NoLease | None:
+    """Returns the refusal of a connection inside the errors of the libraries that carried it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, NoLease):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None

@@ -1,0 +1,130 @@
+"""The server inside a confidential machine: it owns the TLS key, gives evidence, and hands requests to an engine.
+
+The engine listens on the machine's own loopback, such as vLLM or `milkglass serve`. What is not a listed path is not
+handed on. Evidence is made at most RATE times a minute, since processors are slow to sign and limit it themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from milkglass.attest import passthrough
+from milkglass.attest.channel import PATH, spki_of
+from milkglass.attest.evidence import NONCE
+from milkglass.attest.passthrough import ANSWERED, EVENTS_TYPE, FORWARDED, JSON_TYPE, QUIET
+from milkglass.attest.sources import EvidenceSource, Software
+from milkglass.errors import Busy, MilkglassError, Unreachable, UsageError
+
+RATE = 60  # pieces of evidence a minute
+STATE = "Milkglass-Attested"  # the header of each answer
+SILENCE = 600.0  # seconds without a byte of the engine's
+
+
+def key_of(certificate: Path) -> bytes:
+    """Returns SHA-256 of the public key in a PEM file, whose first certificate is the server's."""
+    chain = x509.load_pem_x509_certificates(certificate.read_bytes())
+    return spki_of(chain[0].public_bytes(Encoding.DER))
+
+
+class Front:
+    """The application. `engine`: the address of the engine on this machine; None: evidence alone is given."""
+
+    def __init__(self, source: EvidenceSource, spki: bytes, engine: str | None) -> None:
+        self.source, self.spki, self.engine = source, spki, engine
+        self.attested = not isinstance(source.hardware, Software)
+        self._times: deque[float] = deque(maxlen=RATE)
+        self._client: Any = None
+
+    def app(self) -> Starlette:
+        @asynccontextmanager
+        async def running(_: Starlette) -> AsyncIterator[None]:
+            timeout = httpx2.Timeout(SILENCE, connect=10.0)
+            async with httpx2.AsyncClient(base_url=self.engine or "http://127.0.0.1", timeout=timeout, trust_env=False,
+                                          headers={"Accept-Encoding": "identity"}) as self._client:  # fmt: skip
+                yield
+
+        routes = [Route(PATH, self.evidence)] + [
+            Route(path, self.forward, methods=[method]) for path, method in passthrough.PATHS.items()
+        ]
+        return Starlette(routes=routes, lifespan=running)
+
+    def _headers(self) -> dict[str, str]:
+        return {STATE: "see the evidence" if self.attested else "NOT ATTESTED", "Cache-Control": "no-store"}
+
+    async def evidence(self, request: Request) -> Response:
+        """Answers with evidence for the nonce of the request."""
+        try:
+            nonce = _nonce(request.query_params.get("nonce", ""))
+            now = time.monotonic()
+            if len(self._times) == RATE and now - self._times[0] < 60:
+                raise Busy(f"more than {RATE} pieces of evidence a minute", "try again in a minute")
+            self._times.append(now)
+            found = await run_in_threadpool(self.source.evidence, self.spki, nonce)
+        except MilkglassError as error:
+            answer = passthrough.error_answer(error)
+            answer.headers.update(self._headers())
+            return answer
+        return Response(found.document(), media_type=JSON_TYPE, headers=self._headers())
+
+    async def forward(self, request: Request) -> Response:
+        """Hands a request to the engine, and its answer back, quietly if that is asked for."""
+        try:
+            if self.engine is None:
+                raise UsageError("this server has no engine behind it", "start it with --in-front-of ADDRESS")
+            quiet = passthrough.quiet_of(request.headers.get(QUIET))
+            body = await passthrough.body_of(request)
+            sent = self._client.build_request(
+                request.method, request.url.path, content=body, headers=passthrough.kept(request.headers, FORWARDED)
+            )
+            try:
+                answer = await self._client.send(sent, stream=True)
+            except httpx2.TransportError as error:
+                raise Unreachable(f"the engine does not answer ({type(error).__name__})", "is it running?") from None
+        except MilkglassError as error:
+            failed = passthrough.error_answer(error)
+            failed.headers.update(self._headers())
+            return failed
+        headers = {**passthrough.kept(answer.headers, ANSWERED), **self._headers()}
+        if quiet == "slots" and EVENTS_TYPE in headers.get("content-type", ""):
+            return StreamingResponse(
+                _closing(passthrough.slots(answer.aiter_raw()), answer), answer.status_code, headers
+            )
+        if quiet is not None:
+            whole = await answer.aread()
+            await answer.aclose()
+            return Response(passthrough.padded(whole), answer.status_code, headers)
+        return StreamingResponse(_closing(answer.aiter_raw(), answer), answer.status_code, headers)
+
+
+async def _closing(parts: AsyncIterator[bytes], answer: Any) -> AsyncIterator[bytes]:
+    try:
+        async for part in parts:
+            yield part
+    finally:
+        await asyncio.shield(answer.aclose())
+
+
+def _nonce(text: str) -> bytes:
+    try:
+        nonce = bytes.fromhex(text)
+    except ValueError:
+        nonce = b""
+    if len(nonce) != NONCE:
+        words = f"the nonce has {len(nonce)} bytes, {NONCE} are required"
+        raise UsageError(words, f"add ?nonce= and {2 * NONCE} hex digits")
+    return nonce

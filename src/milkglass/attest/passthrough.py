@@ -1,0 +1,127 @@
+"""Requests that are handed on as they are: by a client's proxy to an attested server, and by it to an engine.
+
+Only listed paths and headers cross. A quiet answer says little by its sizes and times:
+
+    whole    the answer is collected, and padded with blanks to a multiple of PAD bytes
+    slots    every SLOT_SECONDS exactly SLOT bytes are sent: the events that came, then a comment that fills the slot
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Literal, get_args
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from milkglass.errors import MilkglassError, UsageError
+
+Quiet = Literal["whole", "slots"]
+QUIET = "Milkglass-Quiet"  # the header by which a client asks for it
+MAX_BODY = 32 << 20
+PATHS = {
+    "/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST", "/v1/embeddings": "POST",
+    "/v1/responses": "POST", "/tokenize": "POST", "/detokenize": "POST", "/version": "GET", "/health": "GET",
+    "/v1/score": "POST", "/v1/rerank": "POST",
+}  # fmt: skip
+FORWARDED = ("content-type", "accept", "authorization")
+ANSWERED = ("content-type", "retry-after")
+PAD, SLOT, SLOT_SECONDS = 16 << 10, 4 << 10, 0.25
+JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
+
+
+def allowed(request: Request) -> None:
+    """Raises UsageError for a path or a method that is not handed on."""
+    path = request.url.path
+    if PATHS.get(path) != request.method:
+        raise UsageError(f"{request.method} {path} is not handed on", f"paths: {', '.join(PATHS)}")
+
+
+async def body_of(request: Request) -> bytes:
+    """Returns a request's body. Raises UsageError if it is too long."""
+    found = bytearray()
+    async for part in request.stream():
+        found += part
+        if len(found) > MAX_BODY:
+            raise UsageError(f"the body has more than {MAX_BODY:,} bytes", "send less at a time")
+    return bytes(found)
+
+
+def kept(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    return {name: headers[name] for name in names if name in headers}
+
+
+def padded(body: bytes, size: int = PAD) -> bytes:
+    """Returns JSON padded with blanks to a multiple of `size` bytes, which changes nothing of what it says."""
+    return body + b" " * (-len(body) % size)
+
+
+def wants_stream(body: bytes) -> bool:
+    """Returns whether a request asks for a streamed answer."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and found.get("stream") is True
+
+
+def unstreamed(body: bytes) -> bytes:
+    """Returns a request for the same answer in one piece."""
+    found = json.loads(body)
+    found.pop("stream_options", None)
+    return json.dumps({**found, "stream": False}).encode()
+
+
+def quiet_of(value: str | None) -> Quiet | None:
+    """Returns how quiet an answer shall be. Raises UsageError for an unknown word."""
+    if value is None:
+        return None
+    if value not in get_args(Quiet):
+        raise UsageError(f"{QUIET} is {value!r}", f"one of {', '.join(get_args(Quiet))}")
+    return value  # type: ignore[return-value]
+
+
+async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yields pieces of SLOT bytes at fixed times, until the answer has ended.
+
+    An event begins in a slot only when all of it has come. One that is longer than a slot takes several.
+    """
+    waiting, ended = bytearray(), asyncio.Event()
+
+    async def collect() -> None:
+        try:
+            async for part in parts:
+                waiting.extend(part)
+        finally:
+            ended.set()
+
+    task = asyncio.create_task(collect())
+    loop = asyncio.get_running_loop()
+    due = loop.time()
+    try:
+        while True:
+            due += SLOT_SECONDS
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            last = ended.is_set()
+            whole = len(waiting) if last else waiting.rfind(b"\n\n") + 2 if b"\n\n" in waiting else 0
+            piece = bytes(waiting[: min(whole, SLOT)])
+            del waiting[: len(piece)]
+            yield piece + filler(SLOT - len(piece))
+            if last and not waiting:
+                break
+        await task
+    finally:
+        task.cancel()
+
+
+def filler(size: int) -> bytes:
+    """Returns what readers of server-sent events skip: a comment, or line ends where there is no room for one."""
+    return b"\n" * size if size < len(b":\n\n") else b":" + b" " * (size - 3) + b"\n\n"
+
+
+def error_answer(error: MilkglassError, status: int | None = None) -> Response:
+    """Returns an error in OpenAI's form."""
+    words = {"message": f"{error.message}. {error.hint}".strip(), "type": type(error).__name__, "code": None}
+    return JSONResponse({"error": words}, status or error.status)

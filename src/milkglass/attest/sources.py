@@ -1,0 +1,210 @@
+"""Where a server inside a confidential machine gets its evidence: from Linux, from its GPUs, or from nothing.
+
+Linux 6.7, Documentation/ABI/testing/configfs-tsm-report: a folder made in /sys/kernel/config/tsm/report takes up to
+64 bytes in `inblob` and gives the report or quote in `outblob`, its maker in `provider`, and in `auxblob` the table
+of certificates that an AMD host may give. `generation` counts writes: another writer would change it.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import secrets
+import struct
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from milkglass.attest.claims import Kind
+from milkglass.attest.evidence import SOFTWARE, Evidence, gpu_nonce, report_data
+from milkglass.attest.nvidia import digest
+from milkglass.errors import AttestationError, UsageError
+
+TSM = Path("/sys/kernel/config/tsm/report")
+PROVIDERS: Mapping[str, Kind] = {"sev_guest": "sev-snp", "tdx_guest": "tdx"}
+ATTEMPTS, PAUSE = 5, 0.2  # of a report while another program asks for one, and seconds between them
+# Entries of AMD's table of certificates (SEV-SNP firmware ABI and GHCB specification 56421, section 4.1.8.1)
+TABLE = {
+    uuid.UUID("63da758d-e664-4564-adc5-f4b93be8accd"): "key",
+    uuid.UUID("a8074bc2-a25a-483e-aae6-39c045a0b8a1"): "key",
+    uuid.UUID("4ab7b379-bbac-4fe4-a02f-05aef327c782"): "ask",
+    uuid.UUID("c0b406a4-a803-4952-9743-3fb6014cd0ae"): "ark",
+    uuid.UUID("92f81bc3-5811-4d3d-97ff-d19f88dc67ea"): "crl",
+}
+NVIDIA_ARCHITECTURES = {9: "HOPPER", 10: "BLACKWELL"}  # NVML's numbers
+# Files of a collateral folder: their names begin with these
+REFERENCE, GPU_REVOCATION = "rim", "gpu-"
+
+
+class Hardware(Protocol):
+    """What signs 64 bytes for the software that asks."""
+
+    def report(self, data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
+        """Returns the kind, the report or quote, and collateral that came with it. Raises AttestationError."""
+
+
+@dataclass(frozen=True)
+class Software:
+    """The stand-in for tests and trials. Nobody signs what it gives."""
+
+    def report(self, data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
+        return "software", SOFTWARE + data, {}
+
+
+@dataclass(frozen=True)
+class Tsm:
+    """Linux' interface for reports. `folder` is configfs' own, but in tests."""
+
+    folder: Path = TSM
+
+    def report(self, data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
+        for attempt in range(ATTEMPTS):
+            entry = self.folder / f"milkglass-{secrets.token_hex(8)}"
+            try:
+                entry.mkdir()
+                try:
+                    found = self._asked(entry, data)
+                finally:
+                    entry.rmdir()
+                if found is not None:
+                    return found
+            except OSError as error:
+                if error.errno not in (errno.EINTR, errno.EBUSY, errno.EAGAIN) or attempt == ATTEMPTS - 1:
+                    raise AttestationError(
+                        "hardware", f"{self.folder} gives no report ({errno.errorcode.get(error.errno or 0, error)})",
+                        "run this inside a confidential machine with Linux 6.7 or later, or with --software",
+                    ) from None  # fmt: skip
+            time.sleep(PAUSE)
+        raise AttestationError("hardware", "another program changed every request for a report", "try again")
+
+    def _asked(self, entry: Path, data: bytes) -> tuple[Kind, bytes, dict[str, bytes]] | None:
+        """Returns what one request gave, or None if somebody else wrote to it."""
+        (entry / "inblob").write_bytes(data)
+        before = (entry / "generation").read_text().strip()
+        raw, provider = (entry / "outblob").read_bytes(), (entry / "provider").read_text().strip()
+        more = (entry / "auxblob").read_bytes() if (entry / "auxblob").exists() else b""
+        if (entry / "generation").read_text().strip() != before:
+            return None
+        if provider not in PROVIDERS:
+            raise AttestationError(
+                "hardware", f"the provider {provider!r} is unknown", f"known: {', '.join(PROVIDERS)}"
+            )
+        return PROVIDERS[provider], raw, certificate_table(more)
+
+
+def certificate_table(raw: bytes) -> dict[str, bytes]:
+    """Returns the certificates in AMD's table as collateral; nothing of one that is malformed."""
+    found = dict[str, bytes]()
+    for at in range(0, len(raw) - 23, 24):
+        name = uuid.UUID(bytes_le=raw[at : at + 16])
+        start, length = struct.unpack_from("<II", raw, at + 16)
+        if not name.int:
+            break
+        if name in TABLE and start + length <= len(raw):
+            found[TABLE[name]] = raw[start : start + length]
+    if {"ask", "ark"} <= found.keys():
+        found["chain"] = _pem(found.pop("ask")) + _pem(found.pop("ark"))
+    return {name: one for name, one in found.items() if name not in ("ask", "ark")}
+
+
+def _pem(der: bytes) -> bytes:
+    if der.lstrip().startswith(b"-----BEGIN"):
+        return der
+    return b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(der) + b"-----END CERTIFICATE-----\n"
+
+
+class Gpus(Protocol):
+    """What gives evidence of GPUs."""
+
+    def evidence(self, nonce: bytes) -> list[tuple[bytes, bytes, str]]:
+        """Returns evidence, certificates and architecture of each. Raises AttestationError."""
+
+
+@dataclass(frozen=True)
+class NoGpus:
+    def evidence(self, nonce: bytes) -> list[tuple[bytes, bytes, str]]:
+        return []
+
+
+@dataclass(frozen=True)
+class Nvml:
+    """NVIDIA's library, by the package nvidia-ml-py, which the machine's image has."""
+
+    def evidence(self, nonce: bytes) -> list[tuple[bytes, bytes, str]]:
+        try:
+            import pynvml as nvml
+        except ModuleNotFoundError:
+            raise UsageError("--gpus needs nvidia-ml-py", "pip install nvidia-ml-py, in the machine's image") from None
+        library: Any = nvml
+        library.nvmlInit()
+        try:
+            return [self._one(library, number, nonce) for number in range(library.nvmlDeviceGetCount())]
+        except library.NVMLError as error:
+            raise AttestationError(
+                "gpu", f"a GPU gives no evidence ({error})", "is confidential computing on?"
+            ) from None
+        finally:
+            library.nvmlShutdown()
+
+    def _one(self, library: Any, number: int, nonce: bytes) -> tuple[bytes, bytes, str]:
+        handle = library.nvmlDeviceGetHandleByIndex(number)
+        report = library.c_nvmlConfComputeGpuAttestationReport_t()
+        report.nonce[:] = list(nonce)
+        library.nvmlDeviceGetConfComputeGpuAttestationReport(handle, report)
+        chain = library.nvmlDeviceGetConfComputeGpuCertificate(handle)
+        raw = bytes(report.attestationReport[: report.attestationReportSize])
+        pem = bytes(chain.attestationCertChain[: chain.attestationCertChainSize])
+        kind = library.nvmlDeviceGetArchitecture(handle)
+        return raw, pem, NVIDIA_ARCHITECTURES.get(kind, str(kind))
+
+
+@dataclass(frozen=True)
+class EvidenceSource:
+    """Makes evidence for a key and a nonce.
+
+    Attributes:
+        hardware: signs the report data.
+        gpus: give evidence of their own.
+        collateral: the makers' signed files, by name (`read_collateral`).
+    """
+
+    hardware: Hardware
+    gpus: Gpus = NoGpus()
+    collateral: Mapping[str, bytes] = field(default_factory=dict)
+
+    def evidence(self, spki: bytes, nonce: bytes) -> Evidence:
+        """Returns evidence that binds a TLS key, a nonce and the GPUs. Raises AttestationError."""
+        gpus = self.gpus.evidence(gpu_nonce(spki, nonce))
+        data = report_data(spki, nonce, digest([(raw, pem) for raw, pem, _ in gpus]))
+        kind, raw, more = self.hardware.report(data)
+        return with_collateral(Evidence(kind, raw, more, "milkglass", spki, nonce, tuple(gpus)), self.collateral)
+
+
+def with_collateral(found: Evidence, files: Mapping[str, bytes]) -> Evidence:
+    """Returns evidence with the makers' signed files added. It does not matter who hands these over."""
+    manifests = [one for name, one in files.items() if name.startswith(REFERENCE)]
+    revoked = [one for name, one in files.items() if name.startswith(GPU_REVOCATION)]
+    others = {name: one for name, one in files.items() if not name.startswith((REFERENCE, GPU_REVOCATION))}
+    return replace(
+        found, collateral={**others, **found.collateral}, references=(*found.references, *manifests),
+        gpu_revocation=(*found.gpu_revocation, *revoked),
+    )  # fmt: skip
+
+
+def read_collateral(folder: Path | None) -> dict[str, bytes]:
+    """Returns the files of a collateral folder, by their names without ending.
+
+    The names: `key` and `chain` (AMD's certificates), `crl...` (AMD's revocation lists), `intel` (Intel's answers as
+    JSON), `rim...` (NVIDIA's manifests), `gpu-...` (NVIDIA's revocation lists and answers of OCSP).
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    if folder is None:
+        return {}
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}", "`milkglass attest fetch` makes one")
+    return {one.stem: one.read_bytes() for one in sorted(folder.iterdir()) if one.is_file()}

@@ -1,0 +1,89 @@
+"""OpenAI's API on this machine in front of an attested server: text goes there, and nowhere else, as it is.
+
+What leaves goes through an attested channel, which sends nothing to a key that its policy does not allow. Only listed
+paths are handed on. With `quiet` bodies are padded, and answers come whole or in slots of one size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from milkglass.attest import passthrough
+from milkglass.attest.channel import AttestedChannel
+from milkglass.attest.passthrough import ANSWERED, FORWARDED, QUIET, Quiet
+from milkglass.errors import MilkglassError, Unreachable
+from milkglass.proxy.guard import LocalGuard
+from milkglass.server.settings import Limits
+
+STATE = "Milkglass-Attested"
+
+
+class PlainProxy:
+    """The application.
+
+    Attributes:
+        channel: to the attested server.
+        token: what applications give as their API key. None: anything.
+        server_token: what the server asks for, in place of the application's key; "" for none.
+        quiet: how answers come.
+        attested: whether hardware attests the server; False for the software stand-in.
+    """
+
+    def __init__(
+        self, channel: AttestedChannel, token: str | None, server_token: str | None, quiet: Quiet | None,
+        attested: bool, limits: Limits,
+    ) -> None:  # fmt: skip
+        self.channel, self.token, self.server_token = channel, token, server_token
+        self.quiet, self.attested, self.limits = quiet, attested, limits
+
+    def app(self) -> Any:
+        """Returns the application behind its guard."""
+
+        @asynccontextmanager
+        async def running(_: Starlette) -> AsyncIterator[None]:
+            yield
+            await self.channel.close()
+
+        routes = [Route(path, self.forward, methods=[method]) for path, method in passthrough.PATHS.items()]
+        app = Starlette(routes=routes, lifespan=running)
+        app.add_middleware(LocalGuard, token=self.token, further=None, limits=self.limits)
+        return app
+
+    async def forward(self, request: Request) -> Response:
+        """Sends a request through the channel, and returns the answer as it comes."""
+        state = {STATE: "by policy" if self.attested else "NOT ATTESTED"}
+        try:
+            body = await passthrough.body_of(request)
+            headers = passthrough.kept(request.headers, FORWARDED)
+            headers.pop("authorization", None)
+            if self.server_token:
+                headers["authorization"] = f"Bearer {self.server_token}"
+            if self.quiet is not None and body:
+                headers[QUIET] = self.quiet
+                body = passthrough.padded(body)
+            answer = await self.channel.send(request.method, request.url.path, headers, body)
+        except MilkglassError as error:
+            failed = passthrough.error_answer(error, 502 if error.status < 500 and not error.status == 400 else None)
+            failed.headers.update(state)
+            return failed
+        headers = {**passthrough.kept(answer.headers, ANSWERED), **state}
+        return StreamingResponse(_parts(answer), answer.status_code, headers)
+
+
+async def _parts(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    try:
+        async for part in answer.aiter_raw():
+            yield part
+    except httpx2.TransportError as error:
+        raise Unreachable(f"the answer broke off ({type(error).__name__})", "try again") from None
+    finally:
+        await asyncio.shield(answer.aclose())
