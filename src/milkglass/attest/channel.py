@@ -183,9 +183,8 @@ class AttestedChannel:
             try:
                 async with client.stream("GET", f"{self.policy.server}{PATH}", params={"nonce": nonce.hex()}) as answer:
                     if answer.status_code != 200:
-                        raise AttestationError(
-                            "evidence", f"the server gives no evidence (status {answer.status_code})"
-                        )
+                        status = answer.status_code
+                        raise AttestationError("evidence", f"the server gives no evidence (status {status})")
                     found = bytearray()
                     async for part in answer.aiter_raw():
                         found += part

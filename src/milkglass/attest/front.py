@@ -101,9 +101,8 @@ class Front:
             return failed
         headers = {**passthrough.kept(answer.headers, ANSWERED), **self._headers()}
         if quiet == "slots" and EVENTS_TYPE in headers.get("content-type", ""):
-            return StreamingResponse(
-                _closing(passthrough.slots(answer.aiter_raw()), answer), answer.status_code, headers
-            )
+            parts = passthrough.slots(answer.aiter_raw())
+            return StreamingResponse(_closing(parts, answer), answer.status_code, headers)
         if quiet is not None:
             whole = await answer.aread()
             await answer.aclose()

@@ -89,9 +89,7 @@ class Tsm:
         if (entry / "generation").read_text().strip() != before:
             return None
         if provider not in PROVIDERS:
-            raise AttestationError(
-                "hardware", f"the provider {provider!r} is unknown", f"known: {', '.join(PROVIDERS)}"
-            )
+            raise AttestationError("hardware", f"{provider!r} is an unknown provider", f"known: {', '.join(PROVIDERS)}")
         return PROVIDERS[provider], raw, certificate_table(more)
 
 
@@ -143,9 +141,7 @@ class Nvml:
         try:
             return [self._one(library, number, nonce) for number in range(library.nvmlDeviceGetCount())]
         except library.NVMLError as error:
-            raise AttestationError(
-                "gpu", f"a GPU gives no evidence ({error})", "is confidential computing on?"
-            ) from None
+            raise AttestationError("gpu", f"a GPU gives no evidence ({error})", "is its CC mode on?") from None
         finally:
             library.nvmlShutdown()
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from milkglass.cli.attest import attests
 from milkglass.cli.audit import audit
 from milkglass.cli.codec import decode, encode
 from milkglass.cli.compare import compare
@@ -150,7 +151,7 @@ for command in (
     *(job, train_config, classify, generate, chat, proxy, ui, audit, reproduce, data, conformance, demo),
 ):
     app.command()(command)
-for name, group in {"split": splits, "federated": federated, "key": keys}.items():
+for name, group in {"split": splits, "federated": federated, "key": keys, "attest": attests}.items():
     app.add_typer(group, name=name)
 
 

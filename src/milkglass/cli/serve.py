@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
-from milkglass.cli.ui.options import read_token
+from milkglass.cli.ui.options import read_token, refuse_unused
 from milkglass.cli.ui.terminal import note
 from milkglass.cli.ui.tls import TlsCertificate, TlsKey, require_private, require_tls
 from milkglass.errors import UsageError
+from milkglass.server.settings import Limits
+from milkglass.system import is_loopback
 
 
 def serve(
@@ -56,8 +60,34 @@ def serve(
         float | None, typer.Option("--quota-gb", help="Disk that HOME may take, in GB  [default: what its disk has]")
     ] = None,
     training_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a training job.")] = None,
+    attested: Annotated[
+        bool, typer.Option("--attested", help="Give evidence of this confidential machine for the TLS key.")
+    ] = False,
+    in_front_of: Annotated[
+        str | None,
+        typer.Option("--in-front-of", help="With --attested: hand requests to this engine, http://127.0.0.1:8000."),
+    ] = None,
+    software: Annotated[
+        bool, typer.Option("--software", help="With --attested: evidence that proves nothing, for trials.")
+    ] = False,
+    gpus: Annotated[bool, typer.Option("--gpus", help="With --attested: evidence of NVIDIA GPUs, too.")] = False,
+    collateral: Annotated[
+        Path | None, typer.Option(help="With --attested: the makers' signed files, handed out with the evidence.")
+    ] = None,
 ) -> None:
     """Start the server. It prints its address when it is ready; the token is in HOME/token, or in --token-file."""
+    if attested:
+        only = {
+            "--token-file": token_file, "--base-models": base_models, "--record": record, "--quota-gb": quota_gb,
+            "--training-threads": training_threads,
+        }  # fmt: skip
+        refuse_unused("with --attested", only)
+        _attested(FrontAddress(host, port, cert, tls_key), in_front_of, software, gpus, collateral)
+        return
+    refuse_unused(
+        "without --attested",
+        {"--in-front-of": in_front_of, "--software": software, "--gpus": gpus, "--collateral": collateral},
+    )
     require_private(host, cert, insecure_http, "the token")
     require_tls(cert, tls_key)
     bases = tuple(map(_base_of, base_models or ()))
@@ -99,3 +129,39 @@ def _base_of(ref: str) -> Path:
     raise UsageError(
         f"there is no folder {ref}", "give folders of original models, hub ids (hf:owner/name), or demo:minilm"
     )
+
+
+@dataclass(frozen=True)
+class FrontAddress:
+    """Where an attested server listens."""
+
+    host: str
+    port: int
+    tls_certificate: Path | None
+    tls_key: Path | None
+    connections: Limits = Limits()
+
+
+def _attested(address: FrontAddress, engine: str | None, software: bool, gpus: bool, collateral: Path | None) -> None:
+    """Gives evidence for the TLS key, and hands requests to an engine on this machine."""
+    if address.tls_certificate is None:
+        raise UsageError(
+            "--attested needs --cert and --tls-key: evidence is bound to the TLS key",
+            "make them inside the machine, so that the key never leaves it",
+        )
+    require_tls(address.tls_certificate, address.tls_key)
+    if engine is not None and not is_loopback(urlsplit(engine).hostname or ""):
+        raise UsageError(f"{engine} is not on this machine", "the engine must listen on 127.0.0.1, inside the machine")
+    from milkglass.attest.claims import NOT_ATTESTED
+    from milkglass.attest.front import Front, key_of
+    from milkglass.attest.sources import EvidenceSource, NoGpus, Nvml, Software, Tsm, read_collateral
+    from milkglass.server import process
+
+    hardware = Software() if software else Tsm()
+    source = EvidenceSource(hardware, Nvml() if gpus else NoGpus(), read_collateral(collateral))
+    spki = key_of(address.tls_certificate)
+    source.evidence(spki, bytes(32))  # now, and not at the first request
+    if software:
+        note(NOT_ATTESTED)
+    process.prepare()
+    process.run(Front(source, spki, engine).app(), address, "serve --attested")

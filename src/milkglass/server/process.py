@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Protocol
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from milkglass.errors import UsageError
 from milkglass.server import logs
@@ -53,7 +53,7 @@ class WebServer(uvicorn.Server):
 
     def __init__(
         self,
-        app: FastAPI,
+        app: Starlette,
         settings: Listening,
         limits: Limits,
         on_stop: Callable[[], None] = lambda: None,
@@ -130,7 +130,7 @@ def prepare() -> None:
 
 
 def run(
-    app: FastAPI,
+    app: Starlette,
     settings: Listening,
     command: str,
     on_stop: Callable[[], None] = lambda: None,

@@ -1,0 +1,171 @@
+"""`milkglass attest`: what confidential hardware proves, and what nobody proves."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from milkglass.cli.ui.options import AsJson, require_file
+from milkglass.cli.ui.terminal import emit, note, say
+from milkglass.errors import AttestationError, UsageError
+
+if TYPE_CHECKING:
+    from milkglass.attest.claims import Verdict
+    from milkglass.attest.evidence import Evidence
+    from milkglass.attest.policy import Policy
+
+POLICY_HELP = "What you demand of the server, in TOML (docs/attested.md)."
+Policies = Annotated[Path, typer.Option("--policy", help=POLICY_HELP, show_default=False)]
+Collateral = Annotated[
+    Path | None, typer.Option(help="A folder of the makers' signed files, as `milkglass attest fetch` writes it.")
+]
+Authority = Annotated[
+    Path | None, typer.Option("--certificate", help="The server's certificate (PEM), if it signed its own.")
+]
+
+
+class CheckByDefault(TyperGroup):
+    """Takes `milkglass attest URL` as `milkglass attest check URL`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["check", *args]
+        return super().parse_args(ctx, args)
+
+
+attests = typer.Typer(cls=CheckByDefault, no_args_is_help=True)
+
+
+@attests.callback()
+def group() -> None:
+    """Verify what runs behind an address, by the evidence of its hardware: `milkglass attest https://gpu.example`.
+
+    Verified on recorded evidence only: this was never tried on live confidential hardware.
+    """
+
+
+@attests.command(short_help="Ask a server for evidence, or read a recording, and say what it proves.")
+def check(
+    url: Annotated[str | None, typer.Argument(help="The server, such as https://gpu.example:8420.")] = None,
+    replay: Annotated[Path | None, typer.Option(help="A recording, in place of a server; needs no network.")] = None,
+    at: Annotated[str | None, typer.Option(help="Judge a recording at this time, such as 2026-06-25.")] = None,
+    policy: Annotated[Path | None, typer.Option("--policy", help=POLICY_HELP)] = None,
+    record: Annotated[Path | None, typer.Option(help="Write the evidence there, with all that verifies it.")] = None,
+    collateral: Collateral = None,
+    certificate: Authority = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say, claim by claim, what the hardware proves, what its maker or its operator states, and what nobody checked.
+
+    The exit status is 0 only if the policy holds, and 8 if it does not. Without --policy every weakness is listed.
+    """
+    from milkglass.attest import evidence, sources
+    from milkglass.attest import policy as policies
+
+    if (url is None) == (replay is None):
+        raise UsageError("give a server's address or --replay FILE", "milkglass attest https://gpu.example:8420")
+    rules = None if policy is None else policies.read(policy)
+    if replay is not None:
+        require_file(replay, "give a file that --record wrote")
+        document = replay.read_bytes()
+    else:
+        if at is not None:
+            raise UsageError("--at is for recordings", "leave it out, or give --replay FILE")
+        document = asyncio.run(asked(str(url), certificate))
+    found = sources.with_collateral(evidence.Evidence.parse(document), sources.read_collateral(collateral))
+    now = datetime.now(UTC) if at is None else evidence.time_of(at)
+    if replay is not None and at is None and found.recorded:
+        note(f"judged by the time now; --at {found.recorded[:10]} judges by when it was recorded")
+    if record is not None:
+        record.write_bytes(found.document())
+    verdict = judged(found, rules, policy, now)
+    emit(as_json, verdict.to_json(), lambda: "\n".join(verdict.lines()))
+    if not verdict.holds:
+        raise typer.Exit(AttestationError.exit_code)
+
+
+def judged(found: Evidence, rules: Policy | None, path: Path | None, now: datetime) -> Verdict:
+    """Verifies evidence and judges it by a policy. Without one, every weakness counts as not accepted."""
+    from milkglass.attest import evidence
+    from milkglass.attest.claims import Verdict
+    from milkglass.attest.policy import judge, read_lock
+
+    machine, gpus, bound = evidence.verify(found, now)
+    if rules is not None:
+        return judge(rules, machine, gpus, bound, {} if path is None else read_lock(path))
+    claims = [*bound, *machine.claims, *(line for one in gpus for line in one.claims)]
+    weak = {one.weakness: f"{one.text} ({one.weakness!r})" for one in claims if one.weakness}
+    no_policy = {"policy": "there is no policy: nothing says which image and which machine you expect"}
+    return Verdict(tuple(claims), no_policy | weak, {}, machine.kind != "software")
+
+
+async def asked(url: str, authority: Path | None) -> bytes:
+    """Returns what a server answers to a nonce of ours, with the key of the connection noted in it."""
+    import json
+    import secrets
+
+    import httpx2
+
+    from milkglass.attest import channel
+    from milkglass.attest.evidence import MAX_DOCUMENT, NONCE
+    from milkglass.errors import Unreachable
+
+    if not url.startswith("https://"):
+        raise UsageError(f"{url} is no https address", "evidence is bound to a TLS key: give https://HOST:PORT")
+    seen, nonce = list[bytes](), secrets.token_bytes(NONCE)
+
+    def noted(spki: bytes) -> bool:
+        seen.append(spki)
+        return True
+
+    context = channel.admitting(noted, authority)
+    try:
+        async with httpx2.AsyncClient(verify=context, trust_env=False, timeout=channel.EVIDENCE_SECONDS) as client:
+            answer = await client.get(f"{url.rstrip('/')}{channel.PATH}", params={"nonce": nonce.hex()})
+    except httpx2.TransportError as error:
+        raise Unreachable(f"{url} cannot be reached ({type(error).__name__})", "is the server running?") from error
+    if answer.status_code != 200 or len(answer.content) > MAX_DOCUMENT:
+        raise AttestationError("evidence", f"{url} gives no evidence (status {answer.status_code})")
+    document = json.loads(answer.content)
+    stated = bytes.fromhex(str(document.get("spki", "")))
+    if stated != seen[0] or document.get("nonce") != nonce.hex():
+        raise AttestationError("binding", "the evidence names another key or another nonce than this connection's")
+    document["recorded"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return json.dumps(document).encode()
+
+
+@attests.command(short_help="Note the machine that answers now in the policy's lock file.")
+def pin(
+    url: Annotated[str, typer.Argument(help="The server.")],
+    policy: Policies,
+    collateral: Collateral = None,
+    certificate: Authority = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Show the machine that answers at URL and, after a question, write it into POLICY.lock.
+
+    Evidence of any other machine is then refused. The rest of the policy must hold.
+    """
+    from milkglass.attest import evidence, sources
+    from milkglass.attest import policy as policies
+
+    rules = policies.read(policy)
+    document = asyncio.run(asked(url, certificate))
+    found = sources.with_collateral(evidence.Evidence.parse(document), sources.read_collateral(collateral))
+    machine, gpus, bound = evidence.verify(found, datetime.now(UTC))
+    if not machine.machine:
+        raise AttestationError("machine", "the evidence does not say which machine this is", "nothing can be pinned")
+    known = policies.read_lock(policy)
+    verdict = policies.judge(rules, machine, gpus, bound, {**known, machine.machine: "now"})
+    say("\n".join(verdict.lines()))
+    if not verdict.holds:
+        raise typer.Exit(AttestationError.exit_code)
+    if not yes:
+        typer.confirm(f"Pin the machine {machine.machine[:16]}... in {policies.lock_path(policy)}?", abort=True)
+    added = policies.pin(policy, machine.machine)
+    say(f"{policies.lock_path(policy)}: {'pinned' if added else 'was pinned before'}")
