@@ -198,6 +198,7 @@ class AttestationError(MilkglassError):
     """
 
     exit_code = 8
+    status = 502
 
     def __init__(self, reason: str, message: str, hint: str = "") -> None:
         super().__init__(message, hint)

@@ -16,7 +16,7 @@ import hashlib
 import secrets
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from milkglass.attest import evidence
 from milkglass.attest.claims import Verdict
 from milkglass.attest.evidence import MAX_DOCUMENT, NONCE, Evidence
 from milkglass.attest.policy import Policy, judge
+from milkglass.attest.sources import with_collateral
 from milkglass.errors import AttestationError, Unreachable
 
 PATH = "/.well-known/milkglass-attestation"
@@ -132,9 +133,10 @@ class AttestedChannel:
     ) -> None:  # fmt: skip
         self.policy, self.verdicts, self._verify, self._authority = policy, verdicts, verify, authority
         self.leases = leases or Leases(policy.lease_seconds)
+        self.context = admitting(self.leases.live, authority)
         self._asking: dict[bytes, asyncio.Lock] = {}
         self._client = httpx2.AsyncClient(
-            base_url=policy.server, verify=admitting(self.leases.live, authority), trust_env=False,
+            base_url=policy.server, verify=self.context, trust_env=False,
             headers={"Accept-Encoding": "identity"}, timeout=timeout or httpx2.Timeout(None, connect=10.0),
             limits=httpx2.Limits(max_connections=256, max_keepalive_connections=256),
         )  # fmt: skip
@@ -151,16 +153,21 @@ class AttestedChannel:
             request = self._client.build_request(method, path, headers=headers, content=body)
             try:
                 return await self._client.send(request, stream=True)
-            except httpx2.TransportError as error:
-                missing = _no_lease(error)
-                if missing is None:
+            except (httpx2.TransportError, ssl.SSLError) as error:
+                if not await self.admitted(error):
                     raise Unreachable(
                         f"{self.policy.server} cannot be reached ({type(error).__name__})", "is the server running?"
                     ) from error
-                await self.admit(missing.spki)
         raise AttestationError(
             "rotation", f"{self.policy.server} changed its key {ATTEMPTS} times under one request", "try again"
         )
+
+    async def admitted(self, error: Exception) -> bool:
+        """Returns whether an error was a key without a lease, which has one now. Raises AttestationError."""
+        missing = _no_lease(error)
+        if missing is not None:
+            await self.admit(missing.spki)
+        return missing is not None
 
     async def admit(self, spki: bytes) -> None:
         """Asks a key for evidence and grants it a lease. Raises AttestationError."""
@@ -191,7 +198,7 @@ class AttestedChannel:
                         if len(found) > MAX_DOCUMENT:
                             raise AttestationError("size", f"the evidence has more than {MAX_DOCUMENT:,} bytes")
                     return bytes(found)
-            except httpx2.TransportError as error:
+            except (httpx2.TransportError, ssl.SSLError) as error:
                 if _no_lease(error) is not None:
                     raise AttestationError("rotation", "another key answered than the one to be verified") from None
                 raise Unreachable(f"the server gives no evidence ({type(error).__name__})", "try again") from error
@@ -200,11 +207,19 @@ class AttestedChannel:
         await self._client.aclose()
 
 
-def verifier(policy: Policy, pinned: dict[str, str], now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Verify:
-    """Returns what judges documents of our own server by a policy. `pinned`: the lock file's machines."""
+def verifier(
+    policy: Policy, pinned: Mapping[str, str], collateral: Mapping[str, bytes] | None = None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Verify:  # fmt: skip
+    """Returns what judges documents of our own server by a policy.
+
+    Args:
+        pinned: the lock file's machines.
+        collateral: the makers' signed files that the client has.
+    """
 
     def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
-        found = Evidence.parse(document)
+        found = with_collateral(Evidence.parse(document), collateral or {})
         machine, gpus, bound = evidence.verify(found, now(), spki, nonce)
         return judge(policy, machine, gpus, bound, pinned)
 

@@ -163,6 +163,8 @@ def _binding(evidence: Evidence, machine: VerifiedMachine, spki: bytes, nonce: b
             raise AttestationError("binding", "the evidence names no key or no nonce")
         if not hmac.compare_digest(machine.report_data, report_data(spki, nonce, digest)):
             raise AttestationError("binding", f"the hardware did not sign {where}, this nonce and these GPUs")
+        if evidence.kind == "software":
+            return [Claim("binding", "none", "operator states", f"{where} and our nonce are in the answer")]
         return [
             proven("binding", f"{where} belongs to the measured software"),
             proven("fresh", "it answered our nonce"),

@@ -121,7 +121,7 @@ def filler(size: int) -> bytes:
     return b"\n" * size if size < len(b":\n\n") else b":" + b" " * (size - 3) + b"\n\n"
 
 
-def error_answer(error: MilkglassError, status: int | None = None) -> Response:
+def error_answer(error: MilkglassError) -> Response:
     """Returns an error in OpenAI's form."""
     words = {"message": f"{error.message}. {error.hint}".strip(), "type": type(error).__name__, "code": None}
-    return JSONResponse({"error": words}, status or error.status)
+    return JSONResponse({"error": words}, error.status)

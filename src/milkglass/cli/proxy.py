@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -33,6 +35,7 @@ from milkglass.errors import UsageError
 from milkglass.system import is_loopback
 
 if TYPE_CHECKING:
+    from milkglass.attest.channel import AttestedChannel
     from milkglass.client.key.file import UnlockedKey
     from milkglass.engines.upstream import Upstream
     from milkglass.proxy.run import ProxyAddress
@@ -106,23 +109,37 @@ class EndpointOptions:
         where = "" if self.api_key_file is None else f"; the API key is in {self.api_key_file}"
         return f'OpenAI(base_url="{reached(url, self.cert)}/v1", api_key={key}){where}'
 
-    def upstream(self, server: ServerOptions) -> Upstream:
+    def upstream(self, server: ServerOptions, channel: AttestedChannel | None = None) -> Upstream:
         from milkglass.engines.catalogue import ENGINES
         from milkglass.engines.upstream import Upstream
 
+        if server.server is None:
+            raise UsageError("--server is missing", "give the address of what serves the model")
         if server.server.rstrip("/").endswith("/v1"):
             raise UsageError(
                 f"--server {server.server} ends with /v1", "give the address alone: /v1 is the proxy's own"
             )
         token = read_token(server.token_file)
-        return Upstream(ENGINES[self.engine], server.server, token, server.allow_http, server.certificate)
+        engine = ENGINES[self.engine]
+        return Upstream(engine, server.server, token, server.allow_http, server.certificate, None, channel)
 
 
-@with_options
+@partial(with_options, required=False)
 def proxy(
     any_key: Annotated[
         bool, typer.Option("--open", help="Take any API key, or none: every user of this machine may use your key.")
     ] = False,
+    attested: Annotated[
+        Path | None,
+        typer.Option("--attested", metavar="POLICY", help="Send only where the hardware proves what POLICY demands."),
+    ] = None,
+    quiet: Annotated[
+        Literal["whole", "slots"] | None,
+        typer.Option(help="With --attested: answers whole, or in slots of one size, so that sizes tell less."),
+    ] = None,
+    collateral: Annotated[
+        Path | None, typer.Option(help="With --attested: the makers' signed files that `milkglass attest fetch` wrote.")
+    ] = None,
     *,
     endpoint: EndpointOptions,
     key: KeyOptions,
@@ -135,9 +152,27 @@ def proxy(
     notes its name (`upload --key` and `finetune` note it), or that --serves NAME=KEYFILE says. The engine's word does
     not choose a key. Applications give an API key, a random one unless --api-key-file names it; with --open any key is
     taken, from this machine alone. A network's address needs --cert and --tls-key, too.
+
+    With --attested POLICY nothing leaves before the evidence of the server's hardware was verified on the connection
+    that is used. Without --key the text then goes to that server as it is, and to nobody else.
     """
     address = endpoint.address(any_key)
-    upstream = endpoint.upstream(server)
+    if attested is None:
+        refuse_unused("without --attested", {"--quiet": quiet, "--collateral": collateral})
+        channel = None
+    else:
+        channel = _channel(attested, collateral, server)
+        if key.key is None:
+            refuse_unused("with --attested and without --key", {"--serves": endpoint.serves, "--model": key.model})
+            _plain(channel, address, endpoint, server, quiet)
+            return
+        refuse_unused("with --key", {"--quiet": quiet})
+        if server.server not in (None, channel.policy.server):
+            raise UsageError(
+                f"--server is {server.server}, and the policy is for {channel.policy.server}", "leave one out"
+            )
+        server = replace(server, server=channel.policy.server)
+    upstream = endpoint.upstream(server, channel)
     names, files = named_keys(endpoint.serves or ())
     unlocked = _opened(key, files)
     from milkglass.client.codec.codec import codec_of
@@ -151,6 +186,45 @@ def proxy(
     of_file = {one.path.resolve(): one for one in unlocked}
     paired = {name: of_file[file.resolve()] for name, file in files.items()}
     run(keys, upstream, names, address, ready, note, paired=paired)
+
+
+def _channel(path: Path, collateral: Path | None, server: ServerOptions) -> AttestedChannel:
+    """Returns the channel of a policy. Each verdict is printed."""
+    from milkglass.attest import policy as policies
+    from milkglass.attest.channel import AttestedChannel, verifier
+    from milkglass.attest.claims import Verdict
+    from milkglass.attest.sources import read_collateral
+
+    rules, files = policies.read(path), read_collateral(collateral)
+    known = policies.read_lock(path)
+    last = list[tuple[bool, tuple[str, ...]]]()
+
+    def said(verdict: Verdict) -> None:
+        if last[-1:] != [(verdict.holds, tuple(verdict.refused))]:  # a verdict that does not change is said once
+            last.append((verdict.holds, tuple(verdict.refused)))
+            note("\n".join(verdict.lines()))
+
+    return AttestedChannel(rules, verifier(rules, known, files), server.certificate, said)
+
+
+def _plain(
+    channel: AttestedChannel, address: ProxyAddress, endpoint: EndpointOptions, server: ServerOptions,
+    quiet: Literal["whole", "slots"] | None,
+) -> None:  # fmt: skip
+    """Hands text to an attested server, through its channel alone."""
+    from milkglass.attest.claims import NOT_ATTESTED
+    from milkglass.proxy.plain import PlainProxy
+    from milkglass.proxy.run import LIMITS
+    from milkglass.server import logs, process
+
+    attested = not channel.policy.kinds
+    if not attested:
+        note(NOT_ATTESTED)
+    logs.configure(logging.WARNING)
+    proxied = PlainProxy(channel, address.token, read_token(server.token_file), quiet, attested, LIMITS)
+    command = f"proxy --attested to {channel.policy.server}"
+
+    process.run(proxied.app(), address, command, on_ready=lambda: note(f"API key: {address.token or 'any'}"))
 
 
 def named_keys(serves: Sequence[str]) -> tuple[list[str], dict[str, Path]]:

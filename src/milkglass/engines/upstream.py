@@ -8,12 +8,13 @@ connection was not made is tried again. A call that the engine may have begun is
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import httpx2
 
@@ -105,6 +106,17 @@ class _BoundedBytes(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
+class Admission(Protocol):
+    """Decides, connection by connection, what a request may be sent to (attest/channel.py)."""
+
+    @property
+    def context(self) -> Any:
+        """Returns the TLS context whose connections send nothing before they are admitted."""
+
+    async def admitted(self, error: Exception) -> bool:
+        """Returns whether a request that failed so may be sent again. Raises AttestationError for a refused peer."""
+
+
 @dataclass(frozen=True)
 class Timeouts:
     """The seconds to wait for an engine, and the number of connections to it.
@@ -137,16 +149,22 @@ class Upstream:
         allow_http: bool = False,
         authority: Path | None = None,
         timeouts: Timeouts | None = None,
+        admission: Admission | None = None,
     ) -> None:
         """Prepares a client. `authority` is a PEM file with the engine's certificate.
+
+        With an `admission` nothing is sent on a connection that it does not admit.
 
         Raises UsageError if the token would cross a network unencrypted.
         """
         self.engine, self.url, self.timeouts = engine, url.rstrip("/"), timeouts or Timeouts()
         self.traffic, self._calls = Traffic(), CallLimit(self.timeouts.connections, self.timeouts.begin)
-        most = self.timeouts.connections
+        most, self._admission = self.timeouts.connections, admission
+        options = client_options(self.url, token, allow_http, authority)
+        if admission is not None:
+            options |= {"verify": admission.context, "trust_env": False}
         self._client = httpx2.AsyncClient(
-            **client_options(self.url, token, allow_http, authority),
+            **options,
             limits=httpx2.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEEP_ALIVE),
             # What is read has deadlines of its own, below: httpx2 knows only those of silence
             timeout=httpx2.Timeout(None, connect=self.timeouts.connect),
@@ -251,8 +269,10 @@ class Upstream:
             try:
                 async with asyncio.timeout(self.timeouts.begin):
                     return await self._client.send(request, stream=True)
-            except NEVER_SENT:
-                if attempt == self.timeouts.attempts - 1:
+            except (httpx2.TransportError, ssl.SSLError) as error:
+                if self._admission is not None and await self._admission.admitted(error):
+                    continue
+                if not isinstance(error, NEVER_SENT) or attempt == self.timeouts.attempts - 1:
                     raise
                 await asyncio.sleep(self.timeouts.pause * 2**attempt)
             except TimeoutError as error:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from milkglass.attest import passthrough
 from milkglass.attest.channel import AttestedChannel
 from milkglass.attest.passthrough import ANSWERED, FORWARDED, QUIET, Quiet
-from milkglass.errors import AttestationError, MilkglassError, Unreachable
+from milkglass.errors import MilkglassError, Unreachable
 from milkglass.proxy.guard import LocalGuard
 from milkglass.server.settings import Limits
 
@@ -72,7 +72,7 @@ class PlainProxy:
                 body = passthrough.padded(body)
             answer = await self.channel.send(request.method, request.url.path, headers, body)
         except MilkglassError as error:
-            failed = passthrough.error_answer(error, 502 if isinstance(error, AttestationError) else None)
+            failed = passthrough.error_answer(error)
             failed.headers.update(state)
             return failed
         headers = {**passthrough.kept(answer.headers, ANSWERED), **state}
